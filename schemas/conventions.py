@@ -39,6 +39,9 @@ OUTSIDE = "outside_model"
 OUTSIDE_ENGINE = "outside"
 """The `engine` of a response that an outside model gave: it has a text, and counts of tokens that its server made."""
 
+COST = "cost_usd"
+"""What something cost: a component of a score, as a judge's has it, and metadata of a response of an outside model."""
+
 UNSCORED = ("response_failed", "score_failed", "unanswered", "unscored")
 """Reasons to leave out a slot that has no score; any other reason is that of a whole dropped group."""
 

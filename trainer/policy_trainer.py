@@ -36,7 +36,7 @@ from schemas.conventions import UNCHANGED
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, derive_id
 from schemas.serde import Poison
 from streams.adapters import store
-from streams.adapters.versions import Version
+from streams.adapters.versions import Version, weights_of
 from streams.errors import OtherBaseError, RefusedError, SettingsError
 from streams.kafka import admin, times
 from streams.kafka.history import LogHistory
@@ -112,7 +112,8 @@ class PolicyTrainer:
         self._announced = {number: version.files for number, version in versions.items()}
         """Files of the versions that the log had at the start, and of those announced since."""
         self._adopted = adopt_version.newest(versions)
-        self.newest_base = versions[max(versions)].base_digest
+        self._weights = None if self._adopted is None else weights_of(versions, self._adopted.version)
+        self.newest_base = weights_of(versions, max(versions)).base_digest
         """The digest of the base model of the newest version in the log; None if it is not known."""
         self._tp = partition_for(settings, settings.policy.name)
         self._waited_since = time.perf_counter()
@@ -141,9 +142,10 @@ class PolicyTrainer:
         """
         newest, policy = max(self._announced), self._settings.policy.name
         saved = checkpoint.latest(self._folder)
-        if self._adopted is not None and (saved is None or saved[1].version <= self._adopted.version):
-            adopt_version.begin(self._settings, policy, self._learner, self._adopted)
-            metrics.version(self._io.meter, policy, self._adopted.version)
+        adopted, weights = self._adopted, self._weights
+        if adopted is not None and weights is not None and (saved is None or saved[1].version <= adopted.version):
+            adopt_version.begin(self._settings, policy, self._learner, weights, adopted.version)
+            metrics.version(self._io.meter, policy, adopted.version)
         elif saved is None:
             metrics.version(self._io.meter, policy, 0)
             log.info("policy %s: no checkpoint, so it starts with batch 0", policy)

@@ -32,7 +32,7 @@ from streams.settings.model import Settings
 
 LISTED = "GET /adapters lists policies and their versions"
 """Where the names of policies and versions are found."""
-OF_OTHERS = ("held_out", "judged", "tuned_by", "uri")
+OF_OTHERS = ("held_out", "judged", "outside", "tuned_by", "uri")
 """What a tenant is not shown of a version that all share: others' suites and files are in it."""
 Number = Annotated[Whole, Field(ge=0, lt=2**31)]
 Reason = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"\S", description="why; it is recorded")]
@@ -89,8 +89,15 @@ class JudgedAnswer(Answer):
     reason: str
 
 
+class OutsideAnswer(Answer):
+    """A model that another server answers for."""
+
+    url: str
+    model: str
+
+
 class AdapterVersion(Answer):
-    """One version. Of a policy that tenants share they see no `tuned_by`, `uri`, `judged` and `held_out`."""
+    """One version. Of a policy that tenants share they see no `tuned_by`, `outside`, `uri`, `judged`, `held_out`."""
 
     policy: str
     version: int
@@ -99,6 +106,7 @@ class AdapterVersion(Answer):
     parent_version: int | None
     batches: str | None
     tuned_by: str | None = None
+    outside: OutsideAnswer | None = None
     created_at: int | None
     promoted_at: int | None
     uri: str | None = None

@@ -18,6 +18,9 @@ def fetch_version(settings: Settings, version: Version, base_digest: str | None,
 
     Raises EventError if the version cannot be used; with reason store_unreachable it may be able to later.
     """
+    if version.outside is not None:
+        problem = f"version {version.version} is {version.outside.model} at {version.outside.url}, and has no weights"
+        raise EventError(problem, reason="bad_adapter")
     if version.uri is None:
         problem = f"version {version.version} was trained without a uri, so there is nothing to load"
         raise EventError(problem, reason="bad_adapter")

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from streams.adapters.versions import AdapterState, Version
+from streams.adapters.versions import AdapterState, Version, weights_of
 from streams.errors import SettingsError
 
 FIRST = ("exact", "mean_reward", "reward_mean", "reward")
@@ -98,11 +98,13 @@ def _required(state: AdapterState, primaries: int) -> dict[int, str]:
     before = [number for number in _newest_first(state.primaries[:-1]) if number not in reasons]
     for number in [number for number in before if number and _may_serve(state.versions[number])][:primaries]:
         reasons[number] = "was primary, for a roll-back"
+    continued = weights_of(state.versions, state.newest).version
     for number, version in state.versions.items():
         if number > state.primary and version.status == "trained":
             reasons.setdefault(number, "is newer than the primary, and nobody has decided")
-        if number == state.newest and version.tuned_by is not None and version.status != "retired":
-            reasons.setdefault(number, "is the newest, and the next batch is trained onto its files")
+        is_needed = version.tuned_by is not None or continued != state.newest
+        if number == continued and is_needed and version.status != "retired":
+            reasons.setdefault(number, "is the newest with weights, and the next batch is trained onto its files")
         if version.trained_elsewhere is not None and version.status != "retired":
             reasons.setdefault(
                 number, f"was trained elsewhere ({version.trained_elsewhere}), so it cannot be made again"

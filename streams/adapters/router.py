@@ -5,7 +5,8 @@
 
 Tasks of a candidate that cannot be loaded go to the primary; they were not sampled yet, so the canary does not count
 them. A primary that cannot be loaded is replaced by the one before it. A pinned task is answered by its version
-whatever its status, since suites also ask rejected versions; only a retired one has no files any more.
+whatever its status, since suites also ask rejected versions; only a retired one has no files any more. An outside
+model answers no task whose texts stay here (`serving_here`): the version before it does.
 
 No Kafka, no clock, no weights. Each agent finds out for itself what it cannot load.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from schemas.events import AdapterEvent, Coordinates, Task
+from schemas.events import AdapterEvent, Coordinates, OutsideModel, Task
 from streams.adapters import serving
 from streams.adapters.serving import Serving, Status
 from streams.adapters.versions import AdapterFold, empty, fold
@@ -66,6 +67,20 @@ class VersionRouter:
         recorded, candidate = self.adapters.serving, self.candidate
         share = recorded.share if candidate is not None else 0.0
         return replace(recorded, primary=self.primary, candidate=candidate, share=share)
+
+    @property
+    def serving_here(self) -> Serving:
+        """Which versions answer unpinned tasks whose texts stay here: an outside model answers none of them."""
+        current, versions = self.serving, self.adapters.versions
+        outside = {number for number, version in versions.items() if version.outside is not None}
+        if current.primary in outside:
+            current = replace(current, primary=self.adapters.primary_without(self.unusable | outside))
+        return replace(current, candidate=None, share=0.0) if current.candidate in outside else current
+
+    def outside(self, version: int) -> OutsideModel | None:
+        """Return the model that answers for a version on another server, if one does."""
+        known = self.adapters.versions.get(version)
+        return None if known is None else known.outside
 
     @property
     def statuses(self) -> Mapping[int, Status]:

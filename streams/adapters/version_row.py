@@ -24,6 +24,7 @@ def row_of(state: AdapterState, number: int) -> dict[str, Any]:
         "parent_version": version.parent_version,
         "batches": batches,
         "tuned_by": version.tuned_by,
+        "outside": None if version.outside is None else {"url": version.outside.url, "model": version.outside.model},
         "created_at": version.created_at or None,
         "promoted_at": version.promoted_at,
         "uri": version.uri,

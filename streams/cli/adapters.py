@@ -54,14 +54,14 @@ def adapters_list(call: AppContext, policy: str | None, registry: Path | None, o
         show.Column("version", "version", right=True),
         show.Column("status", _status),
         show.Column("parent", "parent_version", right=True),
-        show.Column("batches", lambda row: row["batches"] or row["tuned_by"] or ""),
+        show.Column("batches", lambda row: row["batches"] or row["tuned_by"] or ("outside" if row["outside"] else "")),
         *([show.Column("elsewhere", lambda row: row.get("trained_elsewhere") or "")] if has_imports else []),
         *([show.Column("changes", lambda row: "nothing" if row["unchanged"] else "")] if has_unchanged else []),
         show.Column("held out", lambda row: {suite: _score(metrics) for suite, metrics in row["held_out"].items()}),
         show.Column("sha256", lambda row: (row["sha256"] or "")[:12]),
         show.Column("age", lambda row: _age(row["created_at"])),
         *([show.Column("refused", lambda row: refused_text(row["refused"]))] if refused or state.strays else []),
-        show.Column("uri", "uri", optional=True),
+        show.Column("uri", _place, optional=True),
     ]
     rows = [
         row_of(state, number)
@@ -307,9 +307,10 @@ def _tensors(call: AppContext, versions: list[Version], policy: str) -> list[dic
         folders = []
         for version in versions:
             if version.uri is None or version.status == "retired":
+                without = "it is an outside model" if version.outside else "it is the base model"
                 raise NotFoundError(
                     f"version {version.version} of {policy} has no files in the store "
-                    f"({'it is retired' if version.uri else 'it is the base model'}); leave --weights out"
+                    f"({'it is retired' if version.uri else without}); leave --weights out"
                 )
             signed = signing.expected_signer(call.settings.adapters, policy, version.version)
             folders.append(store.fetch(call.settings.adapters.store, version.uri, version.files, scratch, signed))
@@ -409,6 +410,11 @@ def refused_text(refused: Mapping[str, Any] | None) -> str | None:
         return None
     instead = f"; version {refused['answers']} answers in its place" if "answers" in refused else ""
     return f"{refused['reason']}{instead}"
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    """Return where its files are, or where the model is that answers."""
+    return row["uri"] or (f"{row['outside']['model']} at {row['outside']['url']}" if row["outside"] else "")
 
 
 def _status(row: Mapping[str, Any]) -> str:

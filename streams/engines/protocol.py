@@ -54,6 +54,13 @@ class SamplingRequest:
         return self.sampling_id if self.sampling.seed is None else f"{self.sampling.seed} {self.task.task_id}"
 
 
+class TokenCounts(NamedTuple):
+    """How many tokens an answer took, as the server of an outside model counted them."""
+
+    prompt: int
+    completion: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """One slot's result. A slot that failed for good has `error`, finish_reason "error", and no tokens."""
@@ -65,6 +72,8 @@ class Completion:
     completion_token_ids: tuple[int, ...]  # the end-of-turn token included when it was sampled
     logprobs: tuple[float, ...]  # nats, float32 values, one per completion token
     error: str | None = None
+    counts: TokenCounts | None = None
+    """Of an outside model, whose tokens are known by number alone; None: they are here."""
 
 
 NONE = -1

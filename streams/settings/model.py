@@ -817,6 +817,62 @@ class Adapters(Section):
     )
 
 
+OUTSIDE_PARAMETERS = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed")
+"""What a request to an outside model may say of its sampling."""
+
+
+class Outside(Section):
+    """The server of outside models, which may stand for versions of a policy."""
+
+    url: str | None = Field(
+        None,
+        description="OpenAI-compatible API, up to /v1, that agents ask for versions which are outside models; no other "
+        "URL is asked, whatever an event names",
+    )
+    key_env: str = Field("OPENAI_API_KEY", description="environment variable with its API key")
+    tenants: str = Field(
+        "", description="tenants whose tasks may be sent there, comma separated; *: all; tasks of no tenant always may"
+    )
+    prompt_usd: float | None = Field(
+        None, ge=0, description="USD per million prompt tokens, recorded with each model that becomes a version"
+    )
+    completion_usd: float | None = Field(None, ge=0, description="USD per million tokens that it writes")
+    parameters: str = Field(
+        "temperature, top_p, max_tokens, stop, seed",
+        description="parameters of requests, comma separated; some models want max_completion_tokens in the "
+        "place of max_tokens",
+    )
+    timeout_s: float = Field(60.0, gt=0, description="time limit for one answer, seconds")
+    retries: int = Field(2, ge=0, description="retries of a request that failed and may succeed")
+    parallel: int = Field(8, ge=1, le=256, description="requests at once")
+
+    @field_validator("parameters")
+    @classmethod
+    def _parameters_exist(cls, names: str) -> str:
+        if unknown := [name for name in _split(names) if name not in OUTSIDE_PARAMETERS]:
+            raise ValueError(f"{unknown[0]!r} is none of {', '.join(OUTSIDE_PARAMETERS)}")
+        return names
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Outside:
+        if self.url is not None and SCHEME.match(self.url) is None:
+            raise ValueError(f"url is {self.url!r}; expected http:// or https:// and a path up to /v1")
+        if (self.prompt_usd is None) != (self.completion_usd is None):
+            raise ValueError("prompt_usd and completion_usd go together; set both (0 is free) or none")
+        if self.url is None and (self.prompt_usd is not None or self.tenants):
+            raise ValueError("tenants, prompt_usd and completion_usd have no effect without url; set it, up to /v1")
+        return self
+
+    @property
+    def request_parameters(self) -> tuple[str, ...]:
+        """The parameters that requests have."""
+        return _split(self.parameters)
+
+    def takes(self, tenant: str | None) -> bool:
+        """Return whether tasks of this tenant may be sent to the server."""
+        return tenant is None or bool({tenant, "*"} & set(_split(self.tenants)))
+
+
 class Archive(Section):
     """The archive, which keeps topics beyond their retention."""
 
@@ -1330,6 +1386,7 @@ class Settings(Section):
     calls: Calls = Calls()
     ray: Ray = Ray()
     adapters: Adapters = Adapters()
+    outside: Outside = Outside()
     archive: Archive = Archive()
     schemas: Schemas = Schemas()
     serve: Serve = Serve()

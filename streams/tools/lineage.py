@@ -22,6 +22,7 @@ from typing import Any
 from schemas.conventions import IMPORTED
 from schemas.events import AdvantagedGroup, Batch, Coordinates, Reward, Tuning
 from streams.adapters.decisions import AdapterHistory, find_version
+from streams.adapters.versions import weights_of
 from streams.errors import LogError
 from streams.kafka.history import History
 from streams.kafka.record import TopicPartition, partition_of
@@ -91,7 +92,7 @@ def parents(life: AdapterHistory, version: int) -> list[int]:
         parent = life.state.versions[chain[-1]].parent_version
         if parent is None or parent not in life.state.versions or parent in chain:
             break
-        chain.append(parent)
+        chain.append(weights_of(life.state.versions, parent).version)
     return chain
 
 

@@ -18,9 +18,12 @@ from schemas.events import AdapterEvent
 from streams.adapters import store
 from streams.adapters.versions import read_state
 from streams.engines.base_model import Base
+from streams.errors import RefusedError
 from streams.kafka import admin
+from streams.kafka.producer import Producer
 from streams.settings.model import Model, Settings
 from tests.pipeline.test_tuning import about_adapters, again, command, made, verdicts
+from tests.support.factories import outside
 from tests.support.models.chat_tiny import base
 from tests.support.models.tiny_log import trained, write
 from tests.support.processes import command as process, environment
@@ -43,6 +46,11 @@ def settings(settings: Settings, base: Base) -> Settings:
 
 def train(settings: Settings, steps: int) -> None:
     fleet.run(settings, steps=steps, stop=threading.Event())
+
+
+def put(settings: Settings, event: AdapterEvent) -> None:
+    with Producer(settings) as producer:
+        producer.send(event)
 
 
 def elsewhere(settings: Settings, folder: Path) -> Settings:
@@ -126,6 +134,28 @@ def test_a_trainer_without_its_checkpoints_begins_from_the_newest_tuned_version(
     train(there, 2)
     assert line(settings) == [(1, 0, 0), (2, 1, None), (3, 2, 1), (4, 3, 2)]
     assert checkpoint.versions(there.trainer.checkpoints / "default") == [3, 4]
+
+
+def test_training_continues_from_the_weights_before_an_outside_model(settings: Settings, base: Base) -> None:
+    write(settings, base, range(1), adapter_version=0)
+    put(settings, outside(1))
+    train(settings, 1)
+    put(settings, outside(3))
+    write(settings, base, range(1, 3), adapter_version=2, trained_batches=1)
+    train(settings, 2)
+    assert line(settings) == [(1, None, None), (2, 1, 0), (3, None, None), (4, 3, 1), (5, 4, 2)]
+    fresh = {event.version: event.recipe.get(OPTIMIZER) for event in trained(settings) if event.outside is None}
+    assert fresh == {
+        2: "fresh behind version 1, which answers elsewhere",
+        4: "fresh behind version 3, which answers elsewhere",
+        5: None,
+    }
+    assert verdicts(again(settings)) == [(2, True), (4, True), (5, True)]
+    assert verdicts(again(settings, start=2)) == [(4, True), (5, True)], "from the files of version 2"
+    assert verdicts(again(settings, start=4)) == [(5, True)], "from the checkpoint of version 4"
+    with pytest.raises(RefusedError, match="it has no weights here, so it cannot be reproduced"):
+        again(settings, version=3)
+    assert about_adapters(settings) == []
 
 
 # --- both at once -----------------------------------------------------------------------------------------------------

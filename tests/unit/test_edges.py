@@ -67,6 +67,7 @@ WITHOUT_TRY = {
     "streams/engines/rendering/template_rendering.py::__init__ json.loads": "the tokenizer wrote it",
     "streams/engines/rendering/template_rendering.py::_writes json.loads": OWN,
     "streams/engines/rendering/tool_calls.py::_read json_text.parse_first": CALLER,
+    "streams/engines/outside/outside_model.py::sample result": IN_THREAD,
     "streams/engines/vllm/vllm_engine.py::sample result": IN_THREAD,
     "streams/engines/vllm/vllm_engine.py::sample_mixed result": IN_THREAD,
     "streams/improve/curation/curator.py::_judge result": "the opinion, or the error that the judge's docstring names",

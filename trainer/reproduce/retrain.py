@@ -89,7 +89,7 @@ def plan(
         raise SettingsError(f"version {version} cannot be trained from version {start}; start from 0 to {version - 1}")
     start, chain = _chain(policy, events, version, start)
     files = _example_files(settings, chain, sources, history)
-    adopted = _start_version(events, start) if chain[0].tuning is None else None
+    adopted = _start_version(events, start, chain[0]) if chain[0].tuning is None else None
     needs_checkpoint = start and adopted is None and chain[0].tuning is None
     saved = _checkpoint(settings, policy, start, events) if needs_checkpoint else None
     made_by = {event.last_batch: event.version for event in chain if event.last_batch is not None}
@@ -142,10 +142,11 @@ def _chain(policy: str, events: Mapping[int, AdapterEvent], version: int, start:
     it and `start`; SettingsError if `start` does not lead to it.
     """
     _refuse_imported(policy, events, version)
-    chain, parent = [events[version]], _parent_of(events[version])
+    _refuse_outside(policy, events[version])
+    chain, parent = [events[version]], _parent_of(events, version)
     while parent and parent != start and trained_elsewhere(events[parent].recipe) is None:
         chain.insert(0, events[parent])
-        parent = _parent_of(chain[0])
+        parent = _parent_of(events, parent)
     if start in (0, parent):
         return parent or 0, chain
     if parent and start < parent and (origin := trained_elsewhere(events[parent].recipe)) is not None:
@@ -160,11 +161,29 @@ def _chain(policy: str, events: Mapping[int, AdapterEvent], version: int, start:
     )
 
 
-def _parent_of(event: AdapterEvent) -> int | None:
-    """Return the version of its policy that a version was made from; None: it was tuned from another policy's."""
+def _parent_of(events: Mapping[int, AdapterEvent], version: int) -> int | None:
+    """Return the version of its policy that a version was made from; None: it was tuned from another policy's.
+
+    A batch is trained onto the weights of the version before it, or where that is an outside model, of the one before.
+    """
+    event = events[version]
     if event.tuning is not None:
         return event.tuning.start_version if event.tuning.start_policy is None else None
-    return event.version - 1 if event.last_batch is not None else tuning_of(event).start_version  # which raises
+    if event.last_batch is None:
+        return tuning_of(event).start_version  # which raises
+    parent = version - 1
+    while parent and events[parent].outside is not None:
+        parent -= 1
+    return parent
+
+
+def _refuse_outside(policy: str, event: AdapterEvent) -> None:
+    """Raise RefusedError for an outside model."""
+    if event.outside is not None:
+        raise RefusedError(
+            f"version {event.version} of {policy} is {event.outside.model} at {event.outside.url}: it has no weights "
+            "here, so it cannot be reproduced. Versions before and after it can"
+        )
 
 
 def _refuse_imported(policy: str, events: Mapping[int, AdapterEvent], version: int) -> None:
@@ -177,12 +196,13 @@ def _refuse_imported(policy: str, events: Mapping[int, AdapterEvent], version: i
         )
 
 
-def _start_version(events: Mapping[int, AdapterEvent], start: int) -> Version | None:
-    """Return the version to start from, if no batch made it here."""
+def _start_version(events: Mapping[int, AdapterEvent], start: int, first: AdapterEvent) -> Version | None:
+    """Return the version to start from, if no batch made it here, or an outside model is between it and the `first`."""
     if start == 0:
         return None
     version = version_of(events[start], taken_batches(events, start - 1))
-    return None if adopt_version.origin(version) is None else version
+    is_next = first.version == start + 1
+    return None if is_next and adopt_version.origin(version) is None else version
 
 
 def _checkpoint(settings: Settings, policy: str, version: int, events: dict[int, AdapterEvent]) -> tuple[Path, State]:
@@ -387,6 +407,9 @@ class _Reproduction:
     def _learner_of(self, event: AdapterEvent) -> Learner:
         """Return the learner for the next step: a new one if the recipe has changed."""
         recorded_settings, threads = self._setup.settings_of(event)
+        before_it = event.version - 1
+        if before_it in self._plan.events and self._plan.events[before_it].outside is not None:
+            self._learner = self._newest = None  # as the trainer: on from the weights before, with a fresh optimizer
         if self._learner is not None and self._learner_is_of == (recorded_settings, threads):
             return self._learner
         self._learner = None  # frees the old model before the new one is loaded
@@ -398,10 +421,11 @@ class _Reproduction:
         learner = Learner(recorded_settings, self._setup.base(recorded_settings, event))
         if self._newest is not None:
             learner.restore(*self._newest)
-        elif self._made is not None:  # which was tuned
-            before, adapter = self._made
-            learner.begin(adapter, before.version, taken_batches(self._plan.events, before.version))
+        elif self._made is not None:  # which was tuned, or came before an outside model
+            learner.begin(self._made[1], before_it, taken_batches(self._plan.events, before_it))
         elif self._plan.adopted is not None:
-            adopt_version.begin(recorded_settings, self._plan.policy, learner, self._plan.adopted)
+            adopt_version.begin(recorded_settings, self._plan.policy, learner, self._plan.adopted, before_it)
+        else:
+            learner.begin(None, before_it, taken_batches(self._plan.events, before_it))
         self._learner, self._learner_is_of = learner, (recorded_settings, threads)
         return learner

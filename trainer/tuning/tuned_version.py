@@ -29,6 +29,7 @@ from schemas.events import AdapterEvent, Tuning, TuningMethod, derive_id
 from streams.adapters import signing, store
 from streams.adapters.decisions import AdapterHistory, find_version, read_history
 from streams.adapters.lora_shape import LoraChoice, LoraShape
+from streams.adapters.versions import weights_of
 from streams.engines.base_model import Base, load_base
 from streams.engines.rendering.chat_template import ChatTemplate
 from streams.engines.rendering.prompts import Prompts
@@ -188,7 +189,8 @@ def _attempt(settings: Settings, order: TuningOrder, history: History, report: R
         state = read_history(settings, order.policy)
         if order.job_id is not None and (made := version_of_job(state, order.job_id)) is not None:
             return TunedVersion(event=made)
-        start = order.start or StartVersion(order.policy, state.state.newest)
+        newest = weights_of(state.state.versions, state.state.newest).version
+        start = order.start or StartVersion(order.policy, newest)
         start_event = _start_event(settings, state, start)
         settings = _with_shape(settings, order, start, start_event)
         base = load_base(settings.model)
@@ -239,6 +241,11 @@ def start_folder(settings: Settings, event: AdapterEvent, base: Base, scratch: P
     Raises NotFoundError if it has no files, RefusedError if it is of another base model, EventError if the store does
     not hold what the log says.
     """
+    if event.outside is not None:
+        raise NotFoundError(
+            f"version {event.version} of {event.policy} is {event.outside.model} at {event.outside.url}, and has no "
+            "weights here to tune; start from another one (`streamward adapters list`)"
+        )
     if event.uri is None:
         raise NotFoundError(
             f"version {event.version} of {event.policy} has no files in a store; start from another one"

@@ -1,4 +1,4 @@
-"""Continue training from a version that no batch made here: one that was tuned, or trained elsewhere.
+"""Continue training from a version that no batch made here: one that was tuned, trained elsewhere, or answers there.
 
     adapters: trained ──► newest adopted ──► its files, from the store ──► Learner, at that version ──► the next batch
                                                                             the optimizer's state is fresh
@@ -7,6 +7,9 @@ The next batch is trained onto whatever version is the newest. There is no optim
 not make, so the step after it begins with a fresh one, and the recipe of that step says so. An imported version took
 the place of a batch, a tuned one took none. A checkpoint of an earlier version is then of no use, and one of the same
 version is of a step that lost its number to the adopted one.
+
+An outside model has no weights. The next batch is then trained onto the weights of the version before it, and has the
+number after it.
 """
 
 from __future__ import annotations
@@ -35,37 +38,42 @@ def newest(versions: Mapping[int, Version]) -> Version | None:
 
 def origin(version: Version) -> str | None:
     """Return how a version came about that no batch made here; None for any other."""
+    if version.outside is not None:
+        return f"given to {version.outside.model} at {version.outside.url}"
     if version.tuned_by is not None:
         return f"tuned by {version.tuned_by}"
     return None if version.trained_elsewhere is None else f"trained elsewhere ({version.trained_elsewhere})"
 
 
-def begin(settings: Settings, policy: str, learner: Learner, adopted: Version) -> None:
-    """Bring a learner at version 0 to a version that no batch made here.
+def begin(settings: Settings, policy: str, learner: Learner, weights: Version, number: int | None = None) -> None:
+    """Bring a learner at version 0 to the `weights` of a version, as version `number`; None: its own.
 
     Raises SettingsError if it is of another model or shape, NotFoundError if its files are deleted, RefusedError if the
     store does not hold what the log says.
     """
-    number = adopted.version
-    name = f"version {number} of {policy} was {origin(adopted)}"
-    if adopted.base_digest not in (None, learner.base_digest):
+    number = weights.version if number is None else number
+    if not weights.version:
+        learner.begin(None, number, weights.trained_batches)
+        return
+    name = f"version {weights.version} of {policy} was {origin(weights) or 'trained on batches'}"
+    if weights.base_digest not in (None, learner.base_digest):
         raise SettingsError(
-            f"{name} on base {(adopted.base_digest or '')[:12]}, but model.base={settings.model.base} has "
+            f"{name} on base {(weights.base_digest or '')[:12]}, but model.base={settings.model.base} has "
             f"{learner.base_digest[:12]}; restore model.base and model.dtype, or train under another policy.name"
         )
-    if adopted.uri is None or adopted.status == "retired":
+    if weights.uri is None or weights.status == "retired":
         raise NotFoundError(
             f"{name}, and its files are no longer in the store: it is retired. Training cannot continue without "
             "them; train under another policy.name"
         )
     with Scratch("adopt") as scratch:
         try:
-            signed = signing.expected_signer(settings.adapters, policy, number)
-            folder = store.fetch(settings.adapters.store, adopted.uri, adopted.files, scratch, signed)
+            signed = signing.expected_signer(settings.adapters, policy, weights.version)
+            folder = store.fetch(settings.adapters.store, weights.uri, weights.files, scratch, signed)
         except EventError as exc:
             raise RefusedError(f"{name}: {exc}") from exc
-        learner.begin(folder, number, adopted.trained_batches)
-    log.info("%s: training continues from it with batch %d and a fresh optimizer", name, adopted.trained_batches)
+        learner.begin(folder, number, weights.trained_batches)
+    log.info("%s: training continues from it with batch %d and a fresh optimizer", name, weights.trained_batches)
 
 
 def with_fresh_optimizer(state: State, adopted: Version | None) -> State:
@@ -73,5 +81,6 @@ def with_fresh_optimizer(state: State, adopted: Version | None) -> State:
     if adopted is None or state.version != adopted.version + 1:
         return state
     how = "was trained elsewhere" if adopted.tuned_by is None else "was tuned"
+    how = how if adopted.outside is None else "answers elsewhere"
     words = f"fresh behind version {adopted.version}, which {how}"
     return replace(state, recipe=state.recipe | {OPTIMIZER: words})

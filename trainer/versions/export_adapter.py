@@ -46,6 +46,11 @@ def export(settings: Settings, trained: AdapterEvent, folder: Path, *, merge: bo
     be loaded or the folder not be written.
     """
     with half_written(folder) as half:
+        if trained.outside is not None:
+            raise NotFoundError(
+                f"version {trained.version} of {trained.policy} is {trained.outside.model} at {trained.outside.url}, "
+                "and has no weights here to export"
+            )
         if trained.uri is None:
             raise NotFoundError(f"version {trained.version} of {trained.policy} has no files in a store")
         signed = signing.expected_signer(settings.adapters, trained.policy, trained.version)

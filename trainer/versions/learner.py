@@ -185,12 +185,13 @@ class Learner:
         checkpoint.restore(path, self._trainer.model, self._trainer.optimizer)
         self.version, self.next_sequence, self.next_offset = state.version, state.next_sequence, state.next_offset
 
-    def begin(self, folder: Path, version: int, sequence: int) -> None:
-        """Continue with batch `sequence` from an adapter that no batch made here.
+    def begin(self, folder: Path | None, version: int, sequence: int) -> None:
+        """Continue with batch `sequence` from an adapter that no batch made here; None: from the base model.
 
         The learner is at version 0, with a fresh optimizer. Raises SettingsError if the adapter is of another shape.
         """
-        load_adapter(self._trainer.model, folder)
+        if folder is not None:
+            load_adapter(self._trainer.model, folder)
         self.version, self.next_sequence = version, sequence
 
     def present(self) -> TrainingState:

@@ -655,6 +655,15 @@ class OutputDetails(TypedDict):
     reasoning_tokens: int
 
 
+class OutsideAnswer(TypedDict):
+    """
+    A model that another server answers for.
+    """
+
+    url: str
+    model: str
+
+
 class PeftBody(TypedDict):
     """
     A LoRA adapter by supervised training or preferences: a job that makes one version.
@@ -676,7 +685,7 @@ class PermissionsAnswer(TypedDict):
     roles: list[Literal["viewer", "submitter", "trainer", "promoter", "admin"]]
     tenant: str | None
     agent_id: str | None
-    actions: list[Literal["models.read", "jobs.read", "files.read", "agents.read", "groups.read", "adapters.read", "log.query", "log.read", "chat.call", "feedback.give", "tasks.submit", "rewards.give", "scores.try", "runs.write", "files.write", "jobs.order", "jobs.command", "agents.write", "letters.decide", "runs.judge", "adapters.promote", "code.run"]]
+    actions: list[Literal["models.read", "jobs.read", "files.read", "agents.read", "groups.read", "adapters.read", "log.query", "log.read", "chat.call", "feedback.give", "tasks.submit", "rewards.give", "scores.try", "runs.write", "files.write", "jobs.order", "jobs.command", "agents.write", "letters.decide", "runs.judge", "training.call", "adapters.promote", "code.run"]]
 
 
 class PromoteBody(TypedDict):
@@ -1555,7 +1564,7 @@ class AdapterDecisionAnswer(TypedDict):
 
 class AdapterVersion(TypedDict):
     """
-    One version. Of a policy that tenants share they see no `tuned_by`, `uri`, `judged` and `held_out`.
+    One version. Of a policy that tenants share they see no `tuned_by`, `outside`, `uri`, `judged`, `held_out`.
     """
 
     policy: str
@@ -1565,6 +1574,7 @@ class AdapterVersion(TypedDict):
     parent_version: int | None
     batches: str | None
     tuned_by: NotRequired[str | None]
+    outside: NotRequired[OutsideAnswer | None]
     created_at: int | None
     promoted_at: int | None
     uri: NotRequired[str | None]

@@ -44,7 +44,7 @@ export type AdapterList = {
 };
 
 /**
- * One version. Of a policy that tenants share they see no `tuned_by`, `uri`, `judged` and `held_out`.
+ * One version. Of a policy that tenants share they see no `tuned_by`, `outside`, `uri`, `judged`, `held_out`.
  */
 export type AdapterVersion = {
     policy: string;
@@ -54,6 +54,7 @@ export type AdapterVersion = {
     parent_version: number | null;
     batches: string | null;
     tuned_by?: string | null;
+    outside?: OutsideAnswer | null;
     created_at: number | null;
     promoted_at: number | null;
     uri?: string | null;
@@ -1434,6 +1435,14 @@ export type OutputDetails = {
 };
 
 /**
+ * A model that another server answers for.
+ */
+export type OutsideAnswer = {
+    url: string;
+    model: string;
+};
+
+/**
  * A LoRA adapter by supervised training or preferences: a job that makes one version.
  */
 export type PeftBody = {
@@ -1466,7 +1475,7 @@ export type PermissionsAnswer = {
     roles: Array<'viewer' | 'submitter' | 'trainer' | 'promoter' | 'admin'>;
     tenant: string | null;
     agent_id: string | null;
-    actions: Array<'models.read' | 'jobs.read' | 'files.read' | 'agents.read' | 'groups.read' | 'adapters.read' | 'log.query' | 'log.read' | 'chat.call' | 'feedback.give' | 'tasks.submit' | 'rewards.give' | 'scores.try' | 'runs.write' | 'files.write' | 'jobs.order' | 'jobs.command' | 'agents.write' | 'letters.decide' | 'runs.judge' | 'adapters.promote' | 'code.run'>;
+    actions: Array<'models.read' | 'jobs.read' | 'files.read' | 'agents.read' | 'groups.read' | 'adapters.read' | 'log.query' | 'log.read' | 'chat.call' | 'feedback.give' | 'tasks.submit' | 'rewards.give' | 'scores.try' | 'runs.write' | 'files.write' | 'jobs.order' | 'jobs.command' | 'agents.write' | 'letters.decide' | 'runs.judge' | 'training.call' | 'adapters.promote' | 'code.run'>;
 };
 
 /**

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from schemas.conventions import COST, OUTSIDE_ENGINE
 from schemas.events import Ending, JobPrices, Purpose, RunVerdict, Turn
 from streams.access.tenants.tenant_names import tenant_in
 from streams.improve.runs.tool_use import tool_use
@@ -28,8 +29,6 @@ CHAT = "chat"
 """The scenario of a run without a task."""
 DEFAULT = "default"
 """The scenario of a run whose task is no longer in the log."""
-COST = "cost_usd"
-"""The component by which a score says what it cost, as a judge's does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,8 @@ class RunRow:
     """Each token once, however many calls had it before them."""
     sampled_tokens: int
     cost_usd: float | None
-    """Of its tokens by the prices in force, and what its scores say that they cost; None: no price is set."""
+    """Of its tokens by the prices in force, or those recorded with an outside model, and what its scores say that they
+    cost; None: no price is set."""
     reward: float | None
     """That counted in its group."""
     scores: Mapping[str, float]
@@ -187,7 +187,16 @@ def _figures_of_response(finished: Finished) -> dict[str, Any]:
 
 
 def _cost_usd(finished: Finished, prompt_tokens: int, sampled_tokens: int, prices: JobPrices | None) -> float | None:
-    if prices is None:
+    response = finished.response
+    if response is not None and response.engine == OUTSIDE_ENGINE:
+        recorded = response.metadata.get(COST)
+        tokens_usd = None if recorded is None else float(recorded)
+    else:
+        tokens_usd = None if prices is None else _tokens_usd(prompt_tokens, sampled_tokens, prices)
+    if tokens_usd is None:
         return None
-    tokens = prompt_tokens * prices.prompt + sampled_tokens * prices.completion
-    return math.fsum([tokens / 1e6, *(reward.components.get(COST, 0.0) for reward in finished.scores.values())])
+    return math.fsum([tokens_usd, *(reward.components.get(COST, 0.0) for reward in finished.scores.values())])
+
+
+def _tokens_usd(prompt_tokens: int, sampled_tokens: int, prices: JobPrices) -> float:
+    return (prompt_tokens * prices.prompt + sampled_tokens * prices.completion) / 1e6

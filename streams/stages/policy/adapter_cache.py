@@ -1,6 +1,6 @@
 """Make the engine serve a version, or decide which tasks it costs that it cannot.
 
-    version ──► served already ───────────────────────────────────────────────────► go
+    version ──► served already, or an outside model that may be asked ────────────► go
             ├─► its folder is cached, or fetched and verified ──► engine.serve ───► go
             └─► cannot be loaded ──► never again: dead letter, its tasks go to the version before it
                                  ├─► candidate, store unreachable: its tasks go to the primary for RETRY_S
@@ -20,6 +20,7 @@ from pathlib import Path
 from streams.adapters.admission.policy_log import PolicyLog
 from streams.adapters.local import fetch_version
 from streams.adapters.router import BASE, VersionRouter
+from streams.engines.outside import outside_model
 from streams.engines.protocol import Engine
 from streams.errors import EventError
 from streams.files import Scratch
@@ -124,7 +125,7 @@ class VersionLoader:
             self._router.unreachable.clear()
 
     def serve(self, version: int) -> str | None:
-        """Make the engine serve `version`; return why it cannot, None if it does.
+        """Make the engine serve `version`, unless another server does; return why it cannot, None if it does.
 
         Raises EventError if there is nothing to fall back on, or it may pass: another process may have more luck.
         """
@@ -133,8 +134,11 @@ class VersionLoader:
             return f"the adapter of version {version} could not be loaded; see the dead letters of stage policy"
         if router.is_retired(version):
             return f"version {version} is retired and its files are gone; pin the task to one that is not"
-        before = self._engine.served_version
+        before, outside = self._engine.served_version, router.outside(version)
         try:
+            if outside is not None:
+                outside_model.check(outside, self._settings.outside)
+                return None
             self._cache.serve(version)
         except EventError as exc:
             if exc.reason == "store_unreachable" and version == router.candidate:

@@ -197,7 +197,7 @@ class PolicyAgent:
             with self._setting_aside(policy):
                 self._rounds[policy].load()
                 current = self._rounds[policy].begin(batch)
-                if current is not None and current.refused is None:
+                if current is not None and current.refused is None and current.outside is None:
                     begun[policy] = current
                 elif current is not None:
                     self._rounds[policy].answer(batch)

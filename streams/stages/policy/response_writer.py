@@ -10,7 +10,8 @@ import logging
 from dataclasses import dataclass, replace
 
 from schemas import serde
-from schemas.events import Response, derive_id
+from schemas.conventions import COST
+from schemas.events import OutsideModel, Response, derive_id
 from schemas.tokens import Logprobs, LossMask, TokenIds
 from streams.engines.protocol import Completion, SamplingRequest
 from streams.kafka.producer import Producer
@@ -36,19 +37,22 @@ class ServedVersion:
     latency_ms: float
     trained_batches: int | None = None
     """`Version.recorded_batches` of that version."""
+    outside: OutsideModel | None = None
+    """The model of another server that answered, whose prices hold; None: the engine did."""
 
 
 def response(request: SamplingRequest, completion: Completion, served: ServedVersion) -> Response:
     """Return the record of one slot. Raises ValueError for tokens that cannot be recorded."""
     task = request.task
     good = completion.error is None
+    counts = completion.counts or (len(completion.prompt_token_ids), len(completion.completion_token_ids))
     return Response(
         response_id=derive_id(request.sampling_id, completion.slot),
         sampling_id=request.sampling_id,
         task_id=task.task_id,
         created_at=served.created_at,
         traceparent=task.traceparent,
-        metadata={"purpose": task.purpose},
+        metadata={"purpose": task.purpose} | _cost(completion, served.outside),
         policy=task.policy,
         slot=completion.slot,
         group_size=task.group_size,
@@ -59,8 +63,8 @@ def response(request: SamplingRequest, completion: Completion, served: ServedVer
         engine=served.engine,
         finish_reason=completion.finish_reason if good else "error",
         error=completion.error,
-        prompt_tokens=len(completion.prompt_token_ids),
-        completion_tokens=len(completion.completion_token_ids) if good else 0,
+        prompt_tokens=counts[0],
+        completion_tokens=counts[1] if good else 0,
         latency_ms=served.latency_ms,
         text=completion.text if good else "",
         sampling=task.sampling,
@@ -70,6 +74,14 @@ def response(request: SamplingRequest, completion: Completion, served: ServedVer
         logprobs=Logprobs.of(completion.logprobs if good else ()),
         loss_mask=LossMask(b"\1" * len(completion.completion_token_ids) if good else b""),
     )
+
+
+def _cost(completion: Completion, outside: OutsideModel | None) -> dict[str, str]:
+    """Return what an answer of an outside model cost; nothing for an answer of ours, or where no price is recorded."""
+    counts = completion.counts
+    if counts is None or outside is None or outside.prompt_usd is None or outside.completion_usd is None:
+        return {}
+    return {COST: repr((counts.prompt * outside.prompt_usd + counts.completion * outside.completion_usd) / 1e6)}
 
 
 class ResponseWriter:

@@ -20,13 +20,16 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from schemas.events import derive_id
+from schemas.conventions import OUTSIDE_ENGINE
+from schemas.events import OutsideModel, Task, derive_id
 from streams.adapters.admission.held_back import HeldBack, room
 from streams.adapters.admission.policy_log import PolicyLog, give_up_ms
 from streams.adapters.admission.sampling_batch import SamplingBatch, WaitingTask, choose
 from streams.adapters.admission.task_queue import TaskQueue
 from streams.adapters.admission.task_reader import PolicyTasks
 from streams.adapters.router import route
+from streams.engines.outside import outside_model
+from streams.engines.outside.outside_model import OutsideModels
 from streams.engines.protocol import NONE, Completion, Engine, SamplingRequest, failed_slots
 from streams.kafka import times
 from streams.kafka.producer import Producer
@@ -63,6 +66,8 @@ class BegunRound:
     requests: list[SamplingRequest]
     refused: str | None
     """Why its version cannot answer; its slots fail."""
+    outside: OutsideModel | None
+    """The model of another server that answers; None: the engine does."""
     began: float
     started: float
     """Seconds of a clock: when it was chosen, and when its version was loaded."""
@@ -78,6 +83,7 @@ class PolicyRounds:
         self.queue = TaskQueue(settings, tasks, io.log, io.meter, io.tracer)
         self._loader = VersionLoader(settings, engine, io.log, tasks.consumer, cached)
         self._sampler = Sampler(engine, settings.policy, io.meter)
+        self._outside = OutsideModels(settings.outside)
         self._responses = ResponseWriter(settings.topics, io.producer, io.meter, io.tracer)
         self._nonce, self._samplings = uuid.uuid4().hex, count()
         self._lingers_until: float | None = None
@@ -88,8 +94,9 @@ class PolicyRounds:
         io.meter.collect(self._report)
 
     def close(self) -> None:
-        """Remove the local copies of adapters."""
+        """Remove the local copies of adapters, and let go of outside models."""
         self._loader.close()
+        self._outside.close()
 
     def load(self) -> None:
         """Load what answers from now on. Raises as `VersionLoader.serve`."""
@@ -119,8 +126,13 @@ class PolicyRounds:
         return batch if time.monotonic() >= self._lingers_until else None
 
     def _choose(self) -> SamplingBatch | None:
-        version_for, limit = partial(route, self._state.router.serving), self._settings.policy.round_tasks
-        return choose(self.queue.waiting, version_for=version_for, room=self._room, limit=limit)
+        limit = self._settings.policy.round_tasks
+        return choose(self.queue.waiting, version_for=self._version_for, room=self._room, limit=limit)
+
+    def _version_for(self, task: Task) -> int | None:
+        """Return the version that answers a task; None while the one it is pinned to is unknown."""
+        router = self._state.router
+        return route(router.serving if self._settings.outside.takes(task.tenant) else router.serving_here, task)
 
     # --- answering ----------------------------------------------------------------------------------------------------
 
@@ -129,7 +141,9 @@ class PolicyRounds:
         current = self.begin(batch)
         if current is None:
             return
-        if current.refused is None:
+        if current.refused is None and current.outside is not None:
+            answers = self._outside.sample(current.outside, current.requests)
+        elif current.refused is None:
             answers = self._sampler.sample(current.requests, batch.version)
         else:
             answers = [failed_slots(request, current.refused) for request in current.requests]
@@ -140,11 +154,11 @@ class PolicyRounds:
         self._lingers_until = None
         began = time.monotonic()
         refused = self._loader.serve(batch.version)
-        serving = self._state.router.serving
-        if any(route(serving, waiting.task) != batch.version for waiting in batch.tasks):
+        if any(self._version_for(waiting.task) != batch.version for waiting in batch.tasks):
             return None  # choose again
         requests = [self._request(waiting, batch.version) for waiting in batch.tasks]
-        return BegunRound(batch, requests, refused, began, time.monotonic())
+        outside = self._state.router.outside(batch.version)
+        return BegunRound(batch, requests, refused, outside, began, time.monotonic())
 
     def finish(self, current: BegunRound, answers: list[list[Completion]]) -> None:
         """Write what the engine answered to a round."""
@@ -152,13 +166,12 @@ class PolicyRounds:
         served = ServedVersion(
             adapter_version=batch.version,
             trained_batches=self._state.router.adapters.versions[batch.version].recorded_batches,
-            engine=self._engine.name,
-            base_digest=self._engine.base_digest,
-            tokenizer_digest=self._engine.tokenizer_digest,
+            outside=current.outside,
+            **self._model_of(current.outside),
             created_at=times.now_ms(),
             latency_ms=(time.monotonic() - current.started) * 1000,
         )
-        if current.refused is None:
+        if current.refused is None and current.outside is None:
             self._answered_by = batch.version
         for waiting, request, completions in zip(batch.tasks, current.requests, answers, strict=True):
             self._write(waiting, request, completions, served)
@@ -169,6 +182,14 @@ class PolicyRounds:
         self._meter.observe(catalog.PROCESSING, time.monotonic() - current.began, STAGE)
         text = "%s: version %d answered %d tasks in %.0f ms"
         log.info(text, self._settings.policy.name, batch.version, len(batch.tasks), served.latency_ms)
+
+    def _model_of(self, outside: OutsideModel | None) -> dict[str, str]:
+        """Return what responses record of the model that answered."""
+        if outside is not None:
+            digest = outside_model.identity(outside)
+            return {"engine": OUTSIDE_ENGINE, "base_digest": digest, "tokenizer_digest": digest}
+        digests = {"base_digest": self._engine.base_digest, "tokenizer_digest": self._engine.tokenizer_digest}
+        return {"engine": self._engine.name, **digests}
 
     def _request(self, waiting: WaitingTask, version: int) -> SamplingRequest:
         sampling_id = derive_id(waiting.task.task_id, version, *waiting.at, self._nonce, next(self._samplings))

@@ -7,7 +7,8 @@ Nothing of the stages' own fold is used. When a sampling began is known by the a
 record), when a reign began by the timestamp of a record, which is its writer's clock; and an agent follows within
 seconds. So a version counts as live for `rollouts.follow_s` before and after its reign. A version that was never live
 or candidate is reported whenever it answers an unpinned task. If a dead letter of an agent says that it cannot load the
-primary, an earlier primary may answer.
+primary, an earlier primary may answer; so may it where the primary is an outside model, which is not sent the tasks of
+every tenant, nor calls of agents.
 
 Not covered: a version that answers within that time; clocks that are farther apart, or an event that waited longer for
 its broker and has the time of the attempt, which make responses of a replaced version look wrong; whether a task was on
@@ -125,6 +126,7 @@ class _VersionRecount:
     def __init__(self, events: Sequence[AdapterFact], view: AuditView) -> None:
         self._view = view
         self._made: dict[int, Coordinates] = {}
+        self._outside = {event.version for event in events if event.is_outside}
         for event in events:
             if event.kind == "trained" and event.version <= len(self._made) + 1:  # a number out of turn is no version
                 self._made.setdefault(event.version, event.at)
@@ -151,10 +153,10 @@ class _VersionRecount:
         return AuditFinding(category, at, f"{who}; {then} when its sampling began, at {_moment(response.began_ms)}")
 
     def _stands_in(self, version: int, around: Sequence[Reign]) -> bool:
-        """Whether `version` was primary before one that some agent could not load."""
+        """Whether `version` was primary before one that some agent could not load, or that answers elsewhere."""
         for reign in around:
             made = self._made.get(reign.primary)
-            if made is not None and self._view.lettered(made, AGENT):
+            if made is not None and (reign.primary in self._outside or self._view.lettered(made, AGENT)):
                 earlier = bisect_right(self._since, reign.since_ms)
                 return any(version == before.primary for before in self._reigns[:earlier])
         return False

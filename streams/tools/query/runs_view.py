@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from schemas.conventions import OUTSIDE_ENGINE
 from streams.settings.model import Settings
 
 ENDS = """
@@ -101,8 +102,8 @@ written AS (
         epoch_ms(created_at) AS ended_ms, CASE WHEN error IS NULL THEN 'completed' ELSE 'failed' END AS ending,
         coalesce(error, finish_reason) AS reason, 1 AS turns, CAST(error IS NOT NULL AS INTEGER) AS failed_turns,
         0 AS malformed, 0 AS tool_calls, 0 AS failed_tools, 0 AS retries, 0 AS recoveries, 0 AS escalations,
-        latency_ms, prompt_tokens, completion_tokens AS sampled_tokens, success,
-        'responses' AS _label, _partition, _offset, _timestamp
+        latency_ms, prompt_tokens, completion_tokens AS sampled_tokens, success, engine = $OUTSIDE AS is_outside,
+        TRY_CAST(metadata['cost_usd'] AS DOUBLE) AS own_usd, 'responses' AS _label, _partition, _offset, _timestamp
     FROM (FROM responses WHERE $OF_TASKS) SEMI JOIN (
         SELECT _partition, min(_offset) AS _offset FROM whole.responses WHERE $OF_TASKS AND NOT ($OF_AGENTS)
         GROUP BY _partition, response_id
@@ -201,6 +202,8 @@ def runs_sql(settings: Settings, task_ids: Collection[str] | None = None) -> str
     if prompt is not None and completion is not None:
         tokens = f"a.prompt_tokens * CAST({prompt!r} AS DOUBLE) + a.sampled_tokens * CAST({completion!r} AS DOUBLE)"
         cost = f"({tokens}) / 1e6 + coalesce(s.cost_usd, 0)"
+    own = "a.own_usd + coalesce(s.cost_usd, 0)"
+    cost = f"CASE WHEN a.is_outside THEN {own} ELSE {cost} END"
     parts = (ENDS, TOOLS, COURSES, OPINIONS.replace("$JUDGED", JUDGED))
     sql = "WITH " + ", ".join(part.strip() for part in parts) + ROWS.replace("$COST", cost)
     return _fill(sql, settings, task_ids)
@@ -222,6 +225,7 @@ def _fill(sql: str, settings: Settings, task_ids: Collection[str] | None) -> str
     of_tasks = "true" if task_ids is None else f"task_id IN ({_literals(task_ids) or 'NULL'})"
     return (
         sql.replace("$ESCALATION_TOOLS", names)
+        .replace("$OUTSIDE", f"'{OUTSIDE_ENGINE}'")
         .replace("$OF_TASKS", of_tasks)
         .replace("$OF_AGENTS", "(agent_id IS NOT NULL OR response_id IN (SELECT trajectory_id FROM begun))")
     )

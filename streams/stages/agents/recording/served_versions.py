@@ -4,7 +4,8 @@
                      primary and candidate are loaded as soon as they are known, of a fleet once a call comes
                      a version that a call names is loaded when it is asked for
 
-A version that cannot be loaded is not tried again before a restart, and the one before it answers. A fleet has
+A version that cannot be loaded is not tried again before a restart, and the one before it answers; so does it for an
+outside model, whose answers have no tokens to record. A fleet has
 fleet.states policies in memory; the policy that was unused for longest leaves.
 """
 
@@ -65,11 +66,16 @@ class PolicyVersions:
                 raise CallError("invalid", text, "model")
             pin = named
         if pin is None:
-            return serving.answers(self.router.serving, key)
+            return serving.answers(self.router.serving_here, key)
         if pin not in self.router.statuses:
             newest = serving.newest(self.router.serving)
             text = f"{self.policy} has no version {number or pin}; its newest is {newest}"
             raise CallError("not_found", text, "model")
+        if (outside := self.router.outside(pin)) is not None:
+            text = (
+                f"version {pin} is {outside.model} at {outside.url}, and calls are answered with tokens of models here"
+            )
+            raise CallError("not_found", f"{text}; ask that server, or for another version", "model")
         if self.router.is_retired(pin):
             raise CallError("not_found", f"version {pin} is retired and its files are gone", "model")
         return pin
@@ -77,11 +83,12 @@ class PolicyVersions:
     def models(self) -> list[ServedModel]:
         """Return what can be asked for, the policy itself first."""
         router, versions = self.router, self.router.adapters.versions
-        primary = ServedModel(self.policy, router.primary, versions[router.primary].created_at, "primary")
+        number = router.serving_here.primary
+        primary = ServedModel(self.policy, number, versions[number].created_at, "primary")
         versioned = [
             ServedModel(f"{self.policy}@{number}", number, versions[number].created_at, status)
             for number, status in sorted(router.statuses.items())
-            if status != "retired"
+            if status != "retired" and router.outside(number) is None
         ]
         return [primary, *versioned]
 
@@ -110,7 +117,8 @@ class PolicyVersions:
         log.info("version %d of %s is loaded", version, self.policy)
 
     def _tidy(self) -> None:
-        unneeded = self._loaded - {BASE, self.router.primary, self.router.candidate}
+        current = self.router.serving_here
+        unneeded = self._loaded - {BASE, current.primary, current.candidate}
         self._drop(sorted(unneeded, key=lambda version: self._used.get(version, -1))[:-LOADED])
 
     def _drop(self, versions: Iterable[int]) -> None:
@@ -121,7 +129,8 @@ class PolicyVersions:
 
     def load_what_answers(self) -> None:
         """Load primary and candidate; one that cannot be loaded is not tried again, and the one before it answers."""
-        for version in (self.router.candidate, self.router.primary):
+        current = self.router.serving_here
+        for version in (current.candidate, current.primary):
             if version is None or version in self._loaded:
                 continue
             try:
@@ -131,7 +140,9 @@ class PolicyVersions:
                     log.warning("version %d of %s is not loaded yet: %s", version, self.policy, exc)
                     continue
                 self.router.unusable.add(version)
-                log.error("version %d cannot be used, version %d answers: %s", version, self.router.primary, exc)
+                log.error(
+                    "version %d cannot be used, version %d answers: %s", version, self.router.serving_here.primary, exc
+                )
 
 
 class ServedVersions:

@@ -203,7 +203,7 @@ class AgentRunner:
     def _next(self) -> TaskAttempt | None:
         """Begin the next task that may be answered now."""
         router, admission = self._state.router, self._state.admission
-        version_for, has_room = partial(route, router.serving), partial(room, router, admission)
+        version_for, has_room = partial(route, router.serving_here), partial(room, router, admission)
         while chosen := choose(self._queue.waiting, version_for=version_for, room=has_room, limit=1):
             if self._queue.drop_overtaken(chosen.tasks):
                 continue
@@ -285,7 +285,7 @@ class AgentRunner:
         """Write what this agent is, unless the log says so already; what else was said of it stays."""
         agent_id, policy = self._plan.agent_id, self._settings.policy.name
         before = registrations(self._settings, self._outage).get(agent_id, [])
-        primary = self._state.router.adapters.versions[self._state.router.primary]
+        primary = self._state.router.adapters.versions[self._state.router.serving_here.primary]
         kind: AgentType = "PROMPT_BASED" if not primary.version else "FINE_TUNED" if primary.tuned_by else "RL_TRAINED"
         event = AgentEvent(
             event_id="", agent_id=agent_id, created_at=0, kind="registered", name=agent_id, type=kind, model_id=policy
