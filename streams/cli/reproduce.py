@@ -81,7 +81,7 @@ def reproduce(
     every version on the way, and names the first that differs with its likely cause. A key of model or trainer given
     with --set replaces the recorded one. Nothing is written to the log. A tuned version is tuned again, on the same
     answers of the log, on the data set, which is built again, or on the FILE with the recorded sha256; a line may have
-    both, batches and tuning. An imported
+    both, batches and tuning. Weights that a training loop saved are computed again from its calls alone. An imported
     version cannot be remade; later versions are, from its files.
 
     Exit code 0 if all are equal, 1 if not, 3 for an unknown version, 4 if retention has deleted required records.
@@ -160,6 +160,7 @@ def _summary(version: ReproducedVersion) -> str:
     refused = f" and {version.refused} refused" if version.refused else ""
     batch = f"{version.batch}, {version.groups} groups{refused}"
     data = batch if version.examples is None else f"{version.examples} examples"
+    data = data if version.calls is None else f"{version.calls} calls"
     return f"{verdict}, {data}, {version.seconds:.1f} s"
 
 
@@ -182,6 +183,7 @@ def _table(planned: ReproductionPlan, last: ReproducedVersion, seconds: float) -
             print(f"although not as recorded: {', '.join(key.name for key in last.other_recipe)}")
         return
     origin = f"made by the batch at {last.batch}" if last.batch is not None else f"tuned on {last.examples} examples"
+    origin = origin if last.calls is None else f"saved after {last.calls} calls"
     print(f"NOT equal from version {last.version} on, {origin}")
     columns = [show.Column(name, name) for name in ("kind", "name", "recorded", "reproduced")]
     show.rows([dataclasses.asdict(difference) for difference in last.differences], columns, "table")

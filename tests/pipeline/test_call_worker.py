@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from streams.adapters.decisions import read_history
 from streams.calls.call_names import policy_of
 from streams.engines.base_model import Base
 from streams.kafka import admin
+from streams.kafka.history import LogHistory
 from streams.kafka.producer import Producer
 from streams.settings.load import to_env
 from streams.settings.model import Calls, Model, Settings
@@ -28,6 +31,7 @@ from tests.support.models.tiny_log import settings_in
 from tests.support.processes import read
 from tests.support.training_calls import MODEL, SESSION, begin_session, create_model, numbered, sample
 from trainer.calls import call_worker
+from trainer.reproduce import retrain
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 
@@ -183,3 +187,24 @@ def test_a_worker_killed_in_the_middle_of_a_step_ends_with_the_weights_of_an_und
             finally:
                 worker.send_signal(signal.SIGKILL)
     assert contents(settings) == expected
+
+
+def test_saved_weights_are_made_again_from_the_calls_alone(settings: Settings, tmp_path: Path) -> None:
+    """Of two models: the second goes on from what the first saved, with its optimizer."""
+    write(settings, *RUN)
+    work(settings, 11)
+    saved = results(settings)[SAVE.call_id]
+    second = f"{SESSION}:train:1"
+    load_call = create_model(1)
+    load_call = replace(
+        load_call, kind="load_weights", seq_id=0, path=saved.path, source=saved.uri, request='{"optimizer": true}'
+    )
+    trained = [replace(each, model=second, call_id=f"{second}:{each.seq_id}") for each in steps(1, 1)]
+    write(settings, load_call, *trained, numbered("save_weights", 3, second, path="more"))
+    work(settings, 4)
+    for path in Path(settings.trainer.checkpoints).glob("*/c*"):
+        shutil.rmtree(path)
+    for policy, versions in ((policy_of(MODEL), 2), (policy_of(second), 1)):
+        planned = retrain.plan(settings, policy, None, LogHistory(settings))
+        made = list(retrain.run(planned, settings, LogHistory(settings)))
+        assert [(version.version, version.equal) for version in made] == [(n + 1, True) for n in range(versions)]

@@ -87,6 +87,13 @@ def run(settings: Settings, *, stop: threading.Event, calls: int | None = None) 
                 done += worker.turn()
 
 
+def call_recipe(settings: Settings, base: Base) -> dict[str, str]:
+    """Return everything but the calls that decides the bytes of weights. Call `pin` first."""
+    own = {name: value for name, value in recipe(settings).items() if not name.startswith("trainer.")}
+    digests = {"base_digest": base.base_digest, "tokenizer_digest": base.tokenizer_digest}
+    return own | digests | {"trainer.threads": str(settings.trainer.threads)}
+
+
 @dataclass(frozen=True, slots=True)
 class SavedAs:
     """Where a call has saved weights."""
@@ -94,6 +101,14 @@ class SavedAs:
     version: int | None = None
     uri: str | None = None
     path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailure:
+    """Why a call failed, and whose fault that is."""
+
+    error: str | None = None
+    fault: CallFault | None = None
 
 
 class CallWorker:
@@ -116,7 +131,8 @@ class CallWorker:
             model, settings.trainer.checkpoints, base.base_digest, settings.calls.states, self
         )
         self._models.on_checkpoint = io.producer.flush
-        self._saved = SavedWeights(settings, model, base.base_digest, self.recipe, self._scratch)
+        self._recipe = call_recipe(settings, base)
+        self._saved = SavedWeights(settings, model, base.base_digest, self._recipe, self._scratch)
 
     def __enter__(self) -> Self:
         group = f"{STAGE}-@{self._settings.fleet.name}-calls"
@@ -130,14 +146,6 @@ class CallWorker:
         with self._stack:
             if kind is None:
                 self._models.close()
-
-    @property
-    def recipe(self) -> dict[str, str]:
-        """Everything but the calls that decides the bytes of weights."""
-        return {name: value for name, value in recipe(self._settings).items() if not name.startswith("trainer.")} | {
-            "trainer.threads": str(self._settings.trainer.threads),
-            "tokenizer_digest": self._base.tokenizer_digest,
-        }
 
     def turn(self) -> bool:
         """Take in new calls, and serve one of the model whose turn it is. Return whether there was one."""
@@ -236,17 +244,17 @@ class CallWorker:
         call = waiting.call
         self._io.meter.begin(f"{call.kind} of {call.model}")
         began = time.perf_counter()
-        outcome, saved, failure = CallOutcome(), SavedAs(), _Failure()
+        outcome, saved, failure = CallOutcome(), SavedAs(), CallFailure()
         state_sha256: str | None = None
         try:
             outcome, saved = self._do(waiting)
             if outcome.changes_weights:
                 state_sha256 = self._models.digest(call.model)
         except CallError as exc:
-            failure = _Failure(_words(exc), "user")
+            failure = CallFailure(_words(exc), "user")
         except (EventError, RefusedError, RuntimeError) as exc:  # torch says so that it has no memory, and more
             log.exception("call %s failed", call.call_id)
-            failure = _Failure(f"{type(exc).__name__}: {exc}", "server")
+            failure = CallFailure(f"{type(exc).__name__}: {exc}", "server")
         seconds = time.perf_counter() - began
         place = place_of(call)
         if failure.error is not None and place is not None:
@@ -329,9 +337,14 @@ class CallWorker:
     # --- results ------------------------------------------------------------------------------------------------------
 
     def _finish(
-        self, waiting: WaitingCall, outcome: CallOutcome, saved: SavedAs, state_sha256: str | None, failure: _Failure,
+        self,
+        waiting: WaitingCall,
+        outcome: CallOutcome,
+        saved: SavedAs,
+        state_sha256: str | None,
+        failure: CallFailure,
         seconds: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write the result of a call, and take it as the log has it."""
         call = waiting.call
         trainer_s = seconds if outcome.is_training else 0.0
@@ -340,7 +353,7 @@ class CallWorker:
             model=call.model,
             created_at=times.now_ms(),
             traceparent=call.traceparent,
-            metadata=self.recipe | {"base_digest": self._base.base_digest} if call.call_id == call.model else {},
+            metadata=self._recipe if call.call_id == call.model else {},
             kind=call.kind,
             session_id=call.session_id,
             seq_id=call.seq_id,
@@ -380,14 +393,6 @@ class CallWorker:
     def _report(self) -> None:
         """Set the gauges. Called in the metrics server's thread, so it only reads."""
         self._io.meter.set(catalog.CALLS_WAITING, self._queue.backlog())
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """Why a call failed, and whose fault that is."""
-
-    error: str | None = None
-    fault: CallFault | None = None
 
 
 def _words(exc: CallError) -> str:

@@ -85,6 +85,8 @@ class ReproducedVersion:
     """Groups that the step was taken without, as in the trainer."""
     examples: int | None = None
     """What it was tuned on; None: a batch made it."""
+    calls: int | None = None
+    """Calls that were repeated for it; None: no call saved it."""
     recorded: tuple[AdapterFile, ...] | None
     """None if the log has no such version."""
     reproduced: tuple[AdapterFile, ...]

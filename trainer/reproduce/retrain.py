@@ -5,7 +5,8 @@
                                                                                          ▲          │ equal: the next
                                                                                          └──────────┴ not: what, and why
 
-A step is a batch's, or a tuning (trainer/reproduce/tuned.py); the line of a policy may have both. The version is made
+A step is a batch's, a tuning (trainer/reproduce/tuned.py), or the calls of a training loop up to one that saved
+(trainer/reproduce/called.py); the line of a policy may have several kinds. The version is made
 again, and those that it was made from.
 
 Every version on the way is compared, and the first that differs is the last: later ones could not be equal. The recipe
@@ -29,7 +30,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from schemas.conventions import OPTIMIZER, trained_elsewhere
-from schemas.events import AdapterEvent, Batch, Coordinates
+from schemas.events import AdapterEvent, Batch, CallOrigin, Coordinates
 from schemas.serde import Poison
 from streams.adapters.store import manifest_of
 from streams.adapters.versions import Version, version_of
@@ -39,6 +40,7 @@ from streams.kafka.history import History
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
+from trainer.reproduce.called import CalledReproduction
 from trainer.reproduce.recorded import (
     GROUPS_ALONE,
     ExampleSources,
@@ -87,6 +89,10 @@ def plan(
         )
     if not 0 <= start < version:
         raise SettingsError(f"version {version} cannot be trained from version {start}; start from 0 to {version - 1}")
+    if start and events[version].origin is not None:
+        raise SettingsError(
+            f"version {version} of {policy} is computed from the first call of its model; leave --from-version out"
+        )
     start, chain = _chain(policy, events, version, start)
     files = _example_files(settings, chain, sources, history)
     adopted = _start_version(events, start, chain[0]) if chain[0].tuning is None else None
@@ -169,6 +175,8 @@ def _parent_of(events: Mapping[int, AdapterEvent], version: int) -> int | None:
     event = events[version]
     if event.tuning is not None:
         return event.tuning.start_version if event.tuning.start_policy is None else None
+    if event.origin is not None:
+        return event.parent_version  # saved before it, and on the way
     if event.last_batch is None:
         return tuning_of(event).start_version  # which raises
     parent = version - 1
@@ -348,6 +356,7 @@ class _Reproduction:
         self._setup = RecordedSetup(self._settings, changed)
         self._keep = planned.version if keep else 1
         self._tuner = TunedReproduction(planned, self._settings, history, folder, changed)
+        self._called = CalledReproduction(self._settings, history, folder, changed)
         self._learner: Learner | None = None
         self._learner_is_of: tuple[Settings, int] | None = None
         self._newest = planned.checkpoint
@@ -358,13 +367,21 @@ class _Reproduction:
     def versions(self) -> Iterator[ReproducedVersion]:
         """Yield each version, up to the first that differs."""
         for step in self._plan.steps:
-            if step.at is None or step.batch is None:
+            if step.event.origin is not None:
+                version = self._repeat_calls(step.event, step.event.origin)
+            elif step.at is None or step.batch is None:
                 version = self._tune(step.event)
             else:
                 version = self._train(step.event, step.at, step.batch)
             yield version
             if not version.equal:
                 return
+
+    def _repeat_calls(self, event: AdapterEvent, origin: CallOrigin) -> ReproducedVersion:
+        """Compute a version that a call saved again."""
+        version, folder = self._called.compute(event, origin)
+        self._made = event, folder
+        return version
 
     def _tune(self, event: AdapterEvent) -> ReproducedVersion:
         """Tune a version again. The step after it begins with a fresh optimizer, as the trainer's did."""

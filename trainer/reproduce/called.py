@@ -1,0 +1,173 @@
+"""Compute weights that a training loop saved again, from its calls alone, for `reproduce`.
+
+    adapters: trained, with origin ──► the model's calls before it ──► apply each again ──► sha256 against the log
+                                       training-calls, training-results: which failed, and what weights each gave
+
+Passes, steps and loads are repeated; calls that failed are skipped, as they changed nothing. Weights that a model
+loaded are taken from the store, where their files are those in the log; how they came about is their own policy's
+reproduction.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from schemas.events import AdapterEvent, CallOrigin, Coordinates, TrainingCall, TrainingResult
+from schemas.serde import Poison
+from streams.adapters import signing, store, stored_tensors
+from streams.adapters.store import manifest_of
+from streams.calls.call_state import place_of
+from streams.errors import CallError, EventError, RefusedError
+from streams.files import Scratch
+from streams.kafka.history import History
+from streams.kafka.record import Record, partition_of
+from streams.kafka.topics import topics
+from streams.settings.model import Settings
+from trainer.calls.apply_call import fresh_state
+from trainer.calls.call_worker import FETCHED, LABEL, RESULTS, call_recipe
+from trainer.calls.called_model import CalledModel, CalledState
+from trainer.calls.resident_models import repeat
+from trainer.reproduce.recorded import RecordedSetup, ReproducedVersion, recorded_events
+from trainer.step.model import pin
+from trainer.step.recipe import RecipeDifference, in_files, in_recipe
+
+
+class ModelCalls:
+    """The calls of one model and their results, as a history has them."""
+
+    def __init__(self, settings: Settings, model: str, history: History, scratch: Path) -> None:
+        """Raises RefusedError if calls are missing, LogError if the log cannot be read."""
+        self._settings, self._model, self._history, self._scratch = settings, model, history, scratch
+        self._places: dict[int, Coordinates] = {}
+        self._results: dict[str, TrainingResult] = {}
+        for record in self._records(LABEL):
+            call = record.decode(TrainingCall)
+            if not isinstance(call, Poison) and call.model == model and (place := place_of(call)) is not None:
+                self._places.setdefault(place, record.at)
+        for record in self._records(RESULTS):
+            result = record.decode(TrainingResult)
+            if not isinstance(result, Poison) and result.model == model:
+                self._results.setdefault(result.call_id, result)
+
+    def _records(self, label: str) -> Iterator[Record]:
+        name = topics(self._settings.topics)[label].name
+        tp = (name, partition_of(self._model, self._settings.topics.policy_partitions))
+        first, end = self._history.bounds([label]).get(tp, (0, 0))
+        return self._history.read({tp: first}, {tp: end})
+
+    def check(self, end: int, version: int) -> None:
+        """Raise RefusedError unless every call before the one at `end` is there."""
+        missing = [place for place in range(end) if place not in self._places]
+        if missing:
+            raise RefusedError(
+                f"version {version}: call {missing[0]} of {self._model} is not in the log, and {len(missing)} of {end} "
+                "are missing; retention has deleted them. Read them from an archive that has them (--source archive)"
+            )
+
+    def calls_of(self, begin: int, end: int) -> Iterator[TrainingCall]:
+        """Yield the calls from one place to below another, with their data."""
+        for start in range(begin, end, FETCHED):
+            part = [self._places[place] for place in range(start, min(end, start + FETCHED))]
+            records = self._history.fetch(part)
+            for at in part:
+                call = records[at].decode(TrainingCall)
+                assert not isinstance(call, Poison), "it was read before"  # noqa: S101
+                yield call
+
+    def result_of(self, call_id: str) -> TrainingResult | None:
+        """Return the result that a call has in the log."""
+        return self._results.get(call_id)
+
+    def data(self, call: TrainingCall) -> bytes:
+        """Return the data of a call. Raises EventError."""
+        if call.data_uri is None:
+            return bytes(call.data.data)
+        return stored_tensors.get(self._settings.adapters.store, call.data_uri, call.data_sha256 or "")
+
+    def weights(self, call: TrainingCall) -> Path:
+        """Return the folder of the weights that a call loads. Raises CallError, EventError."""
+        uri = call.source or ""
+        policy = uri.rstrip("/").rpartition("/")[0].rpartition("/")[2]
+        events = recorded_events(self._settings, policy, self._history)
+        event = next((event for event in events.values() if event.uri == uri), None)
+        if event is None:
+            raise CallError("invalid", f"there are no saved weights {call.path}", "path")
+        signed = signing.expected_signer(self._settings.adapters, policy, event.version)
+        return store.fetch(self._settings.adapters.store, uri, event.files, self._scratch, signed)
+
+
+class CalledReproduction:
+    """Versions that calls saved, computed again in `folder`, each from where the one before it ended."""
+
+    def __init__(self, settings: Settings, history: History, folder: Path, changed: frozenset[str]) -> None:
+        self._settings, self._history, self._folder = settings, history, folder
+        self._setup = RecordedSetup(settings, changed)
+        self._model: CalledModel | None = None
+        self._state: CalledState | None = None
+        self._calls: ModelCalls | None = None
+        self._place = -1
+        self._recipe_differences: dict[str, RecipeDifference] = {}
+
+    def compute(self, event: AdapterEvent, origin: CallOrigin) -> tuple[ReproducedVersion, Path]:
+        """Return the version of this event, compared, and the folder of its adapter.
+
+        Raises RefusedError, SettingsError.
+        """
+        began, number = time.perf_counter(), event.version
+        with Scratch("reproduce") as scratch:
+            model, calls, recipe = self._begin(event, origin, scratch)
+            calls.check(origin.seq_id, number)
+            count = origin.seq_id - max(self._place, 0)
+            self._repeat(model, calls, origin.seq_id)
+            folder = self._folder / str(number)
+            folder.mkdir(parents=True)
+            model.save(folder, optimizer=origin.optimizer)
+        files = manifest_of(folder)
+        for difference in in_recipe(number, event.recipe, recipe):
+            self._recipe_differences.setdefault(difference.name, difference)
+        differences: list[RecipeDifference] = []
+        if differences := in_files(number, event.files, files):
+            differences += self._recipe_differences.values()
+        version = ReproducedVersion(
+            version=number,
+            batch=None,
+            groups=0,
+            refused=0,
+            calls=count,
+            recorded=event.files,
+            reproduced=files,
+            differences=tuple(differences),
+            other_recipe=tuple(self._recipe_differences.values()),
+            seconds=time.perf_counter() - began,
+        )
+        return version, folder
+
+    def _begin(
+        self, event: AdapterEvent, origin: CallOrigin, scratch: Path
+    ) -> tuple[CalledModel, ModelCalls, dict[str, str]]:
+        """Return the model as recorded, its calls, and the recipe here."""
+        used, threads = self._setup.settings_of(event)
+        used = used.model_copy(update={"trainer": used.trainer.model_copy(update={"threads": threads})})
+        pin(used)
+        if self._model is None:
+            self._base = self._setup.base(used, event)
+            self._model = CalledModel(used, self._base)
+            self._place = -1
+        calls = ModelCalls(self._settings, origin.model, self._history, scratch)
+        return self._model, calls, call_recipe(used, self._base)
+
+    def _repeat(self, model: CalledModel, calls: ModelCalls, end: int) -> None:
+        """Repeat the calls after the last one that was repeated, up to and without the one at `end`."""
+        for call in calls.calls_of(self._place + 1, end):
+            place = place_of(call)
+            if place == 0:
+                self._state = fresh_state(model, call)
+                model.enter(self._state)
+            assert self._state is not None and place is not None  # noqa: S101 - the first call makes it
+            try:
+                repeat(model, self._state, call, calls.result_of(call.call_id), calls)
+            except EventError as exc:
+                raise RefusedError(f"call {call.call_id} cannot be repeated: {exc}") from exc
+            self._place = place
