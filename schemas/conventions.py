@@ -42,7 +42,10 @@ OUTSIDE_ENGINE = "outside"
 COST = "cost_usd"
 """What something cost: a component of a score, as a judge's has it, and metadata of a response of an outside model."""
 
-UNSCORED = ("response_failed", "score_failed", "unanswered", "unscored")
+UNRANKED = "unranked"
+"""Why a slot has no score where a source compares all responses to a task: one of its siblings never came."""
+
+UNSCORED = ("response_failed", "score_failed", "unanswered", UNRANKED, "unscored")
 """Reasons to leave out a slot that has no score; any other reason is that of a whole dropped group."""
 
 

@@ -3,7 +3,7 @@
     rounds of sums ──► answers ──► half judged by a rule, half by a person ──► data set ──► retraining
         ──► guard, canary ──► promoted                     then a judge that says yes to everything, and is stopped
 
-Everything is stored in one folder, the Kafka node included, but for the data sets, which are under data/autoretrain.
+Everything is stored in one folder, the Kafka node and the data sets included.
 What is decided is decided by the processes that users run; this one asks, and is the person.
 """
 
@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +188,8 @@ def _demo(options: ImproveDemo, console: Console, began: float) -> Iterator[Impr
         leave_settings(config)
         admin.apply_topics(settings)
         rule = options.folder / "retrain.toml"
-        words = improve_run.commands(improve_run.ImproveOrder.of(rule, read_rule(rule)))
+        order = improve_run.ImproveOrder.of(rule, read_rule(rule))
+        words = improve_run.commands(replace(order, datasets=options.folder / "data" / "autoretrain"))
         answering = stack.enter_context(RestartedProcesses(options.folder / "logs", child_env()))
         improving = stack.enter_context(RestartedProcesses(options.folder / "logs", child_env()))
         for name in ("policy", "scoring", "streams"):

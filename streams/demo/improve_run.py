@@ -47,6 +47,8 @@ class ImproveOrder:
     every: str = "1h"
     """How often."""
     folder: Path = FOLDER
+    datasets: Path | None = None
+    """Where data sets are written; None: where `datasets follow` writes them."""
 
     @classmethod
     def of(cls, file: Path, rule: RetrainRule, *, catalogue: Path | None = None, every: str = "1h") -> ImproveOrder:
@@ -68,10 +70,11 @@ def commands(order: ImproveOrder) -> dict[str, tuple[str, ...]]:
     """Return the arguments of `streamward` by process."""
     policy = ("--policy", order.policy)
     tenant = () if order.tenant is None else ("--tenant", order.tenant)
+    root = () if order.datasets is None else ("--to", str(order.datasets))
     steps: dict[str, tuple[str, ...]] = {
         "streams": ("streams",),
         "curate": ("curate", "follow", *policy, "--purpose", order.purpose),
-        "datasets": ("datasets", "follow", order.dataset, *policy, *tenant, "--new", str(order.least)),
+        "datasets": ("datasets", "follow", order.dataset, *policy, *tenant, *root, "--new", str(order.least)),
         "retrain": ("retrain", "follow", "--rule", str(order.rule.resolve())),
         "jobs": ("jobs", "run"),
         "tune": ("tune", "--jobs"),

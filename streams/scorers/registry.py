@@ -191,7 +191,12 @@ def _parts(source: RewardSource) -> tuple[MixPart, ...]:
 
 def is_of_group(source: RewardSource) -> bool:
     """Return whether a reward source compares all responses to a task, so that they are scored together."""
-    return source.name in SCORERS and SCORERS[source.name].of_group
+    return compares_group(source.name)
+
+
+def compares_group(name: str) -> bool:
+    """Return whether the scorer of this name compares all responses to a task."""
+    return name in SCORERS and SCORERS[name].of_group
 
 
 def named_sources(options: Iterable[str]) -> tuple[RewardSource, ...]:

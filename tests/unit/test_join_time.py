@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schemas.conventions import deadline_ms
-from schemas.events import AdvantagedGroup, Event
+from schemas.events import AdvantagedGroup, Event, RewardSource
 from schemas.serde import decode, encode
 from streams.settings.model import Settings
 from streams.stages.advantages.state import ClosedGroup, OpenGroup, task_info
@@ -29,6 +29,18 @@ def test_expire_drops_the_part_where_the_setting_says_so() -> None:
     group = log.group()
     assert (group.complete, group.dropped_reason, group.responses) == (False, "incomplete", ())
     assert left_out(group) == [(0, "incomplete"), (1, "incomplete"), (2, "unscored"), (3, "unanswered")]
+
+
+def test_what_a_ranking_cannot_compare_since_a_sibling_never_came_is_left_out_by_that_name() -> None:
+    ranked = task(reward_sources=(RewardSource(name="exact"), RewardSource(name="ranking_judge")))
+    slots = answers()
+    log = Log(partial="emit")
+    log.read_all([ranked, *slots[:3], *scores(slots)[:2], control()])
+    assert log.group().dropped_reason == "unscored", "its task may be sent again"
+    assert left_out(log.group()) == [(0, "unranked"), (1, "unranked"), (2, "unscored"), (3, "unanswered")]
+    whole = Log(partial="emit")
+    whole.read_all([ranked, *slots, *scores(slots), control()])
+    assert left_out(whole.group()) == [(slot, "unscored") for slot in range(4)], "all came: the judge is late"
 
 
 def test_expire_takes_the_sampling_that_got_furthest() -> None:

@@ -399,6 +399,15 @@ def test_only_questions_whose_answers_are_checked_train() -> None:
     assert chosen.left_out == {"without a verifier": 2}
 
 
+def test_a_task_of_an_agent_without_scorers_has_those_that_the_agent_was_registered_with() -> None:
+    own = (RewardSource(name="exact", weight=2.0),)
+    bare = task(verifier='{"answer": "11"}', reward_sources=(), purpose="serve", agent="adder", max_turns=3)
+    stranger = changed(bare, task_id="t2", agent="other")
+    chosen = choose([bare, stranger], 10, {"adder": own, "other": ()}.__getitem__)
+    assert (chosen.agent, chosen.reward_sources, len(chosen.questions)) == ("adder", own, 1)
+    assert chosen.left_out == {"without a verifier": 1}
+
+
 def test_a_question_keeps_its_whole_prompt_and_is_asked_once() -> None:
     prompt = (Message(role="system", content="Be brief."), Message(role="user", content="4 + 7 ="))
     twice = [task(task_id=name, verifier='{"answer": "11"}', messages=prompt) for name in ("a", "b")]

@@ -4,14 +4,16 @@
 
 Only answers that are checked against something train: a task without a verifier is left out, since a score that is
 checked against nothing drifts with the policy that it trains. So are runs without a task, and episodes, whose question
-is a seed. One job has one agent and one set of scorers; of several the most frequent is taken.
+is a seed. A task of an agent that names no scorer has those that the agent was registered with when the rule was
+crossed. One job has one agent and one set of scorers; of several the most frequent is taken.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from schemas import json_text
@@ -25,6 +27,7 @@ from streams.kafka.reader import read
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
+from streams.stages.agents.runs.registration import registrations
 from streams.stages.tasks.submit import records_of
 
 
@@ -47,7 +50,8 @@ def questions_of(crossing: TriggerEvent, rule: RetrainRule, settings: Settings, 
     """
     task_ids = list(dict.fromkeys(_task_ids(crossing, rule, settings)))
     tasks = _tasks(settings, task_ids)
-    run_questions = choose((tasks[task_id] for task_id in task_ids if task_id in tasks), limit)
+    rewards = rewards_at(settings, crossing.created_at)
+    run_questions = choose((tasks[task_id] for task_id in task_ids if task_id in tasks), limit, rewards)
     left_out = run_questions.left_out | {"no task": len(task_ids) - len(tasks)}
     if not run_questions.questions:
         reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count) or "there is no run"
@@ -58,11 +62,28 @@ def questions_of(crossing: TriggerEvent, rule: RetrainRule, settings: Settings, 
     return run_questions
 
 
-def choose(tasks: Iterable[Task], limit: int) -> RunQuestions:
+RewardsOfAgent = Callable[[str], tuple[RewardSource, ...]]
+"""The reward sources of an agent's tasks that name none."""
+
+
+def rewards_at(settings: Settings, at_ms: int) -> RewardsOfAgent:
+    """Return the function that gives what an agent was registered with at a time; its first call reads the log."""
+    registered = cache(lambda: registrations(settings))
+
+    def rewards_of_agent(agent_id: str) -> tuple[RewardSource, ...]:
+        events = [event for event in registered().get(agent_id, ()) if event.created_at <= at_ms]
+        return events[-1].reward_sources if events and events[-1].kind == "registered" else ()
+
+    return rewards_of_agent
+
+
+def choose(tasks: Iterable[Task], limit: int, rewards_of_agent: RewardsOfAgent = lambda _: ()) -> RunQuestions:
     """Return the questions of these tasks, each prompt once, at most so many."""
     usable: list[Task] = []
     left_out: Counter[str] = Counter()
     for task in tasks:
+        if not task.reward_sources and task.agent is not None:
+            task = replace(task, reward_sources=rewards_of_agent(task.agent))
         reason = unusable(task)
         if reason is None:
             usable.append(task)

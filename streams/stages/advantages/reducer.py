@@ -30,10 +30,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from schemas.conventions import FEEDBACK
+from schemas.conventions import FEEDBACK, UNRANKED
 from schemas.events import Coordinates, GroupControl, LeftOut, Task
 from streams import advantage_formulas
 from streams.advantage_formulas import FormulaError
+from streams.scorers.registry import compares_group
 from streams.settings.model import Advantages
 from streams.stages.advantages.after_close import after_close, closed_group
 from streams.stages.advantages.checks import (
@@ -313,6 +314,7 @@ def group_content(group: OpenGroup, task: TaskInfo, sampling: SamplingState | No
     """
     counted_ms, members, left_out = [task.timestamp_ms], [], []
     slots = sampling.slots if sampling else {}
+    is_cut = any(slot not in slots for slot in range(task.group_size))
     for slot in range(task.group_size):
         ref = slots.get(slot)
         if ref is None:
@@ -320,7 +322,7 @@ def group_content(group: OpenGroup, task: TaskInfo, sampling: SamplingState | No
             continue
         scores = {} if ref.failed else group.scores.get(ref.response_id, {})
         counted_ms += (ref.timestamp_ms, *[score.timestamp_ms for score in scores.values()])
-        if (reason := _why_left_out(task, ref.failed, scores)) is not None:
+        if (reason := _why_left_out(task, ref.failed, scores, is_cut=is_cut)) is not None:
             left_out.append(LeftOut(slot=slot, response_id=ref.response_id, reason=reason))
             continue
         reward = sum([weight * (scores[name].value or 0.0) for name, weight in task.sources])
@@ -330,12 +332,14 @@ def group_content(group: OpenGroup, task: TaskInfo, sampling: SamplingState | No
     return GroupContent(max(counted_ms), members, left_out)
 
 
-def _why_left_out(task: TaskInfo, failed: bool, scores: Mapping[str, SourceScore]) -> str | None:
+def _why_left_out(task: TaskInfo, failed: bool, scores: Mapping[str, SourceScore], *, is_cut: bool) -> str | None:
+    """Return why a slot has no reward; None if it has one. `is_cut`: a sibling of it never came."""
     if failed:
         return "response_failed"
     values = [scores[name].value for name, _ in task.sources if name in scores]
     if len(values) < len(task.sources):
-        return "unscored"
+        missing = (name for name, _ in task.sources if name not in scores)
+        return UNRANKED if is_cut and all(map(compares_group, missing)) else "unscored"
     return "score_failed" if None in values else None
 
 

@@ -8,8 +8,8 @@ alone has the group scored. Nothing is kept for it: the others are done with, an
 reads back what it had. Killed before the last response is committed, the next process scores the group again, with the
 same request and under the same ids.
 
-Not covered: a group whose responses are more than LOOKBACK_S apart where an agent started in between, or one of which a
-response never comes; its responses have no reward of such a scorer.
+Not covered: a group whose responses are more than LOOKBACK_S apart where an agent started in between. Of a group of
+which a response never comes the others have no reward of such a scorer, and the group says so (`unranked`).
 """
 
 from __future__ import annotations

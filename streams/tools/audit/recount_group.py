@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from schemas.conventions import UNRANKED
 from schemas.events import Coordinates, derive_id
 from streams.tools.audit.facts import (
     RECORDED_LAG,
@@ -201,7 +202,9 @@ class _Check:
         rewards = [self._scores.get((response.response_id, source)) for source, _ in self._task.sources]
         found = [reward for reward in rewards if reward is not None]
         self._stamps += [reward.ms for reward in found]
-        if reason == "unscored":
+        if reason == UNRANKED and all(why != "unanswered" for _, _, why in group.left_out):
+            yield _wrong(group, f"slot {slot} is left out as {reason}, but no slot is unanswered")
+        if reason in ("unscored", UNRANKED):
             self._is_whole = self._is_sure = False
             if len(found) == len(rewards) and not any(self._view.lettered(one.at, "advantages") for one in found):
                 yield from self._came_later(max(found, key=lambda reward: reward.at.offset, default=response), slot)

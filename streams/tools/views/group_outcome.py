@@ -38,6 +38,7 @@ LEFT_OUT_OF_GROUP = {
     "response_failed": "the answer failed",
     "score_failed": "a scorer gave up on it",
     "unanswered": "it was not answered in time",
+    "unranked": "a sibling of it never came, and a scorer that compares all of them had nothing to rank",
     "unscored": "a reward was missing when the group was closed",
     "incomplete": "the group was dropped, as others of its slots were missing",
     "too_few_scored": "the group was dropped, as too few of its answers had scores",
