@@ -14,7 +14,7 @@
 {{- $urls = concat $urls (splitList "," (include "streamward.servers" .)) }}
 {{- end }}
 {{- range $component := include "streamward.components" . | splitList " " }}
-{{- $own := default dict (index $.Values $component).settings }}
+{{- $own := default dict (include "streamward.own" (dict "root" $ "component" $component) | fromJson).settings }}
 {{- range $section, $key := dict "tracing" "otlp_endpoint" "scoring" "judge_url" "login" "oidc_issuer" }}
 {{- $urls = append $urls (get (default dict (get $.Values.settings $section)) $key) }}
 {{- $urls = append $urls (get (default dict (get $own $section)) $key) }}

@@ -1,12 +1,31 @@
 {{/* Shared by all templates. A component is one of streams, scoring, policy, trainer, jobs, tuner, serve, audit,
-     archive, topics, schemas, and vllm, which has no settings. */}}
+     archive, topics, schemas, the parts of improve, and vllm, which has no settings. */}}
 
 {{- define "streamward.components" -}}
 {{- $found := list "streams" "scoring" "policy" "trainer" -}}
 {{- range $component := list "jobs" "tuner" "serve" "audit" "archive" -}}
 {{- if (index $.Values $component).enabled -}}{{- $found = append $found $component -}}{{- end -}}
 {{- end -}}
+{{- range $component := include "streamward.improvers" . | splitList " " -}}
+{{- if (index $.Values.improve $component).enabled -}}{{- $found = append $found $component -}}{{- end -}}
+{{- end -}}
 {{- join " " $found -}}
+{{- end -}}
+
+{{/* The parts of `improve`. */}}
+{{- define "streamward.improvers" -}}
+curate datasets retrain selfplay
+{{- end -}}
+
+{{/* The values of a component as JSON: a part of `improve` has its own, and those of all parts. */}}
+{{- define "streamward.own" -}}
+{{- $parts := include "streamward.improvers" . | splitList " " -}}
+{{- $improve := .root.Values.improve -}}
+{{- if has .component $parts -}}
+{{- toJson (merge (deepCopy (index $improve .component)) (omit $improve "curate" "datasets" "retrain" "selfplay")) -}}
+{{- else -}}
+{{- toJson (index .root.Values .component) -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "streamward.fullname" -}}
@@ -33,18 +52,18 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 
-{{/* The archive needs packages of the model image; it takes the CPU image if policy or trainer does. */}}
+{{/* Archive and data sets need packages of the model image; they take the CPU image if policy or trainer does. */}}
 {{- define "streamward.image" -}}
 {{- $pinned := .root.Values.vllm.image -}}
 {{- if eq .component "vllm" -}}
 {{- ternary (printf "%s@%s" $pinned.repository $pinned.digest) (printf "%s:%s" $pinned.repository $pinned.tag) (ne $pinned.digest "") -}}
 {{- else -}}
-{{- $kind := ternary "model" "streams" (has .component (list "policy" "trainer" "tuner" "serve" "archive")) -}}
+{{- $kind := ternary "model" "streams" (has .component (list "policy" "trainer" "tuner" "serve" "archive" "datasets")) -}}
 {{- $image := index .root.Values.images $kind -}}
 {{- $suffix := "" -}}
 {{- if eq $kind "model" -}}
-{{- $gpus := list (index .root.Values .component).gpus -}}
-{{- if eq .component "archive" -}}{{- $gpus = list .root.Values.policy.gpus .root.Values.trainer.gpus -}}{{- end -}}
+{{- $gpus := list (include "streamward.own" . | fromJson).gpus -}}
+{{- if has .component (list "archive" "datasets") -}}{{- $gpus = list .root.Values.policy.gpus .root.Values.trainer.gpus -}}{{- end -}}
 {{- $suffix = "-cuda" -}}
 {{- range $gpus -}}{{- if eq (int .) 0 -}}{{- $suffix = "-cpu" -}}{{- end -}}{{- end -}}
 {{- end -}}
@@ -57,7 +76,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 
 {{- define "streamward.autoscaled" -}}
-{{- with (index .root.Values .component).autoscaling }}{{ ternary "" "yes" (eq .kind "none") }}{{ end -}}
+{{- with (include "streamward.own" . | fromJson).autoscaling }}{{ ternary "" "yes" (eq .kind "none") }}{{ end -}}
 {{- end -}}
 
 {{/* Whether policy and serve use vLLM servers, the chart's or existing ones. */}}
@@ -73,11 +92,22 @@ yes
 {{- end -}}
 {{- end -}}
 
-{{/* Arguments of a component's process, which is one of many in a fleet. */}}
+{{/* Arguments of a component's process, which is one of many in a fleet. Those of `improve` have a text of the values as a
+     file, or arguments of the user's. */}}
 {{- define "streamward.args" -}}
-{{- $own := index .root.Values .component -}}
+{{- $own := include "streamward.own" . | fromJson -}}
 {{- $commands := dict "policy" "policy" "trainer" "train" "serve" "serve" "jobs" "jobs, run" "tuner" "tune, --jobs" "archive" "archive, sync, --follow" -}}
-{{- if eq .component "audit" -}}
+{{- if eq .component "curate" -}}
+curate, follow
+{{- range $own.args }}, {{ toJson . }}{{ end -}}
+{{- else if eq .component "datasets" -}}
+datasets, follow, {{ required "improve.datasets.enabled is true and improve.datasets.name is not set: name the data set" $own.name | toJson }}
+{{- range $own.args }}, {{ toJson . }}{{ end -}}
+{{- else if eq .component "retrain" -}}
+retrain, follow, --rule, /etc/streamward/files/{{ include "streamward.fileName" . }}
+{{- else if eq .component "selfplay" -}}
+selfplay, run, /etc/streamward/files/{{ include "streamward.fileName" . }}, --every, {{ toJson $own.every }}
+{{- else if eq .component "audit" -}}
 audit, --follow, --listen, "0.0.0.0:{{ .root.Values.metrics.port }}", --every, "{{ $own.everySeconds }}"
 {{- else -}}
 {{ get $commands .component | default .component }}
@@ -91,6 +121,23 @@ audit, --follow, --listen, "0.0.0.0:{{ .root.Values.metrics.port }}", --every, "
 {{- end -}}
 {{- end -}}
 
+{{/* The file that a component reads, if it reads one: its name, its text, and the ConfigMap that holds it. That is named by
+     the text, so a Pod of an older revision that restarts finds no newer one. */}}
+{{- define "streamward.fileName" -}}
+{{- get (dict "retrain" "retrain.toml" "selfplay" "catalogue.yaml") .component -}}
+{{- end -}}
+
+{{- define "streamward.fileText" -}}
+{{- $own := include "streamward.own" . | fromJson -}}
+{{- $key := get (dict "retrain" "rule" "selfplay" "catalogue") .component -}}
+{{- $path := printf "improve.%s.%s" .component $key -}}
+{{- required (printf "improve.%s.enabled is true and %s is empty: give the text, e.g. --set-file %s=%s" .component $path $path (include "streamward.fileName" .)) (get $own $key) -}}
+{{- end -}}
+
+{{- define "streamward.fileConfigMap" -}}
+{{- printf "%s-%s-%s" (include "streamward.fullname" .root) .component (include "streamward.fileText" . | sha256sum | trunc 8) -}}
+{{- end -}}
+
 {{/* URLs of the servers, one each: an adapter is loaded into a single server. */}}
 {{- define "streamward.servers" -}}
 {{- $urls := list -}}
@@ -102,7 +149,7 @@ audit, --follow, --listen, "0.0.0.0:{{ .root.Values.metrics.port }}", --every, "
 {{- end -}}
 
 {{- define "streamward.saslSecret" -}}
-{{- $own := index .root.Values .component -}}
+{{- $own := include "streamward.own" . | fromJson -}}
 {{- default .root.Values.kafka.sasl.secret $own.saslSecret -}}
 {{- end -}}
 
@@ -110,7 +157,7 @@ audit, --follow, --listen, "0.0.0.0:{{ .root.Values.metrics.port }}", --every, "
      `settings` may not give. */}}
 {{- define "streamward.settings" -}}
 {{- $values := .root.Values -}}
-{{- $own := index $values .component -}}
+{{- $own := include "streamward.own" . | fromJson -}}
 {{- $kafka := dict "bootstrap" (required "kafka.bootstrap is not set; give host:port of a broker" $values.kafka.bootstrap) -}}
 {{- $_ := set $kafka "security_protocol" $values.kafka.securityProtocol -}}
 {{- $sasl := hasPrefix "SASL" $values.kafka.securityProtocol -}}
@@ -171,7 +218,7 @@ audit, --follow, --listen, "0.0.0.0:{{ .root.Values.metrics.port }}", --every, "
 {{- if eq .component "archive" -}}
 {{- $_ := set $derived "archive" (dict "store" (default "/var/lib/streamward/archive" $own.url)) -}}
 {{- end -}}
-{{- if and $values.metrics.port (has .component (list "streams" "scoring" "policy" "trainer" "jobs" "tuner" "serve" "archive")) -}}
+{{- if and $values.metrics.port (has .component (list "streams" "scoring" "policy" "trainer" "jobs" "tuner" "serve" "archive" "curate" "datasets" "retrain" "selfplay")) -}}
 {{- $_ := set $derived "metrics" (dict "host" "0.0.0.0" "port" (int $values.metrics.port)) -}}
 {{- end -}}
 {{- range $section, $keys := $derived -}}
@@ -221,7 +268,7 @@ capabilities:
 {{/* Settings are variables of the Pod template, so a Pod of an older revision that restarts has the settings it was rendered
      with. Kubernetes reads $(NAME) in a value as a reference, and $$ as $. A setting from a Secret takes precedence. */}}
 {{- define "streamward.env" -}}
-{{- $secret := default dict (index .root.Values .component).secretSettings }}
+{{- $secret := default dict (include "streamward.own" . | fromJson).secretSettings }}
 {{- range $section, $keys := include "streamward.settings" . | fromJson }}
 {{- range $key, $value := $keys }}
 {{- if not (hasKey $secret (printf "%s.%s" $section $key)) }}
@@ -269,7 +316,7 @@ capabilities:
 {{- if include "streamward.registryFiles" . }}
 - {name: registry, mountPath: /etc/streamward/registry, readOnly: true}
 {{- end }}
-{{- if (index .root.Values .component).secretSettings }}
+{{- if (include "streamward.own" . | fromJson).secretSettings }}
 - {name: secrets, mountPath: /etc/streamward/secrets, readOnly: true}
 {{- end }}
 {{- if has .component (list "policy" "trainer" "tuner" "serve") }}
@@ -286,6 +333,12 @@ capabilities:
 {{- end }}
 {{- if eq .component "trainer" }}
 - {name: checkpoints, mountPath: /var/lib/streamward/checkpoints}
+{{- end }}
+{{- if include "streamward.fileName" . }}
+- {name: files, mountPath: /etc/streamward/files, readOnly: true}
+{{- end }}
+{{- if and (eq .component "datasets") .root.Values.improve.datasets.existingClaim }}
+- {name: data, mountPath: /var/lib/streamward/data}
 {{- end }}
 {{- if include "streamward.signingSecret" . }}
 - {name: signing, mountPath: /etc/streamward/signing, readOnly: true}
@@ -342,7 +395,7 @@ capabilities:
           items: [{key: ca.crt, path: ca.crt}]
     {{- end }}
 {{- end }}
-{{- with (index .root.Values .component).secretSettings }}
+{{- with (include "streamward.own" . | fromJson).secretSettings }}
 - name: secrets
   projected:
     defaultMode: 0440
@@ -355,7 +408,7 @@ capabilities:
 {{- end }}
 {{- if has .component (list "policy" "trainer" "tuner" "serve") }}
 - name: cache
-  emptyDir: {sizeLimit: {{ (index .root.Values .component).cache.size }}}
+  emptyDir: {sizeLimit: {{ (include "streamward.own" . | fromJson).cache.size }}}
 {{- if not .root.Values.adapterStore.url }}
 - name: adapters
   persistentVolumeClaim:
@@ -378,6 +431,15 @@ capabilities:
 - name: checkpoints
   persistentVolumeClaim:
     claimName: {{ default (printf "%s-checkpoints" $name) .root.Values.trainer.checkpoints.existingClaim }}
+{{- end }}
+{{- if include "streamward.fileName" . }}
+- name: files
+  configMap: {name: {{ include "streamward.fileConfigMap" . }}}
+{{- end }}
+{{- if and (eq .component "datasets") .root.Values.improve.datasets.existingClaim }}
+- name: data
+  persistentVolumeClaim:
+    claimName: {{ .root.Values.improve.datasets.existingClaim }}
 {{- end }}
 {{- with include "streamward.signingSecret" . }}
 {{- $key := ternary "adapters.key" "adapters.pub" (has $.component (list "trainer" "tuner")) }}
@@ -446,7 +508,7 @@ readinessProbe:
 {{- end -}}
 
 {{- define "streamward.resources" -}}
-{{- $own := index .root.Values .component -}}
+{{- $own := include "streamward.own" . | fromJson -}}
 {{- $gpus := dict -}}
 {{- if gt (int (default 0 $own.gpus)) 0 -}}
 {{- $_ := set $gpus "limits" (dict $own.gpuResource (int $own.gpus)) -}}
@@ -456,7 +518,7 @@ readinessProbe:
 
 
 {{- define "streamward.placement" -}}
-{{- $own := index .root.Values .component -}}
+{{- $own := include "streamward.own" . | fromJson -}}
 {{- with $own.nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
 {{- end }}

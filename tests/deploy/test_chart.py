@@ -72,6 +72,9 @@ def test_the_program_takes_every_command_line(case: str) -> None:
         expected["topics"] = "topics apply"
     if "tuner" in VALUES[case]:
         expected["tuner"] = "tune"
+    if "improve" in VALUES[case]:
+        expected |= {"curate": "curate follow", "datasets": "datasets follow"}
+        expected |= {"retrain": "retrain follow", "selfplay": "selfplay run"}
     if "audit" in VALUES[case]:
         expected["audit"] = "audit"
     if "archive" in VALUES[case]:

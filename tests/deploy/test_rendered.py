@@ -1,6 +1,7 @@
 """The processes of the chart, started as it renders them, on a real log: command, environment and mounted files.
 
     helm template ──► hook: the topics ──► streams, scoring, policy, trainer, jobs, tuner, serve, audit, archive,
+                      what learns from served runs
                       all replicas ──► their probes say ready ──► tasks ──► a version, trained and served
                       ──► a call with a key ──► helm test, audit
 
@@ -33,7 +34,7 @@ from streams.settings.model import Settings, Topics
 from tests import skips
 from tests.deploy.test_cluster import OPT_IN
 from tests.support.deploy.container import Container, Host, Process, of_pod
-from tests.support.deploy.rendered_chart import Object, helm, needs_helm, spec_of
+from tests.support.deploy.rendered_chart import IMPROVE, Object, helm, merged, needs_helm, spec_of
 from tests.support.doubles.guarded_http import guarding
 from tests.support.factories import task
 from tests.support.log.principals import rights
@@ -45,7 +46,8 @@ from tests.unit.test_adapter_signing import key_pair
 
 pytestmark = [pytest.mark.kafka, needs_helm]
 
-COMPONENTS = ("streams", "scoring", "policy", "trainer", "jobs", "tuner", "serve", "audit", "archive")
+IMPROVERS = ("curate", "datasets", "retrain", "selfplay")
+COMPONENTS = ("streams", "scoring", "policy", "trainer", "jobs", "tuner", "serve", "audit", "archive", *IMPROVERS)
 PREFIX = "secured."
 USERS = {name: f'{name} "and"; = \\\\ü' for name in ("topics", *COMPONENTS)}
 """Passwords by user; no two are alike, and each has what a format might stumble over."""
@@ -161,7 +163,8 @@ SECURED: Object = {
         "sasl": {"mechanism": "PLAIN"},
         "tls": {"caSecret": "authority"},
     },
-    **{name: {"saslSecret": f"for-{name}"} for name in USERS},
+    **{name: {"saslSecret": f"for-{name}"} for name in USERS if name not in IMPROVERS},
+    "improve": merged(IMPROVE, {name: {"saslSecret": f"for-{name}"} for name in IMPROVERS}),
     "tuner": {"saslSecret": "for-tuner", "enabled": True},
     "serve": {"saslSecret": "for-serve", "enabled": True, "loginSecret": "login"},
     "audit": {"saslSecret": "for-audit", "enabled": True, "everySeconds": 2},
@@ -296,7 +299,7 @@ def test_the_topics_are_those_of_the_program(release: Release) -> None:
 
 
 def test_a_principal_may_not_write_what_is_not_its_own(release: Release) -> None:
-    for name in ("scoring", "policy", "trainer", "tuner", "audit", "archive"):
+    for name in ("scoring", "policy", "trainer", "tuner", "audit", "archive", "curate", "datasets", "retrain"):
         done = release.by_name[name][0].execute("streamward", "tasks", "submit", "-", stdin=asked(17))
         assert done.returncode == 5 and "authorization failed" in done.stderr
 

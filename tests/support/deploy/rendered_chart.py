@@ -46,6 +46,20 @@ SECURED: Object = {
         "secretSettings": {"scoring.judge_key": {"secret": "judge", "key": "api-key"}},
     },
 }
+IMPROVE: Object = {
+    "curate": {"enabled": True, "replicas": 2, "args": ["--policy", "coach"]},
+    "datasets": {"enabled": True, "name": "good", "args": ["--new", "50"], "existingClaim": "mine"},
+    "retrain": {
+        "enabled": True,
+        "rule": 'name = "good"\npolicy = "p"\nactions = ["tune"]\n[when]\npromotable = 50\n[tune]\nmethod = "sft"\n',
+    },
+    "selfplay": {
+        "enabled": True,
+        "catalogue": "name: sums\nscenarios:\n  - {name: s, questions: [{question: '1 + 1 =', expected: 2}]}\n",
+        "every": "6h",
+    },
+    "settings": {"scoring": {"judge_url": "http://judge:8200/v1", "judge_model": "judge"}},
+}
 VALUES: dict[str, Object] = {
     "least": BOOTSTRAP,
     "secured": SECURED,
@@ -83,6 +97,7 @@ VALUES: dict[str, Object] = {
         "signing": {"privateSecret": "private", "publicSecret": "public"},
         "jobs": {"replicas": 2, "settings": {"jobs": {"max_budget_usd": 100.0}}},
         "tuner": {"enabled": True, "replicas": 2},
+        "improve": IMPROVE,
         "serve": {
             "enabled": True,
             "loginSecret": "login",
@@ -171,6 +186,7 @@ FACTORS: dict[str, tuple[Object, ...]] = {
     "signing": ({}, {"signing": {"privateSecret": "private", "publicSecret": "public"}}),
     "jobs": ({}, {"jobs": {"replicas": 2}}, {"jobs": {"enabled": False}}),
     "tuner": ({}, {"tuner": {"enabled": True, "gpus": 1}}),
+    "improve": ({}, {"improve": IMPROVE}),
     "serve": (
         {},
         {"serve": {"enabled": True}},

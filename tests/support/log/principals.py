@@ -20,6 +20,9 @@ PRINCIPALS = (
     "jobs",
     "tuner",
     "curate",
+    "datasets",
+    "retrain",
+    "selfplay",
     "audit",
     "archive",
 )
