@@ -5,7 +5,8 @@
 The tokenizer, which takes seconds to load, is read only if a prompt may be too long, or the chat template refuses any
 messages.
 
-Not covered: a base that is not on this machine, servers with a shorter context, and what agents and episodes ask.
+Not covered: a base that is not on this machine, an image without transformers, servers with a shorter context, and what
+agents and episodes ask.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ def unanswerable_prompts(settings: Settings, tasks: Iterable[Task]) -> Iterator[
         if not can_refuse and size < context_tokens:
             continue
         try:
-            _renderer(settings.model.base, context_tokens).tokens(task.messages)
+            renderer = _renderer(settings.model.base, context_tokens)
+        except ImportError:  # no tokenizer in this image: the policy finds it
+            return
+        try:
+            renderer.tokens(task.messages)
         except EventError as exc:
             yield task, str(exc)
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests import skips
 from tests.support.deploy.small_image import hidden, hide, listed
+from tests.support.models.tiny import save_tiny
 
 ROOT = Path(__file__).parents[2]
 
@@ -108,6 +109,17 @@ def test_a_command_in_the_small_image_says_that_no_broker_answers(tmp_path: Path
     command = [sys.executable, "-m", "streams.cli", "--set", "kafka.bootstrap=127.0.0.1:1", "topics", "list"]
     done = subprocess.run(command, env=seen, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 5 and done.stderr.startswith("Error: Kafka at 127.0.0.1:1 did not answer"), done.stderr
+
+
+def test_tasks_are_submitted_in_the_small_image_though_its_model_has_no_tokenizer_there(tmp_path: Path) -> None:
+    seen = {**os.environ, "PYTHONPATH": f"{hide(tmp_path / 'hiding')}{os.pathsep}{ROOT}"}
+    options = ("--set", "kafka.bootstrap=127.0.0.1:1", "--set", f"model.base={save_tiny(tmp_path / 'tiny')}")
+    done = subprocess.run(
+        [sys.executable, "-m", "streams.cli", *options, "tasks", "submit", "-"],
+        input='{"messages": [{"role": "user", "content": "1 7"}], "purpose": "serve"}',
+        env=seen, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 5 and "Error: Kafka at 127.0.0.1:1 did not answer" in done.stderr, done.stderr
 
 
 def test_what_the_small_image_does_not_install_is_hidden() -> None:
