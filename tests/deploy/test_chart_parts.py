@@ -290,7 +290,8 @@ def test_another_rule_is_another_config_map() -> None:
     def name(promotable: int) -> str:
         rule = f"[when]\npromotable = {promotable}\n"
         done = helm({**BOOTSTRAP, "improve": {"retrain": {"enabled": True, "rule": rule}}})
-        (found,) = [one for one in safe_load_all(done.stdout) if one is not None and one["kind"] == "ConfigMap"]
+        made = [one for one in safe_load_all(done.stdout) if one is not None and one["kind"] == "ConfigMap"]
+        (found,) = [one for one in made if "-retrain-" in one["metadata"]["name"]]
         assert found["data"] == {"retrain.toml": rule}
         return str(found["metadata"]["name"])
 
@@ -346,7 +347,7 @@ def test_the_server_asks_for_keys_where_its_service_sends_them_and_one_pod_numbe
     assert service["spec"]["ports"] == [{"name": "http", "port": 8790, "targetPort": "http"}]
     assert service["spec"]["selector"].items() <= found["spec"]["template"]["metadata"]["labels"].items()
     assert str(said.adapters.verify_key) == "/etc/streamward/signing/adapters.pub" and said.adapters.signing_key is None
-    with pytest.raises(ValidationError, match="there are no keys"):
+    with pytest.raises(ValidationError, match="without keys any client may call it"):
         Serve(host=said.serve.host)
 
 
