@@ -20,8 +20,8 @@ from trainer.calls.custom_loss import CustomLoss
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
 
-RECORDED = json.loads((Path(__file__).parents[1] / "strangers" / "custom_losses.json").read_text())
-"""Written by tests/strangers/custom_losses.py with the SDK itself."""
+RECORDED = json.loads((Path(__file__).parents[1] / "strangers" / "tinker" / "custom_losses.json").read_text())
+"""Written by tests/strangers/tinker/custom_losses.py with the SDK itself."""
 
 
 def node(op: str, name: str, target: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
