@@ -3,7 +3,7 @@
     python losses.py            a line of JSON: of each loss how far apart loss, logprobs and weights after a step are
 
 Needs TINKER_BASE_URL, TINKER_API_KEY and a server. The client's side is forward_backward_custom with a plain function:
-the SDK runs it on logprobs of a forward pass, differentiates it here, and sends weights for cross_entropy. A custom loss
+the SDK runs it on logprobs of a forward pass, differentiates it here, and sends weights for cross_entropy. A custom one
 is sent as a graph, and run on the client as a function. Weights after the step are compared by the logprobs that they
 give; Adam's eps is large, so that a step is about as large as its gradient and noise is not blown up to a whole step.
 """
