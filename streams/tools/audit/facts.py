@@ -208,11 +208,13 @@ class AdapterFact(NamedTuple):
     """Of a tuned version: the partition and the offsets of its groups, none for a file; None: it was not tuned."""
     is_outside: bool = False
     """Whether the version is a model that another server answers for."""
+    origin: str | None = None
+    """The training call that saved the version."""
 
     @property
     def takes_batch(self) -> bool:
         """Whether a batch made it, or it took the place of one."""
-        return self.tuned_on is None and not self.is_outside
+        return self.tuned_on is None and not self.is_outside and self.origin is None
 
 
 class TurnFact(NamedTuple):
@@ -287,6 +289,29 @@ class TriggerFact(NamedTuple):
     """-1: it is of no time."""
     job_id: str | None
     has_own_id: bool
+
+
+class CallFact(NamedTuple):
+    """A training call."""
+
+    at: Coordinates
+    call_id: str
+    place: int | None
+    """In the order of its model's; None: it has none."""
+    is_answered: bool
+    """Whether it gets a result."""
+
+
+class CallResultFact(NamedTuple):
+    """What became of a training call."""
+
+    at: Coordinates
+    call_id: str
+    source_offset: int
+    """Of its call."""
+    version: int | None
+    content: int
+    """A digest over what two results of one call must agree in."""
 
 
 class AgreementFact(NamedTuple):
@@ -383,6 +408,8 @@ Fact = (
     | JobFact
     | MonthFact
     | TriggerFact
+    | CallFact
+    | CallResultFact
     | CurationFact
     | DatasetFact
     | LetterFact

@@ -31,6 +31,8 @@ from schemas.events import (
     Reward,
     Sampling,
     Task,
+    TrainingCall,
+    TrainingResult,
     TrajectoryEvent,
     TriggerEvent,
     Tuning,
@@ -39,12 +41,15 @@ from schemas.events import (
 )
 from schemas.serde import Poison
 from schemas.tokens import TokenIds
+from streams.calls.call_state import ANSWERED, place_of
 from streams.kafka.record import Record
 from streams.kafka.topics import Topic
 from streams.tools.audit.facts import (
     AdapterFact,
     AgreementFact,
     BatchFact,
+    CallFact,
+    CallResultFact,
     ControlFact,
     CurationFact,
     DatasetFact,
@@ -294,6 +299,7 @@ def _adapter(record: Record, event: AdapterEvent) -> AdapterFact:
         files=digest(event.files),
         tuned_on=None if event.tuning is None else _tuned_on(event.tuning),
         is_outside=event.outside is not None,
+        origin=None if event.origin is None else event.origin.call_id,
     )
 
 
@@ -359,6 +365,16 @@ def _trigger(record: Record, event: TriggerEvent) -> TriggerFact:
         job_id=event.job_id,
         has_own_id=event.event_id == derive_id(event.rule, event.kind, event.sequence),
     )
+
+
+def _call(record: Record, call: TrainingCall) -> CallFact:
+    return CallFact(record.at, call.call_id, place_of(call), call.kind in ANSWERED)
+
+
+def _call_result(record: Record, result: TrainingResult) -> CallResultFact:
+    outputs = result.outputs_sha256 or sha256(result.outputs.data).hexdigest()
+    content = digest(result.error, result.version, result.uri, result.state_sha256, result.response, outputs)
+    return CallResultFact(record.at, result.call_id, result.source_offset, result.version, content)
 
 
 def _curation(record: Record, event: CurationEvent) -> CurationFact:
@@ -444,6 +460,8 @@ _FACTS: dict[type[Event], Any] = {
     TrajectoryEvent: _run,
     JobEvent: _job,
     TriggerEvent: _trigger,
+    TrainingCall: _call,
+    TrainingResult: _call_result,
     CurationEvent: _curation,
     DatasetEvent: _dataset,
     DeadLetter: _letter,

@@ -43,6 +43,8 @@ from streams.tools.audit.facts import (
     AuditFinding,
     AuditView,
     BatchFact,
+    CallFact,
+    CallResultFact,
     Category,
     CurationFact,
     DatasetFact,
@@ -61,10 +63,11 @@ from streams.tools.audit.facts import (
     Unusable,
 )
 from streams.tools.audit.records import event_and_key, fact_of, mark_of
+from streams.tools.audit.recount_calls import CallStory, recount_calls
 from streams.tools.audit.recount_curation import ends_of_runs, recount_curation
 from streams.tools.audit.recount_dataset import DatasetStory, recount_dataset
 from streams.tools.audit.recount_job import JobStory, recount_job, recount_months
-from streams.tools.audit.recount_policy import PolicyLedger, recount_policy
+from streams.tools.audit.recount_policy import PolicyLedger, first_trained, recount_policy
 from streams.tools.audit.recount_task import JOIN, SCORER, STREAMS, recount_task
 from streams.tools.audit.recount_trajectory import RunStory, recount_run
 from streams.tools.audit.recount_trigger import RuleStory, recount_rule, stray_jobs
@@ -85,12 +88,14 @@ READERS = {
 }
 """By topic: who must write a dead letter about a record that is unreadable. Consumer group, or how its name begins,
 and stage."""
-ONLY_PLACED = (
-    *("experiments", "agents", "access", "samples", "queues", "prompts", "training-results", "training-calls"),
-)
+OF_CALLS = ("training-results", "training-calls")
+ONLY_PLACED = ("experiments", "agents", "access", "samples", "queues", "prompts")
 """Topics about other logs, programs, keys and decisions: of their records only this is checked, that each is where its
 key belongs."""
-NO_HORIZON = ("tasks", "adapters", "turns", "trajectories", "jobs", "triggers", "curation", "datasets", *ONLY_PLACED)
+NO_HORIZON = (
+    *("tasks", "adapters", "turns", "trajectories", "jobs", "triggers", "curation", "datasets"),
+    *(*OF_CALLS, *ONLY_PLACED),
+)
 """Topics whose retention hides nothing of what a group is recounted from."""
 UNLETTERED = {
     "dead-letters": "a dead letter",
@@ -166,6 +171,7 @@ class Ledger:
         self._jobs: dict[str, JobStory] = {}
         self._months: list[MonthFact] = []
         self._rules: dict[str, RuleStory] = {}
+        self._calls: dict[str, CallStory] = {}
         self._verdicts: list[CurationFact] = []
         self._datasets: dict[str, DatasetStory] = {}
         self._letters: dict[Coordinates, list[LetterFact]] = {}
@@ -212,6 +218,10 @@ class Ledger:
                 self._jobs.setdefault(event.job_id, JobStory(event.policy)).events.append(fact)
             case TriggerFact():
                 self._rules.setdefault(event.rule, RuleStory(event.rule, event.policy)).events.append(fact)
+            case CallFact():
+                self._calls.setdefault(event.model, CallStory(event.model)).calls.append(fact)
+            case CallResultFact():
+                self._calls.setdefault(event.model, CallStory(event.model)).results.append(fact)
             case MonthFact():
                 self._months.append(fact)
             case CurationFact():
@@ -277,6 +287,9 @@ class Ledger:
         for rule in self._rules.values():
             if policy in (None, rule.policy):
                 _add(whole, recount_rule(rule, ordered, settled=reach.settled))
+        for loop in self._calls.values():
+            if policy in (None, loop.policy):
+                _add(whole, recount_calls(loop, first_trained(self._policies.get(loop.policy)), view))
         if self._verdicts:
             _add(whole, self._curation(view, policy))
         for dataset in self._datasets.values():

@@ -46,6 +46,15 @@ class PolicyLedger:
     adapters: list[AdapterFact] = field(default_factory=list)
 
 
+def first_trained(ledger: PolicyLedger | None) -> dict[int, AdapterFact]:
+    """Return the first `trained` of each version of a policy."""
+    trained: dict[int, AdapterFact] = {}
+    for event in () if ledger is None else ledger.adapters:
+        if event.kind == "trained":
+            trained.setdefault(event.version, event)
+    return trained
+
+
 def recount_policy(ledger: PolicyLedger, view: AuditView) -> TaskOutcome:
     """Return what is wrong with the groups, batches and adapters of one policy, and what is still to come."""
     recount = _PolicyRecount(ledger, view)

@@ -89,6 +89,9 @@ class Report:
         if n["crossings"]:  # only where there are rules
             parts = {"with a job": n["crossings with a job"], "with tasks": n["crossings without a job"]}
             lines.append(("crossings of rules", n["crossings"], {**parts, "open": n["crossings open"]}))
+        if n["calls"]:  # only where training loops have called
+            parts = {"with a result": n["calls with a result"], "without one": n["calls lost"], "open": n["calls open"]}
+            lines.append(("training calls", n["calls"], parts))
         return [
             (what, f"{total} = " + " + ".join(f"{count} {name}" for name, count in parts.items()),
              total == sum(parts.values()))

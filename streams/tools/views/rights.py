@@ -96,7 +96,15 @@ def _tenant_definitions(tenant: str) -> str:
         "dead_letters": f"CASE WHEN {keyed_by_policy} THEN starts_with({key}, {prefix}) "
         f"ELSE {key} IN (FROM own_tasks) END",
     }
-    invisible = ("agents", "experiments", "group_control", *ACCESS_TOPICS, "key_use", "lineage", "spans")
+    invisible: tuple[str, ...] = (
+        "agents",
+        "experiments",
+        "group_control",
+        *ACCESS_TOPICS,
+        "key_use",
+        "lineage",
+        "spans",
+    )
     invisible += ("samples", "queues")
     conditions |= dict.fromkeys((*invisible, "group_responses"), "false")
     conditions |= {f"unique_{label}": conditions[label] for label in UNIQUE}

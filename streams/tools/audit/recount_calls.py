@@ -1,0 +1,150 @@
+"""Recount the training calls of each model: each has one result, in order, and what it saved is a version.
+
+    training-calls, training-results of one key ──► the first call of an id, the first result of a call ──► findings
+    adapters: trained, with origin ──► the call that saved it is there, and says the same version
+
+A result says where its call is; one whose call is elsewhere was forged, or its call is lost. A second result, from a
+worker that did not know that it had been replaced, is counted if it is equal. A call that waits for another with a
+smaller number waits for its client: it is in flight also in a log that is settled.
+
+Not covered: whether tensors are what the model gives; `reproduce` tells that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from schemas.events import Coordinates
+from streams.calls.call_names import policy_of
+from streams.tools.audit.facts import AdapterFact, AuditFinding, AuditView, CallFact, CallResultFact, Category
+from streams.tools.audit.story import TaskOutcome
+
+
+@dataclass(slots=True)
+class CallStory:
+    """What the log says about the calls of one key, in the order of its partitions."""
+
+    model: str
+    calls: list[CallFact] = field(default_factory=list)
+    results: list[CallResultFact] = field(default_factory=list)
+
+    @property
+    def policy(self) -> str:
+        """The policy of the versions that the model saved."""
+        return policy_of(self.model)
+
+
+def recount_calls(story: CallStory, versions: Mapping[int, AdapterFact], view: AuditView) -> TaskOutcome:
+    """Return what is wrong with the calls of one key; `versions`: the first `trained` of each of its policy."""
+    outcome = TaskOutcome()
+    calls: dict[str, CallFact] = {}
+    for call in story.calls:
+        if call.call_id in calls:
+            outcome.counts["calls sent again"] += 1
+        calls.setdefault(call.call_id, call)
+    results = _first_results(story.results, calls, view, outcome)
+    for call in calls.values():
+        if call.is_answered:
+            outcome.counts["calls"] += 1
+            outcome.counts["calls with a result"] += call.call_id in results
+    for at, problem in _order_problems(calls.values(), results):
+        outcome.findings.append(AuditFinding("out_of_order", at, problem))
+    _recount_open(calls.values(), results, view, outcome)
+    for result in results.values():
+        if (wrong := _version_problem(result, versions)) is not None:
+            outcome.findings.append(AuditFinding(wrong[0], result.at, wrong[1]))
+    for version in versions.values():
+        if (wrong := _origin_problem(version, calls, view, story)) is not None:
+            outcome.findings.append(AuditFinding(wrong[0], version.at, wrong[1]))
+    return outcome
+
+
+def _first_results(
+    results: Iterable[CallResultFact], calls: Mapping[str, CallFact], view: AuditView, outcome: TaskOutcome
+) -> dict[str, CallResultFact]:
+    """Return the first result of each call, and find those of no call, and those that contradict the first."""
+    first: dict[str, CallResultFact] = {}
+    for result in results:
+        source = Coordinates(view.names["training-calls"], result.at.partition, result.source_offset)
+        call = calls.get(result.call_id)
+        if call is None:
+            if source.offset >= view.reach.begins.get((source.topic, source.partition), 0):
+                problem = f"it is of call {result.call_id}, which is not in the log"
+                outcome.findings.append(AuditFinding("phantom", result.at, problem))
+        elif call.at != source and result.call_id not in first:
+            problem = f"it says that its call is at {source}, and that is at {call.at}"
+            outcome.findings.append(AuditFinding("contradictory", result.at, problem))
+        before = first.setdefault(result.call_id, result)
+        if before is result:
+            continue
+        if before.content == result.content:
+            outcome.findings.append(AuditFinding("repeated", result.at, "the call has this result already", True))
+        else:
+            problem = f"it says otherwise than the result of the same call at {before.at}, which counts"
+            outcome.findings.append(AuditFinding("contradictory", result.at, problem))
+    return first
+
+
+def _order_problems(
+    calls: Iterable[CallFact], results: Mapping[str, CallResultFact]
+) -> Iterator[tuple[Coordinates, str]]:
+    """Yield the results of a model that came before that of a call with a smaller number."""
+    latest: CallFact | None = None
+    for call in sorted((call for call in calls if call.place is not None), key=lambda call: call.place or 0):
+        result = results.get(call.call_id)
+        if result is None:
+            latest = latest or call
+        elif latest is not None and (before := results.get(latest.call_id)) is None:
+            yield result.at, f"it is of call {call.place}, and call {latest.place} before it has no result"
+        elif latest is not None and before is not None and before.at.offset > result.at.offset:
+            yield result.at, f"it is of call {call.place}, and stands before the result of call {latest.place}"
+        if result is not None and (latest is None or latest.call_id in results):
+            latest = call
+
+
+def _recount_open(
+    calls: Iterable[CallFact], results: Mapping[str, CallResultFact], view: AuditView, outcome: TaskOutcome
+) -> None:
+    """Count the calls without a result: those that wait for others, and those that are overdue once all is settled."""
+    numbered = {call.place: call for call in calls if call.place is not None}
+    done = -1
+    while (following := numbered.get(done + 1)) is not None and following.call_id in results:
+        done += 1
+    for call in calls:
+        if not call.is_answered or call.call_id in results:
+            continue
+        if view.reach.settled and (call.place is None or call.place == done + 1):
+            outcome.counts["calls lost"] += 1
+            outcome.findings.append(AuditFinding("lost", call.at, f"call {call.call_id} has no result"))
+        else:
+            outcome.counts["calls open"] += 1
+            outcome.in_flight["calls"] += 1
+
+
+def _version_problem(result: CallResultFact, versions: Mapping[int, AdapterFact]) -> tuple[Category, str] | None:
+    """Return what is wrong with the version that a result says its call has saved."""
+    if result.version is None:
+        return None
+    version = versions.get(result.version)
+    if version is None:
+        return "phantom", f"it says that its call saved version {result.version}, which is not in the log"
+    if version.origin != result.call_id:
+        return (
+            "contradictory",
+            f"it says that its call saved version {result.version}, of which {version.at} says other",
+        )
+    return None
+
+
+def _origin_problem(
+    version: AdapterFact, calls: Mapping[str, CallFact], view: AuditView, story: CallStory
+) -> tuple[Category, str] | None:
+    """Return what is wrong with the origin of a version."""
+    if version.origin is None or version.origin in calls:
+        return None
+    partitions = {call.at.partition for call in story.calls}
+    topic = view.names["training-calls"]
+    if any(view.reach.begins.get((topic, partition), 0) for partition in partitions):
+        return None  # retention has deleted calls
+    return "phantom", f"it says that call {version.origin} saved it, which is not in the log"
