@@ -41,7 +41,6 @@ from schemas.events import (
 )
 from schemas.serde import Poison
 from schemas.tokens import TokenIds
-from streams.calls.call_state import ANSWERED, place_of
 from streams.kafka.record import Record
 from streams.kafka.topics import Topic
 from streams.tools.audit.facts import (
@@ -96,6 +95,15 @@ def mark_of(key: bytes | None, payload: bytes | None) -> int:
 
 def _mark(key_sha256: str | None, payload_sha256: str | None) -> int:
     return _digest(f"{key_sha256} {payload_sha256}".encode())
+
+
+LINE_KINDS = (
+    *("forward", "forward_backward", "optim_step", "load_weights"),
+    *("save_weights", "save_weights_for_sampler"),
+)
+"""Kinds of training calls that a model takes in order."""
+OTHER_ANSWERED = ("create_model", "sample", "unload_model")
+"""Further kinds that get a result."""
 
 
 def digest(*parts: object) -> int:
@@ -368,7 +376,9 @@ def _trigger(record: Record, event: TriggerEvent) -> TriggerFact:
 
 
 def _call(record: Record, call: TrainingCall) -> CallFact:
-    return CallFact(record.at, call.call_id, place_of(call), call.kind in ANSWERED)
+    creates = call.call_id == call.model
+    place = 0 if creates else call.seq_id if call.kind in LINE_KINDS else None
+    return CallFact(record.at, call.call_id, place, call.kind in LINE_KINDS or call.kind in OTHER_ANSWERED)
 
 
 def _call_result(record: Record, result: TrainingResult) -> CallResultFact:
