@@ -42,6 +42,11 @@ OUTSIDE_ENGINE = "outside"
 COST = "cost_usd"
 """What something cost: a component of a score, as a judge's has it, and metadata of a response of an outside model."""
 
+SELFPLAY_RUN = "selfplay_run"
+"""Metadata of a task of self-play: the crossing that is its run."""
+SELFPLAY_TASKS = "tasks"
+"""Evidence of such a crossing: how many tasks its run asks."""
+
 UNRANKED = "unranked"
 """Why a slot has no score where a source compares all responses to a task: one of its siblings never came."""
 

@@ -101,7 +101,9 @@ def test_a_curriculum_asks_by_the_success_that_the_log_has_and_its_event_says_wh
                 producer.send(answer)
         SelfPlayRunner(made, of, log).step(HOURLY, T0 + HOUR_MS)
         crossing = log.state(of.rule).crossing
-    assert crossing is not None and crossing.evidence == {"drawn/digits=1": 1.0, "drawn/digits=2": 0.5}
+    assert crossing is not None
+    asked = sum(task.metadata["selfplay_run"] == crossing.event_id for _, task in read(made, Task))
+    assert crossing.evidence == {"drawn/digits=1": 1.0, "drawn/digits=2": 0.5, "tasks": asked}
     assert [part.next for part in crossing.ranges] == [len(first)]
     second = [task for _, task in read(made, Task) if task.metadata["selfplay_run"] == crossing.event_id]
     cells = Counter(task.metadata[CELL] for task in second)
@@ -128,4 +130,5 @@ def test_the_commands_ask_once_show_figures_and_the_audit_counts_the_run(made: S
     assert (row["category"], row["answers"], row["success"]) == ("default", len(QUESTIONS), 1.0)
     report = Audit(made).look()
     assert report.counts["crossings without a job"] == 1
+    assert report.counts["self-play tasks"] == len(QUESTIONS)
     assert [finding for finding in report.wrong if "triggers" in finding.at.topic] == []

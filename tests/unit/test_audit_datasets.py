@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from schemas.events import DatasetEvent, Event, OutsideTuning, SourceRange, derive_id
+from schemas.events import Coordinates, DatasetEvent, Event, OutsideTuning, SourceRange, derive_id
+from streams.adapters.versions import manifest_digest
+from streams.improve.datasets.dataset_audit import recount_rows
+from streams.improve.datasets.dataset_log import PlacedDataset
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
 from streams.tools.audit.report import Report
@@ -107,3 +110,38 @@ def test_a_build_that_was_written_twice_is_one() -> None:
     event = composed(judged_log()).event
     assert wrong(after=(event,)) == []
     assert recounted(after=(event,)).counts["dataset events repeated"] == 1
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def rows_of(log: Appended, event: DatasetEvent, code: str = "0 abc") -> tuple[list[str], dict[str, int]]:
+    """Return what is wrong with the rows of a set in this log, and what was counted."""
+    findings, counts = recount_rows(SETTINGS, [PlacedDataset(Coordinates("datasets", 0, 0), event)], log, code)
+    return [finding.what for finding in findings], dict(counts)
+
+
+def test_the_rows_of_a_set_are_made_again_from_its_ranges() -> None:
+    log = judged_log()
+    assert rows_of(log, composed(log).event) == ([], {"data sets made again": 1})
+
+
+def test_a_set_whose_rows_are_not_those_of_the_log_is_named_and_one_of_other_code_is_counted() -> None:
+    log = judged_log()
+    event = composed(log).event
+    first, *rest = event.files
+    files = (replace(first, sha256="f" * 64), *rest)
+    forged = with_own_id(replace(event, files=files, digest=manifest_digest(files)))
+    ((what,), counts) = rows_of(log, forged)
+    assert first.path in what and "differ" in what and not counts
+    assert rows_of(log, forged, code="1 def") == ([], {"data sets of other code that differ": 1})
+    assert len(rows_of(log, replace(event, policy="other"))[0]) == 1, "no run fits"
+    no_rule = replace(event, selection=event.selection | {"mood": "good"})
+    assert "its rule" in rows_of(log, no_rule)[0][0]
+
+
+def test_a_set_whose_records_are_gone_is_counted() -> None:
+    log = judged_log()
+    event = composed(log).event
+    ranges = tuple(replace(part, next=part.next + 1) for part in event.ranges)
+    assert rows_of(log, replace(event, ranges=ranges)) == ([], {"data sets whose records are gone": 1})

@@ -8,7 +8,7 @@ from schemas.events import Event, JobEvent, TriggerEvent, derive_id
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
 from streams.tools.audit.report import Report
-from tests.support.factories import T0, changed, job_event, trigger_event
+from tests.support.factories import T0, changed, job_event, task, trigger_event
 from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends
 
 DAY_MS = 86_400_000
@@ -101,3 +101,26 @@ def test_self_play_is_a_crossing_with_tasks() -> None:
     asked = trigger_event("crossed", 0, action="selfplay", signal="asked", job_id=None)
     assert wrong(asked) == []
     assert recounted(asked).counts["crossings without a job"] == 1
+
+
+def selfplay(asked: int, *, tasks: int = 3) -> list[Event]:
+    """Return a run of self-play that asks so many tasks, of which so many were asked."""
+    run = trigger_event("crossed", 0, action="selfplay", job_id=None, evidence={"tasks": float(tasks)})
+    about = {"selfplay_run": run.event_id}
+    again = task(task_id="again", metadata={**about, "resubmitted_from": "q0"})
+    return [run, *(task(task_id=f"q{number}", metadata=about) for number in range(asked)), again]
+
+
+def test_a_run_of_self_play_has_as_many_tasks_as_it_asks() -> None:
+    assert wrong_of_triggers(*selfplay(3)) == []
+    assert recounted(*selfplay(3)).counts["self-play tasks"] == 3
+    assert wrong_of_triggers(*selfplay(2)) == [("lost", "its run asks 3 tasks, and 2 in the log name it")]
+    assert wrong_of_triggers(*selfplay(4)) == [("phantom", "its run asks 3 tasks, and 4 in the log name it")]
+    assert wrong_of_triggers(*selfplay(2), settled=False) == []
+    assert recounted(*selfplay(2), settled=False).in_flight["self-play tasks"] == 1
+
+
+def wrong_of_triggers(*events: Event, settled: bool = True) -> list[tuple[str, str]]:
+    topic = TOPICS["triggers"].name
+    found = recounted(*events, settled=settled).wrong
+    return [(finding.category, finding.what) for finding in found if finding.at.topic == topic]

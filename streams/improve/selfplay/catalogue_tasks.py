@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from schemas.conventions import SELFPLAY_RUN
 from schemas.events import Message, RewardSource, Sampling, Task, TriggerEvent, derive_id
 from streams.access.tenants.tenant_names import named
 from streams.errors import SettingsError
@@ -26,7 +27,7 @@ from streams.settings.model import Settings
 from streams.stages.tasks.generators import TaskSpec, generate
 from streams.stages.tasks.lines import task_problems
 
-CATEGORY, RUN = "selfplay_category", "selfplay_run"
+CATEGORY, RUN = "selfplay_category", SELFPLAY_RUN
 """Metadata of its tasks, with those of curriculum.py."""
 
 

@@ -15,8 +15,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+from schemas.conventions import SELFPLAY_TASKS
 from schemas.events import AdvantagedGroup, SourceRange, Task, TriggerEvent, derive_id
 from schemas.serde import Poison
 from streams.errors import RefusedError
@@ -153,7 +155,7 @@ class SelfPlayRunner:
         """Return the next run: that of the newest tick, or one that a person asked for."""
         is_scheduled = actor == STAGE
         evidence, ranges = self._success()
-        return TriggerEvent(
+        crossing = TriggerEvent(
             event_id=derive_id(state.rule, "crossed", state.sequence),
             rule=state.rule,
             created_at=now_ms,
@@ -171,6 +173,8 @@ class SelfPlayRunner:
             evidence=evidence,
             ranges=ranges,
         )
+        tasks = {task.task_id for task in catalogue_tasks.tasks_of(crossing, self._catalogue)}
+        return replace(crossing, evidence=evidence | {SELFPLAY_TASKS: float(len(tasks))})
 
     def _success(self) -> tuple[dict[str, float], tuple[SourceRange, ...]]:
         """Return the success by cell of every curriculum, and the groups that it is of."""

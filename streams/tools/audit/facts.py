@@ -289,6 +289,8 @@ class TriggerFact(NamedTuple):
     """-1: it is of no time."""
     job_id: str | None
     has_own_id: bool
+    tasks: int | None = None
+    """How many tasks a run of self-play asks; None: it is another event, or does not say."""
 
 
 class CallFact(NamedTuple):

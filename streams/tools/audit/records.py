@@ -14,7 +14,7 @@ from functools import lru_cache
 from hashlib import blake2b, sha256
 from typing import Any
 
-from schemas.conventions import OUTSIDE_ENGINE, task_time_ms
+from schemas.conventions import OUTSIDE_ENGINE, SELFPLAY_TASKS, task_time_ms
 from schemas.events import (
     AdapterEvent,
     AdvantagedGroup,
@@ -372,6 +372,7 @@ def _trigger(record: Record, event: TriggerEvent) -> TriggerFact:
         due_at=-1 if event.due_at is None else event.due_at,
         job_id=event.job_id,
         has_own_id=event.event_id == derive_id(event.rule, event.kind, event.sequence),
+        tasks=int(event.evidence[SELFPLAY_TASKS]) if SELFPLAY_TASKS in event.evidence else None,
     )
 
 

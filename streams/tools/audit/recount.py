@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.conventions import FEEDBACK
+from schemas.conventions import FEEDBACK, SELFPLAY_RUN
 from schemas.events import Coordinates, GroupControl, Response, Reward, Task
 from streams.kafka.headers import LEFT_OUT
 from streams.kafka.record import Record, TopicPartition, partition_of
@@ -75,6 +75,8 @@ from streams.tools.audit.recount_versions import VersionLedger
 from streams.tools.audit.report import CATEGORIES, Report
 from streams.tools.audit.story import Story, TaskOutcome
 
+RESUBMITTED = "resubmitted_from"
+"""Metadata of a task that was sent again: it has those of the first one, too."""
 DECISIONS = "dlq"
 """The stage of records in dead-letters that decide about others; they have no payload."""
 READERS = {
@@ -172,6 +174,8 @@ class Ledger:
         self._months: list[MonthFact] = []
         self._rules: dict[str, RuleStory] = {}
         self._calls: dict[str, CallStory] = {}
+        self._asked: dict[str, set[str]] = {}
+        """The tasks that name a crossing as their run of self-play."""
         self._verdicts: list[CurationFact] = []
         self._datasets: dict[str, DatasetStory] = {}
         self._letters: dict[Coordinates, list[LetterFact]] = {}
@@ -200,6 +204,8 @@ class Ledger:
                 self._story(own, event.task_id).misplaced.append(at)
         elif topic.label not in ONLY_PLACED:
             self._keep(fact_of(record, event), event)
+            if isinstance(event, Task) and SELFPLAY_RUN in event.metadata and RESUBMITTED not in event.metadata:
+                self._asked.setdefault(event.metadata[SELFPLAY_RUN], set()).add(event.task_id)
 
     def _keep(self, fact: Fact, event: Any) -> None:
         match fact:
@@ -283,10 +289,10 @@ class Ledger:
             if policy in (None, job.policy):
                 trained = {fact.version for fact in self._policy(job.policy).adapters if fact.kind == "trained"}
                 _add(whole, recount_job(job, trained))
-        ordered = self._jobs_by_crossing()
+        ordered, asked = self._jobs_by_crossing(), self._tasks_by_crossing(view)
         for rule in self._rules.values():
             if policy in (None, rule.policy):
-                _add(whole, recount_rule(rule, ordered, settled=reach.settled))
+                _add(whole, recount_rule(rule, ordered, asked, settled=reach.settled))
         for loop in self._calls.values():
             if policy in (None, loop.policy):
                 _add(whole, recount_calls(loop, first_trained(self._policies.get(loop.policy)), view))
@@ -311,6 +317,13 @@ class Ledger:
         order = {category: number for number, category in enumerate(CATEGORIES)}
         findings = sorted(set(whole.findings), key=lambda found: (found.accounted, order[found.category], found.at))
         return Report(tuple(findings), whole.counts, whole.in_flight, reasons, refused, self._headers_left_out)
+
+    def _tasks_by_crossing(self, view: AuditView) -> dict[str, int] | None:
+        """Return how many tasks name each crossing as their run of self-play; None if some were not read."""
+        topic = next(topic for topic in self._topics.values() if topic.label == "tasks")
+        if any(view.reach.cut(topic.name, partition) for partition in range(topic.partitions)):
+            return None
+        return {crossing: len(task_ids) for crossing, task_ids in self._asked.items()}
 
     def _jobs_by_crossing(self) -> dict[str, list[JobFact]]:
         """Return the first record of each job that names a crossing, by the id that it names."""

@@ -4,7 +4,7 @@
     verdicts in its range of `curation` ──► the one that counts of each ──┴─► judged = rows + left out, by labeller
     submitted, … ──► the build with that digest, and the submission before its end
 
-Not covered: the rows themselves. `streamward datasets rebuild` makes them again, and compares every byte.
+Not covered: the rows themselves. `streamward audit` has them built again (streams/improve/datasets/dataset_audit.py).
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@
 An event that was decided when fewer had taken effect lost to another process's, which is no mistake of the log, though
 both have one id. One that was decided when more had is about an event that is missing.
 
-Not covered: whether the evidence of a crossing is what the ranges that it names hold; and of self-play, whether each of
-its tasks is there.
+    a run of self-play says how many tasks it asks ──► so many name it
+
+Not covered: whether the evidence of a crossing is what the ranges that it names hold.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from schemas.events import Coordinates
-from streams.tools.audit.facts import AuditFinding, JobFact, TriggerFact
+from streams.tools.audit.facts import AuditFinding, Category, JobFact, TriggerFact
 from streams.tools.audit.story import TaskOutcome
 
 
@@ -29,8 +30,13 @@ class RuleStory:
     events: list[TriggerFact] = field(default_factory=list)
 
 
-def recount_rule(story: RuleStory, ordered: Mapping[str, list[JobFact]], *, settled: bool) -> TaskOutcome:
-    """Return what is wrong with one rule; `ordered`: the jobs of each crossing, by its event_id, as they name it."""
+def recount_rule(
+    story: RuleStory, ordered: Mapping[str, list[JobFact]], asked: Mapping[str, int] | None, *, settled: bool
+) -> TaskOutcome:
+    """Return what is wrong with one rule.
+
+    By event_id of a crossing: `ordered` are the jobs that name it, `asked` how many tasks do; None: not all were read.
+    """
     outcome = TaskOutcome()
     count, ticked_at = 0, -1
     crossings: list[TriggerFact] = []
@@ -59,13 +65,25 @@ def recount_rule(story: RuleStory, ordered: Mapping[str, list[JobFact]], *, sett
             crossings.append(event)
     outcome.counts["trigger events"] += count
     for crossing in crossings:
-        _recount_crossing(crossing, crossing is crossings[-1], ordered.get(crossing.event_id, []), outcome, settled)
+        is_open = crossing is crossings[-1] and not settled
+        _recount_crossing(crossing, ordered.get(crossing.event_id, []), outcome, is_open=is_open)
+        if asked is not None and crossing.tasks is not None:
+            _recount_tasks(crossing, crossing.tasks, asked.get(crossing.event_id, 0), outcome, is_open=is_open)
     return outcome
 
 
-def _recount_crossing(
-    crossing: TriggerFact, is_newest: bool, jobs: list[JobFact], outcome: TaskOutcome, settled: bool
-) -> None:
+def _recount_tasks(crossing: TriggerFact, expected: int, asked: int, outcome: TaskOutcome, *, is_open: bool) -> None:
+    """Count the tasks of a run of self-play; those of the newest may not be written yet."""
+    outcome.counts["self-play tasks"] += min(asked, expected)
+    if asked < expected and is_open:
+        outcome.in_flight["self-play tasks"] += expected - asked
+    elif asked != expected:
+        category: Category = "lost" if asked < expected else "phantom"
+        problem = f"its run asks {expected} tasks, and {asked} in the log name it"
+        outcome.findings.append(AuditFinding(category, crossing.at, problem))
+
+
+def _recount_crossing(crossing: TriggerFact, jobs: list[JobFact], outcome: TaskOutcome, *, is_open: bool) -> None:
     """Count a crossing with its jobs; that of the newest may not be ordered yet."""
     outcome.counts["crossings"] += 1
     for job in jobs:
@@ -76,7 +94,7 @@ def _recount_crossing(
         outcome.counts["crossings without a job"] += 1
     elif any(job.job_id == crossing.job_id for job in jobs):
         outcome.counts["crossings with a job"] += 1
-    elif is_newest and not settled:
+    elif is_open:
         outcome.in_flight["crossings"] += 1
         outcome.counts["crossings open"] += 1
     else:

@@ -1,0 +1,57 @@
+"""Make the rows of every recorded data set again, and find those that are not what the log says.
+
+    DatasetEvent `built` ──► are its ranges in the log? ──► composed once more ──► the same digest? ──► Report
+
+The audit adds up events by code of its own (streams/tools/audit). Rows are made by the code that built them, so this
+finds records that were changed and sets that were forged, not a mistake of that code. A set that another version of the
+code built, and that comes out otherwise, is counted and is no finding.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from streams.errors import NotFoundError, RefusedError, SettingsError
+from streams.files import code_version
+from streams.improve.datasets import dataset_log, dataset_rebuild
+from streams.improve.datasets.dataset_log import PlacedDataset
+from streams.kafka.history import History, LogHistory
+from streams.settings.model import Settings
+from streams.tools.audit.facts import AuditFinding
+from streams.tools.audit.report import Report
+
+
+def with_rows(settings: Settings, report: Report, policy: str | None) -> Report:
+    """Return the report of an audit with what is wrong with the rows of data sets, of one policy or of all.
+
+    Raises LogError.
+    """
+    placed = [one for one in dataset_log.read(settings).placed if policy in (None, one.event.policy)]
+    findings, counts = recount_rows(settings, placed, LogHistory(settings), code_version())
+    return replace(report, findings=(*report.findings, *findings), counts=report.counts + counts)
+
+
+def recount_rows(
+    settings: Settings, placed: Iterable[PlacedDataset], history: History, code: str
+) -> tuple[list[AuditFinding], Counter[str]]:
+    """Return what is wrong with the rows of these data sets, and how many were made again; `code`: the version here."""
+    findings, counts = list[AuditFinding](), Counter[str]()
+    for at, event in placed:
+        if event.kind != "built":
+            continue
+        try:
+            problem = dataset_rebuild.difference(event, dataset_rebuild.rebuild(settings, event, history).event)
+        except RefusedError:
+            counts["data sets whose records are gone"] += 1
+            continue
+        except (NotFoundError, SettingsError) as exc:  # no run fits, or a rule that no build has
+            problem = str(exc)
+        if problem is None:
+            counts["data sets made again"] += 1
+        elif event.code_version != code:
+            counts["data sets of other code that differ"] += 1
+        else:
+            findings.append(AuditFinding("contradictory", at, problem))
+    return findings, counts
