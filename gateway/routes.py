@@ -19,6 +19,7 @@ from gateway.jobs.fine_tuning import FineTuning
 from gateway.jobs.job_costs import JobCosts
 from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import JsonRpc
+from gateway.jobs.training_rows import TrainingRows
 from gateway.jobs.uploaded_files import UploadedFiles
 from gateway.log.adapters import PublishedAdapters
 from gateway.log.dataset_list import BuiltDatasets
@@ -61,7 +62,7 @@ class Health:
 
 ROOMS: tuple[type, ...] = (
     *(AgentProtocols, FeedbackBox, Health, AgentRuns),
-    *(JsonRpc, UploadedFiles, FineTuning, TrainingJobs, JobCosts),
+    *(JsonRpc, UploadedFiles, TrainingRows, FineTuning, TrainingJobs, JobCosts),
     *(SentTasks, SelfPlayRuns, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
     *(RunVerdictRoutes, BuiltDatasets, PromptTemplates),
     *(TinkerService, TinkerTraining, TinkerWeights, TinkerSampling, TinkerFutures, TinkerRuns, TinkerNotOffered),

@@ -33,6 +33,7 @@ from gateway.jobs.fine_tuning import FineTuning
 from gateway.jobs.job_costs import JobCosts
 from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import JsonRpc
+from gateway.jobs.training_rows import TrainingRows
 from gateway.jobs.uploaded_files import UploadedFiles
 from gateway.log.adapters import PublishedAdapters
 from gateway.log.dataset_list import BuiltDatasets
@@ -227,6 +228,7 @@ def job_rooms(settings: Settings, jobs: JobLog, *, fleet: bool = False) -> list[
     return [
         JsonRpc(settings, jobs),
         UploadedFiles(settings.adapters.store),
+        TrainingRows(settings),
         FineTuning(settings, jobs, fleet=fleet),
         TrainingJobs(settings, jobs),
         JobCosts(jobs),

@@ -54,6 +54,7 @@ ALONE = (
     "docs/jobs.md",
     "docs/gateway.md",
     "docs/improve.md",
+    "docs/data.md",
     "docs/mcp.md",
 )
 STOP = "kill $(jobs -p); wait"

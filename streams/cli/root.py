@@ -22,6 +22,7 @@ from streams.cli.calls import calls
 from streams.cli.capacity import capacity
 from streams.cli.curate import curate
 from streams.cli.dashboards import dashboards
+from streams.cli.data import data
 from streams.cli.datasets import datasets
 from streams.cli.demo import demo
 from streams.cli.dlq import dlq
@@ -65,7 +66,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Ask and reward": (tasks, ask, chat, reward),
     "Look at the log": (events, runs, adapters, rollout, query, page, audit, costs),
     "Train and compare": (tune, jobs, evaluate, replay, experiments, reproduce),
-    "Improve by what was served": (improve, curate, datasets, retrain, selfplay, prompts),
+    "Improve by what was served": (improve, curate, data, datasets, retrain, selfplay, prompts),
     "Operate": (config, capacity, offsets, dlq, rescore, archive, dashboards),
     "Connect": (serve, calls, mcp, access, agents, environments, export, schemas),
 }

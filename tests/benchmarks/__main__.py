@@ -32,6 +32,7 @@ NAMES = (
     "turns",
     "offline",
     "memory",
+    "training_rows",
     "columns",
     "queries",
     "page",

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from schemas.events import Coordinates, CurationEvent, CurationJudge, JudgeAgreement, Message, RunVerdict, derive_id
+from streams.data.near_duplicates import Clusters, jaccard, join_similar, shingles, words
 from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.improve.curation.verdicts import PlacedVerdict
 from streams.improve.datasets import dataset_files
-from streams.improve.datasets.clusters import Clusters, jaccard, join_similar, keys, shingles, words
+from streams.improve.datasets.clusters import keys
 from streams.improve.datasets.dataset_build import ComposedDataset, DatasetOrder, compose, folder_name
 from streams.improve.datasets.dataset_files import MANIFEST
 from streams.improve.datasets.dataset_rebuild import difference, rebuild

@@ -1,0 +1,192 @@
+"""Rows before they are trained on: checked, read in, cleaned.
+
+    POST /data/check    {"file" or "rows"}            ──► findings, in the words of `streamward data check`
+    POST /data/ingest   {"file" or "rows", "steps"}   ──► a new file of the store, and what became of each row
+    POST /data/clean    the same, with steps by default
+
+A file is one that was uploaded; the result is another, which a job can name. The suite is guard.suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+from starlette.requests import Request
+
+from gateway.http.body import Answer, Body
+from gateway.http.principal import tenant_of
+from gateway.http.route import LARGE_BODY, REST
+from schemas.json_text import one_line
+from streams.arrow.file_rows import Row, json_lines
+from streams.data.cleaning import clean as cleaning
+from streams.data.cleaning.check import check
+from streams.data.cleaning.data_rows import UnreadableRow, read_rows
+from streams.data.cleaning.steps import CONTAMINATION, DEFAULT, DataRow
+from streams.data.contamination.known_suites import of_files
+from streams.data.contamination.suite_index import SuiteIndex
+from streams.errors import CallError, SettingsError
+from streams.jobs import training_files
+from streams.kafka import times
+from streams.settings.model import Settings
+
+FATES_SHOWN = 100
+ROWS_EXAMPLE = [{"prompt": "4 + 7 =", "answer": "11"}, {"prompt": "4 + 7 = ", "answer": "11"}]
+
+
+class RowsBody(Body):
+    """Rows, in a file that was uploaded or here."""
+
+    file: str | None = Field(None, description="id of an uploaded file")
+    rows: list[dict[str, Any]] | None = Field(None, description="instead of a file")
+
+
+class StepsBody(RowsBody):
+    """Rows, and steps to take."""
+
+    steps: list[str | dict[str, Any]] | None = Field(
+        None, description='NAME, or {"name": NAME} with options (docs/data.md); the order counts'
+    )
+
+
+class FindingAnswer(Answer):
+    """Rows with the same fault."""
+
+    finding: str
+    wrong: bool
+    rows: int
+    first: str
+
+
+class CheckedRowsAnswer(Answer):
+    """What was found in rows."""
+
+    object: Literal["data_check"]
+    rows: int
+    shape: str
+    wrong: bool
+    findings: list[FindingAnswer]
+    contamination: dict[str, Any] | None
+
+
+class CleanedRowsAnswer(Answer):
+    """A new file, and what became of each row."""
+
+    object: Literal["data_file"]
+    file: str | None = Field(description="id of the new file; null: no row is left")
+    counts: dict[str, int]
+    changed_by: dict[str, int]
+    dropped_by: dict[str, int]
+    shapes: dict[str, int]
+    fates: list[dict[str, Any]] = Field(description="of the first rows that were changed or dropped")
+
+
+CLEANED = CleanedRowsAnswer(
+    object="data_file",
+    file="file-2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae",
+    counts={"read": 2, "kept": 1, "changed": 0, "dropped": 1},
+    changed_by={},
+    dropped_by={"duplicates": 1},
+    shapes={"question": 1},
+    fates=[{"row": "rows:2", "fate": "dropped", "why": "duplicates: as rows:1"}],
+)
+
+
+class TrainingRows:
+    """The routes of rows. They wait for the store."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._store = settings, settings.adapters.store
+
+    @REST.post(
+        "/data/check",
+        may="files.read",
+        **LARGE_BODY,
+        ids="GET /v1/files lists files",
+        sends={"rows": ROWS_EXAMPLE},
+        example=CheckedRowsAnswer(
+            object="data_check",
+            rows=2,
+            shape="question",
+            wrong=False,
+            findings=[FindingAnswer(finding="duplicates", wrong=False, rows=1, first="rows:2: as rows:1")],
+            contamination=None,
+        ),
+    )
+    def check_rows(self, request: Request, body: RowsBody) -> CheckedRowsAnswer:
+        """Say what is wrong with rows, and what is worth knowing."""
+        plain = check(self._rows(request, body), self._suite_index()).plain()
+        contamination = plain.pop("contamination", None)
+        return CheckedRowsAnswer(object="data_check", contamination=contamination, **plain)
+
+    @REST.post(
+        "/data/ingest",
+        may="files.write",
+        **LARGE_BODY,
+        ids="GET /v1/files lists files",
+        status=201,
+        sends={"rows": ROWS_EXAMPLE, "steps": ["duplicates"]},
+        example=CLEANED,
+    )
+    def ingest_rows(self, request: Request, body: StepsBody) -> CleanedRowsAnswer:
+        """Keep rows as a file, after the steps that are named."""
+        return self._write(request, body, body.steps or [])
+
+    @REST.post(
+        "/data/clean",
+        may="files.write",
+        **LARGE_BODY,
+        ids="GET /v1/files lists files",
+        status=201,
+        sends={"rows": ROWS_EXAMPLE},
+        example=CLEANED,
+    )
+    def clean_rows(self, request: Request, body: StepsBody) -> CleanedRowsAnswer:
+        """Keep the rows that are good enough as a file."""
+        gate = [] if self._settings.guard.suite is None else [CONTAMINATION]
+        return self._write(request, body, [*DEFAULT, *gate] if body.steps is None else body.steps)
+
+    def _write(self, request: Request, body: StepsBody, ordered: Sequence[str | dict[str, Any]]) -> CleanedRowsAnswer:
+        try:
+            steps = cleaning.read_steps(ordered)
+            cleaned = cleaning.clean(self._rows(request, body), steps, self._suite_index())
+        except SettingsError as exc:
+            raise CallError("invalid", str(exc), "steps") from exc
+        manifest = cleaning.manifest_of(cleaned, (), steps, "")
+        fates = [fate.plain() for fate in cleaned.fates if fate.fate != "kept"]
+        return CleanedRowsAnswer(
+            object="data_file",
+            file=self._put(request, cleaned.rows),
+            **{name: manifest[name] for name in ("counts", "changed_by", "dropped_by", "shapes")},
+            fates=fates[:FATES_SHOWN],
+        )
+
+    def _put(self, request: Request, rows: Sequence[DataRow]) -> str | None:
+        if not rows:
+            return None
+        raw = "".join(f"{one_line(dict(row.fields))}\n" for row in rows).encode()
+        file = training_files.put(
+            self._store,
+            raw,
+            filename=cleaning.ROWS,
+            purpose=training_files.PURPOSE,
+            now_ms=times.now_ms(),
+            tenant=tenant_of(request),
+        )
+        return file.file_id
+
+    def _rows(self, request: Request, body: RowsBody) -> Iterable[DataRow | UnreadableRow]:
+        if (body.file is None) == (body.rows is None):
+            raise CallError("invalid", "give either file or rows", "file")
+        numbered: Iterable[tuple[int, Row]] = enumerate(body.rows or (), 1)
+        name = "rows"
+        if body.file is not None:
+            tenant = tenant_of(request)
+            name = training_files.find(self._store, body.file, tenant).filename
+            numbered = json_lines([training_files.content(self._store, body.file, tenant)], name)
+        return read_rows(numbered, name)
+
+    def _suite_index(self) -> SuiteIndex | None:
+        questions = of_files(self._settings)
+        return SuiteIndex(questions) if questions else None

@@ -1,0 +1,194 @@
+"""The commands of rows before they are trained on: data check, ingest, clean.
+
+files ──► check: what is wrong ──► ingest, clean: rows.jsonl, the fate of every row, a manifest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from streams.cli.runtime import AppContext, output_option, pass_call
+
+if TYPE_CHECKING:
+    from streams.data.cleaning.data_rows import DataSource, UnreadableRow
+    from streams.data.cleaning.steps import DataRow
+    from streams.data.contamination.suite_index import SuiteIndex
+    from streams.output import Output
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group()
+def data() -> None:
+    """Check, clean and make the rows that a policy is trained on."""
+
+
+def _source_options(command: F) -> F:
+    for option in (
+        click.option("--split", default=None, help="Split of a data set's folder."),
+        click.option(
+            "--suite",
+            "suites",
+            type=click.Path(path_type=Path, dir_okay=False),
+            multiple=True,
+            metavar="FILE",
+            help="Suite whose questions must not be in the rows, besides guard.suite. May be repeated.",
+        ),
+        click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE..."),
+    ):
+        command = option(command)
+    return command
+
+
+def _write_options(command: F) -> F:
+    for option in (
+        click.option(
+            "--to", "folder", required=True, type=click.Path(path_type=Path, file_okay=False), help="New folder."
+        ),
+        click.option(
+            "--step",
+            "steps",
+            multiple=True,
+            metavar="NAME[=JSON]",
+            help="Take this step, with these options. May be repeated; the order counts.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@data.command("check")
+@_source_options
+@output_option
+@click.pass_context
+@pass_call
+def data_check(
+    call: AppContext,
+    ctx: click.Context,
+    /,
+    files: Sequence[Path],
+    suites: Sequence[Path],
+    split: str | None,
+    output: Output,
+) -> None:
+    """Print what is wrong with rows, and what is worth knowing.
+
+    FILE is JSON lines, CSV, Parquet, or the folder of a data set. Rows of a chat, preferences, verl, instructions and
+    questions are told by their columns; faults of a chat have the names of OpenAI's cookbook. Exit code 4 if something
+    is wrong: training on these rows would fail, or be worthless.
+    """
+    from streams import output as show
+    from streams.data.cleaning.check import check
+
+    checked = check(_rows(files, split), _held_out(call, suites))
+    if output == "jsonl":
+        print(show.json_line(checked.plain()))
+    else:
+        show.record({"rows": checked.read, "shape": checked.shape}, output)
+        findings = [finding.plain() for finding in checked.findings.values()]
+        columns = [
+            show.Column("finding", "finding"),
+            show.Column("rows", "rows", right=True),
+            show.Column("wrong", lambda row: "yes" if row["wrong"] else "no"),
+            show.Column("first", "first"),
+        ]
+        if findings:
+            print()
+            show.rows(findings, columns, output)
+        if checked.contamination is not None:
+            print()
+            show.record(checked.contamination.figures(), output)
+    if checked.is_wrong:
+        ctx.exit(4)
+
+
+@data.command("ingest")
+@_write_options
+@_source_options
+@output_option
+@pass_call
+def data_ingest(call: AppContext, /, steps: Sequence[str], **options: Any) -> None:
+    """Write the rows of files as JSON lines, with the fate of each row and a manifest.
+
+    A row that cannot be read is left out, and the manifest counts it. Without --step every other row is kept as it is.
+    The same files under the same steps give the same bytes.
+    """
+    _write(call, steps, **options)
+
+
+@data.command("clean")
+@_write_options
+@_source_options
+@output_option
+@pass_call
+def data_clean(call: AppContext, /, steps: Sequence[str], **options: Any) -> None:
+    """Write the rows that are good enough, with the fate of each row and a manifest.
+
+    Steps without --step: normalise, schema, drop_empty, length, personal_data, duplicates, near_duplicates, and
+    contamination if a suite is known. The step language has to be named with its scripts.
+    """
+    from streams.data.cleaning.steps import CONTAMINATION, DEFAULT
+
+    is_known = bool(options["suites"]) or call.settings.guard.suite is not None
+    _write(call, steps or [*DEFAULT, *([CONTAMINATION] if is_known else [])], **options)
+
+
+def _write(
+    call: AppContext,
+    ordered: Sequence[str],
+    *,
+    files: Sequence[Path],
+    suites: Sequence[Path],
+    split: str | None,
+    folder: Path,
+    output: Output,
+) -> None:
+    from streams import output as show
+    from streams.data.cleaning import clean as cleaning
+    from streams.data.cleaning.data_rows import DataSource, digest_of
+    from streams.files import code_version
+
+    steps = cleaning.read_steps(ordered)
+    counts: list[DataSource] = []
+
+    def counted() -> Iterator[DataRow | UnreadableRow]:
+        for path in files:
+            number = 0
+            for row in _rows([path], split):
+                number += 1
+                yield row
+            counts.append(DataSource(path.name, digest_of(path), number))
+
+    cleaned = cleaning.clean(counted(), steps, _held_out(call, suites))
+    contents = cleaning.files_of(cleaned, counts, steps, code_version())
+    cleaning.write(contents, folder)
+    manifest = cleaning.manifest_of(cleaned, counts, steps, "")
+    show.record(
+        {
+            "folder": str(folder),
+            **manifest["counts"],
+            "changed_by": manifest["changed_by"],
+            "dropped_by": manifest["dropped_by"],
+            "shapes": manifest["shapes"],
+        },
+        output,
+    )
+
+
+def _rows(files: Sequence[Path], split: str | None) -> Iterator[DataRow | UnreadableRow]:
+    from streams.data.cleaning.data_rows import read_source
+
+    for path in files:
+        yield from read_source(path, split)
+
+
+def _held_out(call: AppContext, files: Sequence[Path]) -> SuiteIndex | None:
+    from streams.data.contamination.known_suites import of_files
+    from streams.data.contamination.suite_index import SuiteIndex
+
+    questions = of_files(call.settings, files)
+    return SuiteIndex(questions) if questions else None

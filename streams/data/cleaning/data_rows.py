@@ -1,0 +1,69 @@
+"""Read rows of any file, each with its place; one that cannot be read is a fate of its own.
+
+    FILE.jsonl  FILE.csv  FILE.parquet  FOLDER  lines of a body ──► DataRow | why it is none
+
+Not covered: a set that does not fit the memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from streams.arrow.file_rows import OF_EXAMPLES, Row, fields_of, rows
+from streams.data.cleaning.steps import DataRow
+
+LONGEST_ROW = 8 * 1024 * 1024
+"""Bytes of a line; a log's record holds less."""
+UNREADABLE = "read"
+"""The step that drops a row that cannot be read."""
+_CELLS = OF_EXAMPLES | {"reward_model", "extra_info"}
+"""Columns of a CSV file that are JSON."""
+
+
+class UnreadableRow(NamedTuple):
+    """A row that is none, and why."""
+
+    place: str
+    why: str
+
+
+class DataSource(NamedTuple):
+    """A file or folder as it was read."""
+
+    name: str
+    sha256: str
+    rows: int
+
+
+def read_source(path: Path, split: str | None = None) -> Iterator[DataRow | UnreadableRow]:
+    """Yield the rows of a file or folder. Raises NotFoundError, EventError, SettingsError as `file_rows.rows`."""
+    return read_rows(rows(path, split, _CELLS), path.name)
+
+
+def read_rows(numbered: Iterable[tuple[int, Row]], name: str) -> Iterator[DataRow | UnreadableRow]:
+    """Yield rows with their places."""
+    for number, row in numbered:
+        place = f"{name}:{number}"
+        if isinstance(row, bytes | str) and len(row) > LONGEST_ROW:
+            yield UnreadableRow(place, f"it has {len(row):,} bytes; expected at most {LONGEST_ROW:,}")
+            continue
+        try:
+            yield DataRow(place, fields_of(row))
+        except ValueError as exc:
+            yield UnreadableRow(place, str(exc))
+
+
+def digest_of(path: Path) -> str:
+    """Return the sha256 of a file; of a folder that of its files' names and digests."""
+    digest = hashlib.sha256()
+    if path.is_dir():
+        for file in sorted(part for part in path.rglob("*") if part.is_file()):
+            digest.update(f"{file.relative_to(path)}\0{digest_of(file)}\n".encode())
+    else:
+        with path.open("rb") as content:
+            while part := content.read(1 << 20):
+                digest.update(part)
+    return digest.hexdigest()

@@ -1,0 +1,110 @@
+"""The shapes that rows of training data come in, told by their columns; what each is asked and answers.
+
+    fields ──► shape_of ──► chat | preference | verl | instruction | question | text
+                              └──► question_of: what is asked; problems_of: what is wrong by that shape
+
+Not covered: a table whose columns have other names; `--map` of `tasks submit` renames them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from streams.data.chat_faults import RowProblem, chat_problems, message_list_problems
+
+Shape = Literal["chat", "preference", "verl", "instruction", "question", "text", "unknown"]
+Fields = Mapping[str, Any]
+ANSWERS = ("answer", "solution", "output", "completion", "response", "ground_truth", "expected_answer", "target")
+
+
+class _Columns(NamedTuple):
+    needed: tuple[str, ...]
+    question: str
+
+
+SHAPES: dict[Shape, tuple[_Columns, ...]] = {
+    "preference": (
+        _Columns(("prompt", "chosen", "rejected"), "prompt"),
+        _Columns(("chosen", "rejected"), "chosen"),
+        _Columns(("input", "preferred_output", "non_preferred_output"), "input"),
+    ),
+    "chat": (_Columns(("messages",), "messages"),),
+    "verl": (_Columns(("prompt", "reward_model"), "prompt"),),
+    "instruction": (_Columns(("instruction", "output"), "instruction"),),
+    "question": tuple(_Columns((name,), name) for name in ("question", "prompt", "problem", "query")),
+    "text": (_Columns(("text",), "text"),),
+}
+"""By the first whose columns a row has: the columns, and the one that has the question."""
+NAMES: tuple[Shape, ...] = tuple(SHAPES)
+
+
+def shape_of(fields: Fields) -> Shape:
+    """Return the shape of a row.
+
+    >>> shape_of({"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}), shape_of({"prompt": "1 + 1?", "answer": "2"})
+    ('preference', 'question')
+    """
+    return next((name for name in SHAPES if _columns(fields, name) is not None), "unknown")
+
+
+def _columns(fields: Fields, shape: Shape) -> _Columns | None:
+    for columns in SHAPES.get(shape, ()):
+        if all(fields.get(name) is not None for name in columns.needed):
+            return columns
+    return None
+
+
+def question_of(fields: Fields) -> str:
+    """Return what a row asks: the text, or the messages of the user; of a shape that is not known, all its texts."""
+    columns = _columns(fields, shape_of(fields))
+    if columns is None:
+        return "\n".join(texts_in(fields))
+    value = fields[columns.question]
+    if isinstance(value, Mapping):
+        value = value.get("messages", "")
+    if isinstance(value, str):
+        extra = fields.get("input") if columns.question == "instruction" else None
+        return f"{value}\n{extra}" if isinstance(extra, str) and extra else value
+    asked = (message for message in value if isinstance(message, Mapping) and message.get("role") == "user")
+    return "\n".join(text for message in asked for text in texts_in(message.get("content")))
+
+
+def texts_in(value: Any, *, by_key: bool = False) -> Iterator[str]:
+    """Yield every text in a value, but roles; `by_key`: in the order of its keys, not as they are written."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name in sorted(value) if by_key else value:
+            if name != "role":
+                yield from texts_in(value[name], by_key=by_key)
+    elif isinstance(value, Sequence):
+        for inner in value:
+            yield from texts_in(inner, by_key=by_key)
+
+
+def problems_of(fields: Fields, shape: Shape) -> Iterator[RowProblem]:
+    """Yield what is wrong with a row that should have this shape."""
+    if _columns(fields, shape) is None:
+        needed = " or ".join(", ".join(columns.needed) for columns in SHAPES.get(shape, ()))
+        has = ", ".join(name for name, value in fields.items() if value is not None) or "nothing"
+        name = "missing_messages_list" if shape == "chat" else "missing_columns"
+        yield RowProblem(name, f"expected {needed}, as rows of shape {shape} have; it has {has[:120]}")
+    elif shape == "chat":
+        yield from chat_problems(fields)
+    elif shape == "preference":
+        yield from _preference_problems(fields)
+    elif shape == "verl":
+        yield from message_list_problems(fields["prompt"], "prompt")
+        truth = fields["reward_model"]
+        if not isinstance(truth, Mapping) or "ground_truth" not in truth:
+            yield RowProblem("missing_ground_truth", "reward_model: expected an object with ground_truth")
+
+
+def _preference_problems(fields: Fields) -> Iterator[RowProblem]:
+    names = ("chosen", "rejected") if "chosen" in fields else ("preferred_output", "non_preferred_output")
+    for name in names:
+        if isinstance(fields[name], list):
+            yield from message_list_problems(fields[name], name)
+    if fields[names[0]] == fields[names[1]]:
+        yield RowProblem("equal_answers", f"{names[0]} and {names[1]} are equal; a pair needs two answers")

@@ -1,0 +1,329 @@
+"""Rows before they are trained on: read from any file, checked, cleaned; every row has a fate, and the sum adds up."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, strategies as st
+from pyarrow import parquet
+from starlette.testclient import TestClient
+
+from gateway.http.application import Application
+from gateway.jobs.training_rows import TrainingRows
+from streams.cli.root import cli
+from streams.data.chat_faults import COOKBOOK, chat_problems
+from streams.data.cleaning.check import check
+from streams.data.cleaning.clean import clean, read_steps
+from streams.data.cleaning.data_rows import LONGEST_ROW, UnreadableRow, read_rows, read_source
+from streams.data.cleaning.steps import DEFAULT, STEPS, DataRow
+from streams.data.contamination.suite_index import SuiteIndex, SuiteQuestion
+from streams.data.row_shapes import question_of, shape_of
+from streams.errors import SettingsError
+from streams.scorers.personal_data import find, redact
+from streams.settings.model import Adapters, Settings
+
+USER = {"role": "user", "content": "What is the capital of France?"}
+PARIS = {"role": "assistant", "content": "Paris"}
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def lines(path: Path, *rows: Any) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def rows_of(*fields: dict[str, Any]) -> list[DataRow]:
+    return [DataRow(f"rows:{number}", row) for number, row in enumerate(fields, 1)]
+
+
+# --- the names of faults ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("data_type", {"messages": ["hello", PARIS]}),
+        ("missing_messages_list", {"messages": []}),
+        ("message_missing_key", {"messages": [{"role": "user"}, PARIS]}),
+        ("message_unrecognized_key", {"messages": [{**USER, "mood": "good"}, PARIS]}),
+        ("unrecognized_role", {"messages": [{"role": "wizard", "content": "hi"}, PARIS]}),
+        ("missing_content", {"messages": [{"role": "user", "content": ""}, PARIS]}),
+        ("example_missing_assistant_message", {"messages": [USER]}),
+        ("weight", {"messages": [USER, {**PARIS, "weight": 0.5}]}),
+        ("weight", {"messages": [{**USER, "weight": 1}, PARIS]}),
+        ("tool_call_id", {"messages": [USER, {"role": "tool", "tool_call_id": "c9", "content": "x"}, PARIS]}),
+        ("tool_call_id", {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}, PARIS]}),
+        ("role_order", {"messages": [USER, PARIS, {"role": "system", "content": "Be brief."}, PARIS]}),
+        ("role_order", {"messages": [USER, PARIS, USER]}),
+        ("tools", {"messages": [USER, PARIS], "tools": [{"name": "look"}]}),
+    ],
+)
+def test_a_fault_of_a_chat_has_the_name_that_users_know(name: str, row: dict[str, Any]) -> None:
+    assert [problem.name for problem in chat_problems(row)] == [name]
+
+
+def test_a_good_chat_has_no_fault_and_the_seven_names_are_those_of_the_cookbook() -> None:
+    result = {"role": "tool", "tool_call_id": "c1", "content": "Paris"}
+    good = {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, result, PARIS]}
+    assert list(chat_problems(good)) == [] and len(COOKBOOK) == 7
+    assert list(chat_problems({"messages": [USER, {**PARIS, "weight": 0}, USER, PARIS]})) == []
+
+
+# --- shapes that are public -------------------------------------------------------------------------------------------
+
+PUBLIC: dict[str, dict[str, Any]] = {
+    "chat": {"messages": [USER, PARIS]},
+    "preference": {"prompt": [USER], "chosen": [PARIS], "rejected": [{"role": "assistant", "content": "France"}]},
+    "verl": {
+        "data_source": "cities",
+        "prompt": [USER],
+        "ability": "geography",
+        "reward_model": {"style": "rule", "ground_truth": "Paris"},
+        "extra_info": {"index": 0, "split": "train"},
+    },
+    "instruction": {"instruction": USER["content"], "input": "", "output": "Paris"},
+    "question": {"question": USER["content"], "answer": "Paris"},
+}
+
+
+@pytest.mark.parametrize("shape", PUBLIC)
+def test_a_public_shape_is_told_by_its_columns_and_its_question_is_found(shape: str, tmp_path: Path) -> None:
+    row = PUBLIC[shape]
+    assert shape_of(row) == shape and question_of(row) == USER["content"]
+    faulty = {
+        name: value for name, value in row.items() if name not in ("messages", "chosen", "reward_model", "output")
+    }
+    file = lines(tmp_path / "rows.jsonl", row, row | {"extra": 1}, faulty)
+    checked = check(read_source(file))
+    assert (checked.read, checked.shape) == (3, shape)
+    assert checked.findings["duplicates"].first == "rows.jsonl:2: as rows.jsonl:1" if shape != "question" else True
+
+
+def test_the_same_rows_in_four_formats_are_the_same_rows(tmp_path: Path) -> None:
+    rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(5)]
+    files = [lines(tmp_path / "rows.jsonl", *rows), tmp_path / "rows.csv", tmp_path / "rows.parquet"]
+    with files[1].open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["question", "answer"])
+        writer.writeheader()
+        writer.writerows(rows)
+    parquet.write_table(pa.Table.from_pylist(rows), files[2])
+    written = set()
+    for number, file in enumerate(files):
+        assert run("data", "ingest", file, "--to", tmp_path / str(number)).exit_code == 0
+        written.add((tmp_path / str(number) / "rows.jsonl").read_bytes())
+    assert len(written) == 1
+
+
+# --- files as they come -----------------------------------------------------------------------------------------------
+
+
+def test_a_mark_other_line_ends_one_bad_line_of_ten_thousand_and_an_endless_line_are_each_told(tmp_path: Path) -> None:
+    good = [json.dumps({"question": f"What is {n}?", "answer": str(n)}) for n in range(10_000)]
+    good[4711] += ","
+    endless = json.dumps({"question": "x" * LONGEST_ROW, "answer": "1"})
+    raw = b"\xef\xbb\xbf" + "\r\n".join([*good, endless]).encode()
+    (tmp_path / "rows.jsonl").write_bytes(raw)
+    result = run("data", "ingest", tmp_path / "rows.jsonl", "--to", tmp_path / "out", "--output", "jsonl")
+    assert json.loads(result.stdout) | {"folder": ""} == {
+        "folder": "", "read": 10_001, "kept": 9_999, "changed": 0, "dropped": 2,
+        "changed_by": {}, "dropped_by": {"read": 2}, "shapes": {"question": 9_999},
+    }  # fmt: skip
+    fates = [json.loads(line) for line in (tmp_path / "out" / "fates.jsonl").read_text().splitlines()]
+    bad = [fate for fate in fates if fate["fate"] == "dropped"]
+    assert [fate["row"] for fate in bad] == ["rows.jsonl:4712", "rows.jsonl:10001"]
+    assert "without a comma between them" in bad[0]["why"] and "expected at most" in bad[1]["why"]
+
+
+def test_file_command_and_server_say_the_same_of_the_same_rows(tmp_path: Path) -> None:
+    rows = [{"messages": [USER]}, {"messages": [USER, PARIS]}, {"messages": [USER, PARIS]}]
+    file = lines(tmp_path / "rows", *rows)
+    checked = check(read_source(file)).plain()
+    by_command = run("data", "check", file, "--output", "jsonl")
+    assert by_command.exit_code == 4 and json.loads(by_command.stdout) == checked
+    room = TrainingRows(Settings(adapters=Adapters(store=str(tmp_path / "store"))))
+    with TestClient(Application([room], version="0", max_body_bytes=1_000_000)) as client:
+        answer = client.post("/data/check", json={"rows": rows}).json()
+        assert answer == {"object": "data_check", "contamination": None, **checked}
+        cleaned = client.post("/data/clean", json={"rows": rows})
+        wrong = client.post("/data/clean", json={"rows": rows, "steps": ["duplicate"]})
+        assert client.post("/data/check", json={"file": cleaned.json()["file"]}).json()["wrong"] is False
+    assert cleaned.status_code == 201
+    folder = tmp_path / "out"
+    assert run("data", "clean", file, "--to", folder).exit_code == 0
+    manifest = json.loads((folder / "manifest.json").read_text())
+    fates = [json.loads(line) for line in (folder / "fates.jsonl").read_text().splitlines()]
+    assert {name: cleaned.json()[name] for name in ("counts", "dropped_by")} == {
+        name: manifest[name] for name in ("counts", "dropped_by")
+    }
+    assert cleaned.json()["fates"] == [fate for fate in fates if fate["fate"] != "kept"]
+    with pytest.raises(SettingsError) as refused:
+        read_steps(["duplicate"])
+    assert wrong.status_code == 400 and wrong.json()["error"]["message"] == str(refused.value)
+    assert str(refused.value) in run("data", "clean", file, "--to", tmp_path / "b", "--step", "duplicate").stderr
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+def test_each_step_says_why_it_drops_and_how_it_changes() -> None:
+    rows = rows_of(
+        {"question": "  Who wrote Fau\u200bst? \r\n", "answer": "Goethe"},
+        {"question": "who wrote faust", "answer": "GOETHE"},
+        {"question": " ", "answer": "?"},
+        {"question": "What is my card 4111 1111 1111 1111 good for?", "answer": "ann@example.org"},
+        {"question": "Кто написал Фауста и почему?", "answer": "Гёте"},
+        {"question": "What did the quick brown fox do over the lazy dog in the old yard today?", "answer": "jump"},
+        {"question": "What did the quick brown fox do over the lazy dog in the old yard today, sir?", "answer": "run"},
+        {"answer": "42"},
+    )
+    steps = read_steps([*DEFAULT[:4], 'language={"scripts": ["latin"]}', *DEFAULT[4:]])
+    cleaned = clean(rows, steps)
+    assert [fate.plain() for fate in cleaned.fates] == [
+        {"row": "rows:1", "fate": "changed", "how": ["normalise: texts are written in one form"]},
+        {"row": "rows:2", "fate": "dropped", "why": "duplicates: as rows:1"},
+        {
+            "row": "rows:3",
+            "fate": "dropped",
+            "how": ["normalise: texts are written in one form"],
+            "why": "drop_empty: it asks nothing",
+        },
+        {"row": "rows:4", "fate": "changed", "how": ["personal_data: it has card, email"]},
+        {"row": "rows:5", "fate": "dropped", "why": "language: its script is cyrillic"},
+        {"row": "rows:6", "fate": "kept"},
+        {"row": "rows:7", "fate": "dropped", "why": "near_duplicates: almost as rows:6"},
+        {
+            "row": "rows:8",
+            "fate": "dropped",
+            "why": "schema: missing_columns: expected question or prompt or problem or query, as rows of shape "
+            "question have; it has answer",
+        },
+    ]
+    assert cleaned.rows[0].fields["question"] == "Who wrote Faust?"
+    assert cleaned.rows[1].fields == {"question": "What is my card [card] good for?", "answer": "[email]"}
+
+
+def test_held_out_questions_are_left_out_and_named() -> None:
+    index = SuiteIndex([SuiteQuestion("cities@1", 3, "What is the capital of France?")])
+    rows = rows_of({"messages": [USER, PARIS]}, {"messages": [{"role": "user", "content": "Who wrote Faust?"}, PARIS]})
+    cleaned = clean(rows, read_steps(["contamination"]), index)
+    assert cleaned.fates[0].dropped == "contamination: question 3 of suite cities@1 (exact)" and len(cleaned.rows) == 1
+    with pytest.raises(SettingsError, match="no suite is known"):
+        clean(rows, read_steps(["contamination"]))
+
+
+TEXTS = st.text(st.sampled_from("ab \u200b\u00e9\u0301.@1"), max_size=12)
+ROWS = st.lists(
+    st.one_of(
+        st.fixed_dictionaries({"question": TEXTS, "answer": TEXTS}),
+        st.fixed_dictionaries({"messages": st.just([USER, PARIS])}),
+        st.just("{"),
+    ),
+    max_size=12,
+)
+
+
+@given(ROWS, st.permutations(sorted(STEPS)))
+def test_kept_changed_and_dropped_are_all_that_was_read_and_a_second_pass_is_the_same(
+    rows: list[Any], names: list[str]
+) -> None:
+    numbered = [(number, row) for number, row in enumerate(rows, 1)]
+    steps = read_steps(names)
+    cleaned = clean(read_rows(numbered, "rows"), steps)
+    counts = cleaned.counts
+    assert counts["read"] == counts["kept"] + counts["changed"] + counts["dropped"] == len(rows)
+    assert counts["dropped"] == cleaned.dropped_by.total() and len(cleaned.rows) == counts["read"] - counts["dropped"]
+    again = clean(read_rows(numbered, "rows"), steps)
+    assert (cleaned.rows, cleaned.fates) == (again.rows, again.fates)
+
+
+def test_the_same_input_and_steps_give_the_same_bytes_and_the_manifest_has_their_digests(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    rows = [{"question": f"What is {rng.randint(0, 9)}?", "answer": "ann@example.org"} for _ in range(50)]
+    file = lines(tmp_path / "rows.jsonl", *rows)
+    for name in ("a", "b"):
+        assert run("data", "clean", file, "--to", tmp_path / name).exit_code == 0
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+    manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
+    assert manifest["sources"] == [
+        {"name": "rows.jsonl", "sha256": hashlib.sha256(file.read_bytes()).hexdigest(), "rows": 50}
+    ]
+    for part in manifest["files"]:
+        assert hashlib.sha256((tmp_path / "a" / part["path"]).read_bytes()).hexdigest() == part["sha256"]
+    assert manifest["steps"][0] == {"name": "normalise", "form": "NFC"}
+    again = run("data", "clean", file, "--to", tmp_path / "a")
+    assert again.exit_code == 4 and "is not empty" in again.stderr
+
+
+def test_an_unknown_option_of_a_step_is_refused_by_name(tmp_path: Path) -> None:
+    for step, expected in (
+        ("near_duplicate", "did you mean near_duplicates"),
+        ('length={"most": 3}', "most"),
+        ('length={"max_characters": "3"}', "max_characters"),
+        ("length={", "not JSON"),
+    ):
+        with pytest.raises(SettingsError, match=expected):
+            read_steps([step])
+
+
+# --- personal data ----------------------------------------------------------------------------------------------------
+
+
+def test_what_has_a_checksum_is_found_by_it_and_order_numbers_are_not() -> None:
+    text = (
+        "Mail ann.b+c@mail.example.co.uk, card 5500-0000-0000-0004, IBAN DE89 3704 0044 0532 0130 00, phone "
+        "+49 (30) 901820, host 192.168.0.17, number 078-05-1120, key sk-proj-abcdefghijklmnopqrstuvwx."
+    )
+    assert [span.kind for span in find(text)] == ["email", "card", "iban", "phone", "ip", "ssn", "secret"]
+    assert redact("ann@example.org", find("ann@example.org")) == "[email]"
+    for harmless in (
+        "order 4111 1111 1111 1112", "version 1.2.3.400", "IBAN DE00 3704 0044 0532 0130 00", "2026-11-26 10:00",
+        "What is 1,234,567,890,123 + 1?", "a @ b", "0000 0000 0000 0000", "sk-ip this", "pi is 3.14159265358979",
+    ):  # fmt: skip
+        assert find(harmless) == [], harmless
+
+
+def with_checksum(digits: str) -> str:
+    """The digits, and a last one: for each even place from the right, the sum of the digits of twice the digit."""
+    total = sum(sum(map(int, str(int(digit) * (2 - at % 2)))) for at, digit in enumerate(reversed(digits)))
+    return f"{digits}{-total % 10}"
+
+
+def test_generated_items_with_checksums_are_found_and_free_texts_are_not() -> None:
+    rng = random.Random(20261126)
+
+    def digits(count: int) -> str:
+        return "".join(rng.choices("0123456789", k=count))
+
+    for _ in range(500):
+        account = digits(18)
+        iban = f"DE{98 - int(account + '131400') % 97:02}{account}"
+        items = {
+            "card": with_checksum(f"4{digits(14)}"),
+            "iban": iban,
+            "email": f"b.c{digits(2)}@{rng.choice(['example.org', 'mail.example.com'])}",
+            "ip": ".".join(str(rng.randint(0, 255)) for _ in range(4)),
+        }
+        for kind, item in items.items():
+            assert [span.kind for span in find(f"Please note {item} for later.")] == [kind], item
+    assert (
+        find(f"The {digits(5)} men sold {digits(4)} apples at {digits(2)}.{digits(2)} each in {digits(4)}-{digits(2)}.")
+        == []
+    )
+
+
+def test_an_unreadable_row_is_a_row_of_the_check() -> None:
+    checked = check([UnreadableRow("rows:1", "not JSON")])
+    assert checked.is_wrong and checked.findings["read"].first == "rows:1: not JSON"
