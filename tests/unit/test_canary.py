@@ -16,7 +16,8 @@ from streams.evaluation import intervals
 from streams.settings.model import Canary
 from streams.stages.rollouts import canary
 from streams.stages.rollouts.canary import SETTLED_MS, CanaryTrial, Evidence
-from tests.support.factories import T0, changed, group
+from streams.stages.rollouts.guard import TokenPrices
+from tests.support.factories import T0, changed, counted_outside, group
 
 RULE = Canary(step_groups=10, max_groups=200)
 TRIAL = CanaryTrial("canary", version=2, primary=1, steps=((0.05, T0),))
@@ -302,3 +303,23 @@ def test_a_guardrail_seldom_trips_over_chance_though_every_group_is_looked_at() 
 def test_a_row_of_another_version_is_refused_with_the_way_out() -> None:
     with pytest.raises(ValueError, match="another consumer group"):
         canary.load(b'{"v": 0}')
+
+
+# --- cost and recovery ------------------------------------------------------------------------------------------------
+
+
+def test_each_arm_has_what_it_costs_by_its_own_prices_and_how_often_it_recovers() -> None:
+    """The candidate is an outside model of other prices; its tokens are counted by its server."""
+    theirs = [
+        replace(counted_outside(slot, prompt=10, completion=5), failed_tools=2, recoveries=slot) for slot in (0, 1)
+    ]
+    ours = [replace(one, failed_tools=1, recoveries=1) for one in group().responses]
+    evidence = after([answered(1, 2, responses=tuple(theirs)), answered(2, 1, responses=tuple(ours))])
+    prices: canary.ArmPrices = {"candidate": TokenPrices(2.0, 4.0), "primary": TokenPrices(1.0, 1.0)}
+    found = canary.metrics(evidence, RULE, prices)
+    assert found["candidate_cost_usd"] == pytest.approx((10 * 2 + 5 * 4) / 1e6)
+    assert found["primary_cost_usd"] == pytest.approx((3 + 2) / 1e6)
+    assert found["cost_ratio"] == pytest.approx(8.0)
+    assert (found["candidate_recovery"], found["primary_recovery"]) == (0.25, 1.0)
+    unpriced = canary.metrics(evidence, RULE)
+    assert not {"candidate_cost_usd", "primary_cost_usd", "cost_ratio"} & unpriced.keys()

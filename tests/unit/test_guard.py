@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from schemas.events import AdapterEvent, Outcome, problems
+from schemas.events import AdapterEvent, Outcome, OutsideModel, problems
 from schemas.serde import decode, encode
 from streams.adapters.versions import Version
 from streams.errors import SettingsError
-from streams.settings.model import Guard, Jobs, Settings
+from streams.settings.model import Guard, Jobs, Rollouts, Settings
 from streams.stages.rollouts import guard
 from streams.stages.rollouts.guard import GuardResult, Thresholds, TokenPrices
 from streams.stages.rollouts.state import rule_of
@@ -329,3 +329,21 @@ def test_a_cost_gate_without_prices_is_refused() -> None:
         rule_of(Settings(guard=Guard(max_cost_ratio=1.5)), None)
     priced = Settings(guard=Guard(max_cost_ratio=1.5), jobs=Jobs(prompt_usd=1, completion_usd=10, trainer_hour_usd=0))
     assert rule_of(priced, None).prices == PRICES
+
+
+@pytest.mark.parametrize("limit", [{"max_cost_ratio": 1.5}, {"max_recovery_loss": 0.1}])
+def test_a_limit_that_a_canary_without_a_suite_cannot_judge_is_refused_by_name(limit: dict[str, float]) -> None:
+    settings = Settings(rollouts=Rollouts(mode="canary"), guard=Guard(**limit))
+    with pytest.raises(SettingsError, match=rf"guard\.{next(iter(limit))} has no effect on a canary alone"):
+        rule_of(settings, None)
+
+
+def test_an_outside_model_costs_what_was_recorded_with_it() -> None:
+    """Its prompt tokens are ten times as dear, so the same tokens are more than the rule allows."""
+    model = OutsideModel(url="http://h/v1", model="m", prompt_usd=10 * PRICES.prompt, completion_usd=PRICES.completion)
+    theirs = replace(with_tokens(2, BETTER, 100, 1), outside=model)
+    result = guard.judge(theirs, with_tokens(1, HALF, 100, 1), Guard(max_cost_ratio=2.0), SUITE, None, PRICES)
+    assert result.verdict == "reject" and result.metrics["cost_ratio"] > 2
+    unpriced = replace(theirs, outside=OutsideModel(url="http://h/v1", model="m"))
+    asked = guard.judge(unpriced, with_tokens(1, HALF, 100, 1), Guard(max_cost_ratio=2.0), SUITE, None, PRICES)
+    assert asked.verdict == "ask"

@@ -202,5 +202,6 @@ def test_a_row_of_another_version_is_refused_with_the_way_out() -> None:
 def test_a_row_whose_fields_change_has_another_version() -> None:
     """A worker of the release before reads what this one wrote, after a rollback, or refuses it: never a KeyError."""
     serving = b'{"statuses":{"0":"primary"},"primary":0,"candidate":null,"share":0.0}'
-    rest = b'"newest_at":0,"pending":null,"decided":[],"swaps":0,"canary":null,"suite":"","evaluating":[],"judged":[]}'
-    assert rollouts.dump(RolloutState()) == b'{"v":4,"serving":' + serving + b"," + rest
+    rest = b'"newest_at":0,"pending":null,"decided":[],"swaps":0,"canary":null,"suite":"",'
+    rest += b'"evaluating":[],"outside":{},"judged":[]}'
+    assert rollouts.dump(RolloutState()) == b'{"v":5,"serving":' + serving + b"," + rest

@@ -6,8 +6,9 @@
 One group is one observation, since the responses of a group share their prompt. Its figures: its mean reward, the share
 of its responses that are right (streams/evaluation/results.py), the share of its slots without a score, and of its
 responses the share that was cut at max_tokens, the tokens and the latency. How many are right is shown, with Wilson's
-interval, and decides nothing. Groups that the trainer cannot use (dropped, all rewards equal) count like all others. A
-group counts for the step in which it ended.
+interval, and decides nothing; so are its cost, by the tokens that were read and written and the prices of its version,
+and of failed tool calls the share that a successful one followed. Groups that the trainer cannot use (dropped, all
+rewards equal) count like all others. A group counts for the step in which it ended.
 
 A group ends some time after its version was chosen, and an agent that could not fetch the candidate tries again after
 half a minute. So whether the candidate answers at all is asked of groups that began `SETTLED_MS` after their step did:
@@ -25,22 +26,29 @@ primary answers beside the candidate.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from schemas.conventions import POLICY_LAG, UNSCORED, has_scores
-from schemas.events import AdapterEvent, AdvantagedGroup, Verdict, derive_id
+from schemas.events import AdapterEvent, AdvantagedGroup, GroupResponse, Verdict, derive_id
 from streams.adapters.serving import place
 from streams.evaluation import intervals, sequential
 from streams.evaluation.results import is_right, short
 from streams.evaluation.sequential import ARMS, Arm, ArmName, ArmPair, ConfidenceSequence
 from streams.settings.model import Canary as Rule
+from streams.stages.rollouts.guard import TokenPrices
 from streams.worker.table_rows import pack, unpack
 
 STAGE = "rollouts"
 GUARDRAILS = ("failed", "truncated", "tokens", "latency_ms")
-FIGURES = ("reward", "success", *GUARDRAILS)
+COUNTS = ("prompt_tokens", "sampled_tokens")
+"""Tokens that a response read and wrote: what its cost is made of."""
+RECOVERY = "recovery"
+FIGURES = ("reward", "success", *GUARDRAILS, *COUNTS, RECOVERY)
+ArmPrices = Mapping[ArmName, TokenPrices | None]
+"""The prices of each arm's tokens; None: they are not known."""
+NO_PRICES: ArmPrices = {"candidate": None, "primary": None}
 SETTLED_MS = 60_000
 """From the start of a step: groups that began later had their version chosen under its share."""
 
@@ -129,8 +137,17 @@ def figures(group: AdvantagedGroup) -> dict[str, float]:
         "truncated": _mean(one.finish_reason == "length" for one in answered),
         "tokens": _mean(one.completion_tokens for one in answered),
         "latency_ms": _mean(one.latency_ms for one in answered),
+        "prompt_tokens": _mean(group.tokens_read(one) for one in answered),
+        "sampled_tokens": _mean(one.tokens_written for one in answered),
+        RECOVERY: _recovery(answered),
     }
     return {figure: value for figure, value in found.items() if value is not None}
+
+
+def _recovery(responses: Sequence[GroupResponse]) -> float | None:
+    """Return the share of failed tool calls that a successful one followed; None if none failed."""
+    failed = sum(response.failed_tools for response in responses)
+    return sum(response.recoveries for response in responses) / failed if failed else None
 
 
 def arm_of(group: AdvantagedGroup, trial: CanaryTrial) -> ArmName | None:
@@ -283,7 +300,7 @@ def _interval_text(interval: ConfidenceSequence, rule: Rule) -> str:
 
 
 def decide(
-    evidence: Evidence, trial: CanaryTrial, rule: Rule, *, policy: str, at_ms: int
+    evidence: Evidence, trial: CanaryTrial, rule: Rule, *, policy: str, at_ms: int, prices: ArmPrices = NO_PRICES
 ) -> tuple[Evidence, AdapterEvent | None]:
     """Return the evidence, and the event that follows from it unless that was written before.
 
@@ -309,7 +326,7 @@ def decide(
         share=found.share,
         verdict=found.verdict,
         gate=gate(rule),
-        metrics=metrics(evidence, rule),
+        metrics=metrics(evidence, rule, prices),
     )
     over = found.kind in ("promoted", "rejected")
     return replace(evidence, written=(*evidence.written, short(event_id)), over=over), event
@@ -329,10 +346,11 @@ def rule_in(gate: Mapping[str, str]) -> Rule | None:
         return None
 
 
-def metrics(evidence: Evidence, rule: Rule) -> dict[str, float]:
+def metrics(evidence: Evidence, rule: Rule, prices: ArmPrices = NO_PRICES) -> dict[str, float]:
     """Return the evidence in figures: groups and means by arm, the gain in reward, and intervals of gain and success.
 
-    Means are over all steps; the gain compares each step within itself, so it need not be their difference.
+    Means are over all steps; the gain compares each step within itself, so it need not be their difference. An arm has
+    a cost if its prices are known, a recovery if a tool call failed.
     """
     found: dict[str, float] = {}
     for name in ARMS:
@@ -344,6 +362,11 @@ def metrics(evidence: Evidence, rule: Rule) -> dict[str, float]:
         if n := evidence.groups(name, "success"):
             low, high = intervals.wilson(found[f"{name}_success"], n)
             found |= {f"{name}_success_low": low, f"{name}_success_high": high}
+        price, read = prices[name], found.get(f"{name}_prompt_tokens")
+        if price is not None and read is not None:
+            found[f"{name}_cost_usd"] = price.of_tokens(read, found[f"{name}_sampled_tokens"])
+    if found.get("primary_cost_usd") and "candidate_cost_usd" in found:
+        found["cost_ratio"] = found["candidate_cost_usd"] / found["primary_cost_usd"]
     gain = sequential.estimate(evidence.pairs("reward"))
     if gain is not None:
         found["gain"] = gain
@@ -355,7 +378,7 @@ def metrics(evidence: Evidence, rule: Rule) -> dict[str, float]:
 
 # --- the table row ----------------------------------------------------------------------------------------------------
 
-ROW_VERSION = 4
+ROW_VERSION = 5
 
 
 def dump(evidence: Evidence) -> bytes:

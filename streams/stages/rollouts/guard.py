@@ -37,7 +37,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from schemas.events import AdapterEvent, Outcome, Verdict, derive_id
+from schemas.events import AdapterEvent, Outcome, OutsideModel, Verdict, derive_id
 from streams.adapters.versions import Version
 from streams.evaluation import intervals, paired
 from streams.settings.model import Guard, Jobs
@@ -52,7 +52,7 @@ Thresholds = Mapping[str, Mapping[str, float]]
 
 
 class TokenPrices(NamedTuple):
-    """The prices of tokens, USD per million."""
+    """The prices of tokens, USD per million: those of the settings, or that were recorded with an outside model."""
 
     prompt: float
     completion: float
@@ -67,7 +67,20 @@ class TokenPrices(NamedTuple):
         """Return what a response to a task cost; None if its tokens are not recorded."""
         if outcome.prompt_tokens is None or outcome.sampled_tokens is None:
             return None
-        return (outcome.prompt_tokens * self.prompt + outcome.sampled_tokens * self.completion) / 1e6
+        return self.of_tokens(outcome.prompt_tokens, outcome.sampled_tokens)
+
+    def of_tokens(self, prompt_tokens: float, sampled_tokens: float) -> float:
+        """Return what so many tokens cost, USD."""
+        return (prompt_tokens * self.prompt + sampled_tokens * self.completion) / 1e6
+
+
+def version_prices(outside: OutsideModel | None, prices: TokenPrices | None) -> TokenPrices | None:
+    """Return the prices of a version's tokens: those that were recorded with an outside model, else `prices`."""
+    if outside is None:
+        return prices
+    if outside.prompt_usd is None or outside.completion_usd is None:
+        return None
+    return TokenPrices(outside.prompt_usd, outside.completion_usd)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +134,8 @@ def judge(
     findings += _scenarios(candidate.outcomes[suite], found, rule, metrics)
     findings += _below_thresholds(candidate.outcomes[suite], thresholds, rule)
     findings += _tokens(found, rule)
-    findings += _cost(found, rule, prices, metrics)
+    of_both = [version_prices(one.outside, prices) for one in (candidate, incumbent)]
+    findings += _cost(found, rule, of_both, metrics)
     findings += _recoveries(found, rule, metrics)
     findings += _latency(found, rule)
     return _judgement([*findings, gain], metrics, gate)
@@ -280,15 +294,16 @@ def _tokens(found: Sequence[paired.Pair], rule: Guard) -> Iterator[_GuardFinding
 
 
 def _cost(
-    found: Sequence[paired.Pair], rule: Guard, prices: TokenPrices | None, metrics: dict[str, float]
+    found: Sequence[paired.Pair], rule: Guard, prices: Sequence[TokenPrices | None], metrics: dict[str, float]
 ) -> Iterator[_GuardFinding]:
     """Yield the objection to what responses cost, if any, and add the ratio to `metrics`; as `_tokens`."""
     if rule.max_cost_ratio is None:
         return
-    if prices is None:
+    own, other_prices = prices
+    if own is None or other_prices is None:
         yield _GuardFinding("ask", "the rule limits the cost, and nothing says what tokens cost; set jobs.prompt_usd")
         return
-    pairs = [(prices.cost_usd(first), prices.cost_usd(second)) for first, second in found]
+    pairs = [(own.cost_usd(first), other_prices.cost_usd(second)) for first, second in found]
     costs = [(one, other) for one, other in pairs if one is not None and other is not None]
     if len(costs) < len(pairs):
         yield _GuardFinding("ask", f"the tokens of {len(pairs) - len(costs)} tasks are not recorded, nor their cost")

@@ -40,9 +40,17 @@ from streams.evaluation import results as suite_results, suite_tasks as evaluati
 from streams.evaluation.results import short
 from streams.kafka.topics import topics
 from streams.observability import trace_context
-from streams.settings.model import Canary
 from streams.stages.rollouts import canary, guard
-from streams.stages.rollouts.state import DIRECT, RolloutRule, RolloutState, dump, load, rule_of, waiting
+from streams.stages.rollouts.state import (
+    DIRECT,
+    RolloutRule,
+    RolloutState,
+    dump,
+    load,
+    prices_of,
+    rule_of,
+    waiting,
+)
 
 if TYPE_CHECKING:
     from streams.evaluation.suite import Suite
@@ -95,7 +103,8 @@ def _after(state: RolloutState, event: AdapterEvent, at_ms: int) -> RolloutState
     serving = step(state.serving, event)
     state = replace(state, serving=serving, canary=canary.followed(state.canary, event, serving.candidate, at_ms))
     if event.kind == "trained":
-        return replace(state, newest_at=event.created_at)
+        models = {} if event.outside is None else {event.version: event.outside}
+        return replace(state, newest_at=event.created_at, outside={**state.outside, **models})
     judged = dict(state.judged)
     if event.kind == "judged" and event.suite == state.suite and event.verdict and event.expected_version is not None:
         judged[event.version, event.expected_version] = event.verdict
@@ -207,9 +216,8 @@ def _judgement(state: RolloutState, policy: str, rule: RolloutRule, results: Res
         if (version, primary) in state.judged:
             return None
         if (shown := results(version)) is not None:
-            judgement = guard.judge(
-                _shown(shown), _shown(against), rule.guard, suite.name, suite.thresholds, rule.prices
-            )
+            candidate, incumbent = _shown(shown, state), _shown(against, state)
+            judgement = guard.judge(candidate, incumbent, rule.guard, suite.name, suite.thresholds, rule.prices)
             at = max(shown.created_at, against.created_at)
             return guard.event(
                 judgement, policy=policy, version=version, against=primary, suite=suite.name, created_at=at
@@ -217,13 +225,14 @@ def _judgement(state: RolloutState, policy: str, rule: RolloutRule, results: Res
     return None
 
 
-def _shown(result: AdapterEvent) -> Version:
+def _shown(result: AdapterEvent, state: RolloutState) -> Version:
     suite = result.suite or ""
     return Version(
         version=result.version,
         status="trained",
         evaluated={suite: result.metrics},
         outcomes={suite: result.outcomes},
+        outside=state.outside.get(result.version),
     )
 
 
@@ -279,7 +288,7 @@ def register(driver: Driver, suite: Suite | None) -> None:
     driver.agent(named["adapters"], on_adapter, STAGE)
     driver.agent(named["groups"], on_group, STAGE, name=f"{STAGE}.suites")
     if rule.mode == "canary":
-        _register_canary(driver, states, outlet, rule.canary)
+        _register_canary(driver, states, outlet, rule)
 
 
 def _of_many(driver: Driver, event: AdapterEvent, last: Record) -> Trace | None:
@@ -292,7 +301,7 @@ def _result_key(policy: str, suite: str | None, version: int) -> bytes:
     return "\x1f".join((policy, suite or "", str(version))).encode()
 
 
-def _register_canary(driver: Driver, states: TableRows, outlet: EventOutlet, rule: Canary) -> None:
+def _register_canary(driver: Driver, states: TableRows, outlet: EventOutlet, rule: RolloutRule) -> None:
     """Drive the canary's evidence from `groups`. Every group is remembered, so that none counts twice."""
     named, partitions = topics(driver.settings.topics), driver.settings.topics.policy_partitions
     evidence, counted = driver.table("rollouts-canaries", partitions), driver.table("rollouts-counted", partitions)
@@ -302,11 +311,17 @@ def _register_canary(driver: Driver, states: TableRows, outlet: EventOutlet, rul
         if isinstance(group, Poison):
             return
         key, group_key, row = group.policy.encode(), group.group_id.encode(), str(record.at.offset).encode()
-        trial = load(states.get(key)).canary
+        state = load(states.get(key))
+        trial = state.canary
         if trial is None or canary.arm_of(group, trial) is None or counted.get(group_key) not in (None, row):
             return
         found = canary.count(canary.load(evidence.get(key)), trial, group, record.at.offset)
-        found, event = canary.decide(found, trial, rule, policy=group.policy, at_ms=group.created_at)
+        prices: canary.ArmPrices = {
+            "candidate": prices_of(state, rule, trial.version),
+            "primary": prices_of(state, rule, trial.primary),
+        }
+        at_ms = group.created_at
+        found, event = canary.decide(found, trial, rule.canary, policy=group.policy, at_ms=at_ms, prices=prices)
         if event is not None:
             await outlet.emit_traced(event, _of_many(driver, event, record), began_ms=record.timestamp_ms)
         evidence[key] = canary.dump(found)

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from schemas.events import Verdict
+from schemas.events import OutsideModel, Verdict
 from streams.adapters.serving import Serving
 from streams.errors import SettingsError
 from streams.settings.model import Canary, Guard, Settings
 from streams.stages.rollouts.canary import CanaryTrial
-from streams.stages.rollouts.guard import TokenPrices
+from streams.stages.rollouts.guard import TokenPrices, version_prices
 from streams.worker.table_rows import pack, unpack
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ DIRECT = RolloutRule()
 def rule_of(settings: Settings, suite: Suite | None) -> RolloutRule:
     """Return the rule in force, with the guard's suite.
 
-    Raises SettingsError for mode `guarded` without one, or a limit of the cost without prices.
+    Raises SettingsError for mode `guarded` without one, a limit of the cost without prices, or limits that nothing
+    judges.
     """
     mode = settings.rollouts.mode
     if mode == "guarded" and suite is None:
@@ -55,6 +56,12 @@ def rule_of(settings: Settings, suite: Suite | None) -> RolloutRule:
             "rollouts.mode is guarded, but guard.suite names no file, so nothing would ever be promoted; set it to a "
             "suite, e.g. docs/examples/suite.yaml, or take another mode"
         )
+    for name in ("max_cost_ratio", "max_recovery_loss") if mode == "canary" and suite is None else ():
+        if getattr(settings.guard, name) is not None:
+            raise SettingsError(
+                f"guard.{name} has no effect on a canary alone: it is judged on the tasks of guard.suite, which is not "
+                "set. Name a file, or leave the limit out: the canary's decisions show cost and recovery of both arms"
+            )
     prices = TokenPrices.of(settings.jobs)
     if settings.guard.max_cost_ratio is not None and prices is None:
         raise SettingsError(
@@ -83,8 +90,15 @@ class RolloutState:
     """The guard's suite that the next two fields are about; another suite resets them."""
     evaluating: frozenset[int] = frozenset()
     """Versions that are, or were, evaluated on it."""
+    outside: Mapping[int, OutsideModel] = field(default_factory=dict)
+    """The versions that are outside models."""
     judged: Mapping[tuple[int, int], Verdict] = field(default_factory=dict)
     """The guard's verdict by version and the primary it was compared with, for versions that wait."""
+
+
+def prices_of(state: RolloutState, rule: RolloutRule, version: int) -> TokenPrices | None:
+    """Return the prices of a version's tokens; None if they are not known."""
+    return version_prices(state.outside.get(version), rule.prices)
 
 
 def waiting(state: RolloutState) -> list[int]:
@@ -96,7 +110,7 @@ def waiting(state: RolloutState) -> list[int]:
 
 # --- the table rows ---------------------------------------------------------------------------------------------------
 
-ROW_VERSION = 4
+ROW_VERSION = 5
 
 
 def dump(state: RolloutState) -> bytes:
@@ -122,6 +136,7 @@ def load(row: bytes | None) -> RolloutState:
         canary=None if trial is None else _trial(*trial),
         suite=data["suite"],
         evaluating=frozenset(data["evaluating"]),
+        outside={int(version): OutsideModel(**model) for version, model in data["outside"].items()},
         judged={(version, against): verdict for version, against, verdict in data["judged"]},
     )
 

@@ -28,6 +28,7 @@ from streams.kafka.topics import topics
 from streams.settings.model import Canary, Settings
 from streams.stages.rollouts import canary
 from streams.stages.rollouts.canary import CanaryTrial, Evidence
+from streams.stages.rollouts.guard import TokenPrices, version_prices
 
 LAST = 5
 """How many decisions are shown."""
@@ -67,6 +68,14 @@ class Rollout:
         if event.kind == "canary_started":
             self.rule = canary.rule_in(event.gate)
 
+    def _arms(self, trial: CanaryTrial, rule: Canary, settings: Settings) -> list[dict[str, Any]]:
+        local, versions = TokenPrices.of(settings.jobs), self.state.versions
+        prices: canary.ArmPrices = {
+            "candidate": version_prices(versions[trial.version].outside, local),
+            "primary": version_prices(versions[trial.primary].outside, local),
+        }
+        return [_arm(self.evidence, trial, name, rule, prices) for name in ARMS]
+
     def plain(self, settings: Settings) -> dict[str, Any]:
         """Return what is shown, as plain values for JSON."""
         rule, trial, serving = self.rule or settings.canary, self.trial, self.state.serving
@@ -79,7 +88,7 @@ class Rollout:
             "share": serving.share,
             "newest": self.state.newest,
             "waits_for": waits_for(self, settings),
-            "arms": [] if trial is None else [_arm(self.evidence, trial, name, rule) for name in ARMS],
+            "arms": [] if trial is None else self._arms(trial, rule, settings),
             "gain": None,
             "guardrails": [] if trial is None else canary.tripped(self.evidence, rule),
             "decisions": [
@@ -101,14 +110,20 @@ class Rollout:
         return found
 
 
-def _arm(evidence: Evidence, trial: CanaryTrial, name: ArmName, rule: Canary) -> dict[str, Any]:
-    shown = canary.metrics(evidence, rule)
+DERIVED = ("success_low", "success_high", "cost_usd")
+"""Shown of an arm in addition to its figures, where it is known."""
+
+
+def _arm(
+    evidence: Evidence, trial: CanaryTrial, name: ArmName, rule: Canary, prices: canary.ArmPrices
+) -> dict[str, Any]:
+    shown = canary.metrics(evidence, rule, prices)
     return {
         "arm": name,
         "version": trial.version if name == "candidate" else trial.primary,
         "groups": evidence.groups(name),
         "in_step": evidence.groups_in_step(name, trial),
-        **{figure: shown.get(f"{name}_{figure}") for figure in (*canary.FIGURES, "success_low", "success_high")},
+        **{figure: shown.get(f"{name}_{figure}") for figure in (*canary.FIGURES, *DERIVED)},
     }
 
 
