@@ -3,6 +3,7 @@
     POST /data/check    {"file" or "rows"}            ──► findings, in the words of `streamward data check`
     POST /data/ingest   {"file" or "rows", "steps"}   ──► a new file of the store, and what became of each row
     POST /data/clean    the same, with steps by default
+    POST /data/synthetic/generate   a generator ──► the same, each row with its origin
 
 A file is one that was uploaded; the result is another, which a job can name. The suite is guard.suite.
 """
@@ -26,12 +27,15 @@ from streams.data.cleaning.data_rows import UnreadableRow, read_rows
 from streams.data.cleaning.steps import CONTAMINATION, DEFAULT, DataRow
 from streams.data.contamination.known_suites import of_files
 from streams.data.contamination.suite_index import SuiteIndex
-from streams.errors import CallError, SettingsError
+from streams.data.synthesis import generated
+from streams.errors import CallError, EventError, NotFoundError, SettingsError
 from streams.jobs import training_files
 from streams.kafka import times
 from streams.settings.model import Settings
+from streams.stages.tasks.generators import TaskSpec
 
 FATES_SHOWN = 100
+MOST_GENERATED = 10_000
 ROWS_EXAMPLE = [{"prompt": "4 + 7 =", "answer": "11"}, {"prompt": "4 + 7 = ", "answer": "11"}]
 
 
@@ -48,6 +52,15 @@ class StepsBody(RowsBody):
     steps: list[str | dict[str, Any]] | None = Field(
         None, description='NAME, or {"name": NAME} with options (docs/data.md); the order counts'
     )
+
+
+class GeneratedRowsBody(Body):
+    """Questions of a generator, with the answers that it verifies by."""
+
+    generator: str = Field(description="as `streamward tasks generate --list` shows")
+    count: int = Field(ge=1, le=MOST_GENERATED)
+    seed: int = 0
+    options: dict[str, Any] = Field(default_factory=dict, description="of the generator")
 
 
 class FindingAnswer(Answer):
@@ -147,12 +160,37 @@ class TrainingRows:
         gate = [] if self._settings.guard.suite is None else [CONTAMINATION]
         return self._write(request, body, [*DEFAULT, *gate] if body.steps is None else body.steps)
 
+    @REST.post(
+        "/data/synthetic/generate",
+        may="files.write",
+        **LARGE_BODY,
+        status=201,
+        sends={"generator": "sums", "count": 2},
+        example=CLEANED,
+        refuses=(),
+    )
+    def generate_rows(self, request: Request, body: GeneratedRowsBody) -> CleanedRowsAnswer:
+        """Make rows with a generator, which knows the answers; its held-out questions are never drawn."""
+        spec = TaskSpec(
+            family=body.generator, count=body.count, seed=body.seed, purpose="train", policy="-", options=body.options
+        )
+        try:
+            cleaned = cleaning.clean(generated(spec), ())
+        except (SettingsError, NotFoundError, EventError) as exc:
+            raise CallError("invalid", str(exc), "generator") from exc
+        return self._answer(request, cleaned, ())
+
     def _write(self, request: Request, body: StepsBody, ordered: Sequence[str | dict[str, Any]]) -> CleanedRowsAnswer:
         try:
             steps = cleaning.read_steps(ordered)
             cleaned = cleaning.clean(self._rows(request, body), steps, self._suite_index())
         except SettingsError as exc:
             raise CallError("invalid", str(exc), "steps") from exc
+        return self._answer(request, cleaned, steps)
+
+    def _answer(
+        self, request: Request, cleaned: cleaning.CleanedRows, steps: Sequence[cleaning.OrderedStep]
+    ) -> CleanedRowsAnswer:
         manifest = cleaning.manifest_of(cleaned, (), steps, "")
         fates = [fate.plain() for fate in cleaned.fates if fate.fate != "kept"]
         return CleanedRowsAnswer(

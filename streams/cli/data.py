@@ -1,19 +1,23 @@
-"""The commands of rows before they are trained on: data check, ingest, clean.
+"""The commands of rows before they are trained on: data check, ingest, clean, synthesize.
 
 files ──► check: what is wrong ──► ingest, clean: rows.jsonl, the fate of every row, a manifest
+a generator, or questions and a model ──► synthesize: the same files
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from streams.cli.runtime import AppContext, output_option, pass_call
+from streams.cli.runtime import AppContext, json_object, output_option, pass_call
+from streams.errors import SettingsError
 
 if TYPE_CHECKING:
+    from streams.data.cleaning.clean import CleanedRows, OrderedStep
     from streams.data.cleaning.data_rows import DataSource, UnreadableRow
     from streams.data.cleaning.steps import DataRow
     from streams.data.contamination.suite_index import SuiteIndex
@@ -137,6 +141,69 @@ def data_clean(call: AppContext, /, steps: Sequence[str], **options: Any) -> Non
     _write(call, steps or [*DEFAULT, *([CONTAMINATION] if is_known else [])], **options)
 
 
+@data.command("synthesize")
+@click.argument("questions", required=False, type=click.Path(path_type=Path), metavar="[FILE]")
+@click.option("--generator", default=None, help="Make questions with it, as `tasks generate`.")
+@click.option("--count", type=click.IntRange(min=1), default=100, show_default=True, help="Rows of a generator.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of a generator.")
+@click.option("--options", "in_json", default="{}", metavar="JSON", help="Options of the generator.")
+@click.option("--model-url", default=None, metavar="URL", help="Server of the model.  [default: scoring.judge_url]")
+@click.option("--model", default=None, metavar="NAME", help="Model or policy.  [default: scoring.judge_model]")
+@click.option("--key-env", default="OPENAI_API_KEY", show_default=True, help="Variable with the model's key.")
+@click.option("--scorer", default="exact", show_default=True, help="Has to give an answer 1, or it is not kept.")
+@click.option("--to", "folder", required=True, type=click.Path(path_type=Path, file_okay=False), help="New folder.")
+@output_option
+@pass_call
+def data_synthesize(
+    call: AppContext,
+    /,
+    questions: Path | None,
+    generator: str | None,
+    count: int,
+    seed: int,
+    in_json: str,
+    model_url: str | None,
+    model: str | None,
+    key_env: str,
+    scorer: str,
+    folder: Path,
+    output: Output,
+) -> None:
+    """Make rows to tune on: a generator's, or a model's answers to the questions in FILE.
+
+    Each row says where it comes from. Of what a model answers, the policy at `streamward serve` included, only that is
+    kept which the scorer gives 1, against the answer in FILE. A generator's held-out questions are never drawn.
+    """
+    from streams.data import synthesis
+    from streams.data.cleaning.clean import clean
+    from streams.data.cleaning.data_rows import DataSource, digest_of
+
+    if (questions is None) == (generator is None):
+        raise click.UsageError("give either FILE or --generator")
+    if generator is not None:
+        from streams.stages.tasks.generators import TaskSpec
+
+        options = json_object(in_json, "--options")
+        spec = TaskSpec(family=generator, count=count, seed=seed, purpose="train", policy="-", options=options)
+        cleaned = clean(synthesis.generated(spec), ())
+        sources = [DataSource(f"{generator}, seed {seed}", "", count)]
+    elif questions is not None:
+        from streams.scorers import named_sources
+
+        scoring = call.settings.scoring
+        url, name = model_url or scoring.judge_url, model or scoring.judge_model
+        if url is None or name is None:
+            raise SettingsError(
+                "no model is named: give --model-url and --model, or set scoring.judge_url and judge_model"
+            )
+        asked = synthesis.AnswerModel(str(url).rstrip("/"), name, os.environ.get(key_env))
+        (source,) = named_sources([scorer])
+        origin = {"model": name, "url": asked.url}
+        cleaned = synthesis.answered(_rows([questions], None), asked.ask, origin, source, scoring)
+        sources = [DataSource(questions.name, digest_of(questions), len(cleaned.fates))]
+    _finish(cleaned, sources, (), folder, output)
+
+
 def _write(
     call: AppContext,
     ordered: Sequence[str],
@@ -147,10 +214,8 @@ def _write(
     folder: Path,
     output: Output,
 ) -> None:
-    from streams import output as show
     from streams.data.cleaning import clean as cleaning
     from streams.data.cleaning.data_rows import DataSource, digest_of
-    from streams.files import code_version
 
     steps = cleaning.read_steps(ordered)
     counts: list[DataSource] = []
@@ -163,10 +228,19 @@ def _write(
                 yield row
             counts.append(DataSource(path.name, digest_of(path), number))
 
-    cleaned = cleaning.clean(counted(), steps, _held_out(call, suites))
-    contents = cleaning.files_of(cleaned, counts, steps, code_version())
-    cleaning.write(contents, folder)
-    manifest = cleaning.manifest_of(cleaned, counts, steps, "")
+    _finish(cleaning.clean(counted(), steps, _held_out(call, suites)), counts, steps, folder, output)
+
+
+def _finish(
+    cleaned: CleanedRows, sources: Sequence[DataSource], steps: Sequence[OrderedStep], folder: Path, output: Output
+) -> None:
+    """Write the files of a set, and print its counts."""
+    from streams import output as show
+    from streams.data.cleaning import clean as cleaning
+    from streams.files import code_version
+
+    cleaning.write(cleaning.files_of(cleaned, sources, steps, code_version()), folder)
+    manifest = cleaning.manifest_of(cleaned, sources, steps, "")
     show.record(
         {
             "folder": str(folder),

@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 
 from gateway.http.application import Application
 from gateway.jobs.training_rows import TrainingRows
+from schemas.events import RewardSource
 from streams.cli.root import cli
 from streams.data.chat_faults import COOKBOOK, chat_problems
 from streams.data.cleaning.check import check
@@ -25,10 +26,12 @@ from streams.data.cleaning.clean import clean, read_steps
 from streams.data.cleaning.data_rows import LONGEST_ROW, UnreadableRow, read_rows, read_source
 from streams.data.cleaning.steps import DEFAULT, STEPS, DataRow
 from streams.data.contamination.suite_index import SuiteIndex, SuiteQuestion
-from streams.data.row_shapes import question_of, shape_of
+from streams.data.row_shapes import ANSWERS, question_of, shape_of
+from streams.data.synthesis import answered
 from streams.errors import SettingsError
 from streams.scorers.personal_data import find, redact
-from streams.settings.model import Adapters, Settings
+from streams.settings.model import Adapters, Scoring, Settings
+from streams.stages.tasks.generators import is_held_out
 
 USER = {"role": "user", "content": "What is the capital of France?"}
 PARIS = {"role": "assistant", "content": "Paris"}
@@ -327,3 +330,44 @@ def test_generated_items_with_checksums_are_found_and_free_texts_are_not() -> No
 def test_an_unreadable_row_is_a_row_of_the_check() -> None:
     checked = check([UnreadableRow("rows:1", "not JSON")])
     assert checked.is_wrong and checked.findings["read"].first == "rows:1: not JSON"
+
+
+# --- rows that are made -----------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_generator_are_right_say_where_they_come_from_and_give_no_held_out_question_away(
+    tmp_path: Path,
+) -> None:
+    assert run("data", "synthesize", "--generator", "sums", "--count", 50, "--to", tmp_path / "a").exit_code == 0
+    rows = [json.loads(line) for line in (tmp_path / "a" / "rows.jsonl").read_text().splitlines()]
+    for number, row in enumerate(rows):
+        question = row["messages"][-2]["content"]
+        terms = question.removesuffix(" =").rpartition(": ")[2].split(" + ")
+        assert row["messages"][-1]["content"] == row["answer"] == str(sum(map(int, terms)))
+        assert row["origin"] == {"by": "generator", "generator": "sums", "seed": 0, "index": number, "options": {}}
+        assert not is_held_out(question)
+    assert check(read_source(tmp_path / "a" / "rows.jsonl")).is_wrong is False
+    room = TrainingRows(Settings(adapters=Adapters(store=str(tmp_path / "store"))))
+    with TestClient(Application([room], version="0", max_body_bytes=1_000_000)) as client:
+        made = client.post("/data/synthetic/generate", json={"generator": "sums", "count": 50})
+        assert made.json()["counts"] == {"read": 50, "kept": 50, "changed": 0, "dropped": 0}
+        unknown = client.post("/data/synthetic/generate", json={"generator": "sum", "count": 5})
+    by_command = run("data", "synthesize", "--generator", "sum", "--to", tmp_path / "b")
+    assert by_command.exit_code == 3 and unknown.json()["error"]["message"] in by_command.stderr
+    episodes = run("data", "synthesize", "--generator", "guess", "--to", tmp_path / "c")
+    assert episodes.exit_code == 2 and "no answer is known" in episodes.stderr
+
+
+def test_of_what_a_model_answers_only_what_a_scorer_verifies_is_kept() -> None:
+    rows = rows_of(
+        {"question": "4 + 7 =", "answer": "11"}, {"question": "1 + 1 =", "answer": "2"}, {"question": "9 + 9 ="}
+    )
+    replies = iter(["11", "three"])
+    origin = {"model": "m", "url": "http://127.0.0.1/v1"}
+    made = answered(rows, lambda _: next(replies), origin, RewardSource(name="exact"), Scoring())
+    assert made.counts == {"read": 3, "kept": 1, "changed": 0, "dropped": 2}
+    assert made.rows[0].fields["origin"] == {"by": "model", **origin, "scorer": "exact"}
+    assert [fate.dropped for fate in made.fates[1:]] == [
+        "verify: exact gives 0 to 'three'",
+        "verify: it has no answer to verify by; expected one of " + ", ".join(ANSWERS),
+    ]

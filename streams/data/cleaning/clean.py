@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from schemas import json_text
 from schemas.faults import faults, nearest
 from schemas.json_text import one_line
-from streams.data.cleaning.data_rows import UNREADABLE, DataSource, UnreadableRow
+from streams.data.cleaning.data_rows import DataSource, UnreadableRow
 from streams.data.cleaning.steps import CONTAMINATION, STEPS, DataRow, RowOutcome, StepOptions, leave_out_held_out
 from streams.data.contamination.suite_index import SuiteIndex
 from streams.data.row_shapes import shape_of
@@ -116,8 +116,8 @@ def clean(
             left.append(row)
             fates.append(RowFate(row.place))
         else:
-            dropped_by[UNREADABLE] += 1
-            fates.append(RowFate(row.place, dropped=f"{UNREADABLE}: {row.why}"))
+            dropped_by[row.step] += 1
+            fates.append(RowFate(row.place, dropped=f"{row.step}: {row.why}"))
     for step in steps:
         after, after_places = [], []
         for row, number, outcome in zip(left, places, _outcomes(left, step, held_out), strict=True):

@@ -28,6 +28,7 @@ class UnreadableRow(NamedTuple):
 
     place: str
     why: str
+    step: str = UNREADABLE
 
 
 class DataSource(NamedTuple):

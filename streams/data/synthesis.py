@@ -1,0 +1,134 @@
+"""Make rows that a policy can be tuned on: questions of a generator, or answers of a model that a scorer verifies.
+
+    TaskSpec ──► train questions, the generator's own answer ──────────────────────────► row, origin: generator
+    questions with answers ──► a model, which may be the policy ──► scorer gives 1? ──► row, origin: model
+                                                                            └─► no: dropped, and why
+
+Every row says where it comes from. No answer is taken on a model's word: a generator knows its own, and what a model
+writes is kept only if the scorer gives it 1. Held-out questions of a generator are never drawn.
+
+Not covered: questions that a model invents, whose answers nothing would verify.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import httpx
+
+from schemas import json_text
+from schemas.events import Message, RewardSource, Task
+from streams.data.cleaning.clean import CleanedRows, clean
+from streams.data.cleaning.data_rows import UnreadableRow
+from streams.data.cleaning.steps import DataRow
+from streams.data.row_shapes import ANSWERS, question_of
+from streams.errors import ProviderError, SettingsError
+from streams.settings.model import Scoring
+from streams.stages.scoring.trial import try_texts
+from streams.stages.tasks.generators import TaskSpec, generate
+
+VERIFY = "verify"
+"""The step that drops an answer."""
+ASKED_S = 120.0
+"""Seconds for one answer."""
+Ask = Callable[[list[dict[str, Any]]], str]
+"""Messages to a text. Raises ProviderError."""
+
+
+def generated(spec: TaskSpec) -> Iterator[DataRow]:
+    """Yield rows of a generator, each with the answer that it verifies by.
+
+    Raises as `generators.generate`, and SettingsError for one without an answer in words.
+    """
+    for number, task in enumerate(generate(spec, now_ms=0), 1):
+        answer = _verified_answer(task)
+        if answer is None:
+            raise SettingsError(f"generator {spec.family}: no answer is known before an episode is played; sample it")
+        origin = {"by": "generator", "generator": spec.family, "seed": spec.seed, "index": number - 1}
+        messages = [{"role": message.role, "content": message.content} for message in task.messages]
+        row = {"messages": [*messages, {"role": "assistant", "content": answer}], "answer": answer}
+        yield DataRow(f"{spec.family}:{number}", row | {"origin": origin | {"options": dict(spec.options)}})
+
+
+def _verified_answer(task: Task) -> str | None:
+    verifier = json_text.parse(task.verifier)
+    answer = verifier.get("answer", verifier.get("entry", {}).get("answer"))
+    return None if answer is None else str(answer)
+
+
+class AnswerModel(NamedTuple):
+    """A model behind OpenAI's chat completions: another one, the judge's, or the policy at `streamward serve`."""
+
+    url: str
+    """Ends with /v1."""
+    model: str
+    api_key: str | None = None
+    temperature: float = 1.0
+
+    def ask(self, messages: list[dict[str, Any]]) -> str:
+        """Return the model's answer. Raises ProviderError."""
+        headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+        body = {"model": self.model, "messages": messages, "temperature": self.temperature}
+        try:
+            answer = httpx.post(f"{self.url}/chat/completions", json=body, headers=headers, timeout=ASKED_S)
+            answer.raise_for_status()
+            text = json_text.parse(answer.content)["choices"][0]["message"]["content"]
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as exc:
+            raise ProviderError(f"{self.url}: {self.model} did not answer: {exc}") from exc
+        return str(text or "")
+
+
+def answered(
+    rows: Iterable[DataRow | UnreadableRow], ask: Ask, origin: Mapping[str, Any], scorer: RewardSource, scoring: Scoring
+) -> CleanedRows:
+    """Return the rows with the answers of a model that the scorer gives 1, and the fate of each.
+
+    Raises ProviderError if the model does not answer, SettingsError if the scorer cannot be used.
+    """
+
+    def outcomes() -> Iterator[DataRow | UnreadableRow]:
+        for row in rows:
+            if not isinstance(row, DataRow):
+                yield row
+                continue
+            task = _task(row)
+            if task is None:
+                names = ", ".join(ANSWERS)
+                yield UnreadableRow(row.place, f"it has no answer to verify by; expected one of {names}", VERIFY)
+                continue
+            prompt = [{"role": message.role, "content": message.content} for message in task.messages]
+            text = ask(prompt)
+            problem = _refusal(task, text, scorer, scoring)
+            if problem is not None:
+                yield UnreadableRow(row.place, problem, VERIFY)
+                continue
+            fields = {"messages": [*prompt, {"role": "assistant", "content": text}], "answer": _answer_of(row)}
+            yield DataRow(row.place, fields | {"origin": {"by": "model", **origin, "scorer": scorer.name}})
+
+    return clean(outcomes(), ())
+
+
+def _refusal(task: Task, text: str, scorer: RewardSource, scoring: Scoring) -> str | None:
+    """Return why an answer is not kept; None if the scorer gives it 1."""
+    (outcome,) = try_texts(scoring, task, scorer, [text])
+    if outcome.error is not None:
+        return f"{scorer.name}: {outcome.error}"
+    return None if outcome.value == 1 else f"{scorer.name} gives {outcome.value:g} to {text[:60]!r}"
+
+
+def _task(row: DataRow) -> Task | None:
+    answer = _answer_of(row)
+    if answer is None:
+        return None
+    message = Message(role="user", content=question_of(row.fields))
+    verifier = json.dumps({"answer": answer})
+    return Task(task_id=row.place, created_at=0, policy="-", purpose="serve", messages=(message,), verifier=verifier)
+
+
+def _answer_of(row: DataRow) -> Any:
+    truth = row.fields.get("reward_model")
+    if isinstance(truth, Mapping) and "ground_truth" in truth:
+        return truth["ground_truth"]
+    return next((row.fields[name] for name in ANSWERS if row.fields.get(name) is not None), None)
