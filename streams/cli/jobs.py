@@ -134,7 +134,7 @@ def jobs_start(
     job_request = request.read_request(
         {
             "agent_id": agent_id,
-            "training_queries": _objects(file, "--queries", "training_queries"),
+            "training_queries": read_objects(file, "--queries", "training_queries"),
             "config": config,
             "tenant": tenant,
         }
@@ -187,7 +187,7 @@ def _content(file: Path) -> tuple[bytes, str]:
     if str(file) == "-":
         return click.get_binary_stream("stdin").read(), "stdin.jsonl"
     if file.suffix.lower() in TABLES:
-        examples = _objects(file, "--examples", "file", OF_EXAMPLES)
+        examples = read_objects(file, "--examples", "file", OF_EXAMPLES)
         return "".join(f"{one_line(example)}\n" for example in examples).encode(), f"{file.name}.jsonl"
     try:
         return file.read_bytes(), file.name
@@ -196,7 +196,7 @@ def _content(file: Path) -> tuple[bytes, str]:
         raise JobRequestError(message, "file") from exc
 
 
-def _objects(file: Path, option: str, parameter: str, json_columns: Collection[str] = ()) -> list[dict[str, Any]]:
+def read_objects(file: Path, option: str, parameter: str, json_columns: Collection[str] = ()) -> list[dict[str, Any]]:
     """Return the rows of a file, or of stdin. Raises JobRequestError, which names the first that cannot be read."""
     from streams.arrow.file_rows import fields_of, json_lines, rows
     from streams.errors import EventError, JobRequestError, NotFoundError

@@ -1,7 +1,7 @@
-"""The commands of prompts: prompts create, list, show, activate, compare.
+"""The commands of prompts: prompts create, list, show, activate, compare, optimize, run.
 
 text, types ──► created ──► prompts ──► list, show             activate ──► an alias means a version
-what tasks with each version earned ──► compare
+what tasks with each version earned ──► compare        questions ──► optimize: a job ──► run
 """
 
 from __future__ import annotations
@@ -205,6 +205,102 @@ def prompts_compare(
         show.Column("tokens", lambda row: f"{row['tokens']:.1f}", right=True),
     ]
     show.rows([asdict(one) for one in earnings.earnings(rows)], columns, output)
+
+
+@prompts.command("optimize")
+@click.argument("name")
+@click.option(
+    "--method",
+    type=click.Choice(["pairs", "reflection"]),
+    default="pairs",
+    show_default=True,
+    help="pairs: given versions on the same questions. reflection: new ones by a model that reads answers.",
+)
+@click.option(
+    "--queries",
+    "file",
+    type=click.Path(path_type=Path, allow_dash=True),
+    metavar="FILE",
+    help='JSON lines: {"query": …, "expected_outcome": …}; - is stdin.',
+)
+@click.option("--policy", default=None, metavar="NAME", help="Policy that answers.  [default: policy.name]")
+@click.option("--answers", type=click.IntRange(min=2), default=400, show_default=True, help="Most answers of it.")
+@click.option("--alias", default=None, metavar="ALIAS", help="Let this alias mean a version that is better.")
+@click.option("--budget", type=float, metavar="USD", help="Stop when this much is spent.")
+@click.option(
+    "--config", "in_json", default="{}", metavar="JSON", help="Further fields of the order (docs/prompts.md)."
+)
+@click.option("--order-only", is_flag=True, help="Only order the job; `streamward prompts run` runs it.")
+@click.option("--tenant", help="Tenant that pays.")
+@output_option
+@pass_call
+def prompts_optimize(
+    call: AppContext,
+    /,
+    name: str,
+    method: str,
+    file: Path | None,
+    policy: str | None,
+    answers: int,
+    alias: str | None,
+    budget: float | None,
+    in_json: str,
+    order_only: bool,
+    tenant: str | None,
+    output: Output,
+) -> None:
+    """Search for a better version of a prompt.
+
+    The versions that there are, the one in use first, answer the same questions; the worse half leaves, and the last
+    one is called better once the evidence, which may be looked at after each answer, is large enough. With --method
+    reflection a model reads what answers earned and proposes texts. The figures are those of questions that the search
+    did not use. The processes of the loop answer and score, as for other tasks.
+    """
+    from streams import output as show
+    from streams.cli.jobs import read_objects
+    from streams.cli.runtime import json_object, until_stopped
+    from streams.improve.prompts import prompt_worker, search_request
+    from streams.jobs.job_log import JobLog
+    from streams.prompts import prompt_log
+
+    settings = call.settings_to_write
+    config: dict[str, Any] = {"max_answers": answers, **json_object(in_json, "--config")}
+    config |= {} if alias is None else {"alias": alias}
+    config |= {} if budget is None else {"max_budget_usd": budget}
+    body = {
+        "policy": policy or settings.policy.name,
+        "prompt": name,
+        "method": method,
+        "questions": [] if file is None else read_objects(file, "--queries", "questions"),
+        "config": config,
+        "tenant": tenant,
+    }
+    ordered = search_request.order(search_request.read_request(body), settings, prompt_log.read(settings))
+    with JobLog(settings) as jobs:
+        job = jobs.start(ordered, actor=user_name(), key=None)
+    if not order_only:
+        with until_stopped() as stop:
+            prompt_worker.run(settings, stop=stop, until_done=job.job_id)
+    with JobLog(settings) as jobs:
+        job = jobs.get(job.job_id)
+    show.record({"job": job.job_id, "status": job.status, "reason": job.reason, "figures": dict(job.metrics)}, output)
+
+
+@prompts.command("run")
+@pass_call
+def prompts_run(call: AppContext, /) -> None:
+    """Run the jobs that search for better prompts, until SIGTERM or Ctrl-C.
+
+    After a kill the next process continues from the log, and pays for no answer twice. Several share the jobs.
+    """
+    from streams.cli.runtime import until_stopped
+    from streams.improve.prompts import prompt_worker
+    from streams.kafka import admin
+
+    call.working = True
+    with until_stopped() as stop:
+        admin.check_topics(call.settings, patient=True)
+        prompt_worker.run(call.settings_to_write, stop=stop)
 
 
 def version_row(version: PromptVersion, state: PromptState) -> dict[str, Any]:

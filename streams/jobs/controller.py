@@ -175,8 +175,8 @@ class JobController:
         return self._members.has(job.job_id)
 
     def _runs_here(self, job: JobState) -> bool:
-        """Return whether a job is run by this process: those that tune are the tuner's."""
-        return job.spec.tuning is None and self._is_ours(job)
+        """Return whether a job is run by this process: those that tune or search are others'."""
+        return job.spec.tuning is None and job.spec.search is None and self._is_ours(job)
 
     def _open_and_close(self) -> bool:
         """Follow the groups of each job that runs and is ours, and of no other. Return whether that was so already."""

@@ -43,6 +43,8 @@ def order(job: JobState) -> dict[str, Any]:
     prices = spec.prices
     if spec.tuning is not None:
         return _tuning(spec.tuning) | {"prices": _prices(prices)}
+    if spec.search is not None:
+        return {"method": "prompts", "questions": len(spec.questions), "held_out": len(job.held_out)}
     return {
         "method": "grpo",
         "questions": len(spec.questions),

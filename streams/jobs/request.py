@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -184,7 +184,7 @@ def order(
     config = request.config
     policy, agent = _who(request.agent_id, policies, agents)
     _each_once(request.training_queries)
-    questions = tuple(_question(source) for source in request.training_queries)
+    questions = questions_in(request.training_queries)
     rewards = () if agent is None else agents[agent].reward_sources
     spec = spec_of(config, questions, settings, policy=policy, agent=agent, rewards_of_agent=rewards)
     if config.prompt is not None:
@@ -337,6 +337,11 @@ def _prices(config: PricesConfig | None, settings: Settings) -> JobPrices | None
     return JobPrices(prompt=prompt, completion=completion, trainer_hour=trainer_hour)
 
 
+def questions_in(queries: Iterable[TrainingQuery]) -> tuple[JobQuestion, ...]:
+    """Return the questions of a request."""
+    return tuple(map(_question, queries))
+
+
 def _question(query: TrainingQuery) -> JobQuestion:
     expected = query.expected_outcome
     return JobQuestion(query=query.query, verifier="{}" if expected is None else json.dumps({"answer": expected}))
@@ -413,6 +418,10 @@ def estimate(spec: JobSpec) -> JobUsage:
     """
     if spec.tuning is not None:
         return JobUsage(0, round((spec.tuning.file_bytes or 0) / BYTES_PER_TOKEN) * spec.tuning.epochs)
+    if spec.search is not None:
+        longest = max((len(question.query.encode()) for question in spec.questions), default=0)
+        answers = spec.search.max_answers
+        return JobUsage(round(answers * longest / BYTES_PER_TOKEN), round(answers * spec.sampling.max_tokens / 2))
     train, held_out = split(spec.questions, spec.held_out_share)
     prompts = [len(question.query.encode()) / BYTES_PER_TOKEN for question in spec.questions]
     trained = spec.iterations * spec.batch_size * spec.group_size

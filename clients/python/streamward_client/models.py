@@ -78,6 +78,20 @@ class CheckpointFigures(TypedDict):
     step: int | None
 
 
+class CleanedRowsAnswer(TypedDict):
+    """
+    A new file, and what became of each row.
+    """
+
+    object: Literal["data_file"]
+    file: str | None
+    counts: dict[str, int]
+    changed_by: dict[str, int]
+    dropped_by: dict[str, int]
+    shapes: dict[str, int]
+    fates: list[dict[str, Any]]
+
+
 class CostRow(TypedDict):
     """
     Jobs that have all these names in common; null: not summed by that.
@@ -200,6 +214,17 @@ class FeedbackBody(TypedDict):
     reason: NotRequired[str | None]
     source: NotRequired[str | None]
     choice: NotRequired[int | None]
+
+
+class FindingAnswer(TypedDict):
+    """
+    Rows with the same fault.
+    """
+
+    finding: str
+    wrong: bool
+    rows: int
+    first: str
 
 
 class FineTuningCheckpoint(TypedDict):
@@ -956,6 +981,15 @@ class RollbackBody(TypedDict):
     reason: str
 
 
+class RowsBody(TypedDict):
+    """
+    Rows, in a file that was uploaded or here.
+    """
+
+    file: NotRequired[str | None]
+    rows: NotRequired[list[dict[str, Any]] | None]
+
+
 class RpcCall(TypedDict):
     """
     One request in JSON-RPC; without `id` it is a notification, and not answered.
@@ -1153,6 +1187,16 @@ class ShownMessage(TypedDict):
 
     role: str
     content: str
+
+
+class StepsBody(TypedDict):
+    """
+    Rows, and steps to take.
+    """
+
+    file: NotRequired[str | None]
+    rows: NotRequired[list[dict[str, Any]] | None]
+    steps: NotRequired[list[str | dict[str, Any]] | None]
 
 
 class StoredFile(TypedDict):
@@ -1666,6 +1710,19 @@ class ChatTool(TypedDict):
 
     type: Literal["function"]
     function: FunctionDefinition
+
+
+class CheckedRowsAnswer(TypedDict):
+    """
+    What was found in rows.
+    """
+
+    object: Literal["data_check"]
+    rows: int
+    shape: str
+    wrong: bool
+    findings: list[FindingAnswer]
+    contamination: dict[str, Any] | None
 
 
 class CompletionsBody(TypedDict):

@@ -96,6 +96,21 @@ class Operations(Sender):
         answer: bytes = self.send("GET", f"/v1/files/{part(file_id)}/content")
         return answer
 
+    def check_rows(self, body: models.RowsBody) -> models.CheckedRowsAnswer:
+        """Say what is wrong with rows, and what is worth knowing."""
+        answer: models.CheckedRowsAnswer = self.send("POST", "/data/check", json=body)
+        return answer
+
+    def ingest_rows(self, body: models.StepsBody) -> models.CleanedRowsAnswer:
+        """Keep rows as a file, after the steps that are named."""
+        answer: models.CleanedRowsAnswer = self.send("POST", "/data/ingest", json=body)
+        return answer
+
+    def clean_rows(self, body: models.StepsBody) -> models.CleanedRowsAnswer:
+        """Keep the rows that are good enough as a file."""
+        answer: models.CleanedRowsAnswer = self.send("POST", "/data/clean", json=body)
+        return answer
+
     def create_fine_tuning_job(self, body: models.CreateFineTuningBody, *, idempotency_key: str | None = None) -> models.FineTuningJob:
         """Order a job, as OpenAI's clients do."""
         answer: models.FineTuningJob = self.send("POST", "/v1/fine_tuning/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
@@ -377,6 +392,21 @@ class AsyncOperations(AsyncSender):
     async def get_file_content(self, file_id: str) -> bytes:
         """Return a file as it was uploaded."""
         answer: bytes = await self.send("GET", f"/v1/files/{part(file_id)}/content")
+        return answer
+
+    async def check_rows(self, body: models.RowsBody) -> models.CheckedRowsAnswer:
+        """Say what is wrong with rows, and what is worth knowing."""
+        answer: models.CheckedRowsAnswer = await self.send("POST", "/data/check", json=body)
+        return answer
+
+    async def ingest_rows(self, body: models.StepsBody) -> models.CleanedRowsAnswer:
+        """Keep rows as a file, after the steps that are named."""
+        answer: models.CleanedRowsAnswer = await self.send("POST", "/data/ingest", json=body)
+        return answer
+
+    async def clean_rows(self, body: models.StepsBody) -> models.CleanedRowsAnswer:
+        """Keep the rows that are good enough as a file."""
+        answer: models.CleanedRowsAnswer = await self.send("POST", "/data/clean", json=body)
         return answer
 
     async def create_fine_tuning_job(self, body: models.CreateFineTuningBody, *, idempotency_key: str | None = None) -> models.FineTuningJob:

@@ -358,10 +358,53 @@ export type ChatTool = {
 };
 
 /**
+ * What was found in rows.
+ */
+export type CheckedRowsAnswer = {
+    object: 'data_check';
+    rows: number;
+    shape: string;
+    wrong: boolean;
+    findings: Array<FindingAnswer>;
+    contamination: {
+        [key: string]: unknown;
+    } | null;
+};
+
+/**
  * What a version reached on the held-out questions.
  */
 export type CheckpointFigures = {
     step: number | null;
+};
+
+/**
+ * A new file, and what became of each row.
+ */
+export type CleanedRowsAnswer = {
+    object: 'data_file';
+    /**
+     * id of the new file; null: no row is left
+     */
+    file: string | null;
+    counts: {
+        [key: string]: number;
+    };
+    changed_by: {
+        [key: string]: number;
+    };
+    dropped_by: {
+        [key: string]: number;
+    };
+    shapes: {
+        [key: string]: number;
+    };
+    /**
+     * of the first rows that were changed or dropped
+     */
+    fates: Array<{
+        [key: string]: unknown;
+    }>;
 };
 
 /**
@@ -722,6 +765,16 @@ export type FileList = {
     first_id: string | null;
     last_id: string | null;
     data: Array<StoredFile>;
+};
+
+/**
+ * Rows with the same fault.
+ */
+export type FindingAnswer = {
+    finding: string;
+    wrong: boolean;
+    rows: number;
+    first: string;
 };
 
 /**
@@ -2032,6 +2085,22 @@ export type RollbackBody = {
 };
 
 /**
+ * Rows, in a file that was uploaded or here.
+ */
+export type RowsBody = {
+    /**
+     * id of an uploaded file
+     */
+    file?: string | null;
+    /**
+     * instead of a file
+     */
+    rows?: Array<{
+        [key: string]: unknown;
+    }> | null;
+};
+
+/**
  * One request in JSON-RPC; without `id` it is a notification, and not answered.
  */
 export type RpcCall = {
@@ -2274,6 +2343,28 @@ export type ServingAnswer = {
 export type ShownMessage = {
     role: string;
     content: string;
+};
+
+/**
+ * Rows, and steps to take.
+ */
+export type StepsBody = {
+    /**
+     * id of an uploaded file
+     */
+    file?: string | null;
+    /**
+     * instead of a file
+     */
+    rows?: Array<{
+        [key: string]: unknown;
+    }> | null;
+    /**
+     * NAME, or {"name": NAME} with options (docs/data.md); the order counts
+     */
+    steps?: Array<string | {
+        [key: string]: unknown;
+    }> | null;
 };
 
 /**
@@ -3348,6 +3439,81 @@ export type GetFileContentResponses = {
 };
 
 export type GetFileContentResponse = GetFileContentResponses[keyof GetFileContentResponses];
+
+export type CheckRowsData = {
+    body: RowsBody;
+    path?: never;
+    query?: never;
+    url: '/data/check';
+};
+
+export type CheckRowsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type CheckRowsError = CheckRowsErrors[keyof CheckRowsErrors];
+
+export type CheckRowsResponses = {
+    /**
+     * Done
+     */
+    200: CheckedRowsAnswer;
+};
+
+export type CheckRowsResponse = CheckRowsResponses[keyof CheckRowsResponses];
+
+export type IngestRowsData = {
+    body: StepsBody;
+    path?: never;
+    query?: never;
+    url: '/data/ingest';
+};
+
+export type IngestRowsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type IngestRowsError = IngestRowsErrors[keyof IngestRowsErrors];
+
+export type IngestRowsResponses = {
+    /**
+     * Done
+     */
+    201: CleanedRowsAnswer;
+};
+
+export type IngestRowsResponse = IngestRowsResponses[keyof IngestRowsResponses];
+
+export type CleanRowsData = {
+    body: StepsBody;
+    path?: never;
+    query?: never;
+    url: '/data/clean';
+};
+
+export type CleanRowsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type CleanRowsError = CleanRowsErrors[keyof CleanRowsErrors];
+
+export type CleanRowsResponses = {
+    /**
+     * Done
+     */
+    201: CleanedRowsAnswer;
+};
+
+export type CleanRowsResponse = CleanRowsResponses[keyof CleanRowsResponses];
 
 export type ListFineTuningJobsData = {
     body?: never;

@@ -1,0 +1,146 @@
+"""Search among given prompts: who is asked next, and when one of them is better than the first.
+
+    versions: the one in use, and candidates ──► stages: half of the candidates leave by their mean ──► one against it
+    answers so far ──► next_step ──► questions to ask, or the verdict
+
+Two things are kept apart. Which candidate goes on is a matter of ranks (sequential halving, Karnin, Koren and Somekh,
+ICML 2013), and no claim is made about the others. Whether it is better than the version in use is decided by the
+e-value of their differences on the questions that both have answered, which may be looked at after each: the last
+candidate is called better once it passes (candidates) / alpha. So the version in use is replaced by one that is not
+better with a probability of at most alpha, whoever was dropped on the way.
+
+A function of the answers alone: a process that was killed reads them again and asks what is missing.
+
+Not promised: that the best candidate is the one that goes on. docs/prompts.md has the simulated figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from streams.improve.prompts.paired_evidence import e_value
+
+CHUNK = 4
+"""Questions that are asked at once: the evidence is looked at after each chunk."""
+LAST_STAGE = 0.5
+"""Share of the answers that is kept for the last candidate and the version in use."""
+
+
+class Ask(NamedTuple):
+    """A question with a version."""
+
+    version: int
+    question: int
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPlan:
+    """What is compared, on what, and for how many answers."""
+
+    versions: tuple[int, ...]
+    """The one in use first."""
+    questions: tuple[int, ...]
+    """In the order in which they are asked."""
+    max_answers: int
+    alpha: float = 0.05
+
+    @property
+    def threshold(self) -> float:
+        """The e-value at which a candidate is better."""
+        return (len(self.versions) - 1) / self.alpha
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchVerdict:
+    """What a search came to."""
+
+    winner: int | None
+    """None: none was shown to be better than the version in use."""
+    candidate: int
+    """The last one."""
+    e_value: float
+    pairs: int
+    gain: float
+    """Of the candidate over the version in use, on the questions of both."""
+    answers: int
+    means: Mapping[int, float]
+    """Of each version, over its answers."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return its figures as an event has them."""
+        return {
+            "e_value": self.e_value,
+            "pairs": float(self.pairs),
+            "gain": self.gain,
+            "answers": float(self.answers),
+            **{f"mean_reward.{version}": mean for version, mean in self.means.items()},
+        }
+
+
+Answers = Mapping[Ask, float | None]
+"""Rewards in [0, 1]; None: it failed, or has no score."""
+
+
+def next_step(plan: SearchPlan, answers: Answers) -> tuple[Ask, ...] | SearchVerdict:
+    """Return what is to be asked now, or what the search has come to."""
+    base, alive = plan.versions[0], list(plan.versions[1:])
+    asked = 0
+    used: list[Ask] = []
+    for share in _stages(len(alive)):
+        arms = (base, *alive)
+        end = min(len(plan.questions), asked + max(1, int(plan.max_answers * share) // len(arms)))
+        while asked < end:
+            chunk = [Ask(arm, question) for question in plan.questions[asked : min(end, asked + CHUNK)] for arm in arms]
+            if missing := [ask for ask in chunk if ask not in answers]:
+                return tuple(missing)
+            used += chunk
+            asked = min(end, asked + CHUNK)
+            if len(alive) == 1 and _evidence(base, alive[0], used, answers)[0] >= plan.threshold:
+                break
+        if len(alive) > 1:
+            ranked = sorted(alive, key=lambda arm: (-_mean(arm, used, answers), plan.versions.index(arm)))
+            alive = ranked[: math.ceil(len(alive) / 2)]
+    return _verdict(plan, alive[0], used, answers)
+
+
+def _stages(candidates: int) -> Sequence[float]:
+    """Return the share of the answers that each stage has; the last is between one candidate and the version in use.
+
+    >>> _stages(4), _stages(1)
+    ([0.25, 0.25, 0.5], [1.0])
+    """
+    halvings = math.ceil(math.log2(candidates)) if candidates > 1 else 0
+    return [(1 - LAST_STAGE) / halvings] * halvings + [LAST_STAGE] if halvings else [1.0]
+
+
+def _mean(arm: int, used: Sequence[Ask], answers: Answers) -> float:
+    rewards = [reward for ask in used if ask.version == arm and (reward := answers[ask]) is not None]
+    return math.fsum(rewards) / len(rewards) if rewards else 0.0
+
+
+def _evidence(base: int, arm: int, used: Sequence[Ask], answers: Answers) -> tuple[float, list[float]]:
+    """Return the e-value of a candidate, and its differences to the version in use."""
+    differences = []
+    for ask in used:
+        if ask.version == arm:
+            first, second = answers[ask], answers.get(Ask(base, ask.question))
+            if first is not None and second is not None:
+                differences.append(first - second)
+    return e_value(differences), differences
+
+
+def _verdict(plan: SearchPlan, candidate: int, used: Sequence[Ask], answers: Answers) -> SearchVerdict:
+    base = plan.versions[0]
+    evidence, differences = _evidence(base, candidate, used, answers)
+    return SearchVerdict(
+        winner=candidate if evidence >= plan.threshold else None,
+        candidate=candidate,
+        e_value=evidence,
+        pairs=len(differences),
+        gain=math.fsum(differences) / len(differences) if differences else 0.0,
+        answers=len(used),
+        means={version: _mean(version, used, answers) for version in plan.versions},
+    )
