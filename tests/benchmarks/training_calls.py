@@ -17,7 +17,7 @@ from tests.benchmarks.trainer import CASES, SLOTS, random_group, real_trainer
 
 if TYPE_CHECKING:
     from schemas.events import AdvantagedGroup
-    from trainer.calls.called_model import CallExample
+    from trainer.calls.called_model import LossExample
 
 TARGET = 1 / 1.2
 """How fast the calls should at least be, as a share of the trainer's speed."""
@@ -42,7 +42,7 @@ def run() -> Iterator[dict[str, Any]]:
             group = random_group(trainer, prompt, completion)
             examples = examples_of(group)
 
-            def step(examples: list[CallExample] = examples) -> dict[str, float]:
+            def step(examples: list[LossExample] = examples) -> dict[str, float]:
                 called.forward_backward(examples, "ppo")
                 return called.optim_step(adam)
 
@@ -65,11 +65,11 @@ def run() -> Iterator[dict[str, Any]]:
             )
 
 
-def examples_of(group: AdvantagedGroup) -> list[CallExample]:
+def examples_of(group: AdvantagedGroup) -> list[LossExample]:
     """Return the responses of a group as a client of the Tinker API sends them, padded as its cookbook does."""
     import torch
 
-    from trainer.calls.called_model import CallExample
+    from trainer.calls.called_model import LossExample
 
     examples = []
     for response in group.responses:
@@ -81,5 +81,5 @@ def examples_of(group: AdvantagedGroup) -> list[CallExample]:
             "logprobs": torch.cat([padding, torch.tensor(list(response.logprobs))]),
             "advantages": torch.cat([padding, response.advantage * sampled]),
         }
-        examples.append(CallExample(tokens[:-1], inputs))
+        examples.append(LossExample(tokens[:-1], inputs))
     return examples

@@ -33,7 +33,7 @@ from streams.errors import CallError
 from streams.settings.model import Settings
 from tests.support.models.chat_tiny import chat_base
 from trainer.calls.call_losses import LOSS_OF, moving
-from trainer.calls.called_model import CalledModel, CallExample
+from trainer.calls.called_model import CalledModel, LossExample
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
 
@@ -220,7 +220,7 @@ def test_a_loss_moves_a_model_as_its_own_linear_loss_does(loss: str) -> None:
     for seed, tokens in enumerate((10, 7)):
         ids = torch.randint(4, 60, (tokens + 1,), generator=draw)
         inputs = {**inputs_of(loss, (tokens,), seed), "target_tokens": ids[1:]}
-        examples.append(CallExample(ids[:-1], inputs, torch.arange(tokens) >= 3))
+        examples.append(LossExample(ids[:-1], inputs, torch.arange(tokens) >= 3))
     config = loss_config(loss, None)
     passed = called.forward_backward(examples, loss, config)
     gradients = {name: parameter.grad for name, parameter in state.parameters.items()}
@@ -231,7 +231,7 @@ def test_a_loss_moves_a_model_as_its_own_linear_loss_does(loss: str) -> None:
         value, slopes = by_hand(loss, output["logprobs"], {**inputs, "sampled": example.sampled}, config)
         total += value
         weights = {"target_tokens": example.inputs["target_tokens"], "weights": -slopes.float()}
-        linear.append(CallExample(example.tokens, weights))
+        linear.append(LossExample(example.tokens, weights))
     assert passed.metrics["loss:sum"] == pytest.approx(total, rel=1e-5)
     called.forward_backward(linear, "cross_entropy")
     for name, parameter in state.parameters.items():

@@ -19,7 +19,7 @@ from streams.errors import CallError
 from streams.settings.model import Settings
 from tests.support.models.chat_tiny import chat_base
 from tests.support.models.tiny import tiny_model
-from trainer.calls.called_model import CalledModel, CalledState, CallExample
+from trainer.calls.called_model import CalledModel, CalledState, LossExample
 from trainer.calls.custom_loss import CustomLoss
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
@@ -55,7 +55,7 @@ def move(state: CalledState, seed: int = 3) -> None:
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=draw))
 
 
-def example(seed: int, tokens: int = 12, width: int | None = None, *, prompt: int = 5) -> CallExample:
+def example(seed: int, tokens: int = 12, width: int | None = None, *, prompt: int = 5) -> LossExample:
     """An example for cross_entropy, which begins as all others do."""
     draw = torch.Generator().manual_seed(seed)
     ids = torch.cat([torch.arange(10, 10 + prompt), torch.randint(4, 60, (tokens - prompt,), generator=draw)])
@@ -63,7 +63,7 @@ def example(seed: int, tokens: int = 12, width: int | None = None, *, prompt: in
     targets = torch.randint(4, 60, shape, generator=draw)
     weights = torch.rand(shape, generator=draw)
     weights[:prompt] = 0.0
-    return CallExample(ids, {"target_tokens": targets, "weights": weights})
+    return LossExample(ids, {"target_tokens": targets, "weights": weights})
 
 
 def gradient(state: CalledState) -> list[Tensor]:
@@ -170,7 +170,7 @@ def test_a_call_that_fails_leaves_the_gradient_as_it_was(monkeypatch: pytest.Mon
     called, state = entered()
     called.forward_backward([example(0)], "cross_entropy")
     before = gradient(state)
-    broken = CallExample(torch.arange(5), {"target_tokens": torch.tensor([1, 2, 3, 4, 99])})
+    broken = LossExample(torch.arange(5), {"target_tokens": torch.tensor([1, 2, 3, 4, 99])})
     with pytest.raises(CallError, match="token 99 is not in the vocabulary") as error:
         called.forward_backward([example(1), broken], "cross_entropy")
     assert error.value.parameter == "data[1].target_tokens"
@@ -221,7 +221,7 @@ def test_examples_that_a_loss_cannot_read_are_the_callers_mistake(
         }
     sampled = torch.arange(12) > 4 if loss == "stable_reinforce" else None
     with pytest.raises(CallError, match=said):
-        called.forward_backward([CallExample(example(0).tokens, inputs | changes, sampled)], loss)
+        called.forward_backward([LossExample(example(0).tokens, inputs | changes, sampled)], loss)
 
 
 def test_an_example_longer_than_the_context_is_refused() -> None:

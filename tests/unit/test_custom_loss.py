@@ -15,7 +15,7 @@ from streams.calls.loss_graph import MAX_NODES, loss_graph_of
 from streams.errors import CallError
 from streams.settings.model import Settings
 from tests.support.models.chat_tiny import chat_base
-from trainer.calls.called_model import CalledModel, CallExample
+from trainer.calls.called_model import CalledModel, LossExample
 from trainer.calls.custom_loss import CustomLoss
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
@@ -84,7 +84,7 @@ def test_a_model_is_trained_by_a_custom_loss_as_by_the_same_loss_built_in() -> N
     called.enter(state)
     weights = torch.tensor([0.0, 0.5, 1.0, 2.0])
     inputs = {"target_tokens": torch.tensor([5, 6, 7, 8]), "weights": weights}
-    example = CallExample(torch.tensor([4, 5, 6, 7]), inputs)
+    example = LossExample(torch.tensor([4, 5, 6, 7]), inputs)
     built_in = called.forward_backward([example, example], "cross_entropy")
     expected = [parameter.grad for parameter in state.parameters.values()]
     for parameter in state.parameters.values():

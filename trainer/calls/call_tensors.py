@@ -1,6 +1,6 @@
 """Tensors of calls and results: the bytes of a safetensors file, in the record or in a file of the store.
 
-data ──► tensors_of ──► {"0.tokens": …, "0.weights": …} ──► examples_of ──► CallExample
+data ──► tensors_of ──► {"0.tokens": …, "0.weights": …} ──► examples_of ──► LossExample
 outputs ──► output_bytes ──► the same bytes for the same tensors
 """
 
@@ -18,7 +18,7 @@ from safetensors.numpy import load, save
 from schemas import json_text
 from schemas.events import TrainingCall
 from streams.errors import CallError
-from trainer.calls.called_model import CallExample
+from trainer.calls.called_model import LossExample
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -42,7 +42,7 @@ def output_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     return whole
 
 
-def examples_of(call: TrainingCall, tensors: Arrays) -> list[CallExample]:
+def examples_of(call: TrainingCall, tensors: Arrays) -> list[LossExample]:
     """Return the examples of a pass. Raises CallError."""
     spans = _provenance(call)
     examples = []
@@ -54,7 +54,7 @@ def examples_of(call: TrainingCall, tensors: Arrays) -> list[CallExample]:
             raise CallError("invalid", "it has no tokens, or no target_tokens", f"data[{number}]")
         tokens = own.pop("tokens").to(torch.int64)
         sampled = None if spans is None else _sampled_mask(spans[number], len(own["target_tokens"]))
-        examples.append(CallExample(tokens, own, sampled))
+        examples.append(LossExample(tokens, own, sampled))
     return examples
 
 

@@ -67,7 +67,7 @@ ATTENTION = ("attn", "attention")
 
 
 @dataclass(frozen=True, slots=True)
-class CallExample:
+class LossExample:
     """An example of a call: T tokens, and inputs of its loss."""
 
     tokens: Tensor  # [T] int64
@@ -235,7 +235,7 @@ class CalledModel:
 
     def forward_backward(
         self,
-        examples: Sequence[CallExample],
+        examples: Sequence[LossExample],
         loss: str | CustomLoss,
         config: Mapping[str, float] | None = None,
         *,
@@ -297,7 +297,7 @@ class CalledModel:
 
     def _run_part(
         self,
-        part: Sequence[tuple[CallExample, _CallRow]],
+        part: Sequence[tuple[LossExample, _CallRow]],
         loss: str | CustomLoss,
         config: Mapping[str, float],
         outputs: list[dict[str, Tensor]],
@@ -332,8 +332,8 @@ class CalledModel:
         return plain_pass.logprobs(self._base.model, rows, [row.run for row in rows], places, pad)
 
     def _parts(
-        self, examples: Sequence[CallExample], loss: str | CustomLoss, backward: bool
-    ) -> Iterator[list[tuple[CallExample, _CallRow]]]:
+        self, examples: Sequence[LossExample], loss: str | CustomLoss, backward: bool
+    ) -> Iterator[list[tuple[LossExample, _CallRow]]]:
         """Yield the examples in runs of neighbours that fit one pass, with the rows that the model runs."""
         widest = max(example.width for example in examples)
         rows = [_row_of(example, loss, backward) for example in examples]
@@ -346,7 +346,7 @@ class CalledModel:
             begin += len(run)
             yield placed
 
-    def _check_tokens(self, example: CallExample, path: str) -> None:
+    def _check_tokens(self, example: LossExample, path: str) -> None:
         """Refuse an example that this base cannot run."""
         table = self._base.token_table
         for name, tokens in (("model_input", example.tokens), ("target_tokens", example.inputs["target_tokens"])):
@@ -440,7 +440,7 @@ class _Sums:
         return {"loss:sum": self.loss, **means}
 
 
-def _check_numbers(loss: str, example: CallExample, path: str) -> None:
+def _check_numbers(loss: str, example: LossExample, path: str) -> None:
     """Refuse inputs whose numbers contradict each other."""
     if loss == "gspo" and not example.inputs["sequence_ratio_mask"].any():
         raise CallError("invalid", "sequence_ratio_mask marks no token", f"{path}.sequence_ratio_mask")
@@ -453,7 +453,7 @@ def _check_numbers(loss: str, example: CallExample, path: str) -> None:
         )
 
 
-def _row_of(example: CallExample, loss: str | CustomLoss, backward: bool) -> _CallRow:
+def _row_of(example: LossExample, loss: str | CustomLoss, backward: bool) -> _CallRow:
     ids = example.inputs["target_tokens"].flatten().tolist()
     places: Tensor | None = None
     if not backward:

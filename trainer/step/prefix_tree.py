@@ -115,15 +115,15 @@ def grow(rows: Sequence[TokenRow], nodes: int = NODES) -> list[PrefixTrees]:
     Rows stay in order; the next trees begin where one more row would exceed `nodes`. A row of which nothing is needed
     is in none.
     """
-    return [trees.build() for trees, _ in _planted(rows, nodes) if trees.tokens]
+    return [trees.build() for trees, _ in _plant(rows, nodes) if trees.tokens]
 
 
 def cut(rows: Sequence[R], nodes: int) -> list[list[R]]:
     """Return `rows` as `grow` puts them into trees: runs of neighbours of at most `nodes` nodes; a longer row alone."""
-    return [members for _, members in _planted(rows, nodes)]
+    return [members for _, members in _plant(rows, nodes)]
 
 
-def _planted(rows: Sequence[R], nodes: int) -> Iterator[tuple[_Builder, list[R]]]:
+def _plant(rows: Sequence[R], nodes: int) -> Iterator[tuple[_Builder, list[R]]]:
     trees, members = _Builder(), cast(list[R], [])
     for row in rows:
         if trees.tokens and trees.missing(row.run) + len(trees.tokens) > nodes:

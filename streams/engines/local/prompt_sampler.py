@@ -79,7 +79,7 @@ class DrawnSequence:
 
 @dataclass(frozen=True, slots=True)
 class DrawnPrompt:
-    """The answers to a prompt, and what was asked about it."""
+    """The answers to a prompt, and the scores of its places."""
 
     sequences: list[DrawnSequence]
     prompt: Mapping[str, Array]
@@ -125,7 +125,7 @@ class PromptSampler(TransformersEngine):
     def _run_prompt(
         self, version: ResidentVersion, request: PromptDraw
     ) -> tuple[DynamicCache, Tensor, Mapping[str, Array]]:
-        """Return the keys and values of the prompt, the logits after it, and what was asked about its places."""
+        """Return the keys and values of the prompt, the logits after it, and the scores of its places."""
         self._lora.use([(slice(0, 1), version.pairs)])
         cache, device = DynamicCache(), self._model.device
         ids = torch.tensor(request.prompt, device=device)
@@ -193,7 +193,7 @@ class PromptSampler(TransformersEngine):
 
 
 class PlaceScores:
-    """What is asked about the places of a prompt, as its logits come."""
+    """The scores of the places of a prompt, collected as its logits come."""
 
     def __init__(self, request: PromptDraw, ids: Tensor) -> None:
         self._request, self._ids = request, ids
