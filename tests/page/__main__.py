@@ -2,6 +2,7 @@
 
     page_log ──► an archive ──► `streamward page` ──► browse.py, in .venv-page ──► pictures, and what is wrong
     a server with keys, an issuer of others (people.py) ──► log_in.py, there too ──► the same
+    a server with runs that wait for a person (judged_runs.py) ──► review.py, there too ──► the same
 
 Says loudly, with exit code 1, if it cannot run.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from streams.settings.load import to_env
 from streams.settings.model import Archive, Page, Settings
+from tests.page.judged_runs import reviewed
 from tests.page.people import PERSON, guarded
 from tests.support.factories import T0
 from tests.support.log import page_log
@@ -60,7 +62,16 @@ def main() -> int:
                 server.terminate()
         with guarded(Path(folder)) as address:
             enter = [str(PYTHON), str(Path(__file__).parent / "log_in.py"), address, PERSON, str(pictures), str(AXE)]
-            return code or subprocess.run(enter, env=os.environ | {"CHROMIUM": browser}).returncode
+            code = code or subprocess.run(enter, env=os.environ | {"CHROMIUM": browser}).returncode
+        return code or _review(Path(folder) / "review", pictures, browser)
+
+
+def _review(folder: Path, pictures: Path, browser: str) -> int:
+    """Return the exit code of the browser that decides runs."""
+    folder.mkdir()
+    with reviewed(folder) as address:
+        look = [str(PYTHON), str(Path(__file__).parent / "review.py"), address, str(pictures), str(AXE)]
+        return subprocess.run(look, env=os.environ | {"CHROMIUM": browser}).returncode
 
 
 if __name__ == "__main__":
