@@ -147,6 +147,15 @@ class OptimStepBody(Body):
     type: Literal["optim_step"] = "optim_step"
 
 
+class NumberedBody(Body):
+    """A call of a model, whatever else it says."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model_id: Name
+    seq_id: Seq
+
+
 class SaveWeightsBody(Body):
     """Weights and optimizer under a name."""
 
@@ -165,10 +174,7 @@ class SaveForSamplerBody(Body):
     model_id: Name
     path: CheckpointName | None = None
     sampling_session_seq_id: Count | None = None
-    kind: Annotated[
-        Literal["snapshot", "inflight"],
-        Refused("weights that change while they are sampled with would draw otherwise each time", "snapshot"),
-    ] = "snapshot"
+    kind: Literal["snapshot", "inflight"] = "snapshot"
     seq_id: Seq
     ttl_seconds: Ttl | None = None
     user_metadata: TextMetadata | None = None

@@ -68,11 +68,6 @@ class TinkerNotOffered:
         """Refuse traces as a file."""
         refuse("sessions/ID/trace_export", "with tracing.endpoint each call is in the trace of its client")
 
-    @TINKER.post("/save_weights_external", may="training.call", takes={}, answers={}, refuses=())
-    async def tinker_save_external(self) -> Response:
-        """Refuse weights in a bucket of Tinker's operator."""
-        refuse("save_weights_external", f"{ARCHIVE}, and `streamward adapters export` other formats")
-
     @TINKER.get(
         "/training_runs/{model_id}/checkpoints/external_weights/{name}/external_weights_urls",
         may="training.call",

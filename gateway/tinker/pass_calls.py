@@ -88,6 +88,14 @@ class PassCall:
         return sum(len(example.tokens) for example in self.examples)
 
 
+class RefusedPass(CallError):
+    """A call that is refused, and its number."""
+
+    def __init__(self, error: CallError, model_id: str, seq_id: int) -> None:
+        super().__init__(error.kind, error.message, error.parameter)
+        self.model_id, self.seq_id = model_id, seq_id
+
+
 def read_pass(request: Request, raw: bytes, *, forward_only: bool) -> PassCall:
     """Return the call in a body. Raises CallError that names what is wrong."""
     raw = decompress(request.headers.get("content-encoding", ""), raw)
@@ -133,13 +141,17 @@ def _of_protobuf(raw: bytes, forward_only: bool) -> PassCall:
     config: dict[str, float | str] = dict(message.loss_fn_config)
     for name, value in message.loss_fn_config_v2.items():
         config[name] = value.text if value.WhichOneof("value") == "text" else value.number
+    try:
+        examples = [_protobuf_example(datum, f"data[{number}]") for number, datum in enumerate(message.data)]
+    except CallError as exc:
+        raise RefusedPass(exc, message.model_id, message.seq_id) from exc
     return PassCall(
         model_id=message.model_id,
         seq_id=message.seq_id,
         loss=message.loss_fn,
         config=config,
         forward_only=forward_only or message.forward_only,
-        examples=[_protobuf_example(datum, f"data[{number}]") for number, datum in enumerate(message.data)],
+        examples=examples,
     )
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.requests import Request
@@ -22,8 +23,18 @@ from gateway.tinker.call_log import CallLog
 from gateway.tinker.tensors import tensor_bytes
 from schemas.events import CallKind, TrainingCall
 from schemas.tokens import Octets
-from streams.calls.call_rules import refusal
-from streams.calls.call_state import Checkpoint, SamplingSession, TrainingRun, TrainingSession, UploadedLoss
+from streams.calls.call_names import numbered_call
+from streams.calls.call_rules import REFUSED, refusal
+from streams.calls.call_state import (
+    ANSWERED,
+    BEGINS_AT,
+    Checkpoint,
+    SamplingSession,
+    TrainingRun,
+    TrainingSession,
+    UploadedLoss,
+    request_of,
+)
 from streams.errors import CallError, NotFoundError
 from streams.kafka import times
 
@@ -98,6 +109,10 @@ class TenantCalls:
         self, kind: CallKind, call_id: str, session_id: str, content: Mapping[str, Any], **fields: Any
     ) -> TrainingCall:
         """Return a call of this request; `content` is what makes another call of the same id another."""
+        with self.log.state() as state:
+            session = state.sessions.get(session_id)
+        if session is not None and kind in ANSWERED:  # a worker may know nothing of the session
+            fields["prices"] = session.prices
         arrays = fields.pop("tensors", None)
         data = Octets() if arrays is None else Octets(tensor_bytes(arrays))
         return TrainingCall(
@@ -114,6 +129,37 @@ class TenantCalls:
             **fields,
         )
 
+    @contextmanager
+    def line(self, model_id: str, seq_id: int) -> Iterator[TrainingRun]:
+        """Yield a model for a call with this number of it.
+
+        If the call is refused, a call without an effect has its number: the SDK goes on with the next one, and calls of
+        a model wait for those before them. Raises as `model`.
+        """
+        model = self.model(model_id)
+        try:
+            yield model
+        except (CallError, NotFoundError) as exc:
+            name = numbered_call(model_id, seq_id)
+            with self.log.state() as state:
+                is_taken = name in state.calls
+            if not is_taken and seq_id >= BEGINS_AT and model.trains and not model.is_unloaded:
+                content = {REFUSED: str(exc)}
+                self.log.append(
+                    self.new_call(
+                        "forward",
+                        name,
+                        model.session_id,
+                        content,
+                        model=model_id,
+                        tenant=model.tenant,
+                        seq_id=seq_id,
+                        loss=REFUSED,
+                        request=request_text(content),
+                    )
+                )
+            raise
+
     def submit(self, call: TrainingCall) -> TrainingCall:
         """Return a call once it is in the log, or the same call that was there before.
 
@@ -128,6 +174,8 @@ class TenantCalls:
             self.log.append(call)
             with self.log.state() as state:
                 before = state.calls[call.call_id]
+        if (words := request_of(before).get(REFUSED)) is not None:
+            raise CallError("invalid", str(words))
         if before.request_digest != call.request_digest:
             problem = f"{call.kind}: {call.call_id} was sent before with another content; take the next seq_id"
             raise CallError("invalid", problem, "seq_id")

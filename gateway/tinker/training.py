@@ -21,7 +21,7 @@ from gateway.tinker.api_answers import FutureAnswer, InfoAnswer, ModelData, Opti
 from gateway.tinker.base_names import base_names
 from gateway.tinker.bodies import CreateModelBody, CustomLossBody, ModelBody, OptimStepBody
 from gateway.tinker.call_log import OpenCalls
-from gateway.tinker.pass_calls import PassCall, read_pass
+from gateway.tinker.pass_calls import PassCall, RefusedPass, read_pass
 from gateway.tinker.tenant_calls import TenantCalls, request_text
 from schemas.events import TrainingCall
 from streams.calls.call_forms import (
@@ -34,6 +34,7 @@ from streams.calls.call_forms import (
     loss_config,
 )
 from streams.calls.call_names import loss_name, model_name, numbered_call
+from streams.calls.call_state import TrainingRun
 from streams.calls.loss_graph import loss_graph_of
 from streams.errors import CallError
 from streams.settings.model import Settings
@@ -105,12 +106,24 @@ class TinkerTraining:
         return await self._pass(request, raw, forward_only=False)
 
     async def _pass(self, request: Request, raw: bytes, *, forward_only: bool) -> FutureAnswer:
-        passed = await read_apart(lambda body: read_pass(request, body, forward_only=forward_only), raw)
+        try:
+            passed = await read_apart(lambda body: read_pass(request, body, forward_only=forward_only), raw)
+        except RefusedPass as exc:
+            await apart(self._keep_number, request, exc)
+            raise
         return await apart(self._submit_pass, request, passed)
+
+    def _keep_number(self, request: Request, refused: RefusedPass) -> None:
+        with TenantCalls(self._calls.log, request).line(refused.model_id, refused.seq_id):
+            raise refused
 
     def _submit_pass(self, request: Request, passed: PassCall) -> FutureAnswer:
         calls = TenantCalls(self._calls.log, request)
-        model = calls.model(passed.model_id)
+        with calls.line(passed.model_id, passed.seq_id) as model:
+            return future_of(calls.submit(self._pass_call(calls, model, passed)))
+
+    def _pass_call(self, calls: TenantCalls, model: TrainingRun, passed: PassCall) -> TrainingCall:
+        """Return the call for a pass. Raises CallError that names what is wrong."""
         kind: Any = "forward" if passed.forward_only else "forward_backward"
         provenance = [example.provenance for example in passed.examples]
         content: dict[str, Any] = {"provenance": provenance} if any(provenance) else {}
@@ -123,7 +136,7 @@ class TinkerTraining:
         else:
             loss_config(passed.loss, config)
         check_examples(passed.loss, passed.shapes, ranks)
-        call = calls.new_call(
+        return calls.new_call(
             kind,
             numbered_call(passed.model_id, passed.seq_id),
             model.session_id,
@@ -138,26 +151,25 @@ class TinkerTraining:
             tokens=passed.tokens,
             tensors=passed.tensors,
         )
-        return future_of(calls.submit(call))
 
     @TINKER.post("/optim_step", may="training.call", ids=MODELS)
     def tinker_optim_step(self, request: Request, body: OptimStepBody) -> FutureAnswer:
         """Step with the gradients since the last step."""
         calls = TenantCalls(self._calls.log, request)
-        model = calls.model(body.model_id)
-        check_optimizer(body.optimizer_params, "optimizer_params")
-        adam = adam_of(body.adam_params or {})
-        call = calls.new_call(
-            "optim_step",
-            numbered_call(body.model_id, body.seq_id),
-            model.session_id,
-            asdict(adam),
-            model=body.model_id,
-            tenant=model.tenant,
-            seq_id=body.seq_id,
-            optimizer=adam,
-        )
-        return future_of(calls.submit(call))
+        with calls.line(body.model_id, body.seq_id) as model:
+            check_optimizer(body.optimizer_params, "optimizer_params")
+            adam = adam_of(body.adam_params or {})
+            call = calls.new_call(
+                "optim_step",
+                numbered_call(body.model_id, body.seq_id),
+                model.session_id,
+                asdict(adam),
+                model=body.model_id,
+                tenant=model.tenant,
+                seq_id=body.seq_id,
+                optimizer=adam,
+            )
+            return future_of(calls.submit(call))
 
     @TINKER.post("/create_custom_loss", may="training.call", max_bytes=None, max_values=100_000)
     def tinker_create_custom_loss(self, request: Request, body: CustomLossBody) -> FutureAnswer:

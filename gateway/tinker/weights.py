@@ -16,11 +16,13 @@ from gateway.tinker.api_answers import CopyAnswer, FutureAnswer, OptimizerAnswer
 from gateway.tinker.bodies import (
     CopyWeightsBody,
     LoadWeightsBody,
+    NumberedBody,
     PathBody,
     SaveForSamplerBody,
     SaveWeightsBody,
 )
 from gateway.tinker.call_log import OpenCalls
+from gateway.tinker.not_offered import ARCHIVE, refuse
 from gateway.tinker.tenant_calls import TenantCalls, request_text
 from gateway.tinker.training import MODELS, check_base, future_of
 from streams.access.tenants.tenant_names import named
@@ -44,51 +46,66 @@ class TinkerWeights:
     def tinker_save_weights(self, request: Request, body: SaveWeightsBody) -> FutureAnswer:
         """Save weights and optimizer under a name."""
         calls = TenantCalls(self._calls.log, request)
-        model = calls.model(body.model_id)
-        extra = {"overwrite": body.overwrite or None, "user_metadata": body.user_metadata}
-        call = calls.new_call(
-            "save_weights",
-            numbered_call(body.model_id, body.seq_id),
-            model.session_id,
-            body.model_dump(exclude={"type"}),
-            model=body.model_id,
-            tenant=model.tenant,
-            seq_id=body.seq_id,
-            path=body.path or f"{body.seq_id:06d}",
-            ttl_s=body.ttl_seconds,
-            request=request_text(extra),
-        )
-        return future_of(calls.submit(call))
+        with calls.line(body.model_id, body.seq_id) as model:
+            extra = {"overwrite": body.overwrite or None, "user_metadata": body.user_metadata}
+            call = calls.new_call(
+                "save_weights",
+                numbered_call(body.model_id, body.seq_id),
+                model.session_id,
+                body.model_dump(exclude={"type"}),
+                model=body.model_id,
+                tenant=model.tenant,
+                seq_id=body.seq_id,
+                path=body.path or f"{body.seq_id:06d}",
+                ttl_s=body.ttl_seconds,
+                request=request_text(extra),
+            )
+            return future_of(calls.submit(call))
 
     @TINKER.post("/save_weights_for_sampler", may="training.call", ids=MODELS)
     def tinker_save_weights_for_sampler(self, request: Request, body: SaveForSamplerBody) -> FutureAnswer:
         """Save weights to sample with: under a name, or for one sampling session."""
         calls = TenantCalls(self._calls.log, request)
-        model = calls.model(body.model_id)
-        if (body.path is None) == (body.sampling_session_seq_id is None):
-            raise CallError("invalid", "send path, a name for the weights, or sampling_session_seq_id; one of them")
-        sampler = None
-        if body.sampling_session_seq_id is not None:
-            sampler = sampler_name(model.session_id, body.sampling_session_seq_id)
-        call = calls.new_call(
-            "save_weights_for_sampler",
-            numbered_call(body.model_id, body.seq_id),
-            model.session_id,
-            body.model_dump(exclude={"type"}),
-            model=body.model_id,
-            tenant=model.tenant,
-            seq_id=body.seq_id,
-            path=body.path,
-            sampling_session=sampler,
-            ttl_s=body.ttl_seconds,
-            request=request_text({"user_metadata": body.user_metadata}),
-        )
-        return future_of(calls.submit(call))
+        with calls.line(body.model_id, body.seq_id) as model:
+            if body.kind != "snapshot":
+                problem = "kind is 'inflight': weights that change while they are sampled with are not offered"
+                raise CallError("unsupported", f"{problem}; save a snapshot after each step", "kind")
+            if (body.path is None) == (body.sampling_session_seq_id is None):
+                raise CallError("invalid", "send path, a name for the weights, or sampling_session_seq_id; one of them")
+            sampler = None
+            if body.sampling_session_seq_id is not None:
+                sampler = sampler_name(model.session_id, body.sampling_session_seq_id)
+            call = calls.new_call(
+                "save_weights_for_sampler",
+                numbered_call(body.model_id, body.seq_id),
+                model.session_id,
+                body.model_dump(exclude={"type"}),
+                model=body.model_id,
+                tenant=model.tenant,
+                seq_id=body.seq_id,
+                path=body.path,
+                sampling_session=sampler,
+                ttl_s=body.ttl_seconds,
+                request=request_text({"user_metadata": body.user_metadata}),
+            )
+            return future_of(calls.submit(call))
+
+    @TINKER.post("/save_weights_external", may="training.call", ids=MODELS)
+    def tinker_save_external(self, request: Request, body: NumberedBody) -> FutureAnswer:
+        """Refuse weights in a bucket of Tinker's operator."""
+        with TenantCalls(self._calls.log, request).line(body.model_id, body.seq_id):
+            refuse("save_weights_external", f"{ARCHIVE}, and `streamward adapters export` other formats")
 
     @TINKER.post("/load_weights", may="training.call", ids=CHECKPOINTS)
     def tinker_load_weights(self, request: Request, body: LoadWeightsBody) -> FutureAnswer:
         """Load weights into a model that was just created, or create one with them."""
         calls = TenantCalls(self._calls.log, request)
+        if body.model_id is None or body.seq_id is None:
+            return self._load(calls, body)
+        with calls.line(body.model_id, body.seq_id):
+            return self._load(calls, body)
+
+    def _load(self, calls: TenantCalls, body: LoadWeightsBody) -> FutureAnswer:
         checkpoint = calls.checkpoint(body.path)
         fields: dict[str, Any] = {"path": body.path, "source": checkpoint.uri, "base_model": checkpoint.base_model}
         fields["lora"] = checkpoint.lora

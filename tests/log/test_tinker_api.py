@@ -17,12 +17,13 @@ from gateway.http.application import Application
 from gateway.http.principal import PRINCIPAL
 from gateway.server import tinker_rooms
 from gateway.tinker import futures, protobuf
-from gateway.tinker.call_log import OpenCalls
+from gateway.tinker.call_log import CallLog, OpenCalls
 from gateway.tinker.tensors import read_tensors, tensor_bytes
 from schemas.events import TrainingCall, TrainingResult
 from schemas.tokens import Octets
 from streams.access.keys import AccessKey
 from streams.adapters import stored_tensors
+from streams.calls.call_rules import line_refusal
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.settings.model import Adapters, Kafka, Settings, Topics
@@ -49,6 +50,10 @@ class Loop:
         self.settings, self._calls = settings, calls
         self._app = Application(tinker_rooms(settings, calls), version="0", max_body_bytes=16_000_000)
         self.principal: AccessKey | None = None
+
+    @property
+    def log(self) -> CallLog:
+        return self._calls.log
 
     def client(self) -> httpx.AsyncClient:
         async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -366,6 +371,26 @@ def test_weights_are_loaded_only_by_the_first_request_of_a_model(loop: Loop) -> 
     assert call.lora is not None and (call.source, call.lora.rank) == ("file:///nowhere", 4)
 
 
+def test_a_refused_call_keeps_its_number_so_that_later_ones_do_not_wait_for_it(loop: Loop) -> None:
+    """The SDK goes on with the next number, and a model takes its calls in the order of their numbers."""
+    model = loop.model()
+    refusals = [
+        loop.send("forward_backward", forward_backward(model, 1, loss="hinge")),
+        loop.send("optim_step", {"model_id": model, "seq_id": 2, "optimizer_params": {"type": "dimuon"}}),
+        loop.send("save_weights_external", {"model_id": model, "seq_id": 3, "path": "one"}),
+        loop.send("load_weights", {"model_id": model, "seq_id": 4, "path": "tinker://m/weights/w", "optimizer": True}),
+    ]
+    assert [answer.status_code for answer in refusals] == [400, 400, 400, 404]
+    calls = [call for call in loop.calls() if call.model == model and call.kind != "create_model"]
+    with loop.log.state() as state:
+        words = [line_refusal(state, call, T0) for call in calls]
+    assert [call.seq_id for call in calls] == [1, 2, 3, 4]
+    assert words == [answer.json()["detail"] for answer in refusals]
+    again = loop.send("forward_backward", forward_backward(model, 1, loss="hinge"))
+    assert (again.status_code, again.json()) == (400, refusals[0].json())
+    assert loop.ask("optim_step", {"model_id": model, "seq_id": 5})["request_id"] == f"{model}:5"
+
+
 def test_saved_weights_are_listed_expire_and_are_deleted(loop: Loop) -> None:
     model = loop.model()
     loop.ask("save_weights", {"model_id": model, "path": "one", "seq_id": 1, "user_metadata": {"a": "b"}})
@@ -393,7 +418,6 @@ def test_saved_weights_are_listed_expire_and_are_deleted(loop: Loop) -> None:
         ("GET", "audit", "audit"),
         ("GET", "billing/usage/events", "billing/usage/events"),
         ("POST", "sessions/search", "sessions/search"),
-        ("POST", "save_weights_external", "save_weights_external"),
         ("POST", "training_runs/m/checkpoints/weights/one/publish", "publish"),
         ("DELETE", "training_runs/m/checkpoints/weights/one/publish", "publish"),
     ],
@@ -417,7 +441,11 @@ def test_what_is_not_offered_is_refused_by_its_name(loop: Loop, method: str, pat
             "a chunk of type 'image' is not offered here",
         ),
         ("asample", {"not_there": 2}, "there is no field not_there"),
-        ("save_weights_for_sampler", {"kind": "inflight"}, "kind is not supported: "),
+        (
+            "save_weights_for_sampler",
+            {"kind": "inflight"},
+            "kind is 'inflight': weights that change while they are sampled with are not offered",
+        ),
     ],
 )
 def test_a_field_that_is_not_offered_is_refused_by_its_name(
