@@ -25,7 +25,7 @@ from streams.data.cleaning import clean as cleaning
 from streams.data.cleaning.check import check
 from streams.data.cleaning.data_rows import UnreadableRow, read_rows
 from streams.data.cleaning.steps import CONTAMINATION, DEFAULT, DataRow
-from streams.data.contamination.known_suites import of_files
+from streams.data.contamination.known_suites import expectations_of, of_files
 from streams.data.contamination.suite_index import SuiteIndex
 from streams.data.synthesis import generated
 from streams.errors import CallError, EventError, NotFoundError, SettingsError
@@ -129,7 +129,7 @@ class TrainingRows:
     )
     def check_rows(self, request: Request, body: RowsBody) -> CheckedRowsAnswer:
         """Say what is wrong with rows, and what is worth knowing."""
-        plain = check(self._rows(request, body), self._suite_index()).plain()
+        plain = check(self._rows(request, body), self._suite_index(), expectations_of(self._settings)).plain()
         contamination = plain.pop("contamination", None)
         return CheckedRowsAnswer(object="data_check", contamination=contamination, **plain)
 

@@ -87,8 +87,9 @@ def data_check(
     """
     from streams import output as show
     from streams.data.cleaning.check import check
+    from streams.data.contamination.known_suites import expectations_of
 
-    checked = check(_rows(files, split), _held_out(call, suites))
+    checked = check(_rows(files, split), _held_out(call, suites), expectations_of(call.settings, suites))
     if output == "jsonl":
         print(show.json_line(checked.plain()))
     else:

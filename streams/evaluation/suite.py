@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.events import Task
+from streams.evaluation.expectations import Expectation
 
 JOB_SUITE = "job/"
 """Prefix of the suites of jobs, whose questions the job itself holds out."""
@@ -25,6 +26,8 @@ class Suite:
     """Not pinned to a version yet. The index of a question pairs the outcomes of two versions."""
     thresholds: Mapping[str, Mapping[str, float]]
     """By scenario: the lowest `success` and `mean_reward` with which the guard promotes a version."""
+    expectations: Mapping[str, Expectation] = field(default_factory=dict)
+    """Of the columns of rows to train on; no part of the name."""
 
 
 def generated_name(generator: str, count: int, seed: int, options: Mapping[str, Any]) -> str:

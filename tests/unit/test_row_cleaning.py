@@ -32,6 +32,7 @@ from streams.errors import SettingsError
 from streams.scorers.personal_data import find, redact
 from streams.settings.model import Adapters, Scoring, Settings
 from streams.stages.tasks.generators import is_held_out
+from streams.stages.tasks.suites import load
 
 USER = {"role": "user", "content": "What is the capital of France?"}
 PARIS = {"role": "assistant", "content": "Paris"}
@@ -371,3 +372,39 @@ def test_of_what_a_model_answers_only_what_a_scorer_verifies_is_kept() -> None:
         "verify: exact gives 0 to 'three'",
         "verify: it has no answer to verify by; expected one of " + ", ".join(ANSWERS),
     ]
+
+
+# --- expectations -----------------------------------------------------------------------------------------------------
+
+
+def test_what_a_suite_expects_of_columns_is_checked_and_no_part_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "held-out.jsonl").write_text('{"prompt": "Why?", "answer": "x", "reward_sources": ["exact"]}\n')
+    plain = "name: s\nscenarios:\n  all:\n    file: held-out.jsonl\n"
+    expected = (
+        "expectations:\n  answer: {nulls: 0.1}\n  question: {characters: [3, 20]}\n"
+        "  info.index: {unique: true, range: [0, 9]}\n  info.kind: {one_of: [a, b]}\n"
+    )
+    (tmp_path / "plain.yaml").write_text(plain)
+    (tmp_path / "suite.yaml").write_text(plain + expected)
+    assert load(tmp_path / "suite.yaml").name == load(tmp_path / "plain.yaml").name
+    rows = [{"question": f"What is {n}?", "answer": "x", "info": {"index": n, "kind": "a"}} for n in range(8)]
+    file = lines(
+        tmp_path / "rows.jsonl",
+        *rows,
+        {"question": "?", "answer": "x", "info": {"index": 7, "kind": "c"}},
+        {"question": "What is that?", "info": {"index": "ten", "kind": "b"}},
+        {"question": "And what is this?", "answer": None, "info": {"kind": "b"}},
+    )
+    shown = json.loads(run("data", "check", file, "--suite", tmp_path / "suite.yaml", "--output", "jsonl").stdout)
+    findings = {finding["finding"]: finding for finding in shown["findings"] if "expectation" in finding["finding"]}
+    assert {name: (finding["rows"], finding["first"]) for name, finding in findings.items()} == {
+        "expectation answer": (2, "rows.jsonl:10: 2 of 11 rows have none, expected at most 10.0%"),
+        "expectation question": (1, 'rows.jsonl:9: expected a text of 3 to 20 characters, got "?"'),
+        "expectation info.index": (2, "rows.jsonl:9: 7 is there twice, expected once"),
+        "expectation info.kind": (1, 'rows.jsonl:9: expected one of a, b, got "c"'),
+    }
+    assert shown["wrong"] is True
+    for broken, said in (("{nul: 0}", "nulls"), ("{}", "expects nothing"), ("{range: [9, 0]}", "lower bound first")):
+        (tmp_path / "bad.yaml").write_text(f"{plain}expectations:\n  answer: {broken}\n")
+        with pytest.raises(SettingsError, match=f"bad.yaml:6.*{said}"):
+            load(tmp_path / "bad.yaml")

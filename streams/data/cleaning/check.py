@@ -4,12 +4,13 @@
                                     └──► CheckedRows: a line for each finding, with a count and the first row
 
 A finding is `wrong` if training on the rows would fail or be worthless: a row that cannot be read, a fault by its
-shape, a held-out question. The others are for people to decide; `clean` does something about each.
+shape, a held-out question, a value that a suite does not expect. The others are for people to decide; `clean` does
+something about each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ from streams.data.contamination.contamination_report import ContaminationReport,
 from streams.data.contamination.row_texts import texts_of
 from streams.data.contamination.suite_index import RowTexts, SuiteIndex
 from streams.data.row_shapes import Shape, problems_of
+from streams.evaluation.expectations import Expectation, value_at
 
 NOTED: dict[str, StepOptions] = {
     "drop_empty": StepOptions(),
@@ -89,7 +91,11 @@ class CheckedRows:
         self.findings.setdefault(name, RowFinding(name, is_wrong)).add(place, text)
 
 
-def check(rows: Iterable[DataRow | UnreadableRow], held_out: SuiteIndex | None = None) -> CheckedRows:
+def check(
+    rows: Iterable[DataRow | UnreadableRow],
+    held_out: SuiteIndex | None = None,
+    expectations: Mapping[str, Expectation] | None = None,
+) -> CheckedRows:
     """Return what is wrong with rows; of a mixed set the shape is that of most."""
     checked, whole = CheckedRows(), list[DataRow]()
     for row in rows:
@@ -102,6 +108,10 @@ def check(rows: Iterable[DataRow | UnreadableRow], held_out: SuiteIndex | None =
     for row in whole:
         for problem in {problem.name: problem for problem in problems_of(row.fields, checked.shape)}.values():
             checked.note(problem.name, row.place, problem.text, is_wrong=True)
+    for column, expectation in (expectations or {}).items():
+        values = [value_at(row.fields, column) for row in whole]
+        for number, why in expectation.broken(values):
+            checked.note(f"expectation {column}", whole[number].place, why, is_wrong=True)
     for name, options in NOTED.items():
         for row, outcome in zip(whole, STEPS[name].run(whole, options), strict=True):
             if outcome.fields is None:

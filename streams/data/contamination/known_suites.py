@@ -18,6 +18,7 @@ from pathlib import Path
 from schemas.events import Task
 from schemas.serde import Poison
 from streams.data.contamination.suite_index import SuiteIndex, SuiteQuestion, questions_of, questions_of_task
+from streams.evaluation.expectations import Expectation
 from streams.evaluation.suite import JOB_SUITE
 from streams.kafka.history import History
 from streams.kafka.record import Record, TopicPartition
@@ -26,6 +27,13 @@ from streams.stages.tasks import suites
 
 SUITE, SUITE_INDEX = "suite", "suite_index"
 """Metadata of an evaluation's tasks."""
+
+
+def expectations_of(settings: Settings, files: Iterable[Path] = ()) -> dict[str, Expectation]:
+    """Return what guard.suite and these files expect of columns; of two the last counts. Raises as `suites.load`."""
+    paths = [path for path in (settings.guard.suite, *files) if path is not None]
+    loaded = [suites.load(path, settings.topics).expectations for path in paths]
+    return {column: expectation for part in loaded for column, expectation in part.items()}
 
 
 def of_files(settings: Settings, files: Iterable[Path] = ()) -> list[SuiteQuestion]:

@@ -19,6 +19,8 @@ suite, since asking it again is no further evidence.
         reward_sources: [exact]       instead of the task's own
         success: reward >= 0.8        a right answer; default: `exact` gave 1, without it: the reward is 1
         thresholds: {success: 0.5, mean_reward: 0.4}      the guard promotes nothing below
+    expectations:                     of the columns of training rows, for `streamward data check --suite`
+      answer: {nulls: 0.01}           and range, characters, one_of, unique (streams/evaluation/expectations.py)
 
 A suite has at most MAX_TASKS questions: its results are one table row, rewritten for each answer.
 """
@@ -42,6 +44,7 @@ from schemas.faults import nearest
 from schemas.file_text import FileTextError, whole_text
 from streams.arrow.file_rows import rows
 from streams.errors import EventError, NotFoundError, SettingsError
+from streams.evaluation.expectations import Expectation
 from streams.evaluation.suite import SUCCESS_REWARD, Suite, generated_name
 from streams.evaluation.suite_tasks import in_turns
 from streams.kafka import times
@@ -125,6 +128,7 @@ class SuitePart(_SuiteModel):
     name: Name
     about: str = ""
     scenarios: dict[Name, ScenarioPart] = Field(min_length=1)
+    expectations: dict[str, Expectation] = Field(default_factory=dict)
 
 
 def load(file: Path, topic_settings: Topics | None = None) -> Suite:
@@ -158,6 +162,7 @@ def load(file: Path, topic_settings: Topics | None = None) -> Suite:
         name=f"{part.name}@{_digest(questions)}",
         questions=tuple(questions),
         thresholds={name: least for name, least in thresholds.items() if least},
+        expectations=part.expectations,
     )
 
 
@@ -344,6 +349,7 @@ _MODELS: dict[str, type[BaseModel]] = {
     "sampling": SamplingPart,
     "thresholds": ThresholdsPart,
     "reward_sources": RewardSourceLine,
+    "expectations": Expectation,
 }
 
 
@@ -355,7 +361,9 @@ def _explain(error: Any, lines: Mapping[KeyPath, int], file: Path) -> str:
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         parent = next((str(part) for part in reversed(known[:-1]) if part in _MODELS), "")
-        model = _MODELS.get(parent, SuitePart if len(known) == 1 else ScenarioPart)
+        is_expected = known[0] == "expectations" and len(known) > 1
+        default = Expectation if is_expected else SuitePart if len(known) == 1 else ScenarioPart
+        model = _MODELS.get(parent, default)
         return f"{where}: there is no such key; {nearest(str(known[-1]), model.model_fields)}"
     if error["type"] == "missing":
         return f"{where} has no {loc[-1]}"
