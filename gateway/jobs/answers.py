@@ -235,7 +235,7 @@ class TrainingJob(Answer):
     """A job in Streamward's own words."""
 
     id: str
-    type: Literal["RL_TRAINING", "FINE_TUNING"]
+    type: Literal["RL_TRAINING", "FINE_TUNING", "PROMPT_ENGINEERING"]
     status: OwnStatus
     config: OrderedConfig
     metrics: JobProgress
@@ -258,7 +258,7 @@ class TrainingMetrics(Answer):
     """The figures of a job, iteration by iteration."""
 
     id: str
-    type: Literal["RL_TRAINING", "FINE_TUNING"]
+    type: Literal["RL_TRAINING", "FINE_TUNING", "PROMPT_ENGINEERING"]
     status: OwnStatus
     metrics: JobFigures
     usage: dict[str, float]

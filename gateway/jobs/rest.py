@@ -5,7 +5,7 @@
     POST /rl/agents ──► an AgentEvent                POST /rl/environments ──► played three times, and described
 
 The paths are also below /api/v1. Nothing is kept here. Errors have OpenAI's fields, and `details.suggested_action` and
-`timestamp` with them. Orders that have no meaning on this log, such as to optimize prompts, are refused.
+`timestamp` with them. An order over HTTP names no address and no function that a server would call.
 """
 
 from __future__ import annotations
@@ -45,24 +45,33 @@ from streams.adapters.versions import read_state
 from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episodes.trial_episode import TrialEpisode, handwritten_actions, try_twice
 from streams.errors import CallError, CallErrorKind, EventError, NotFoundError, RefusedError
+from streams.improve.prompts import search_request
 from streams.jobs import job_log, job_view, request as requests
 from streams.jobs.job_log import JobLog
 from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState
 from streams.output import moment
+from streams.prompts import prompt_log
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import KnownAgent, register
 from streams.stages.tasks.lines import RewardSourceLine
 
-OrderType = Literal["RL_TRAINING", "FINE_TUNING"]
+OrderType = Literal["RL_TRAINING", "FINE_TUNING", "PROMPT_ENGINEERING"]
 RL_TRAINING: Literal["RL_TRAINING"] = "RL_TRAINING"
 FINE_TUNING: Literal["FINE_TUNING"] = "FINE_TUNING"
+PROMPT_ENGINEERING: Literal["PROMPT_ENGINEERING"] = "PROMPT_ENGINEERING"
 ONLY_THESE = (
-    "only RL_TRAINING, by rewards, and FINE_TUNING, on chosen answers or preferences, are possible here; prompts are "
-    "not optimized"
+    "only RL_TRAINING, by rewards, FINE_TUNING, on chosen answers or preferences, and PROMPT_ENGINEERING, which searches "
+    "for a better prompt, are possible here"
 )
-OF_TYPE: dict[str, OrderType] = {"training_queries": RL_TRAINING, "method": FINE_TUNING, "training_file": FINE_TUNING}
+OF_TYPE: dict[str, tuple[OrderType, ...]] = {
+    "training_queries": (RL_TRAINING, PROMPT_ENGINEERING),
+    "method": (FINE_TUNING,),
+    "training_file": (FINE_TUNING,),
+    "prompt": (PROMPT_ENGINEERING,),
+    "search": (PROMPT_ENGINEERING,),
+}
 """Fields of an order that have an effect for one type of job."""
 JOBS_LISTED = "GET /v1/fine_tuning/jobs lists jobs"
 """Where the ids of jobs are found."""
@@ -81,21 +90,36 @@ def _possible(kind: Any) -> Any:
 
 
 class TrainingOrderBody(Body):
-    """A job: of type RL_TRAINING the order of `training.start_grpo`, of type FINE_TUNING that of `/finetune/peft`.
+    """A job: of type RL_TRAINING the order of `training.start_grpo`, of type FINE_TUNING that of `/finetune/peft`, of
+    type PROMPT_ENGINEERING that of `/prompts/optimize`.
 
-    Without a type it is FINE_TUNING for an agent that is registered as FINE_TUNED, and RL_TRAINING for others.
+    Without a type it is FINE_TUNING for an agent that is registered as FINE_TUNED, PROMPT_ENGINEERING for one that is
+    PROMPT_BASED if a prompt is named, and RL_TRAINING for others.
     """
 
     type: Annotated[OrderType | None, BeforeValidator(_possible)] = None
     agent_id: str = Field(min_length=1, description="a policy, or an agent that is registered")
     training_queries: list[dict[str, Any]] | None = Field(
-        None, description="RL_TRAINING: each with `query` and `expected_outcome`"
+        None, description="RL_TRAINING, PROMPT_ENGINEERING: each with `query` and `expected_outcome`"
     )
+    prompt: str | None = Field(None, min_length=1, description="PROMPT_ENGINEERING: the prompt to find a version of")
+    search: Literal["pairs", "reflection"] | None = Field(None, description="PROMPT_ENGINEERING; default: pairs")
     method: Literal["sft", "dpo"] | None = Field(None, description="FINE_TUNING; default: sft")
     training_file: str | None = Field(
         None, description="FINE_TUNING: id of an uploaded file; default: answers of the log"
     )
     config: dict[str, Any] | None = Field(None, description="of the order (jobs.md); RL_TRAINING: with `n_iterations`")
+    tenant: str | None = Field(None, min_length=1, description="who pays")
+
+
+class OptimizeBody(Body):
+    """A search for a better version of a prompt: a job of type PROMPT_ENGINEERING."""
+
+    agent_id: str = Field(min_length=1, description="a policy, or an agent that is registered")
+    prompt: str = Field(min_length=1, description="its name")
+    search: Literal["pairs", "reflection"] = "pairs"
+    training_queries: list[dict[str, Any]] = Field(description="each with `query` and `expected_outcome`")
+    config: dict[str, Any] | None = Field(None, description="of the order (prompts.md): `max_answers`, `alias`, …")
     tenant: str | None = Field(None, min_length=1, description="who pays")
 
 
@@ -164,6 +188,9 @@ TRAINING_JOB = TrainingJob(
 TUNING_JOB = TRAINING_JOB.model_copy(
     update={"type": FINE_TUNING, "config": OrderedConfig(agent_id="coach", n_iterations=1, method="sft")}
 )
+SEARCH_JOB = TRAINING_JOB.model_copy(
+    update={"type": PROMPT_ENGINEERING, "config": OrderedConfig(agent_id="sums", n_iterations=1, method="prompts")}
+)
 METRICS = TrainingMetrics(
     id=JOB_ID,
     type=RL_TRAINING,
@@ -216,12 +243,63 @@ class TrainingJobs:
         jobs = self._jobs_of(request)
         agents = jobs.agents()
         kind = _type_of_order(body, agents)
-        for name, its_type in OF_TYPE.items():
-            if its_type != kind and getattr(body, name) is not None:
-                raise CallError("invalid", f"{name} is for {its_type}, and this is {kind}: leave it out", name)
+        for name, types in OF_TYPE.items():
+            if kind not in types and getattr(body, name) is not None:
+                raise CallError("invalid", f"{name} is for {types[0]}, and this is {kind}: leave it out", name)
         key = idempotency_key(request)
-        order = self._tuning(jobs, agents, body) if kind == FINE_TUNING else self._by_rewards(jobs, agents, body)
+        if kind == PROMPT_ENGINEERING:
+            order = self._search(jobs, agents, body)
+        else:
+            order = self._tuning(jobs, agents, body) if kind == FINE_TUNING else self._by_rewards(jobs, agents, body)
         return _training_job(jobs.start(order, key=key))
+
+    @REST.post(
+        "/prompts/optimize",
+        may="jobs.order",
+        **LARGE_BODY,
+        ids="GET /prompts/templates lists prompts, GET /adapters lists policies",
+        status=201,
+        refuses=(404,),
+        parameters=(IDEMPOTENCY_KEY,),
+        sends={
+            "agent_id": "sums",
+            "prompt": "sums",
+            "training_queries": [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(10)],
+            "config": {"max_answers": 400, "alias": "production"},
+        },
+        example=SEARCH_JOB,
+    )
+    def optimize_prompt(self, request: Request, body: OptimizeBody) -> TrainingJob:
+        """Order a job that searches for a better version of a prompt."""
+        key, jobs = idempotency_key(request), self._jobs_of(request)
+        return _training_job(jobs.start(self._search(jobs, jobs.agents(), body), key=key))
+
+    def _search(
+        self, jobs: TenantJobs, agents: Mapping[str, KnownAgent], body: TrainingOrderBody | OptimizeBody
+    ) -> JobOrder:
+        if body.prompt is None:
+            raise CallError("invalid", "prompt is missing: name the prompt to find a better version of", "prompt")
+        config = {name: value for name, value in (body.config or {}).items() if value is not None}
+        if "endpoint" in config:  # a server would ask whatever address it is sent, or run a function
+            problem = "config.endpoint is the deployment's over HTTP (scoring.judge_url): leave it out"
+            raise CallError("invalid", problem, "config.endpoint")
+        agent = agents.get(body.agent_id)
+        policy = body.agent_id if agent is None else agent.policy
+        if policy not in jobs.policies():
+            raise CallError(
+                "not_found", f"agent_id: there is no policy and no agent {body.agent_id[:80]!r}", "agent_id"
+            )
+        fields = {
+            "policy": policy,
+            "prompt": body.prompt,
+            "method": body.search or "pairs",
+            "questions": body.training_queries or [],
+            "config": config,
+            "tenant": jobs.tenant or body.tenant,
+        }
+        search = search_request.read_request(fields)
+        name = None if agent is None else body.agent_id
+        return search_request.order(search, self._settings, prompt_log.read(self._settings), agent=name)
 
     def _by_rewards(self, jobs: TenantJobs, agents: Mapping[str, KnownAgent], body: TrainingOrderBody) -> JobOrder:
         fields = body.model_dump(exclude={"type", *OF_TYPE} - {"training_queries"}, exclude_none=True)
@@ -377,10 +455,14 @@ def _type_of_order(body: TrainingOrderBody, agents: Mapping[str, KnownAgent]) ->
     if body.type is not None:
         return body.type
     agent = agents.get(body.agent_id)
+    if body.prompt is not None and (agent is None or agent.type == "PROMPT_BASED"):
+        return PROMPT_ENGINEERING
     return FINE_TUNING if agent is not None and agent.type == "FINE_TUNED" else RL_TRAINING
 
 
 def _type(job: JobState) -> OrderType:
+    if job.spec.search is not None:
+        return PROMPT_ENGINEERING
     return RL_TRAINING if job.spec.tuning is None else FINE_TUNING
 
 

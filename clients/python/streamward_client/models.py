@@ -324,6 +324,17 @@ class GateAnswer(TypedDict):
     passed: bool
 
 
+class GeneratedRowsBody(TypedDict):
+    """
+    Questions of a generator, with the answers that it verifies by.
+    """
+
+    generator: str
+    count: int
+    seed: NotRequired[int]
+    options: NotRequired[dict[str, Any]]
+
+
 class GroupResult(TypedDict):
     """
     What the answers came to together, and the batch and version that they went into.
@@ -642,6 +653,19 @@ class ObservedBody(TypedDict):
     tool: NotRequired[str | None]
     ok: NotRequired[bool | None]
     reward: NotRequired[float | None]
+
+
+class OptimizeBody(TypedDict):
+    """
+    A search for a better version of a prompt: a job of type PROMPT_ENGINEERING.
+    """
+
+    agent_id: str
+    prompt: str
+    search: NotRequired[Literal["pairs", "reflection"]]
+    training_queries: list[dict[str, Any]]
+    config: NotRequired[dict[str, Any] | None]
+    tenant: NotRequired[str | None]
 
 
 class OrderedConfig(TypedDict):
@@ -1476,7 +1500,7 @@ class TrainingJob(TypedDict):
     """
 
     id: str
-    type: Literal["RL_TRAINING", "FINE_TUNING"]
+    type: Literal["RL_TRAINING", "FINE_TUNING", "PROMPT_ENGINEERING"]
     status: Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
     config: OrderedConfig
     metrics: JobProgress
@@ -1493,7 +1517,7 @@ class TrainingMetrics(TypedDict):
     """
 
     id: str
-    type: Literal["RL_TRAINING", "FINE_TUNING"]
+    type: Literal["RL_TRAINING", "FINE_TUNING", "PROMPT_ENGINEERING"]
     status: Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
     metrics: JobFigures
     usage: dict[str, float]
@@ -1503,14 +1527,18 @@ class TrainingMetrics(TypedDict):
 
 class TrainingOrderBody(TypedDict):
     """
-    A job: of type RL_TRAINING the order of `training.start_grpo`, of type FINE_TUNING that of `/finetune/peft`.
+    A job: of type RL_TRAINING the order of `training.start_grpo`, of type FINE_TUNING that of `/finetune/peft`, of
+    type PROMPT_ENGINEERING that of `/prompts/optimize`.
 
-    Without a type it is FINE_TUNING for an agent that is registered as FINE_TUNED, and RL_TRAINING for others.
+    Without a type it is FINE_TUNING for an agent that is registered as FINE_TUNED, PROMPT_ENGINEERING for one that is
+    PROMPT_BASED if a prompt is named, and RL_TRAINING for others.
     """
 
-    type: NotRequired[Literal["RL_TRAINING", "FINE_TUNING"] | None]
+    type: NotRequired[Literal["RL_TRAINING", "FINE_TUNING", "PROMPT_ENGINEERING"] | None]
     agent_id: str
     training_queries: NotRequired[list[dict[str, Any]] | None]
+    prompt: NotRequired[str | None]
+    search: NotRequired[Literal["pairs", "reflection"] | None]
     method: NotRequired[Literal["sft", "dpo"] | None]
     training_file: NotRequired[str | None]
     config: NotRequired[dict[str, Any] | None]

@@ -111,6 +111,11 @@ class Operations(Sender):
         answer: models.CleanedRowsAnswer = self.send("POST", "/data/clean", json=body)
         return answer
 
+    def generate_rows(self, body: models.GeneratedRowsBody) -> models.CleanedRowsAnswer:
+        """Make rows with a generator, which knows the answers; its held-out questions are never drawn."""
+        answer: models.CleanedRowsAnswer = self.send("POST", "/data/synthetic/generate", json=body)
+        return answer
+
     def create_fine_tuning_job(self, body: models.CreateFineTuningBody, *, idempotency_key: str | None = None) -> models.FineTuningJob:
         """Order a job, as OpenAI's clients do."""
         answer: models.FineTuningJob = self.send("POST", "/v1/fine_tuning/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
@@ -154,6 +159,11 @@ class Operations(Sender):
     def create_training_job(self, body: models.TrainingOrderBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
         """Order a job that trains a policy by rewards, or tunes it on chosen answers or preferences."""
         answer: models.TrainingJob = self.send("POST", "/finetune/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    def optimize_prompt(self, body: models.OptimizeBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
+        """Order a job that searches for a better version of a prompt."""
+        answer: models.TrainingJob = self.send("POST", "/prompts/optimize", json=body, headers={"Idempotency-Key": idempotency_key})
         return answer
 
     def get_training_job(self, job_id: str) -> models.TrainingJob:
@@ -409,6 +419,11 @@ class AsyncOperations(AsyncSender):
         answer: models.CleanedRowsAnswer = await self.send("POST", "/data/clean", json=body)
         return answer
 
+    async def generate_rows(self, body: models.GeneratedRowsBody) -> models.CleanedRowsAnswer:
+        """Make rows with a generator, which knows the answers; its held-out questions are never drawn."""
+        answer: models.CleanedRowsAnswer = await self.send("POST", "/data/synthetic/generate", json=body)
+        return answer
+
     async def create_fine_tuning_job(self, body: models.CreateFineTuningBody, *, idempotency_key: str | None = None) -> models.FineTuningJob:
         """Order a job, as OpenAI's clients do."""
         answer: models.FineTuningJob = await self.send("POST", "/v1/fine_tuning/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
@@ -452,6 +467,11 @@ class AsyncOperations(AsyncSender):
     async def create_training_job(self, body: models.TrainingOrderBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
         """Order a job that trains a policy by rewards, or tunes it on chosen answers or preferences."""
         answer: models.TrainingJob = await self.send("POST", "/finetune/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    async def optimize_prompt(self, body: models.OptimizeBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
+        """Order a job that searches for a better version of a prompt."""
+        answer: models.TrainingJob = await self.send("POST", "/prompts/optimize", json=body, headers={"Idempotency-Key": idempotency_key})
         return answer
 
     async def get_training_job(self, job_id: str) -> models.TrainingJob:

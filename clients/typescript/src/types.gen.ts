@@ -962,6 +962,24 @@ export type GateAnswer = {
 };
 
 /**
+ * Questions of a generator, with the answers that it verifies by.
+ */
+export type GeneratedRowsBody = {
+    /**
+     * as `streamward tasks generate --list` shows
+     */
+    generator: string;
+    count: number;
+    seed?: number;
+    /**
+     * of the generator
+     */
+    options?: {
+        [key: string]: unknown;
+    };
+};
+
+/**
  * A task's answers beside each other; `verdict`: what they taught, and `why` in words.
  */
 export type GroupAnswer = {
@@ -1453,6 +1471,37 @@ export type ObservedBody = {
     tool?: string | null;
     ok?: boolean | null;
     reward?: number | null;
+};
+
+/**
+ * A search for a better version of a prompt: a job of type PROMPT_ENGINEERING.
+ */
+export type OptimizeBody = {
+    /**
+     * a policy, or an agent that is registered
+     */
+    agent_id: string;
+    /**
+     * its name
+     */
+    prompt: string;
+    search?: 'pairs' | 'reflection';
+    /**
+     * each with `query` and `expected_outcome`
+     */
+    training_queries: Array<{
+        [key: string]: unknown;
+    }>;
+    /**
+     * of the order (prompts.md): `max_answers`, `alias`, …
+     */
+    config?: {
+        [key: string]: unknown;
+    } | null;
+    /**
+     * who pays
+     */
+    tenant?: string | null;
 };
 
 /**
@@ -2789,7 +2838,7 @@ export type ToolUseContent = {
  */
 export type TrainingJob = {
     id: string;
-    type: 'RL_TRAINING' | 'FINE_TUNING';
+    type: 'RL_TRAINING' | 'FINE_TUNING' | 'PROMPT_ENGINEERING';
     status: 'queued' | 'running' | 'paused' | 'completed' | 'failed' | 'cancelled';
     config: OrderedConfig;
     metrics: JobProgress;
@@ -2805,7 +2854,7 @@ export type TrainingJob = {
  */
 export type TrainingMetrics = {
     id: string;
-    type: 'RL_TRAINING' | 'FINE_TUNING';
+    type: 'RL_TRAINING' | 'FINE_TUNING' | 'PROMPT_ENGINEERING';
     status: 'queued' | 'running' | 'paused' | 'completed' | 'failed' | 'cancelled';
     metrics: JobFigures;
     usage: {
@@ -2816,22 +2865,32 @@ export type TrainingMetrics = {
 };
 
 /**
- * A job: of type RL_TRAINING the order of `training.start_grpo`, of type FINE_TUNING that of `/finetune/peft`.
+ * A job: of type RL_TRAINING the order of `training.start_grpo`, of type FINE_TUNING that of `/finetune/peft`, of
+ * type PROMPT_ENGINEERING that of `/prompts/optimize`.
  *
- * Without a type it is FINE_TUNING for an agent that is registered as FINE_TUNED, and RL_TRAINING for others.
+ * Without a type it is FINE_TUNING for an agent that is registered as FINE_TUNED, PROMPT_ENGINEERING for one that is
+ * PROMPT_BASED if a prompt is named, and RL_TRAINING for others.
  */
 export type TrainingOrderBody = {
-    type?: 'RL_TRAINING' | 'FINE_TUNING' | null;
+    type?: 'RL_TRAINING' | 'FINE_TUNING' | 'PROMPT_ENGINEERING' | null;
     /**
      * a policy, or an agent that is registered
      */
     agent_id: string;
     /**
-     * RL_TRAINING: each with `query` and `expected_outcome`
+     * RL_TRAINING, PROMPT_ENGINEERING: each with `query` and `expected_outcome`
      */
     training_queries?: Array<{
         [key: string]: unknown;
     }> | null;
+    /**
+     * PROMPT_ENGINEERING: the prompt to find a version of
+     */
+    prompt?: string | null;
+    /**
+     * PROMPT_ENGINEERING; default: pairs
+     */
+    search?: 'pairs' | 'reflection' | null;
     /**
      * FINE_TUNING; default: sft
      */
@@ -3515,6 +3574,31 @@ export type CleanRowsResponses = {
 
 export type CleanRowsResponse = CleanRowsResponses[keyof CleanRowsResponses];
 
+export type GenerateRowsData = {
+    body: GeneratedRowsBody;
+    path?: never;
+    query?: never;
+    url: '/data/synthetic/generate';
+};
+
+export type GenerateRowsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type GenerateRowsError = GenerateRowsErrors[keyof GenerateRowsErrors];
+
+export type GenerateRowsResponses = {
+    /**
+     * Done
+     */
+    201: CleanedRowsAnswer;
+};
+
+export type GenerateRowsResponse = GenerateRowsResponses[keyof GenerateRowsResponses];
+
 export type ListFineTuningJobsData = {
     body?: never;
     path?: never;
@@ -3790,6 +3874,37 @@ export type CreateTrainingJobResponses = {
 };
 
 export type CreateTrainingJobResponse = CreateTrainingJobResponses[keyof CreateTrainingJobResponses];
+
+export type OptimizePromptData = {
+    body: OptimizeBody;
+    headers?: {
+        /**
+         * a request that is sent again with it has its effect once
+         */
+        'Idempotency-Key'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/prompts/optimize';
+};
+
+export type OptimizePromptErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type OptimizePromptError = OptimizePromptErrors[keyof OptimizePromptErrors];
+
+export type OptimizePromptResponses = {
+    /**
+     * Done
+     */
+    201: TrainingJob;
+};
+
+export type OptimizePromptResponse = OptimizePromptResponses[keyof OptimizePromptResponses];
 
 export type GetTrainingJobData = {
     body?: never;
