@@ -1,0 +1,162 @@
+"""Tinker's SDK and recipes of its cookbook against a server of ours, left alone or killed.
+
+walk.py ──► every public method of the SDK         recipe.py ──► six recipes, a few steps of each
+a recipe, and the same while server and worker are killed ──► the weights of both, byte for byte
+
+python -m tests.strangers.tinker.suite [walk|recipes|kills …]      default: all; exit 1 if one differs from before
+python -m tests.strangers.tinker.suite --write                     write what they find into findings.json
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from schemas.events import AdapterEvent, TrainingResult
+from streams.engines.base_model import folder_of
+from streams.kafka.node import process as broker
+from tests.strangers.described import HOME
+from tests.strangers.tinker import recipe_data
+from tests.strangers.tinker.served import PARTS, Served, tinker_settings
+from tests.support.processes import read
+
+HERE = Path(__file__).parent
+FINDINGS = HERE / "findings.json"
+PYTHON = HOME / "tinker" / "bin" / "python"
+KEY = "tml-any"
+"""A server without keys takes any; the SDK sends none that begins otherwise."""
+FRESH = "behavior_if_log_dir_exists=delete"
+RECIPES: Mapping[str, tuple[str, ...]] = {
+    "sl_loop": ("batch_size=4", "max_steps=6", "lora_rank=4", "max_length=64"),
+    "rl_loop": ("batch_size=4", "group_size=4", "max_steps=2", "lora_rank=8", "max_tokens=8", "save_every=1"),
+    "math_rl.train": ("env=arithmetic", "group_size=4", "groups_per_batch=2", "max_steps=2", "lora_rank=8",
+                      "max_tokens=5", "eval_every=0", "save_every=1", FRESH),
+    "preference.dpo.train": ("batch_size=4", "max_steps=2", "max_length=256", FRESH),
+    "rl_numerics_check.train": ("lora_rank=8", "group_size=2", "groups_per_batch=2", "max_tokens=16",
+                                "max_trajectory_tokens=512", "max_steps=1", FRESH),
+    "multiplayer_rl.guess_number.train": ("renderer_name=qwen3_instruct", "group_size=2", "batch_size=2",
+                                          "max_tokens=6", "max_steps=1", "eval_every=0", "save_every=0", FRESH),
+}  # fmt: skip
+"""Of each recipe what makes it short; the last plays several turns."""
+KILLED, KILLS = "sl_loop", 5
+BETWEEN_KILLS_S = (3.0, 9.0)
+PATIENCE_S = 900
+LAST = 15
+"""Lines of a recipe's output that are shown if it fails."""
+
+
+class Suite:
+    """Runs programs of the strangers' environment against one server."""
+
+    def __init__(self, bootstrap: str, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.settings = folder, tinker_settings(bootstrap, folder)
+        recipe_data.write_sets(folder)
+        recipe_data.write_hub(folder / "hf", folder_of(self.settings.model.base))
+
+    def start(self, url: str, program: str, *arguments: str) -> subprocess.Popen[str]:
+        """Start a program of this folder."""
+        environment = recipe_data.environment(self.folder / "hf", url, KEY) | {"PYTHONPATH": str(HERE.parents[2])}
+        command = [str(PYTHON), "-W", "ignore", str(HERE / program), *arguments]
+        return subprocess.Popen(
+            command, cwd=self.folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+    def recipe(self, url: str, name: str) -> subprocess.Popen[str]:
+        """Start a recipe."""
+        return self.start(url, "recipe.py", name, f"log_path={self.folder / 'runs' / name}", *RECIPES[name])
+
+    def saved_weights(self) -> list[tuple[str, dict[str, str]]]:
+        """Return of each version that was saved its path in its model, and the sha256 of its files."""
+        return [
+            (event.origin.path.partition("/", 9)[2] if event.origin else "", {f.path: f.sha256 for f in event.files})
+            for _, event in read(self.settings, AdapterEvent)
+            if event.kind == "trained"
+        ]
+
+    def states(self) -> list[tuple[int | None, str | None]]:
+        """Return the digest of the weights after each call that changed them, once for each call."""
+        first: dict[str, TrainingResult] = {}
+        for _, result in read(self.settings, TrainingResult):
+            first.setdefault(result.call_id, result)
+        ended = (result for result in first.values() if result.state_sha256 is not None)
+        return sorted((result.seq_id, result.state_sha256) for result in ended)
+
+
+def walk(bootstrap: str, folder: Path) -> list[Any]:
+    """Return what the SDK's methods gave."""
+    suite = Suite(bootstrap, folder)
+    with Served(suite.settings, folder) as served:
+        output, _ = suite.start(served.url, "walk.py").communicate(timeout=PATIENCE_S)
+    return [json.loads(line) for line in output.splitlines() if line.startswith("[")]
+
+
+def recipes(bootstrap: str, folder: Path) -> dict[str, str]:
+    """Return how each recipe ended."""
+    suite, ends = Suite(bootstrap, folder), dict[str, str]()
+    with Served(suite.settings, folder) as served:
+        for name in RECIPES:
+            process = suite.recipe(served.url, name)
+            output, _ = process.communicate(timeout=PATIENCE_S)
+            ends[name] = "completed" if process.returncode == 0 else f"exit {process.returncode}"
+            if process.returncode:
+                print(*output.splitlines()[-LAST:], sep="\n", flush=True)
+    return ends
+
+
+def kills(bootstrap: str, folder: Path, seed: int = 1) -> dict[str, Any]:
+    """Return whether a recipe whose server and worker are killed ends with the weights of one that is left alone."""
+    drawn, saved, states, exits = random.Random(seed), [], [], []
+    for count in (0, KILLS):
+        suite = Suite(bootstrap, folder / str(count))
+        with Served(suite.settings, suite.folder) as served:
+            process = suite.recipe(served.url, KILLED)
+            over = threading.Event()
+            reading = threading.Thread(target=_read_all, args=(process, over))
+            reading.start()
+            for number in range(count):
+                if over.wait(drawn.uniform(*BETWEEN_KILLS_S)):
+                    raise AssertionError(f"the recipe ended after {number} kills; make it longer")
+                served.kill(PARTS[drawn.randrange(2)])
+            reading.join()
+            exits.append(process.wait())
+            saved.append(suite.saved_weights())
+            states.append(suite.states())
+    return {
+        "exits": exits,
+        "versions": len(saved[0]),
+        "the same files": saved[0] == saved[1],
+        "the same weights after each step": states[0] == states[1],
+    }
+
+
+def _read_all(process: subprocess.Popen[str], over: threading.Event) -> None:
+    """Read what a process writes until it ends, so that it never waits for a reader."""
+    process.communicate()
+    over.set()
+
+
+def main() -> int:
+    """Run what the arguments name, and print what each found."""
+    chosen = [name for name in sys.argv[1:] if name != "--write"] or ["walk", "recipes", "kills"]
+    before = json.loads(FINDINGS.read_text(encoding="utf-8")) if FINDINGS.exists() else {}
+    now = dict(before)
+    with tempfile.TemporaryDirectory() as temporary, broker.embedded(Path(temporary) / "kafka") as node:
+        for name in chosen:
+            now[name] = {"walk": walk, "recipes": recipes, "kills": kills}[name](node.bootstrap, Path(temporary) / name)
+            print(json.dumps({name: now[name]}, indent=2), flush=True)
+    if "--write" in sys.argv[1:]:
+        FINDINGS.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
+        return 0
+    return int(now != before)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

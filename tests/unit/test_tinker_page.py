@@ -1,0 +1,35 @@
+"""docs/tinker.md says of every route and loss what becomes of it: of those that the server has, and of no others."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gateway.http.route import TINKER, routes_of
+from gateway.routes import ROUTES
+from gateway.tinker.not_offered import TinkerNotOffered
+from streams.calls.call_forms import CUSTOM, LOSSES, PROVENANCE
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tinker.md").read_text(encoding="utf-8")
+REFUSED = {"/save_weights_external"} | {route.path for route in routes_of(TinkerNotOffered)}
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Return the cells of the table below a heading."""
+    (table,) = re.findall(rf"^## {heading}\n.*?\n\| --- .*?\n(.*?)\n\n", PAGE, re.DOTALL | re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+
+
+def test_the_page_has_every_route_and_says_which_are_refused() -> None:
+    listed = {route.strip("`"): fate for route, fate in rows("Routes")}
+    assert set(listed) == {f"{route.method} {route.path}" for route in ROUTES if route.interface is TINKER}
+    assert {route.partition(" ")[2] for route, fate in listed.items() if fate.startswith("refused: ")} == REFUSED
+
+
+def test_the_page_has_every_loss_with_its_inputs_and_settings() -> None:
+    listed = {loss.strip("`"): (inputs, settings) for loss, inputs, settings in rows("Losses")}
+    assert set(listed) == {*LOSSES, CUSTOM}
+    for name, form in LOSSES.items():
+        inputs, settings = (set(re.findall("`([^`]+)`", cell)) for cell in listed[name])
+        assert inputs == {*form.inputs, *form.optional} - set(form.config) and settings == set(form.config), name
+        assert ("provenance" in listed[name][0]) == (name == PROVENANCE)
