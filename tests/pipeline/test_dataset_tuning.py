@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from schemas.events import AdapterEvent, DatasetEvent, RunVerdict
+from schemas.events import AdapterEvent, DatasetEvent, OutsideModel, RunVerdict
 from schemas.tokens import TokenIds
 from streams.adapters.versions import empty
 from streams.engines.base_model import Base
@@ -19,13 +19,14 @@ from streams.improve.datasets import dataset_log, dataset_rebuild as rebuild
 from streams.improve.datasets.dataset_build import DatasetOrder, build
 from streams.improve.datasets.dataset_rule import DatasetRule
 from streams.improve.datasets.outside_tuning import OutsideOrder, check_tenant, submit
+from streams.improve.datasets.outside_version import AdoptionOrder, adopt
 from streams.improve.datasets.provider_api import ProviderApi
 from streams.jobs.job_log import JobLog
 from streams.jobs.tuning import tuning_request
 from streams.jobs.tuning.job_tuner import TuningWorker
 from streams.kafka import admin, times
 from streams.kafka.history import LogHistory
-from streams.settings.model import Model, Settings
+from streams.settings.model import Model, Outside, Settings
 from tests.log.test_fine_tuning_over_http import gateway
 from tests.pipeline.test_tuning import again, command, verdicts
 from tests.support.agent_server import settings_of
@@ -214,6 +215,8 @@ def test_a_data_set_is_tuned_on_elsewhere_once_whenever_its_process_is_killed(
             finally:
                 worker.__exit__()
             assert send(api) == ended[0], "the same command again has nothing to do"
+        asked = settings.model_copy(update={"outside": Outside(url=order.url)})
+        adopted = adopt(asked, AdoptionOrder(policy="coach", dataset="coach", actor="ann")).event.outside
         jobs = list(provider.client.fine_tuning.jobs.list())
         files = list(provider.client.files.list())
     assert ([job.fine_tuned_model for job in jobs], len(files)) == (["sums@1"], 1)
@@ -221,6 +224,8 @@ def test_a_data_set_is_tuned_on_elsewhere_once_whenever_its_process_is_killed(
     outside = ended[0].outside
     assert outside is not None and (outside.job, outside.result) == (jobs[0].id, "sums@1")
     assert outside.trained_tokens == jobs[0].trained_tokens and outside.cost_usd == 2.0 * (outside.trained_tokens or 0)
+    named = OutsideModel(url=order.url, model="sums@1", job=outside.job, dataset=f"coach@{event.digest[:12]}")
+    assert adopted == named, "what came of it is the next version of a policy"
 
 
 def test_what_a_provider_refuses_is_told_in_its_words_and_runs_of_a_tenant_need_a_word(
