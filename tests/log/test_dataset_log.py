@@ -17,10 +17,11 @@ from starlette.requests import Request
 
 from gateway.http.principal import set_principal
 from gateway.log.dataset_list import BuiltDatasets, DatasetsQuery
-from schemas.events import DatasetEvent, OutsideTuning
+from schemas.events import DatasetEvent, Message, OutsideTuning
 from streams.access.keys import AccessKey
 from streams.cli.root import cli
-from streams.errors import NotFoundError, RefusedError
+from streams.data.contamination.contamination_report import ALLOWED_BY, CONTAMINATION
+from streams.errors import ContaminatedError, NotFoundError, RefusedError
 from streams.improve.datasets import dataset_log, dataset_rebuild
 from streams.improve.datasets.dataset_build import DatasetOrder, build
 from streams.improve.datasets.dataset_rule import DatasetRule
@@ -28,6 +29,7 @@ from streams.kafka import admin
 from streams.kafka.history import LogHistory
 from streams.settings.model import Settings
 from streamward import DatasetCurationHostedService
+from tests.support import factories
 from tests.support.agent_server import serving, settings_of
 from tests.support.documented import HOOKS
 from tests.support.log.judged_log import judge, promoted, sent, served
@@ -256,3 +258,20 @@ def test_a_follower_that_is_killed_at_random_moments_leaves_whole_sets_and_one_e
 
 def rows_of(event: DatasetEvent) -> int:
     return event.counts["train"] + event.counts["eval"]
+
+
+def test_no_data_set_is_built_of_held_out_questions_and_who_allows_it_is_recorded(
+    settings: Settings, tmp_path: Path
+) -> None:
+    promoted(settings, *QUESTIONS)
+    messages = (Message(role="user", content=QUESTIONS[1].upper()),)
+    metadata = {"suite": "cities@1", "suite_size": "1", "suite_index": "0"}
+    sent(settings, factories.task(policy="default", purpose="eval", group_size=1, metadata=metadata, messages=messages))
+    wanted = order(tmp_path / "sets")
+    with pytest.raises(ContaminatedError, match="data set coach: contaminated: 1 of 3 rows"):
+        build(settings, wanted, LogHistory(settings))
+    assert built(settings) == [] and not (tmp_path / "sets").exists()
+    event, _ = build(settings, replace(wanted, allow_contaminated=True), LogHistory(settings))
+    assert event.metadata == {CONTAMINATION: '{"cities@1": 1}', ALLOWED_BY: "ann"}
+    again = dataset_rebuild.rebuild(settings, event, LogHistory(settings))
+    assert again.event.digest == event.digest, "the rows do not depend on who allows them"

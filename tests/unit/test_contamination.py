@@ -7,10 +7,13 @@ import random
 import unicodedata
 from collections.abc import Sequence
 from itertools import accumulate
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from schemas.events import EpisodeStart, Message, Task
+from streams.cli.root import cli
 from streams.data.contamination.contamination_report import ALLOWED_BY, CONTAMINATION, ContaminationReport, check_rows
 from streams.data.contamination.question_text import words_of
 from streams.data.contamination.row_texts import texts_of
@@ -234,3 +237,17 @@ def test_the_refusal_names_rows_questions_and_rule_and_the_event_names_who_let_t
 def test_a_question_of_two_suites_is_looked_for_once() -> None:
     questions = [SuiteQuestion(suite, 0, "Who wrote Faust?") for suite in ("a@1", "b@1")]
     assert len(SuiteIndex(questions)) == 1
+
+
+def test_up_starts_nothing_with_a_task_that_gives_a_held_out_question_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = '{{"prompt": "{}", "answer": "x", "reward_sources": ["exact"]}}\n'
+    (tmp_path / "train.jsonl").write_text("".join(map(line.format, ("Who wrote Emma?", "who wrote FAUST"))))
+    (tmp_path / "held-out.jsonl").write_text(line.format("Who wrote Faust?"))
+    command = ("--set", "policy.engine=scripted", "up", "--tasks", "train.jsonl", "--held-out", "held-out.jsonl")
+    refused = CliRunner().invoke(cli, command)
+    assert refused.exit_code == 4, refused.output
+    assert "nothing was started: contaminated: 1 of 2 rows" in refused.stderr
+    assert 'task 2: "who wrote FAUST" is question 0 of suite held-out@' in refused.stderr

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas.events import JobPrices, RewardSource, Sampling
-from streams.errors import JobRequestError, NotFoundError, RefusedError
+from streams.data.contamination.contamination_report import ALLOWED_BY
+from streams.errors import ContaminatedError, JobRequestError, NotFoundError, RefusedError
+from streams.jobs.questions import train_task
 from streams.jobs.request import JobOrder, estimate, order, read_request
-from streams.jobs.state import JobUsage
-from streams.settings.model import Batches, Jobs, Settings
+from streams.jobs.state import JobUsage, fold, place
+from streams.settings.model import Batches, Guard, Jobs, Settings
 from streams.stages.agents.runs.registration import KnownAgent
-from tests.support.factories import job_spec
+from tests.support.factories import job_event, job_spec
 
 SETTINGS = Settings(batches=Batches(groups=4))
 QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(20)]
@@ -125,3 +128,23 @@ def test_prices_and_the_budget_come_from_the_settings() -> None:
 
 def test_the_same_request_has_the_same_digest_and_another_has_another() -> None:
     assert asked().digest == asked().digest != asked(n_iterations=4).digest
+
+
+def test_a_job_on_a_held_out_question_is_refused_and_one_that_may_be_says_who_ordered_it(tmp_path: Path) -> None:
+    train = [number for number, query in enumerate(QUERIES) if place(query["query"]) >= 0.2]
+    leaked = QUERIES[train[0]]["query"]
+    (tmp_path / "held-out.jsonl").write_text(f'{{"prompt": "{leaked.upper()}", "answer": "0", "scenario": "s"}}\n')
+    (tmp_path / "suite.yaml").write_text(
+        "name: sums\nscenarios:\n  all:\n    file: held-out.jsonl\n    reward_sources: [exact]\n"
+    )
+    guarded = SETTINGS.model_copy(update={"guard": Guard(suite=tmp_path / "suite.yaml")})
+    with pytest.raises(ContaminatedError, match=rf"training_queries\[{train[0]}\].*question 0 of suite sums@"):
+        asked(guarded)
+    allowed = asked(guarded, allow_contaminated=True)
+    assert allowed.allow_contaminated and not asked().allow_contaminated
+    assert asked(allow_contaminated=False).digest == asked().digest != allowed.digest
+    event = job_event("created", spec=allowed.spec, metadata={ALLOWED_BY: "ann"})
+    state = fold(None, event)
+    assert state is not None and train_task(state, 1, 0, 0).metadata[ALLOWED_BY] == "ann"
+    plain = fold(None, job_event("created", spec=allowed.spec))
+    assert plain is not None and ALLOWED_BY not in train_task(plain, 1, 0, 0).metadata
