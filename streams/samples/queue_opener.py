@@ -44,8 +44,8 @@ class RestoredQueue(NamedTuple):
     samples: dict[str, Sample]
 
     def __str__(self) -> str:
-        others = ", ".join(f"{count} {name}" for name, count in self.event.counts.items() if count)
-        return f"queue {self.event.queue} has {self.event.samples} samples" + (f" ({others})" if others else "")
+        extras = ", ".join(f"{count} {name}" for name, count in self.event.counts.items() if count)
+        return f"queue {self.event.queue} has {self.event.samples} samples" + (f" ({extras})" if extras else "")
 
 
 class QueueOpener:
@@ -183,8 +183,8 @@ class QueueOpener:
         )
 
 
-def _deletion(event: QueueEvent, found: int) -> str:
+def _deletion(event: QueueEvent, left: int) -> str:
     return (
-        f"{event.samples} samples were {event.kind}, and the log has {found} of them: retention has deleted the rest. "
+        f"{event.samples} samples were {event.kind}, and the log has {left} of them: retention has deleted the rest. "
         "Raise topics.retention_days above the longest time that a sample waits"
     )

@@ -67,9 +67,9 @@ class SampleFold:
     def _put(self, parts: Iterable[tuple[Place, SampleEvent]]) -> None:
         fresh: dict[str, FieldPlace] = {}
         for place, event in parts:
-            for one in event.fields:
-                pieces = fresh[one.name].places if one.name in fresh else ()
-                fresh[one.name] = FieldPlace(one.encoding, one.dtype, one.shape, (*pieces, place))
+            for piece in event.fields:
+                pieces = fresh[piece.name].places if piece.name in fresh else ()
+                fresh[piece.name] = FieldPlace(piece.encoding, piece.dtype, piece.shape, (*pieces, place))
         sample = self.samples.get(event.sample_id)
         if sample is None:
             sample = self.samples[event.sample_id] = Sample(event.sample_id, event.partition, event.key)
@@ -80,8 +80,8 @@ class SampleFold:
     def starts(self, ends: Sequence[int]) -> tuple[int, ...]:
         """Return by partition the first record that a field is in; where it ends, if there is none."""
         starts = list(ends)
-        for one in (one for sample in self.samples.values() for one in sample.fields.values()):
-            for partition, offset in one.places:
+        for stored in (stored for sample in self.samples.values() for stored in sample.fields.values()):
+            for partition, offset in stored.places:
                 starts[partition] = min(starts[partition], offset)
         return tuple(starts)
 
@@ -90,6 +90,6 @@ class SampleFold:
         whole = hashlib.sha256()
         for sample_id in sorted(self.samples):
             sample = self.samples[sample_id]
-            places = sorted((name, one.places) for name, one in sample.fields.items())
+            places = sorted((name, stored.places) for name, stored in sample.fields.items())
             whole.update(repr((sample_id, sample.partition, sample.key, sample.tags, places)).encode())
         return whole.hexdigest()

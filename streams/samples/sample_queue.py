@@ -98,8 +98,8 @@ class SampleQueue:
         fields: dict[int, dict[str, tuple[Place, ...]]] = {}
         for event, place in zip(events, places, strict=True):
             of_put = fields.setdefault(event.sequence, {})
-            for one in event.fields:
-                of_put[one.name] = (*of_put.get(one.name, ()), place)
+            for piece in event.fields:
+                of_put[piece.name] = (*of_put.get(piece.name, ()), place)
         return list(fields.values())
 
     def tag(self, tags: Iterable[SamplePut]) -> None:
@@ -122,11 +122,13 @@ class SampleQueue:
                 connected=self._reader,
             )
         pieces: dict[tuple[Place, str], SampleField] = {}
-        for at, record in records.items():
+        for place, record in records.items():
             event = record.decode_placed(SampleEvent, self._topic.partitions)
             if isinstance(event, Poison):
-                raise LogError(f"{at}: no sample of queue {self.queue} ({event.error}). Is topics.prefix another one?")
-            pieces |= {((at.partition, at.offset), one.name): one for one in event.fields}
+                raise LogError(
+                    f"{place}: no sample of queue {self.queue} ({event.error}). Is topics.prefix another one?"
+                )
+            pieces |= {((place.partition, place.offset), piece.name): piece for piece in event.fields}
         return [_join([pieces[place, name] for place in of_field]) for name, of_field in fields]
 
     def _next(self) -> int:
@@ -171,8 +173,8 @@ class SampleQueue:
         """Write events, and return where they are, once they count for the next opening of the queue."""
         places: dict[int, Place] = {}
 
-        def note(number: int, at: Coordinates) -> None:
-            places[number] = (at.partition, at.offset)
+        def note(number: int, place: Coordinates) -> None:
+            places[number] = (place.partition, place.offset)
 
         for number, event in enumerate(events):
             self._producer.send(event, on_ack=partial(note, number))

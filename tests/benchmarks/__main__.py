@@ -23,6 +23,7 @@ NAMES = (
     "door",
     "engines",
     "restart",
+    "samples",
     "sampling",
     "conversations",
     "long_conversation",

@@ -11,7 +11,16 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-PYTHON = Path(__file__).parents[3] / ".venv-verl" / "bin" / "python"
+from streams.settings.model import Settings
+
+ROOT = Path(__file__).parents[3]
+PYTHON = ROOT / ".venv-verl" / "bin" / "python"
+
+
+SUITES = ("test_kv_interface_e2e.py", "test_e2e_lifecycle_consistency.py")
+"""TransferQueue's own tests of a backend, which its wheel carries; its other files are of its parts and backends."""
+REGISTERS = {"runtime_env": {"worker_process_setup_hook": "trainer.bridges.transfer_queue.register"}}
+"""Ray's job configuration with which its workers have our backend, too."""
 
 
 class NoVerl(Exception):
@@ -33,3 +42,31 @@ def step(file: Path, into: Path, numbers: dict[str, Any], scratch: Path) -> dict
         raise RuntimeError(f"verl ends with {done.returncode}: {done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def suite(name: str) -> Path:
+    """Return a file of TransferQueue's own tests. Raises NoVerl."""
+    file = next(PYTHON.parents[1].glob(f"lib/python*/site-packages/tests/e2e/{name}"), None)
+    if file is None:
+        raise NoVerl("TransferQueue in .venv-verl")
+    return file
+
+
+def queue_environment(settings: Settings, *, restore: str = "live", **others: str) -> dict[str, str]:
+    """Return the environment of a program that uses TransferQueue on this log.
+
+    Its folder is on the path by itself: TransferQueue's wheel has a package `tests`, too.
+    """
+    log = {"kafka.bootstrap": settings.kafka.bootstrap, "topics.prefix": settings.topics.prefix}
+    log["topics.policy_partitions"] = str(settings.topics.policy_partitions)
+    section = {"queue": "program", "restore": restore, "settings": log}
+    backend = {"storage_backend": "Streamward", "Streamward": section}
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(REGISTERS),
+        "TQ_TEST_BACKEND": "Streamward",
+        "QUEUE_CONFIGURATION": json.dumps({"controller": {"polling_mode": True}, "backend": backend}),
+        **others,
+    }
