@@ -55,6 +55,7 @@ ALONE = (
     "docs/gateway.md",
     "docs/improve.md",
     "docs/data.md",
+    "docs/prompts.md",
     "docs/mcp.md",
 )
 STOP = "kill $(jobs -p); wait"

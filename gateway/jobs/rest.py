@@ -62,8 +62,8 @@ RL_TRAINING: Literal["RL_TRAINING"] = "RL_TRAINING"
 FINE_TUNING: Literal["FINE_TUNING"] = "FINE_TUNING"
 PROMPT_ENGINEERING: Literal["PROMPT_ENGINEERING"] = "PROMPT_ENGINEERING"
 ONLY_THESE = (
-    "only RL_TRAINING, by rewards, FINE_TUNING, on chosen answers or preferences, and PROMPT_ENGINEERING, which searches "
-    "for a better prompt, are possible here"
+    "only RL_TRAINING, by rewards, FINE_TUNING, on chosen answers or preferences, and PROMPT_ENGINEERING, a search for "
+    "a better prompt, are possible here"
 )
 OF_TYPE: dict[str, tuple[OrderType, ...]] = {
     "training_queries": (RL_TRAINING, PROMPT_ENGINEERING),
