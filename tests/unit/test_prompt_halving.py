@@ -1,0 +1,29 @@
+"""A search among prompts asks by its answers alone, and rarely calls a prompt better that is not."""
+
+from __future__ import annotations
+
+from streams.improve.prompts.halving import Ask, SearchPlan, SearchVerdict, next_step
+from streams.improve.prompts.reflection import quotations
+from tests.benchmarks.prompt_search import BETTER, outcome
+
+
+def test_of_equal_prompts_none_is_called_better_and_a_much_better_one_is_found() -> None:
+    assert [outcome(0.0, seed, 100).winner for seed in range(20)] == [None] * 20
+    assert sum(outcome(0.4, seed, 300).winner == BETTER for seed in range(20)) >= 18
+
+
+def test_a_search_asks_only_for_what_is_not_answered_and_within_its_answers() -> None:
+    plan, answers = SearchPlan((1, 2, 3), tuple(range(50)), 60), dict[Ask, float | None]()
+    while not isinstance(step := next_step(plan, answers), SearchVerdict):
+        assert not answers.keys() & set(step)
+        answers |= {ask: None if ask.question == 0 else 0.5 for ask in step}
+    assert (step.winner, step.answers <= 60, len(answers)) == (None, True, step.answers)
+
+
+def test_a_proposal_that_quotes_a_question_is_seen() -> None:
+    questions = ["How many apples does Ann have in her basket today?", "Name a river."]
+    assert quotations("Be brief. Name a river.", questions) == []
+    assert quotations("E.g. how many APPLES does Ann have: 7.", questions) == [
+        "how many apples does ann",
+        "many apples does ann have",
+    ]
