@@ -21,6 +21,7 @@ from typing import Any
 
 from schemas.events import AdapterEvent, TrainingResult
 from streams.engines.base_model import folder_of
+from streams.kafka.admin import offsets
 from streams.kafka.node import process as broker
 from tests.strangers.described import HOME
 from tests.strangers.tinker import recipe_data
@@ -46,7 +47,7 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Of each recipe what makes it short; the last plays several turns."""
 KILLED, KILLS = "sl_loop", 5
-BETWEEN_KILLS_S = (3.0, 9.0)
+LOOK_S = 0.5
 PATIENCE_S = 900
 LAST = 15
 """Lines of a recipe's output that are shown if it fails."""
@@ -73,10 +74,14 @@ class Suite:
         """Start a recipe."""
         return self.start(url, "recipe.py", name, f"log_path={self.folder / 'runs' / name}", *RECIPES[name])
 
+    def results(self) -> int:
+        """Return how many results are in the log."""
+        return sum(end for _, end in offsets(self.settings, ["training-results"]).values())
+
     def saved_weights(self) -> list[tuple[str, dict[str, str]]]:
         """Return of each version that was saved its path in its model, and the sha256 of its files."""
         return [
-            (event.origin.path.partition("/", 9)[2] if event.origin else "", {f.path: f.sha256 for f in event.files})
+            (event.origin.path.split("/", 3)[3] if event.origin else "", {f.path: f.sha256 for f in event.files})
             for _, event in read(self.settings, AdapterEvent)
             if event.kind == "trained"
         ]
@@ -113,22 +118,23 @@ def recipes(bootstrap: str, folder: Path) -> dict[str, str]:
 
 def kills(bootstrap: str, folder: Path, seed: int = 1) -> dict[str, Any]:
     """Return whether a recipe whose server and worker are killed ends with the weights of one that is left alone."""
-    drawn, saved, states, exits = random.Random(seed), [], [], []
-    for count in (0, KILLS):
-        suite = Suite(bootstrap, folder / str(count))
+    drawn, saved, states, exits, kill_at = random.Random(seed), [], [], [], list[int]()
+    for name in ("alone", "killed"):
+        suite = Suite(bootstrap, folder / name)
         with Served(suite.settings, suite.folder) as served:
             process = suite.recipe(served.url, KILLED)
             over = threading.Event()
             reading = threading.Thread(target=_read_all, args=(process, over))
             reading.start()
-            for number in range(count):
-                if over.wait(drawn.uniform(*BETWEEN_KILLS_S)):
-                    raise AssertionError(f"the recipe ended after {number} kills; make it longer")
+            for count in kill_at:
+                while suite.results() < count and not over.wait(LOOK_S):
+                    pass
                 served.kill(PARTS[drawn.randrange(2)])
             reading.join()
             exits.append(process.wait())
             saved.append(suite.saved_weights())
             states.append(suite.states())
+            kill_at = sorted(drawn.sample(range(1, suite.results()), KILLS))
     return {
         "exits": exits,
         "versions": len(saved[0]),
