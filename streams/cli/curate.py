@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from streams.cli.runtime import AppContext, output_option, pass_call, until_stopped, user_name
+from streams.cli.runtime import AppContext, begin, output_option, pass_call, until_stopped, user_name
 
 if TYPE_CHECKING:
     from streams.improve.curation.run_case import RunCase
@@ -81,11 +81,10 @@ def curate_follow(call: AppContext, /, policy: str | None, purpose: Literal["ser
     it.
     """
     from streams.improve.curation import curator
-    from streams.kafka import admin
 
     call.working = True
     with until_stopped() as stop:
-        admin.check_topics(call.settings, patient=True)
+        begin(call, "curate", "groups and responses")
         curator.follow(call.settings, _selection(policy, purpose), stop=stop)
 
 

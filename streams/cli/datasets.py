@@ -14,6 +14,7 @@ import click
 from streams.cli.runtime import (
     AppContext,
     allow_option,
+    begin,
     output_option,
     pass_call,
     source_option,
@@ -129,12 +130,11 @@ def datasets_follow(call: AppContext, /, name: str, minimum: int, **options: Any
     SIGTERM or Ctrl-C ends it. Of several processes one builds each data set.
     """
     from streams.improve.datasets import curation_service
-    from streams.kafka import admin
 
     call.working = True
     settings = call.settings_to_write
     with until_stopped() as stop:
-        admin.check_topics(settings, patient=True)
+        begin(call, "datasets", "curation")
         curation_service.follow(settings, _order(call, name, **options), minimum, stop=stop)
 
 
