@@ -23,13 +23,17 @@ from streams.kafka.topics import topic_of
 from streams.tools.archive import history
 from tests.chaos.load import Load
 from tests.chaos.matrix import fault
-from tests.chaos.world import World
+from tests.chaos.world import TEND_EVERY_S, World
 
 DATASET = RULE = "good"
 NEW = 100
 """Newly promoted runs that make a data set, and a reason to retrain."""
-LAST_KILL = 0.8
-"""Share of the load after which nothing is killed: a process that is told to end has to have begun."""
+KILLS = 6
+AFTER_START_S = (2.0, 10.0)
+"""How long after each start it is killed; the first seconds are those in which it joins its group."""
+START_S = 120.0
+"""What a start may take."""
+HOW = "SIGKILL 2 to 10 s after each of six starts"
 RETRAIN = f"""\
 name = "{RULE}"
 policy = "default"
@@ -64,6 +68,14 @@ class ImproveWorld(World):
         self.start("curate", "follow")
         self.start("datasets", "follow", DATASET, "--new", str(NEW))
         self.start("retrain", "follow", "--rule", str(rule))
+
+    def await_start(self, name: str, number: int) -> None:
+        """Return once a process has begun to read for the `number`-th time. Raises TimeoutError."""
+        deadline = time.monotonic() + START_S
+        while self.said(name).count(f"{name} starts, reads") < number:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{name} did not start for the {number}. time within {START_S:g} s")
+            time.sleep(TEND_EVERY_S)
 
     def lag(self) -> int | None:
         """Return what waits: records, answers without a verdict, and the first data set and crossing."""
@@ -102,23 +114,26 @@ class ImproveWorld(World):
 
 
 def _kill(world: World, load: Load, draw: random.Random, name: str) -> None:
+    """Kill a process a while after each of its starts: one that is killed while it imports has done nothing."""
     assert isinstance(world, ImproveWorld)
     world.improve()
-    while load.share() < LAST_KILL:
-        time.sleep(draw.uniform(2, 6))
+    for start in range(1, KILLS + 1):
+        world.await_start(name, start)
+        time.sleep(draw.uniform(*AFTER_START_S))
         world.kill(name)
+    world.await_start(name, KILLS + 1)  # a process that is told to end has to have begun
 
 
-@fault(18, "the curator is killed", "SIGKILL every 2 to 6 s", place=ImproveWorld, **SERVED)
+@fault(18, "the curator is killed", HOW, place=ImproveWorld, **SERVED)
 def kill_curator(world: World, load: Load, draw: random.Random) -> None:
     _kill(world, load, draw, "curate")
 
 
-@fault(18, "the builder of data sets is killed", "SIGKILL every 2 to 6 s", place=ImproveWorld, **SERVED)
+@fault(18, "the builder of data sets is killed", HOW, place=ImproveWorld, **SERVED)
 def kill_dataset_builder(world: World, load: Load, draw: random.Random) -> None:
     _kill(world, load, draw, "datasets")
 
 
-@fault(18, "the controller of retraining is killed", "SIGKILL every 2 to 6 s", place=ImproveWorld, **SERVED)
+@fault(18, "the controller of retraining is killed", HOW, place=ImproveWorld, **SERVED)
 def kill_retrain(world: World, load: Load, draw: random.Random) -> None:
     _kill(world, load, draw, "retrain")
