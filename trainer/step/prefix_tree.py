@@ -79,7 +79,7 @@ class TokenRow(Protocol):
 
     @property
     def targets(self) -> Iterator[NeededToken]:
-        """What is needed, in the order of its places."""
+        """The logprobs that are needed, in the order of their places."""
         ...
 
 

@@ -4,6 +4,7 @@
     the columns of streams/arrow                       adapters + batches + groups ──► lineage
                                                        adapters, folded          ──► rollout, policy_checkpoints
                                                        jobs, folded              ──► training_jobs
+                                                       training calls, results   ──► training_runs (calls_view.py)
                                                        answers, turns, and more  ──► runs (runs_view.py)
                                                        groups + responses        ──► spans
                                                        groups, turns             ──► prompt_rewards (prompts_view.py)
@@ -30,6 +31,7 @@ from schemas.events import GroupResponse
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.archive.columns import MEMBERS, PER_TOKEN
+from streams.tools.query.calls_view import TRAINING_RUNS
 from streams.tools.query.jobs_view import TRAINING_JOBS
 from streams.tools.query.prompts_view import PROMPT_REWARDS
 from streams.tools.query.runs_view import runs_sql
@@ -287,6 +289,13 @@ JOINS = (
         KNOWN_VERSIONS + FOLDED + CHECKPOINTS,
     ),
     SqlView("training_jobs", "jobs", "one row per job: what was ordered, how far it is, and its cost", TRAINING_JOBS),
+    SqlView(
+        "training_runs",
+        "training_calls",
+        "one row per model of a training loop: its calls, steps, saved versions and cost",
+        TRAINING_RUNS,
+        ("training_results",),
+    ),
     SqlView(
         "prompt_rewards",
         "groups",

@@ -91,7 +91,7 @@ def _tenant_definitions(tenant: str) -> str:
         "adapters": own_policy,
         "rollout": own_policy,
         "policy_checkpoints": own_policy,
-        **dict.fromkeys((*OF_TENANT, "training_jobs"), f"tenant = {name}"),
+        **dict.fromkeys((*OF_TENANT, "training_jobs", "training_runs"), f"tenant = {name}"),
         **dict.fromkeys(("prompts", "prompt_rewards"), f"starts_with(prompt, {prefix})"),
         "dead_letters": f"CASE WHEN {keyed_by_policy} THEN starts_with({key}, {prefix}) "
         f"ELSE {key} IN (FROM own_tasks) END",
