@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,14 +18,17 @@ if TYPE_CHECKING:
 
 OPINIONS = {"/good": 1.0, "/bad": 0.0}
 """Commands of `chat` that rate the last answer."""
+CALL_S = 30.0
+"""Time that the worker of training calls has to finish a call when the server ends."""
 ANSWER_S = 600.0
 """Time that `chat` waits for the next piece of an answer."""
 
 
 @click.command()
 @click.option("--fleet", is_flag=True, help="Serve every policy in the log (fleet.policies), not only policy.name.")
+@click.option("--calls", is_flag=True, help="Run the worker of training calls, too (`streamward calls`).")
 @pass_call
-def serve(call: AppContext, /, fleet: bool) -> None:
+def serve(call: AppContext, /, fleet: bool, calls: bool) -> None:
     """Serve a policy to agents and record every call.
 
     It speaks OpenAI's chat completions, completions and responses, and Anthropic's messages, at serve.host and
@@ -32,11 +38,14 @@ def serve(call: AppContext, /, fleet: bool) -> None:
 
     With --fleet the model of a call names the policy, or a registered agent does: one base model, and fleet.states
     policies in memory (docs/fleet.md).
+
+    With --calls, training loops that use the Tinker API need no other process: its worker is a child, which is started
+    again if it dies (docs/tinker.md).
     """
     call.working = True
     if fleet:
         call.refuse_one_policy("serve")
-    with until_stopped() as stop:
+    with until_stopped() as stop, _worker_of_calls(call) if calls else nullcontext():
         from streams.access import core_files
         from streams.kafka import admin
 
@@ -45,6 +54,36 @@ def serve(call: AppContext, /, fleet: bool) -> None:
         with importing():
             from gateway import server
         server.run(call.settings, stop=stop, fleet=fleet)
+
+
+@contextmanager
+def _worker_of_calls(call: AppContext) -> Iterator[None]:
+    """Run `streamward calls` while the block runs; one that ends is started again after a second."""
+    from streams.processes.child import describe_exit
+    from streams.processes.signals import start_ending_with_parent
+
+    command, over = call.again("--set", "metrics.port=0", "calls"), threading.Event()  # the port is the server's
+    child = start_ending_with_parent(command, os.environ)
+
+    def tend() -> None:
+        nonlocal child
+        while not over.wait(1.0):
+            if (code := child.poll()) is not None:
+                click.echo(
+                    f"the worker of training calls ended with {describe_exit(code)}: starting it again", err=True
+                )
+                child = start_ending_with_parent(command, os.environ)
+
+    thread = threading.Thread(target=tend, name="tends-calls", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        child.terminate()
+        child.wait_at_most(CALL_S)
+        child.kill_group()
 
 
 @click.command()

@@ -27,6 +27,8 @@ from streams.kafka.history import LogHistory
 from streams.kafka.producer import Producer
 from streams.settings.load import to_env
 from streams.settings.model import Calls, Model, Settings
+from tests.chaos import training_client
+from tests.chaos.proxy import free_ports
 from tests.support.models.tiny_log import settings_in
 from tests.support.processes import read
 from tests.support.training_calls import MODEL, SESSION, begin_session, create_model, numbered, sample
@@ -208,3 +210,19 @@ def test_saved_weights_are_made_again_from_the_calls_alone(settings: Settings, t
         planned = retrain.plan(settings, policy, None, LogHistory(settings))
         made = list(retrain.run(planned, settings, LogHistory(settings)))
         assert [(version.version, version.equal) for version in made] == [(n + 1, True) for n in range(versions)]
+
+
+def test_one_command_serves_a_training_loop_and_does_its_work(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_client, "STEPS", 1)
+    served = settings.model_copy(update={"serve": settings.serve.model_copy(update={"port": free_ports(1)[0]})})
+    served = served.model_copy(update={"policy": served.policy.model_copy(update={"engine": "scripted"})})
+    command = [sys.executable, "-m", "streamward", "serve", "--calls"]
+    with subprocess.Popen(command, env=os.environ | to_env(served)) as server:
+        try:
+            url, base = served.serve.url.removesuffix("/v1"), served.model.base
+            training_client.TrainingClient(url, tmp_path / "journal", base, 1).run()
+        finally:
+            server.terminate()
+    assert len(results(settings)) == 9 and {event.error for event in results(settings).values()} == {None}

@@ -34,7 +34,7 @@ from trainer.step.model import pin
 from trainer.step.recipe import RecipeDifference, in_files, in_recipe
 
 
-class ModelCalls:
+class RecordedCalls:
     """The calls of one model and their results, as a history has them."""
 
     def __init__(self, settings: Settings, model: str, history: History, scratch: Path) -> None:
@@ -106,7 +106,7 @@ class CalledReproduction:
         self._setup = RecordedSetup(settings, changed)
         self._model: CalledModel | None = None
         self._state: CalledState | None = None
-        self._calls: ModelCalls | None = None
+        self._calls: RecordedCalls | None = None
         self._place = -1
         self._recipe_differences: dict[str, RecipeDifference] = {}
 
@@ -146,7 +146,7 @@ class CalledReproduction:
 
     def _begin(
         self, event: AdapterEvent, origin: CallOrigin, scratch: Path
-    ) -> tuple[CalledModel, ModelCalls, dict[str, str]]:
+    ) -> tuple[CalledModel, RecordedCalls, dict[str, str]]:
         """Return the model as recorded, its calls, and the recipe here."""
         used, threads = self._setup.settings_of(event)
         used = used.model_copy(update={"trainer": used.trainer.model_copy(update={"threads": threads})})
@@ -155,10 +155,10 @@ class CalledReproduction:
             self._base = self._setup.base(used, event)
             self._model = CalledModel(used, self._base)
             self._place = -1
-        calls = ModelCalls(self._settings, origin.model, self._history, scratch)
+        calls = RecordedCalls(self._settings, origin.model, self._history, scratch)
         return self._model, calls, call_recipe(used, self._base)
 
-    def _repeat(self, model: CalledModel, calls: ModelCalls, end: int) -> None:
+    def _repeat(self, model: CalledModel, calls: RecordedCalls, end: int) -> None:
         """Repeat the calls after the last one that was repeated, up to and without the one at `end`."""
         for call in calls.calls_of(self._place + 1, end):
             place = place_of(call)
