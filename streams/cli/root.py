@@ -18,7 +18,6 @@ from streams.cli.archive import archive
 from streams.cli.ask import ask, reward
 from streams.cli.audit import audit
 from streams.cli.broker import broker
-from streams.cli.calls import calls
 from streams.cli.capacity import capacity
 from streams.cli.curate import curate
 from streams.cli.dashboards import dashboards
@@ -56,6 +55,7 @@ from streams.cli.streams import streams
 from streams.cli.tasks import tasks
 from streams.cli.topics import topics
 from streams.cli.train import train
+from streams.cli.training_calls import calls
 from streams.cli.tune import tune
 from streams.cli.up import up
 from streams.processes.signals import WITH_PARENT, end_with_parent
