@@ -159,7 +159,7 @@ def main() -> int:
             now[name] = {"walk": walk, "recipes": recipes, "kills": kills}[name](node.bootstrap, Path(temporary) / name)
             print(json.dumps({name: now[name]}, indent=2), flush=True)
     if "--write" in sys.argv[1:]:
-        FINDINGS.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
+        FINDINGS.write_text(json.dumps(now, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         return 0
     return int(now != before)
 
