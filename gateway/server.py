@@ -22,8 +22,8 @@ from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
 
 from gateway.agents.agent_runs import AgentRuns
-from gateway.agents.call_prompts import without_prompts
 from gateway.agents.feedback import FeedbackBox
+from gateway.agents.named_prompts import without_prompts
 from gateway.agents.protocols import AgentProtocols
 from gateway.http.application import Application
 from gateway.http.connection import OpenConnections

@@ -178,7 +178,7 @@ class PolicyTrainer:
         if state.version not in self._announced:
             record = self._record_of(state)
             trace = None if record is None else trace_context.of_headers(record.headers)
-            self._announce(path, state, self._recorded(record), trace)
+            self._announce(path, state, self._recorded_permission(record), trace)
 
     def batches_before(self, end: int) -> Iterator[Record]:
         """Yield the records of `batches` from our next batch on, below `end`, as far as retention has left them."""
@@ -271,7 +271,7 @@ class PolicyTrainer:
             return None
         return fetch(self._settings, [coordinates], outage=self._io.outage)[coordinates]
 
-    def _recorded(self, record: Record | None) -> Mapping[str, str]:
+    def _recorded_permission(self, record: Record | None) -> Mapping[str, str]:
         """Return what `trained` records of a batch whose step was taken before this process began."""
         batch = None if record is None else record.decode(Batch)
         if not isinstance(batch, Batch) or self._io.check is check_nothing:

@@ -25,8 +25,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 
 from gateway.agents import anthropic, chat, completions, responses
-from gateway.agents.call_prompts import with_prompt, without_prompts
 from gateway.agents.caller import AGENT_ID, CALL_KEY, CALLS, MESSAGES, FindsAgents, read_model_call
+from gateway.agents.named_prompts import with_prompt, without_prompts
 from gateway.agents.protocol_answers import (
     ChatCompletion,
     MessagesModelCard,

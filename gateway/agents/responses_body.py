@@ -18,7 +18,7 @@ from gateway.agents.answer_forms import (
     SchemaFormat,
     TextFormat,
 )
-from gateway.agents.call_prompts import PromptParameter
+from gateway.agents.named_prompts import PromptParameter
 from gateway.agents.parameters import (
     ADDRESS,
     FOLLOWS_CHOICE,

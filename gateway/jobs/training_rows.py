@@ -27,7 +27,7 @@ from streams.data.cleaning.data_rows import UnreadableRow, read_rows
 from streams.data.cleaning.steps import CONTAMINATION, DEFAULT, DataRow
 from streams.data.contamination.known_suites import expectations_of, of_files
 from streams.data.contamination.suite_index import SuiteIndex
-from streams.data.synthesis import generated
+from streams.data.synthesis.synthetic_rows import rows_of
 from streams.errors import CallError, EventError, NotFoundError, SettingsError
 from streams.jobs import training_files
 from streams.kafka import times
@@ -175,7 +175,7 @@ class TrainingRows:
             family=body.generator, count=body.count, seed=body.seed, purpose="train", policy="-", options=body.options
         )
         try:
-            cleaned = cleaning.clean(generated(spec), ())
+            cleaned = cleaning.clean(rows_of(spec), ())
         except (SettingsError, NotFoundError, EventError) as exc:
             raise CallError("invalid", str(exc), "generator") from exc
         return self._answer(request, cleaned, ())

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from gateway.http.body import Answer
 
 
-class HealthAnswer(Answer):
+class ApiHealth(Answer):
     """The server answers."""
 
     status: Literal["ok"]
@@ -86,7 +86,7 @@ class PendingAnswer(Answer):
     queue_state_reason: str | None = None
 
 
-class Completion(Answer):
+class EndedRequest(Answer):
     """A request that has ended."""
 
     state: Literal["finished", "failed"]
@@ -96,7 +96,7 @@ class Completion(Answer):
 class CompletionsAnswer(Answer):
     """The requests that have ended since a place, and the place from which to ask on."""
 
-    completions: list[Completion]
+    completions: list[EndedRequest]
     cursor: int
 
 

@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from gateway.http.errors import apart, json_response
 from gateway.http.route import TINKER
-from gateway.tinker.api_answers import Completion, CompletionsAnswer, PendingAnswer
+from gateway.tinker.api_answers import CompletionsAnswer, EndedRequest, PendingAnswer
 from gateway.tinker.bodies import FutureBody, FuturesBody
 from gateway.tinker.call_log import CallLog, OpenCalls
 from gateway.tinker.call_results import json_of, result_response
@@ -105,14 +105,14 @@ def has_more(sampler: str, cursor: int, state: CallState) -> bool:
     return len(state.samplers[sampler].ended) > cursor
 
 
-def completions_of(log: CallLog, sampler: str, client: int, cursor: int) -> tuple[list[Completion], int]:
+def completions_of(log: CallLog, sampler: str, client: int, cursor: int) -> tuple[list[EndedRequest], int]:
     """Return the calls of a client of a sampling session that ended after a cursor, and the next cursor."""
     with log.state() as state:
         results = state.samplers[sampler].ended
         newer = results[cursor:]
         ended = [(call_id, state.results[call_id].error is not None) for call_id in newer]
     own = [
-        Completion(state="failed" if failed else "finished", request_id=call_id)
+        EndedRequest(state="failed" if failed else "finished", request_id=call_id)
         for call_id, failed in ended
         if int(call_id.rpartition(":")[2]) // CLIENT_IDS == client
     ]

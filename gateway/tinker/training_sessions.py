@@ -17,10 +17,10 @@ from starlette.responses import Response
 from gateway.http.route import TINKER
 from gateway.tinker.api_answers import (
     AcceptedAnswer,
+    ApiHealth,
     CapabilitiesAnswer,
     ConfigAnswer,
     DynamicConfigAnswer,
-    HealthAnswer,
     HeartbeatAnswer,
     SessionAnswer,
     SessionCreated,
@@ -49,9 +49,9 @@ class TinkerService:
         self._settings, self._calls = settings, calls
 
     @TINKER.get("/healthz", may=None, refuses=())
-    async def tinker_health(self) -> HealthAnswer:
+    async def tinker_health(self) -> ApiHealth:
         """Say that the server answers."""
-        return HealthAnswer(status="ok")
+        return ApiHealth(status="ok")
 
     @TINKER.post("/client/config", may="training.call", refuses=())
     async def tinker_config(self, body: ConfigBody) -> ConfigAnswer:

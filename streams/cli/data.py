@@ -89,7 +89,7 @@ def data_check(
     from streams.data.cleaning.check import check
     from streams.data.contamination.known_suites import expectations_of
 
-    checked = check(_rows(files, split), _held_out(call, suites), expectations_of(call.settings, suites))
+    checked = check(_rows(files, split), _suite_index(call, suites), expectations_of(call.settings, suites))
     if output == "jsonl":
         print(show.json_line(checked.plain()))
     else:
@@ -175,9 +175,9 @@ def data_synthesize(
     Each row says where it comes from. Of what a model answers, the policy at `streamward serve` included, only that is
     kept which the scorer gives 1, against the answer in FILE. A generator's held-out questions are never drawn.
     """
-    from streams.data import synthesis
     from streams.data.cleaning.clean import clean
     from streams.data.cleaning.data_rows import DataSource, digest_of
+    from streams.data.synthesis import synthetic_rows
 
     if (questions is None) == (generator is None):
         raise click.UsageError("give either FILE or --generator")
@@ -186,7 +186,7 @@ def data_synthesize(
 
         options = json_object(in_json, "--options")
         spec = TaskSpec(family=generator, count=count, seed=seed, purpose="train", policy="-", options=options)
-        cleaned = clean(synthesis.generated(spec), ())
+        cleaned = clean(synthetic_rows.rows_of(spec), ())
         sources = [DataSource(f"{generator}, seed {seed}", "", count)]
     elif questions is not None:
         from streams.scorers import named_sources
@@ -197,10 +197,10 @@ def data_synthesize(
             raise SettingsError(
                 "no model is named: give --model-url and --model, or set scoring.judge_url and judge_model"
             )
-        asked = synthesis.AnswerModel(str(url).rstrip("/"), name, os.environ.get(key_env))
+        asked = synthetic_rows.AnswerModel(str(url).rstrip("/"), name, os.environ.get(key_env))
         (source,) = named_sources([scorer])
         origin = {"model": name, "url": asked.url}
-        cleaned = synthesis.answered(_rows([questions], None), asked.ask, origin, source, scoring)
+        cleaned = synthetic_rows.answer_questions(_rows([questions], None), asked.ask, origin, source, scoring)
         sources = [DataSource(questions.name, digest_of(questions), len(cleaned.fates))]
     _finish(cleaned, sources, (), folder, output)
 
@@ -221,7 +221,7 @@ def _write(
     steps = cleaning.read_steps(ordered)
     counts: list[DataSource] = []
 
-    def counted() -> Iterator[DataRow | UnreadableRow]:
+    def count_rows() -> Iterator[DataRow | UnreadableRow]:
         for path in files:
             number = 0
             for row in _rows([path], split):
@@ -229,7 +229,7 @@ def _write(
                 yield row
             counts.append(DataSource(path.name, digest_of(path), number))
 
-    _finish(cleaning.clean(counted(), steps, _held_out(call, suites)), counts, steps, folder, output)
+    _finish(cleaning.clean(count_rows(), steps, _suite_index(call, suites)), counts, steps, folder, output)
 
 
 def _finish(
@@ -261,7 +261,7 @@ def _rows(files: Sequence[Path], split: str | None) -> Iterator[DataRow | Unread
         yield from read_source(path, split)
 
 
-def _held_out(call: AppContext, files: Sequence[Path]) -> SuiteIndex | None:
+def _suite_index(call: AppContext, files: Sequence[Path]) -> SuiteIndex | None:
     from streams.data.contamination.known_suites import of_files
     from streams.data.contamination.suite_index import SuiteIndex
 

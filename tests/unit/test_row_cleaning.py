@@ -27,7 +27,7 @@ from streams.data.cleaning.data_rows import LONGEST_ROW, UnreadableRow, read_row
 from streams.data.cleaning.steps import DEFAULT, STEPS, DataRow
 from streams.data.contamination.suite_index import SuiteIndex, SuiteQuestion
 from streams.data.row_shapes import ANSWERS, question_of, shape_of
-from streams.data.synthesis import answered
+from streams.data.synthesis.synthetic_rows import answer_questions
 from streams.errors import SettingsError
 from streams.scorers.personal_data import find, redact
 from streams.settings.model import Adapters, Scoring, Settings
@@ -365,7 +365,7 @@ def test_of_what_a_model_answers_only_what_a_scorer_verifies_is_kept() -> None:
     )
     replies = iter(["11", "three"])
     origin = {"model": "m", "url": "http://127.0.0.1/v1"}
-    made = answered(rows, lambda _: next(replies), origin, RewardSource(name="exact"), Scoring())
+    made = answer_questions(rows, lambda _: next(replies), origin, RewardSource(name="exact"), Scoring())
     assert made.counts == {"read": 3, "kept": 1, "changed": 0, "dropped": 2}
     assert made.rows[0].fields["origin"] == {"by": "model", **origin, "scorer": "exact"}
     assert [fate.dropped for fate in made.fates[1:]] == [

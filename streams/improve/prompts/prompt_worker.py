@@ -28,7 +28,7 @@ from streams.improve.prompts import reflection
 from streams.improve.prompts.halving import Ask, SearchPlan, SearchVerdict, next_step
 from streams.improve.prompts.reflection import AnsweredQuestion, ReflectionPlan, SearchEnded, request_digest
 from streams.improve.prompts.reflector import reflector_of
-from streams.improve.prompts.search_tasks import AnswerReader, SearchTasks, paid, texts_of
+from streams.improve.prompts.search_tasks import AnswerReader, SearchTasks, texts_of, tokens_paid
 from streams.jobs.job_log import JobLog
 from streams.jobs.job_reducer import over_budget
 from streams.jobs.state import BUDGET_EXCEEDED, JobState, JobUsage, place
@@ -207,7 +207,7 @@ class RunningSearch:
         )
         text = reflection.search(plan, partial(self._evaluate, seed), self._ask_reflector, lambda: len(self._asked))
         best = self._create(seed, text)
-        return self._picked(seed, best, validation)
+        return self._verdict_on(seed, best, validation)
 
     def _evaluate(self, seed: PromptVersion, text: str, questions: Sequence[int]) -> list[AnsweredQuestion]:
         version = self._create(seed, text)
@@ -259,7 +259,7 @@ class RunningSearch:
             )
         return prompts.state(search.prompt).reflections[digest].text
 
-    def _picked(self, seed: PromptVersion, best: PromptVersion, questions: Sequence[int]) -> SearchVerdict:
+    def _verdict_on(self, seed: PromptVersion, best: PromptVersion, questions: Sequence[int]) -> SearchVerdict:
         """Return the verdict on the version that earned most on the validation questions."""
         asks = [Ask(version.number, number) for version in (seed, best) for number in questions]
         self.ask(asks)
@@ -357,7 +357,7 @@ class RunningSearch:
         return version
 
     def _usage(self) -> JobUsage:
-        read, sampled = paid(self._reader.answers.values(), self._job.job_id)
+        read, sampled = tokens_paid(self._reader.answers.values(), self._job.job_id)
         reflections = self._worker.prompts.state(self._search.prompt).reflections.values()
         if self._search.method == "reflection":
             read += sum(one.prompt_tokens for one in reflections)

@@ -100,7 +100,7 @@ class AnswerReader:
         for record in self._reader.poll(timeout_s=timeout_s):
             group = record.decode(AdvantagedGroup)
             if not isinstance(group, Poison) and group.policy == self._policy and group.prompt_version is not None:
-                self.answers.setdefault(group.task_id, scored(group))
+                self.answers.setdefault(group.task_id, score_of(group))
         return self._reader.position[self._place] >= self._end
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ def texts_of(settings: Settings, answers: Iterable[ScoredAnswer]) -> list[str]:
     return texts
 
 
-def scored(group: AdvantagedGroup) -> ScoredAnswer:
+def score_of(group: AdvantagedGroup) -> ScoredAnswer:
     """Return what a group says of its task."""
     wrote = sum(response.loss_tokens for response in group.responses)
     read = sum(
@@ -159,7 +159,7 @@ class SearchTasks:
         return {ask: answers[task.task_id].reward for ask, task in self._made.items() if task.task_id in answers}
 
 
-def paid(answers: Iterable[ScoredAnswer], job_id: str) -> tuple[int, int]:
+def tokens_paid(answers: Iterable[ScoredAnswer], job_id: str) -> tuple[int, int]:
     """Return the tokens that a job paid for: read, and sampled."""
     own = [answer for answer in answers if answer.job_id == job_id]
     return sum(answer.prompt_tokens for answer in own), sum(answer.sampled_tokens for answer in own)

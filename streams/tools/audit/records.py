@@ -191,13 +191,13 @@ def _response(record: Record, response: Response) -> ResponseFact:
         shared=0 if failed else _shared_digest(*where, drawn.temperature + 0.0, drawn.top_p, *prompted),  # not -0.0
         head=head,
         tokens=tokens,
-        counted=_counted(response),
+        counted=_token_counts(response),
         calls=response.steps,
         turns=tuple((turn.number, turn.end - turn.start, turn.observation) for turn in response.turns),
     )
 
 
-def _counted(response: Response) -> tuple[int, int]:
+def _token_counts(response: Response) -> tuple[int, int]:
     """Return how many tokens a response has, and how many the policy wrote: an outside model's are counted by it."""
     if response.engine == OUTSIDE_ENGINE:
         return response.completion_tokens, 0

@@ -37,7 +37,7 @@ Ask = Callable[[list[dict[str, Any]]], str]
 """Messages to a text. Raises ProviderError."""
 
 
-def generated(spec: TaskSpec) -> Iterator[DataRow]:
+def rows_of(spec: TaskSpec) -> Iterator[DataRow]:
     """Yield rows of a generator, each with the answer that it verifies by.
 
     Raises as `generators.generate`, and SettingsError for one without an answer in words.
@@ -80,7 +80,7 @@ class AnswerModel(NamedTuple):
         return str(text or "")
 
 
-def answered(
+def answer_questions(
     rows: Iterable[DataRow | UnreadableRow], ask: Ask, origin: Mapping[str, Any], scorer: RewardSource, scoring: Scoring
 ) -> CleanedRows:
     """Return the rows with the answers of a model that the scorer gives 1, and the fate of each.
