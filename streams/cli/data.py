@@ -82,8 +82,8 @@ def data_check(
     """Print what is wrong with rows, and what is worth knowing.
 
     FILE is JSON lines, CSV, Parquet, or the folder of a data set. Rows of a chat, preferences, verl, instructions and
-    questions are told by their columns; faults of a chat have the names of OpenAI's cookbook. Exit code 4 if something
-    is wrong: training on these rows would fail, or be worthless.
+    questions are recognised by their columns; faults of a chat have the names of OpenAI's cookbook. Exit code 4 if
+    something is wrong: training on these rows would fail, or be worthless.
     """
     from streams import output as show
     from streams.data.cleaning.check import check
@@ -117,10 +117,10 @@ def data_check(
 @output_option
 @pass_call
 def data_ingest(call: AppContext, /, steps: Sequence[str], **options: Any) -> None:
-    """Write the rows of files as JSON lines, with the fate of each row and a manifest.
+    """Write the rows of files as JSON lines.
 
-    A row that cannot be read is left out, and the manifest counts it. Without --step every other row is kept as it is.
-    The same files under the same steps give the same bytes.
+    The fate of each row and a manifest are written with them. A row that cannot be read is left out, and the manifest
+    counts it. Without --step every other row is kept as it is. The same files under the same steps give the same bytes.
     """
     _write(call, steps, **options)
 
@@ -131,10 +131,11 @@ def data_ingest(call: AppContext, /, steps: Sequence[str], **options: Any) -> No
 @output_option
 @pass_call
 def data_clean(call: AppContext, /, steps: Sequence[str], **options: Any) -> None:
-    """Write the rows that are good enough, with the fate of each row and a manifest.
+    """Write the rows that are good enough.
 
-    Steps without --step: normalise, schema, drop_empty, length, personal_data, duplicates, near_duplicates, and
-    contamination if a suite is known. The step language has to be named with its scripts.
+    The fate of each row and a manifest are written with them. Steps without --step: normalise, schema, drop_empty,
+    length, personal_data, duplicates, near_duplicates, and contamination if a suite is known. The step language has to
+    be named with its scripts.
     """
     from streams.data.cleaning.steps import CONTAMINATION, DEFAULT
 
@@ -170,7 +171,7 @@ def data_synthesize(
     folder: Path,
     output: Output,
 ) -> None:
-    """Make rows to tune on: a generator's, or a model's answers to the questions in FILE.
+    """Make rows to tune on, by a generator or a model.
 
     Each row says where it comes from. Of what a model answers, the policy at `streamward serve` included, only that is
     kept which the scorer gives 1, against the answer in FILE. A generator's held-out questions are never drawn.

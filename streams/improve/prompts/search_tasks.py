@@ -14,9 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import NamedTuple
 
+from schemas import json_text
 from schemas.conventions import has_scores
 from schemas.events import AdvantagedGroup, Coordinates, Message, PromptUse, Response, Sampling, Task, derive_id
 from schemas.serde import Poison
+from streams.errors import EventError
 from streams.improve.prompts.halving import Ask
 from streams.jobs.state import JobState
 from streams.kafka.admin import offsets
@@ -45,9 +47,12 @@ class ScoredAnswer(NamedTuple):
 
 
 def prompt_of(version: PromptVersion, job: JobState) -> PromptUse:
-    """Return a version with the values of a search. Raises EventError if its variables have none."""
+    """Return a version with the values of a search. Raises EventError if there are none that can be read."""
     search = job.spec.search
-    values = json.loads(search.values) if search is not None else {}
+    try:
+        values = json_text.parse(search.values) if search is not None else {}
+    except ValueError as exc:
+        raise EventError(f"job {job.job_id}: the values of its search cannot be read: {exc}") from exc
     return use(version, PromptReference(version.name, version=version.number), values)
 
 
