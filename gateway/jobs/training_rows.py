@@ -73,7 +73,7 @@ class FindingAnswer(Answer):
 
 
 class CheckedRowsAnswer(Answer):
-    """What was found in rows."""
+    """The findings of a check of rows."""
 
     object: Literal["data_check"]
     rows: int

@@ -1,4 +1,4 @@
-"""/mcp on the server of agents: our MCP server, behind the same door as every route.
+"""/mcp on the server of agents: our MCP server, reached through the same door as every route.
 
     /mcp, /mcp/policy, /mcp/scoring, /mcp/control ──► made for the first request ──► the SDK's transport ──► ToolBox
     its tools ──► the whole server again, in memory, with the caller's key

@@ -133,8 +133,8 @@ class TenantCalls:
     def line(self, model_id: str, seq_id: int) -> Iterator[TrainingRun]:
         """Yield a model for a call with this number of it.
 
-        If the call is refused, a call without an effect has its number: the SDK goes on with the next one, and calls of
-        a model wait for those before them. Raises as `model`.
+        If the call is refused, a call without an effect has its number: the SDK continues with the next one, and calls
+        of a model wait for those before them. Raises as `model`.
         """
         model = self.model(model_id)
         try:

@@ -40,7 +40,7 @@ def _source_options(command: F) -> F:
             type=click.Path(path_type=Path, dir_okay=False),
             multiple=True,
             metavar="FILE",
-            help="Suite whose questions must not be in the rows, besides guard.suite. May be repeated.",
+            help="Suite whose questions must not be in the rows, in addition to guard.suite. May be repeated.",
         ),
         click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE..."),
     ):

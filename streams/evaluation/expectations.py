@@ -22,7 +22,7 @@ Bounds = tuple[float, float]
 
 
 class Expectation(BaseModel):
-    """Of one column. What is not named is not looked at."""
+    """Of one column; None: nothing is expected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 

@@ -148,7 +148,7 @@ class JobState:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Reasons, by id of an event that changed nothing."""
     contamination_allowed_by: str | None = None
-    """Who lets it train on questions that a suite holds out."""
+    """The user who lets it train on questions that a suite holds out."""
 
     @property
     def has_ended(self) -> bool:

@@ -370,7 +370,7 @@ def fetch(
 ) -> dict[Coordinates, Record]:
     """Return the records at these coordinates. Raises LogError, naming those that are gone; otherwise as `read`.
 
-    Who fetches often has a reader `connected`: connecting takes longer than a few records.
+    Fetch often through a reader that is `connected`: connecting takes longer than a few records.
     """
     by_partition: dict[TopicPartition, set[int]] = {}
     for place in places:

@@ -41,7 +41,7 @@ class NewVersion(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptText:
-    """What is to be a version of a prompt."""
+    """A version of a prompt to write."""
 
     prompt: str
     messages: tuple[Message, ...]

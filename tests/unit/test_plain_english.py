@@ -20,11 +20,11 @@ GENERATED = ("docs/cli.md", "docs/metrics.md", "docs/protocols.md", "helm/README
 """Pages that are made of texts in the code: help texts, docstrings, comments on values."""
 CEILINGS: dict[Kind, int] = {
     "page": 31,
-    "header": 96,
-    "docstring": 210,
+    "header": 94,
+    "docstring": 209,
     "help": 0,
     "setting": 0,
-    "message": 36,
+    "message": 33,
 }
 PAGES = [page for page in page_texts() if page.path not in GENERATED]
 

@@ -59,7 +59,7 @@ def _verified_answer(task: Task) -> str | None:
 
 
 class AnswerModel(NamedTuple):
-    """A model behind OpenAI's chat completions: another one, the judge's, or the policy at `streamward serve`."""
+    """A model that answers OpenAI's chat completions: another one, the judge's, or the policy at `streamward serve`."""
 
     url: str
     """Ends with /v1."""

@@ -3,15 +3,15 @@
     versions: the one in use, and candidates ──► stages: half of the candidates leave by their mean ──► one against it
     answers so far ──► next_step ──► questions to ask, or the verdict
 
-Two things are kept apart. Which candidate goes on is a matter of ranks (sequential halving, Karnin, Koren and Somekh,
+Two things are kept apart. Which candidate stays is a matter of ranks (sequential halving, Karnin, Koren and Somekh,
 ICML 2013), and no claim is made about the others. Whether it is better than the version in use is decided by the
 e-value of their differences on the questions that both have answered, which may be looked at after each: the last
 candidate is called better once it passes (candidates) / alpha. So the version in use is replaced by one that is not
-better with a probability of at most alpha, whoever was dropped on the way.
+better with a probability of at most alpha, whichever were dropped on the way.
 
 A function of the answers alone: a process that was killed reads them again and asks what is missing.
 
-Not promised: that the best candidate is the one that goes on. docs/prompts.md has the simulated figures.
+Not promised: that the best candidate is the one that stays. docs/prompts.md has the simulated figures.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """What is compared, on what, and for how many answers."""
+    """Versions to compare, the questions, and the most answers."""
 
     versions: tuple[int, ...]
     """The one in use first."""

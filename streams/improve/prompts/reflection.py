@@ -7,7 +7,7 @@
 gepa keeps its state in memory: no folder, no pickle. With one seed it makes the same calls in the same order, and each
 of them is in the log: an answer by its task's id, a reflection by the digest of its request. So a search that was
 killed is run again from its beginning, pays for nothing a second time, and continues where there is no answer yet.
-What was paid is counted here, not by gepa. Three sets of questions: reflections are made on one, candidates are picked
+Answers are counted here, not by gepa. Three sets of questions: reflections are made on one, candidates are picked
 on the second, and the figures are those of the third, which no candidate has seen.
 
 Only the system message is searched for. Measured with gepa 0.1.4; extra `prompts`.
@@ -30,12 +30,12 @@ WORDS = re.compile(r"\w+")
 
 
 class SearchEnded(BaseException):
-    """The search is not continued now. No Exception: gepa goes on after those of a reflection."""
+    """The search is not continued now. No Exception: gepa continues after those of a reflection."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReflectionPlan:
-    """What is searched for, on which questions."""
+    """A search: its beginning, its questions, and its limits."""
 
     text: str
     """That it begins with."""
@@ -152,7 +152,7 @@ class _NewText:
 
 
 class _Idle:
-    """Stops a search that proposes nothing new: it would go on for ever without paying for an answer."""
+    """Stops a search that proposes nothing new: it would never end without paying for an answer."""
 
     def __init__(self) -> None:
         self._calls = 0

@@ -3,7 +3,7 @@
     put ["3@prompts", "4@prompts"], [tensor, tensor] ──► samples q/1.3 and q/1.4, acknowledged ──► where each field is
     get, with what put returned (the controller keeps it) ──► the records at these places ──► values
 
-Not covered: data that stays on a GPU. What is put is copied to the host, and comes back there.
+Not covered: data that stays on a GPU. It is copied to the host, and comes back there.
 """
 
 from __future__ import annotations
