@@ -1742,7 +1742,7 @@ class ChatTool(TypedDict):
 
 class CheckedRowsAnswer(TypedDict):
     """
-    What was found in rows.
+    The findings of a check of rows.
     """
 
     object: Literal["data_check"]

@@ -358,7 +358,7 @@ export type ChatTool = {
 };
 
 /**
- * What was found in rows.
+ * The findings of a check of rows.
  */
 export type CheckedRowsAnswer = {
     object: 'data_check';
