@@ -30,6 +30,9 @@ FEEDBACK_VERSION = "feedback/1"
 FAILED_TOOLS = "failed_tools"
 """Metadata of a turn: the ids of the calls whose results its client sent as failed, a JSON array."""
 
+CONTAMINATION_ALLOWED_BY = "contamination_allowed_by"
+"""Metadata of a job and of its tasks, a version or a data set: who let it train on questions that a suite holds out."""
+
 UNCHANGED = "unchanged"
 """The metric of a `trained` event that is 1 if the version answers as its parent does: none of its weights changed."""
 

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import AdapterEvent, JobEvent, derive_id
 from schemas.serde import EncodeError, Poison
-from streams.data.contamination.contamination_report import ALLOWED_BY
 from streams.errors import EventError, JobRequestError, NotFoundError, RefusedError
 from streams.jobs import spending
 from streams.jobs.all_jobs import AllJobs
@@ -132,7 +132,7 @@ class JobLog(FollowedTopic):
                 event_id=derive_id(job_id, "created"),
                 job_id=job_id,
                 created_at=times.now_ms(),
-                metadata={**order.metadata, **({ALLOWED_BY: actor} if order.allow_contaminated else {})},
+                metadata={**order.metadata, **({CONTAMINATION_ALLOWED_BY: actor} if order.allow_contaminated else {})},
                 kind="created",
                 sequence=0,
                 policy=order.policy,

@@ -13,8 +13,8 @@ import hashlib
 from dataclasses import replace
 from functools import lru_cache
 
+from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import AdvantagedGroup, Message, Sampling, Task, derive_id
-from streams.data.contamination.contamination_report import ALLOWED_BY
 from streams.evaluation.suite import JOB_SUITE, Suite
 from streams.jobs.state import JobState
 
@@ -88,7 +88,7 @@ def _task(state: JobState, number: int) -> Task:
 
 
 def _allowance(state: JobState) -> dict[str, str]:
-    return {} if state.contamination_allowed_by is None else {ALLOWED_BY: state.contamination_allowed_by}
+    return {} if state.contamination_allowed_by is None else {CONTAMINATION_ALLOWED_BY: state.contamination_allowed_by}
 
 
 def _question_number(state: JobState, iteration: int, draw: int) -> int:

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import JobEvent, JobKind, JobPrices, JobQuestion, JobSpec
-from streams.data.contamination.contamination_report import ALLOWED_BY
 
 JobStatus = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
 BUDGET_EXCEEDED = "BUDGET_EXCEEDED"
@@ -226,7 +226,7 @@ def _create(event: JobEvent, spec: JobSpec) -> JobState:
         asks_since=event.created_at,
         reason=event.reason,
         effective={event.event_id: event.kind},
-        contamination_allowed_by=event.metadata.get(ALLOWED_BY),
+        contamination_allowed_by=event.metadata.get(CONTAMINATION_ALLOWED_BY),
     )
 
 

@@ -17,10 +17,11 @@ from starlette.requests import Request
 
 from gateway.http.principal import set_principal
 from gateway.log.dataset_list import BuiltDatasets, DatasetsQuery
+from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import DatasetEvent, Message, OutsideTuning
 from streams.access.keys import AccessKey
 from streams.cli.root import cli
-from streams.data.contamination.contamination_report import ALLOWED_BY, CONTAMINATION
+from streams.data.contamination.contamination_report import CONTAMINATION
 from streams.errors import ContaminatedError, NotFoundError, RefusedError
 from streams.improve.datasets import dataset_log, dataset_rebuild
 from streams.improve.datasets.dataset_build import DatasetOrder, build
@@ -272,6 +273,6 @@ def test_no_data_set_is_built_of_held_out_questions_and_who_allows_it_is_recorde
         build(settings, wanted, LogHistory(settings))
     assert built(settings) == [] and not (tmp_path / "sets").exists()
     event, _ = build(settings, replace(wanted, allow_contaminated=True), LogHistory(settings))
-    assert event.metadata == {CONTAMINATION: '{"cities@1": 1}', ALLOWED_BY: "ann"}
+    assert event.metadata == {CONTAMINATION: '{"cities@1": 1}', CONTAMINATION_ALLOWED_BY: "ann"}
     again = dataset_rebuild.rebuild(settings, event, LogHistory(settings))
     assert again.event.digest == event.digest, "the rows do not depend on who allows them"

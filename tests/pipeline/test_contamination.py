@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import AdapterEvent, Message
 from streams.cli.root import cli
-from streams.data.contamination.contamination_report import ALLOWED_BY, CONTAMINATION
+from streams.data.contamination.contamination_report import CONTAMINATION
 from streams.data.contamination.training_gate import TrainingGate
 from streams.engines.base_model import Base
 from streams.errors import ContaminatedError
@@ -99,7 +100,7 @@ def test_a_batch_with_a_question_that_was_held_out_from_its_policy_is_refused_an
         train(settings, 2)
     assert [event.metadata for event in trained(settings)] == [{}], "the first batch was clean"
     versions = train(settings, 1, allowed_by="ann")
-    assert versions[-1].metadata == {CONTAMINATION: '{"cities@1": 1}', ALLOWED_BY: "ann"}
+    assert versions[-1].metadata == {CONTAMINATION: '{"cities@1": 1}', CONTAMINATION_ALLOWED_BY: "ann"}
 
 
 def test_a_version_that_is_announced_after_a_crash_says_who_let_the_questions_in(
@@ -121,14 +122,14 @@ def test_a_version_that_is_announced_after_a_crash_says_who_let_the_questions_in
     submit(settings, base, 1, CLEAN)
     write(settings, base, range(1, 2))
     versions = train(settings, 1, allowed_by="bob")
-    assert [event.metadata.get(ALLOWED_BY) for event in versions] == ["bob", None]
+    assert [event.metadata.get(CONTAMINATION_ALLOWED_BY) for event in versions] == ["bob", None]
 
 
 def test_a_task_of_a_job_that_may_be_trained_on_is(settings: Settings, base: Base) -> None:
-    submit(settings, base, 0, LEAKED, metadata={ALLOWED_BY: "carol"})
+    submit(settings, base, 0, LEAKED, metadata={CONTAMINATION_ALLOWED_BY: "carol"})
     evaluate(settings, LEAKED)
     write(settings, base, range(1))
-    assert train(settings, 1)[-1].metadata == {CONTAMINATION: '{"cities@1": 1}', ALLOWED_BY: "carol"}
+    assert train(settings, 1)[-1].metadata == {CONTAMINATION: '{"cities@1": 1}', CONTAMINATION_ALLOWED_BY: "carol"}
 
 
 # --- tuning -----------------------------------------------------------------------------------------------------------
@@ -145,7 +146,7 @@ def test_no_file_with_a_held_out_question_is_tuned_on_and_the_command_says_so_wi
         assert refused.exit_code == 4 and f'{method}.jsonl:1: "21 22" is question 0 of suite cities@' in refused.stderr
         assert CliRunner().invoke(cli, (*command, "--allow-contaminated"), env=guarded).exit_code == 0
     (sft, dpo) = trained(settings)
-    assert sft.metadata[CONTAMINATION] == dpo.metadata[CONTAMINATION] and sft.metadata[ALLOWED_BY]
+    assert sft.metadata[CONTAMINATION] == dpo.metadata[CONTAMINATION] and sft.metadata[CONTAMINATION_ALLOWED_BY]
 
 
 def test_no_groups_of_a_held_out_question_are_tuned_on(settings: Settings, base: Base) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import JobPrices, RewardSource, Sampling
-from streams.data.contamination.contamination_report import ALLOWED_BY
 from streams.errors import ContaminatedError, JobRequestError, NotFoundError, RefusedError
 from streams.jobs.questions import train_task
 from streams.jobs.request import JobOrder, estimate, order, read_request
@@ -143,8 +143,8 @@ def test_a_job_on_a_held_out_question_is_refused_and_one_that_may_be_says_who_or
     allowed = asked(guarded, allow_contaminated=True)
     assert allowed.allow_contaminated and not asked().allow_contaminated
     assert asked(allow_contaminated=False).digest == asked().digest != allowed.digest
-    event = job_event("created", spec=allowed.spec, metadata={ALLOWED_BY: "ann"})
+    event = job_event("created", spec=allowed.spec, metadata={CONTAMINATION_ALLOWED_BY: "ann"})
     state = fold(None, event)
-    assert state is not None and train_task(state, 1, 0, 0).metadata[ALLOWED_BY] == "ann"
+    assert state is not None and train_task(state, 1, 0, 0).metadata[CONTAMINATION_ALLOWED_BY] == "ann"
     plain = fold(None, job_event("created", spec=allowed.spec))
-    assert plain is not None and ALLOWED_BY not in train_task(plain, 1, 0, 0).metadata
+    assert plain is not None and CONTAMINATION_ALLOWED_BY not in train_task(plain, 1, 0, 0).metadata

@@ -15,6 +15,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 from hypothesis import given, strategies as st
 
+from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import EpisodeStart, Message, RewardSource, Sampling, Task, Tool, ToolCall
 from streams.arrow.file_rows import json_lines, rows
 from streams.errors import EventError, NotFoundError, SettingsError, StreamwardError
@@ -68,6 +69,11 @@ def test_a_prompt_and_an_answer_are_a_task() -> None:
     assert task.reward_sources == (RewardSource(name="exact"),)
     assert (task.policy, task.purpose, task.group_size, task.created_at) == ("p", "train", 8, 5)
     assert task.metadata == {"source": "sums.jsonl:1"}
+
+
+def test_a_line_cannot_give_itself_the_permission_to_be_trained_on_though_a_suite_holds_it_out() -> None:
+    words = problem(check({**SHORT, "metadata": {CONTAMINATION_ALLOWED_BY: "me"}}))
+    assert "metadata" in words and "is set by a job that is allowed it, not by a task; leave it out" in words
 
 
 def test_a_line_without_scorers_has_those_of_its_agent_and_the_same_id_as_without() -> None:

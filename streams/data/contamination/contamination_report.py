@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.json_text import one_line
 from streams.data.contamination.suite_index import QuestionMatch, RowTexts, Rule, SuiteIndex, SuiteQuestion
 from streams.errors import ContaminatedError
@@ -18,7 +19,7 @@ PAIRS_SHOWN = 3
 PAIRS_KEPT = 1000
 EXCERPT = 80
 FIGURES: tuple[Rule, ...] = ("exact", "coverage", "template")
-CONTAMINATION, ALLOWED_BY = "contamination", "contamination_allowed_by"
+CONTAMINATION = "contamination"
 """Metadata of an event: leaked questions by suite, and who let them in."""
 
 
@@ -99,7 +100,7 @@ class ContaminationReport:
         """Return what the event of a version or data set records."""
         if not self.leaked:
             return {}
-        return {CONTAMINATION: one_line(self.leaked_questions()), ALLOWED_BY: allowed_by}
+        return {CONTAMINATION: one_line(self.leaked_questions()), CONTAMINATION_ALLOWED_BY: allowed_by}
 
     def refuse(self, place: str, way_out: str) -> None:
         """Raise ContaminatedError, with the first pairs, if a row leaks."""

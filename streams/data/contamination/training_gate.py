@@ -16,9 +16,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import Task
 from schemas.serde import Poison
-from streams.data.contamination.contamination_report import ALLOWED_BY, CONTAMINATION, ContaminationReport, check_rows
+from streams.data.contamination.contamination_report import CONTAMINATION, ContaminationReport, check_rows
 from streams.data.contamination.known_suites import KnownSuites
 from streams.data.contamination.row_texts import file_texts
 from streams.data.contamination.suite_index import RowTexts, row_of_task
@@ -63,7 +64,7 @@ class TrainingGate:
             return {}
         by_allowance: defaultdict[str | None, list[RowTexts]] = defaultdict(list)
         for task in self._tasks(task_ids):
-            by_allowance[task.metadata.get(ALLOWED_BY) or self._allowed_by].append(_row(task))
+            by_allowance[task.metadata.get(CONTAMINATION_ALLOWED_BY) or self._allowed_by].append(_row(task))
         recorded: dict[str, str] = {}
         for allowed_by, texts in by_allowance.items():
             recorded |= _decide(check_rows(index, texts), place, allowed_by, BATCH_WAY_OUT)

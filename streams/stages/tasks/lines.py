@@ -25,6 +25,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from pydantic_core import PydanticCustomError
 
 from schemas import serde
+from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.conversation import Conversation, ToolIn
 from schemas.events import EpisodeStart, Message, PromptUse, Purpose, RewardSource, Sampling, Task, derive_id
 from schemas.faults import OutsideObject, ValueFault, faults, names_in_quotes, nearest
@@ -66,6 +67,15 @@ def _texts(values: Any) -> Any:
     if not isinstance(values, Mapping):
         return values
     return {name: _as_text(value) for name, value in values.items() if value is not None}
+
+
+def _metadata(values: Any) -> Any:
+    """Return metadata as `_texts`. Raises what pydantic takes, for a permission that only a job's task has."""
+    if isinstance(values, Mapping) and CONTAMINATION_ALLOWED_BY in values:
+        raise PydanticCustomError(
+            "permission", f"{CONTAMINATION_ALLOWED_BY} is set by a job that is allowed it, not by a task; leave it out"
+        )
+    return _texts(values)
 
 
 def _as_answer(value: Any) -> Any:
@@ -145,7 +155,7 @@ class TaskLine(OutsideObject):
     task_id: Annotated[str, Field(min_length=1), BeforeValidator(_as_text)] | None = None
     created_at: int | None = None
     traceparent: str | None = None
-    metadata: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(default_factory=dict)
+    metadata: Annotated[dict[str, str], BeforeValidator(_metadata)] = Field(default_factory=dict)
     policy: str = Field(min_length=1)
     purpose: Purpose = "train"
     scenario: Text = "default"
