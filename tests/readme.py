@@ -212,12 +212,15 @@ def _bash(folder: Path, limit_s: float = LIMIT_S) -> Iterator[Callable[[str], tu
     os.close(end)
     os.close(commands)
 
+    poller = select.poll()  # select() takes no descriptor above 1023
+    poller.register(terminal, select.POLLIN)
+
     def run_one(command: str) -> tuple[int, str]:
         os.write(write, command.encode() + b"\0")
         shown, until = b"", time.monotonic() + limit_s
         while not (ended := re.search(rb"\x1e(\d+)\x1e", shown)):
             left = until - time.monotonic()
-            if left < 0 or not select.select([terminal], [], [], left)[0]:
+            if left < 0 or not poller.poll(1000 * left):
                 raise TimeoutError(f"{command!r} took more than {limit_s:g} s; so far it said {shown.decode()!r}")
             shown += os.read(terminal, 65536)
         text = shown[: ended.start()].decode().replace("\r\n", "\n")

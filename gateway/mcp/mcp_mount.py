@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 """Hosts of a server without keys: another name, which a web page makes point here, is refused (DNS rebinding)."""
 MAX_BODY_BYTES = 4 * 1024 * 1024
+ANSWER_S = 600.0
+"""How long a tool's request may take; the server's own limits (serve.answer_s) are tighter."""
 MISSING = "this server offers no MCP: the extra is not installed; run `pip install 'streamward[mcp]'`"
 
 
@@ -67,7 +69,7 @@ class McpMount:
     async def _start(self, toolset: Toolset) -> None:
         assert self.server is not None  # noqa: S101 - set before anything is answered
         transport = httpx.ASGITransport(self.server)
-        client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=None)  # noqa: S113 - the server's own limits hold
+        client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=ANSWER_S)
         manager, started = self.manager(toolset, client), asyncio.Event()
         self._running.append(asyncio.create_task(self._run(manager, client, started)))
         await started.wait()

@@ -23,7 +23,7 @@ def refuse(name: str, instead: str) -> NoReturn:
 class TinkerNotOffered:
     """The routes that are refused."""
 
-    @TINKER.post("/auth/token", may=None, takes={}, answers={}, refuses=())
+    @TINKER.post("/auth/token", may=None, answers={}, refuses=())
     async def tinker_token(self) -> Response:
         """Refuse tokens of Tinker's operator."""
         refuse("auth/token", "send a key of `streamward access keys create` with tml- before it, or an access token")
@@ -53,12 +53,12 @@ class TinkerNotOffered:
         """Refuse bills of storage."""
         refuse("billing/usage/checkpoints/current", "GET /api/v1/checkpoints has the size of all saved weights")
 
-    @TINKER.post("/sessions/search", may="training.call", takes={}, answers={}, refuses=())
+    @TINKER.post("/sessions/search", may="training.call", answers={}, refuses=())
     async def tinker_search_sessions(self) -> Response:
         """Refuse to search sessions."""
         refuse("sessions/search", "GET /api/v1/sessions lists them")
 
-    @TINKER.put("/sessions/{session_id}/project", may="training.call", takes={}, answers={}, refuses=())
+    @TINKER.put("/sessions/{session_id}/project", may="training.call", answers={}, refuses=())
     async def tinker_assign_project(self) -> Response:
         """Refuse projects."""
         refuse("sessions/ID/project", "there are no projects; a key's tenant says whose a session is")
@@ -81,7 +81,6 @@ class TinkerNotOffered:
     @TINKER.post(
         "/training_runs/{model_id}/checkpoints/{kind}/{name}/publish",
         may="training.call",
-        takes={},
         answers={},
         refuses=(),
     )

@@ -85,7 +85,7 @@ class TinkerService:
         ]
         return CapabilitiesAnswer(supported_models=models)
 
-    @TINKER.post("/telemetry", may="training.call", takes={}, max_bytes=None, refuses=())
+    @TINKER.post("/telemetry", may="training.call", takes={}, refuses=())
     async def tinker_telemetry(self, raw: bytes) -> AcceptedAnswer:
         """Take what the SDK reports of itself, and drop it."""
         return AcceptedAnswer(status="accepted")

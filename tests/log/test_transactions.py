@@ -33,6 +33,7 @@ from streams.tools import doctor
 from streams.tools.archive.history import ArchiveHistory
 from tests.support.factories import reward
 from tests.support.log.transactions import Transactions
+from tests.support.processes import until
 
 pytestmark = pytest.mark.kafka
 
@@ -250,8 +251,12 @@ def test_a_record_from_the_future_is_named_where_a_topic_takes_it(
     client = admin.connected(made)
     for future in client.incremental_alter_configs([resource]).values():
         future.result()
-    (finding,) = (finding for finding in doctor._topics(made) if NEWEST in finding.what)
-    assert finding.state == "warning"
+
+    def findings() -> list[doctor.DoctorFinding]:
+        return [finding for finding in doctor._topics(made) if NEWEST in finding.what]
+
+    until(findings, "the broker that answers has the setting of the topic")
+    assert [finding.state for finding in findings()] == ["warning"]
     with Producer(made) as producer:
         producer.send_bytes(tp, b"k", b"a record", timestamp_ms=int(time.time() * 1_000_000))
     assert len([*read(made, {tp: 1}, {tp: 2})]) == 1

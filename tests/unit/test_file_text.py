@@ -11,7 +11,7 @@ import pytest
 
 from schemas.file_text import FileTextError, json_objects, text_lines, whole_text
 from streams.arrow.file_rows import rows
-from streams.cli.jobs import _objects
+from streams.cli.jobs import read_objects
 from streams.errors import StreamwardError
 from streams.jobs.training_files import lines_of
 from streams.settings.load import load
@@ -31,7 +31,7 @@ def tasks_of(path: Path) -> list[str]:
 
 ENTRANCES: dict[str, Callable[[Path], Any]] = {
     "tasks": tasks_of,
-    "jobs": lambda path: _objects(path, "--queries", "training_queries"),
+    "jobs": lambda path: read_objects(path, "--queries", "training_queries"),
     "uploads": lambda path: lines_of(path.read_bytes()),
     "examples": lambda path: list(json_objects(path.read_bytes())),
 }

@@ -599,6 +599,8 @@ OTHER: dict[str, Any] = {
     "tracing.otlp_endpoint": "http://127.0.0.1:4318",
     "guard.max_cost_ratio": 2.0,
     "guard.max_recovery_loss": 0.5,
+    "outside.url": "https://api.example/v1",
+    "outside.parameters": "temperature",
 }
 """How to change a setting whose rules do not leave every value free."""
 ALONE = {"kafka.sasl_mechanism", "kafka.sasl_username", "kafka.sasl_password", "trainer.importance_cap"}
@@ -613,6 +615,7 @@ ALONE |= {f"serve.{what}" for what in ("key_per_s", "key_burst", "key_at_once", 
 ALONE |= {"serve.tls_certificate", "serve.tls_key", "curation.promote_by_gates"}
 ALONE |= {f"schemas.registry_{what}" for what in ("username", "password", "ca_location")}
 ALONE |= {key for key, _ in flatten(Settings()) if key.startswith("login.oidc_")}
+ALONE |= {"outside.tenants", "outside.prompt_usd", "outside.completion_usd"}
 """These mean nothing without others; the test above has them together."""
 
 

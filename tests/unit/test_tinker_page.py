@@ -27,9 +27,11 @@ def test_the_page_has_every_route_and_says_which_are_refused() -> None:
 
 
 def test_the_page_has_every_loss_with_its_inputs_and_settings() -> None:
-    listed = {loss.strip("`"): (inputs, settings) for loss, inputs, settings in rows("Losses")}
+    listed = {loss.strip("`"): (inputs, settings) for loss, inputs, _, settings, _ in rows("Losses")}
     assert set(listed) == {*LOSSES, CUSTOM}
     for name, form in LOSSES.items():
-        inputs, settings = (set(re.findall("`([^`]+)`", cell)) for cell in listed[name])
+        same = re.match("as `([^`]+)`", listed[name][1])
+        cells = (listed[name][0], listed[same[1] if same else name][1])
+        inputs, settings = (set(re.findall("`([^`]+)`", cell)) for cell in cells)
         assert inputs == {*form.inputs, *form.optional} - set(form.config) and settings == set(form.config), name
         assert ("provenance" in listed[name][0]) == (name == PROVENANCE)

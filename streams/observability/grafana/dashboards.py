@@ -234,6 +234,22 @@ CURATION = (
         "Agreement with people, lower end of kappa", "percentunit", catalog.CURATION_KAPPA, label="model", zero=True
     ),
 )
+IMPROVEMENT = (
+    _gauge("Promoted runs for the next data set", "percentunit", catalog.DATASET_DUE, label="dataset", zero=True),
+    _growth_panel("Builds of data sets per hour", catalog.DATASET_BUILDS, "dataset", window="1h"),
+    _panel(
+        "Evidence for the next retraining",
+        "percentunit",
+        (or_zero(largest(select(catalog.RETRAIN_DUE), "rule", "signal")), "{{rule}} {{signal}}"),
+    ),
+    _growth_panel("Crossings per hour", catalog.RETRAIN_CROSSINGS, "rule", "signal", "action", window="1h"),
+    _growth_panel("Questions of self-play per hour", catalog.SELFPLAY_QUESTIONS, "catalogue", window="1h"),
+)
+CALLS = (
+    _speed("Training calls a second, by how they ended", "ops", catalog.CALLS_DONE, "kind", "outcome"),
+    _spread("Time of a training call", catalog.CALL_SECONDS, "kind"),
+    _panel("Training calls without a result", "short", (f"sum ({select(catalog.CALLS_WAITING)})", "waiting")),
+)
 
 
 FLEET = (
@@ -354,6 +370,8 @@ TRAINING = Dashboard(
         PanelRow("For which job?", JOBS),
         PanelRow("Jobs that tune", TUNING),
         PanelRow("Verdicts on runs", CURATION),
+        PanelRow("Data sets, retraining, self-play", IMPROVEMENT),
+        PanelRow("Training loops from outside", CALLS),
     ),
 )
 POLICY = Dashboard(
