@@ -83,6 +83,7 @@ OURS = (
     "gateway.toml",
     "improve.toml",
     "mcp.toml",
+    "prompts.toml",
 )
 """Settings files of the node that the README starts."""
 LOOP = r"""
