@@ -30,6 +30,7 @@ GYM = needs("reasoning-gym", "make setup-gym")
 MATH = needs("math-verify", "make setup-test")
 RAY = needs("Ray and minutes", "make test-ray")
 SIGNING = needs("model-signing", "make setup-test")
+GEPA = needs("gepa", "make setup-test")
 OIDC = needs("oidc-provider-mock", "make setup-test")
 
 

@@ -19,6 +19,7 @@ from streams.kafka.producer import Producer
 from streams.prompts import prompt_log
 from streams.prompts.prompt_log import Activation, PromptLog, PromptText
 from streams.settings.model import Jobs, Settings
+from tests import skips
 from tests.support.factories import group, member, response
 from tests.support.processes import read
 
@@ -159,7 +160,7 @@ def reflected(task: Task) -> float:
 
 
 def test_reflection_is_resumed_without_paying_twice_and_accepts_no_text_twice(made: Settings) -> None:
-    pytest.importorskip("gepa")
+    pytest.importorskip("gepa", reason=skips.GEPA)
     versions(made, "Answer.", alias=None)
     reference = f"{__name__}:propose"
     with JobLog(made) as jobs, answering(made, reflected) as asked:
