@@ -289,9 +289,10 @@ def prompts_optimize(
 @prompts.command("run")
 @pass_call
 def prompts_run(call: AppContext, /) -> None:
-    """Run the jobs that search for better prompts, until SIGTERM or Ctrl-C.
+    """Run the jobs that search for better prompts.
 
-    After a kill the next process continues from the log, and pays for no answer twice. Several share the jobs.
+    SIGTERM or Ctrl-C ends it. After a kill the next process continues from the log, and pays for no answer twice.
+    Several share the jobs.
     """
     from streams.cli.runtime import until_stopped
     from streams.improve.prompts import prompt_worker

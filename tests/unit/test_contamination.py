@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import EpisodeStart, Message, Task
 from streams.cli.root import cli
-from streams.data.contamination.contamination_report import ALLOWED_BY, CONTAMINATION, ContaminationReport, check_rows
+from streams.data.contamination.contamination_report import CONTAMINATION, ContaminationReport, check_rows
 from streams.data.contamination.question_text import words_of
 from streams.data.contamination.row_texts import texts_of
 from streams.data.contamination.suite_index import (
@@ -228,7 +229,7 @@ def test_the_refusal_names_rows_questions_and_rule_and_the_event_names_who_let_t
         "Leave them out",
     ]
     assert refused.value.exit_code == 4
-    assert report.metadata("ann") == {CONTAMINATION: '{"sums@1": 1}', ALLOWED_BY: "ann"}
+    assert report.metadata("ann") == {CONTAMINATION: '{"sums@1": 1}', CONTAMINATION_ALLOWED_BY: "ann"}
     clean = check(index_of("Who wrote Faust?"), "Hello.")
     clean.refuse("train.jsonl", "")
     assert clean.metadata("ann") == {}
