@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http import errors
+from gateway.http.limits import LOOPBACK
 from gateway.mcp.mcp_paths import MCP_PATHS, Toolset
 from streams.errors import CallError
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
     from mcp.server.transport_security import TransportSecuritySettings
 
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-"""Hosts of a server without keys: another name, which a web page makes point here, is refused (DNS rebinding)."""
 MAX_BODY_BYTES = 4 * 1024 * 1024
 ANSWER_S = 600.0
 """How long a tool's request may take; the server's own limits (serve.answer_s) are tighter."""

@@ -33,6 +33,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from gateway.http import errors
+from gateway.http.limits import LOOPBACK
 from gateway.http.principal import principal_of
 from gateway.log.query_body import MOST
 from gateway.page import chart, live, login
@@ -60,7 +61,6 @@ from streams.tools.views.log_view import LogReader, LogSnapshot, LogView
 from streams.tools.views.side_by_side import TokenTexts
 
 STATIC = Path(__file__).parent / "static"
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 STATUS: tuple[tuple[type[StreamwardError], HTTPStatus], ...] = (
     (NotFoundError, HTTPStatus.NOT_FOUND),
     (SettingsError, HTTPStatus.BAD_REQUEST),

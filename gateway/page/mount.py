@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.http.limits import LOOPBACK
 from gateway.http.notice import PREFIX, plain_page
 from gateway.people.cookie import LoginCookie
 from streams.access.logins import Logins
@@ -57,7 +58,7 @@ class PageMount:
             self._view.close()
 
     def _make(self) -> None:
-        from gateway.page.app import LOOPBACK, create_app
+        from gateway.page.app import create_app
         from gateway.page.login import PagePeople
         from streams.tools.views.log_view import LogView
 

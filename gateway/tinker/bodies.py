@@ -11,16 +11,15 @@ from pydantic import ConfigDict, Field
 
 from gateway.http.body import Body, PathQuery, Whole
 from schemas.faults import Ignored, Refused
+from streams.calls.call_rules import LEAST_TTL_S, MOST_TTL_S, NAME
 
 Seq = Annotated[Whole, Field(ge=0, lt=2**63)]
 Count = Annotated[Whole, Field(ge=0, lt=2**31)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Metadata = dict[str, Any]
 TextMetadata = dict[str, str]
-LEAST_TTL_S, MOST_TTL_S = 3600, 10 * 365 * 86400
-"""An hour, and ten years."""
 Ttl = Annotated[Whole, Field(ge=LEAST_TTL_S, le=MOST_TTL_S, description="seconds until it expires")]
-CheckpointName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+CheckpointName = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 NO_TOKENS_OF_OTHERS = Refused("weights of another account cannot be read here: keys of one tenant see the same weights")
 NO_PROJECTS = Refused("there are no projects: a key's tenant says whose it is")
 

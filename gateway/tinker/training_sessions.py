@@ -31,6 +31,7 @@ from gateway.tinker.base_names import base_names
 from gateway.tinker.bodies import ConfigBody, FinishBody, HeartbeatBody, PageQuery, ScopeQuery, SessionBody
 from gateway.tinker.call_log import OpenCalls
 from gateway.tinker.tenant_calls import TenantCalls, digest, request_text
+from gateway.tinker.training_runs import page
 from streams.access.tenants.tenant_names import named
 from streams.errors import CallError
 from streams.jobs.request import prices_and_budget
@@ -136,9 +137,8 @@ class TinkerService:
         with calls.log.state() as state:
             seen = [session for session in state.sessions.values() if calls.sees(session.tenant)]
         newest = sorted(seen, key=lambda session: (session.created_at, session.session_id), reverse=True)
-        return SessionList(
-            sessions=[session.session_id for session in newest[query.offset : query.offset + query.limit]]
-        )
+        part, _ = page(newest, query)
+        return SessionList(sessions=[session.session_id for session in part])
 
     @TINKER.get("/sessions/{session_id}", may="training.call", ids=LISTED)
     def tinker_get_session(self, request: Request, session_id: str, query: ScopeQuery) -> SessionAnswer:

@@ -17,6 +17,7 @@ from streams.calls.call_names import parse_path
 from streams.calls.call_state import BEGINS_AT, NUMBERED, CallState, TrainingSession, request_of, saved_path
 
 LEAST_TTL_S, MOST_TTL_S = 3600, 10 * 365 * 24 * 3600
+"""An hour, and ten years."""
 REFUSED = "refused"
 """In the request of a call that only keeps its number: the server refused it, and later ones do not wait for it."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

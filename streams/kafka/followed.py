@@ -1,4 +1,4 @@
-"""Topics that are followed in a thread, and written to by people: whoever writes sees what became of it.
+"""Topics that are followed in a thread, and written to: a writer sees the effect of its event when it returns.
 
     topics ──► a thread ──► `_take` of each record, in the order of its partition
     _write(event) ──► topic ──► that record was taken ──► answer

@@ -372,7 +372,7 @@ def test_weights_are_loaded_only_by_the_first_request_of_a_model(loop: Loop) -> 
 
 
 def test_a_refused_call_keeps_its_number_so_that_later_ones_do_not_wait_for_it(loop: Loop) -> None:
-    """The SDK goes on with the next number, and a model takes its calls in the order of their numbers."""
+    """The SDK continues with the next number, and a model takes its calls in the order of their numbers."""
     model = loop.model()
     refusals = [
         loop.send("forward_backward", forward_backward(model, 1, loss="hinge")),

@@ -192,7 +192,7 @@ def test_a_worker_killed_in_the_middle_of_a_step_ends_with_the_weights_of_an_und
 
 
 def test_saved_weights_are_made_again_from_the_calls_alone(settings: Settings, tmp_path: Path) -> None:
-    """Of two models: the second goes on from what the first saved, with its optimizer."""
+    """Of two models: the second continues from what the first saved, with its optimizer."""
     write(settings, *RUN)
     work(settings, 11)
     saved = results(settings)[SAVE.call_id]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -109,9 +108,7 @@ def everything_served(settings: Settings) -> Iterator[str]:
     mount, app = EverythingMount(keys=False), make_application(settings, [Health()])
     mount.add_to(app)
     mount.server = app
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    listening = bound("serve", "127.0.0.1", port)
+    listening = bound("serve", "127.0.0.1", 0)
     server = quiet_server(TimeLimits(app, TABLE, settings.serve), grace_s=1)
 
     async def serve() -> None:
@@ -121,7 +118,7 @@ def everything_served(settings: Settings) -> Iterator[str]:
     thread = threading.Thread(target=asyncio.run, args=(serve(),), name="everything")
     thread.start()
     try:
-        url = f"http://127.0.0.1:{port}"
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         until(lambda: httpx.get(f"{url}/healthz").is_success, "the server to answer")
         yield url
     finally:
