@@ -2,7 +2,8 @@
 
     {"0.tokens": array, …} ──► length of the header │ header in JSON │ the arrays, in the order of their names
 
-The worker reads and writes the same bytes with safetensors, which loads torch.
+The worker reads and writes this format with safetensors, which belongs to the images with a model: the server of one
+without has numpy alone.
 """
 
 from __future__ import annotations
