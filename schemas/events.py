@@ -143,6 +143,7 @@ CallKind = Literal[
     "unload_model",
     "delete_checkpoint",
     "set_expiry",
+    "refused",
 ]
 CallFault = Literal["user", "server", "unknown"]
 ExperimentKind = Literal["started", "stopped", "failed", "finished"]
@@ -1353,6 +1354,9 @@ class TrainingCall:
     ttl_s: Annotated[int | None, "seconds until what it saves expires; null: never"] = None
     prices: Annotated[JobPrices | None, "create_session: what its calls cost; null: no prices"] = None
     max_budget_usd: Annotated[float | None, "create_session: what its calls may cost; null: no limit"] = None
+    refusal: Annotated[
+        str | None, "refused: why, as its client read it; the call keeps its number, and request.kind says what it was"
+    ] = None
     request: Annotated[str, "JSON object: what of the request no other field has"] = "{}"
     examples: Annotated[Int, "forward, forward_backward: how many there are"] = 0
     tokens: Annotated[int, "of all examples, or of the prompt"] = 0
@@ -2033,7 +2037,13 @@ def _prompt_search_problems(search: PromptSearch, spec: JobSpec) -> Iterator[str
         yield "spec.search.method is reflection and endpoint is null; name who proposes texts"
 
 
-_CALL_FIELDS = {"create_model": "lora", "optim_step": "optimizer", "forward": "loss", "forward_backward": "loss"}
+_CALL_FIELDS = {
+    "create_model": "lora",
+    "optim_step": "optimizer",
+    "forward": "loss",
+    "forward_backward": "loss",
+    "refused": "refusal",
+}
 """The field that calls of a kind have, and others have not."""
 _CALL_MAY = (("load_weights", "lora"), ("copy_weights", "lora"))
 """The kinds that may have another kind's field."""

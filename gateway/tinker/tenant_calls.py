@@ -24,7 +24,7 @@ from gateway.tinker.tensors import tensor_bytes
 from schemas.events import CallKind, TrainingCall
 from schemas.tokens import Octets
 from streams.calls.call_names import numbered_call
-from streams.calls.call_rules import REFUSED, refusal
+from streams.calls.call_rules import refusal
 from streams.calls.call_state import (
     ANSWERED,
     BEGINS_AT,
@@ -33,7 +33,6 @@ from streams.calls.call_state import (
     TrainingRun,
     TrainingSession,
     UploadedLoss,
-    request_of,
 )
 from streams.errors import CallError, NotFoundError
 from streams.kafka import times
@@ -130,11 +129,11 @@ class TenantCalls:
         )
 
     @contextmanager
-    def line(self, model_id: str, seq_id: int) -> Iterator[TrainingRun]:
-        """Yield a model for a call with this number of it.
+    def line(self, kind: str, model_id: str, seq_id: int) -> Iterator[TrainingRun]:
+        """Yield a model for a call of this kind and number.
 
-        If the call is refused, a call without an effect has its number: the SDK continues with the next one, and calls
-        of a model wait for those before them. Raises as `model`.
+        If it is refused, a call of kind `refused` keeps its number: the SDK continues with the next one, and calls of a
+        model wait for those before them. Raises as `model`.
         """
         model = self.model(model_id)
         try:
@@ -144,19 +143,10 @@ class TenantCalls:
             with self.log.state() as state:
                 is_taken = name in state.calls
             if not is_taken and seq_id >= BEGINS_AT and model.trains and not model.is_unloaded:
-                content = {REFUSED: str(exc)}
+                fields = {"model": model_id, "tenant": model.tenant, "seq_id": seq_id, "refusal": str(exc)}
+                asked = {"kind": kind}
                 self.log.append(
-                    self.new_call(
-                        "forward",
-                        name,
-                        model.session_id,
-                        content,
-                        model=model_id,
-                        tenant=model.tenant,
-                        seq_id=seq_id,
-                        loss=REFUSED,
-                        request=request_text(content),
-                    )
+                    self.new_call("refused", name, model.session_id, asked, request=request_text(asked), **fields)
                 )
             raise
 
@@ -174,8 +164,8 @@ class TenantCalls:
             self.log.append(call)
             with self.log.state() as state:
                 before = state.calls[call.call_id]
-        if (words := request_of(before).get(REFUSED)) is not None:
-            raise CallError("invalid", str(words))
+        if before.refusal is not None:
+            raise CallError("invalid", before.refusal)
         if before.request_digest != call.request_digest:
             problem = f"{call.kind}: {call.call_id} was sent before with another content; take the next seq_id"
             raise CallError("invalid", problem, "seq_id")

@@ -23,7 +23,7 @@ from gateway.tinker.bodies import CreateModelBody, CustomLossBody, ModelBody, Op
 from gateway.tinker.call_log import OpenCalls
 from gateway.tinker.pass_calls import PassCall, RefusedPass, read_pass
 from gateway.tinker.tenant_calls import TenantCalls, request_text
-from schemas.events import TrainingCall
+from schemas.events import CallKind, TrainingCall
 from streams.calls.call_forms import (
     CUSTOM,
     adam_of,
@@ -109,22 +109,21 @@ class TinkerTraining:
         try:
             passed = await read_apart(lambda body: read_pass(request, body, forward_only=forward_only), raw)
         except RefusedPass as exc:
-            await apart(self._keep_number, request, exc)
+            await apart(self._keep_number, request, forward_only, exc)
             raise
         return await apart(self._submit_pass, request, passed)
 
-    def _keep_number(self, request: Request, refused: RefusedPass) -> None:
-        with TenantCalls(self._calls.log, request).line(refused.model_id, refused.seq_id):
+    def _keep_number(self, request: Request, forward_only: bool, refused: RefusedPass) -> None:
+        with TenantCalls(self._calls.log, request).line(pass_kind(forward_only), refused.model_id, refused.seq_id):
             raise refused
 
     def _submit_pass(self, request: Request, passed: PassCall) -> FutureAnswer:
         calls = TenantCalls(self._calls.log, request)
-        with calls.line(passed.model_id, passed.seq_id) as model:
+        with calls.line(pass_kind(passed.forward_only), passed.model_id, passed.seq_id) as model:
             return future_of(calls.submit(self._pass_call(calls, model, passed)))
 
     def _pass_call(self, calls: TenantCalls, model: TrainingRun, passed: PassCall) -> TrainingCall:
         """Return the call for a pass. Raises CallError that names what is wrong."""
-        kind: Any = "forward" if passed.forward_only else "forward_backward"
         provenance = [example.provenance for example in passed.examples]
         content: dict[str, Any] = {"provenance": provenance} if any(provenance) else {}
         config = dict(passed.config)
@@ -137,7 +136,7 @@ class TinkerTraining:
             loss_config(passed.loss, config)
         check_examples(passed.loss, passed.shapes, ranks)
         return calls.new_call(
-            kind,
+            pass_kind(passed.forward_only),
             numbered_call(passed.model_id, passed.seq_id),
             model.session_id,
             {**content, "loss": passed.loss, "config": config},
@@ -156,7 +155,7 @@ class TinkerTraining:
     def tinker_optim_step(self, request: Request, body: OptimStepBody) -> FutureAnswer:
         """Step with the gradients since the last step."""
         calls = TenantCalls(self._calls.log, request)
-        with calls.line(body.model_id, body.seq_id) as model:
+        with calls.line("optim_step", body.model_id, body.seq_id) as model:
             check_optimizer(body.optimizer_params, "optimizer_params")
             adam = adam_of(body.adam_params or {})
             call = calls.new_call(
@@ -188,6 +187,11 @@ class TinkerTraining:
             request=request_text(content),
         )
         return future_of(calls.submit(call))
+
+
+def pass_kind(forward_only: bool) -> CallKind:
+    """Return the kind of a call that passes examples through a model."""
+    return "forward" if forward_only else "forward_backward"
 
 
 def future_of(call: TrainingCall) -> FutureAnswer:

@@ -46,7 +46,7 @@ class TinkerWeights:
     def tinker_save_weights(self, request: Request, body: SaveWeightsBody) -> FutureAnswer:
         """Save weights and optimizer under a name."""
         calls = TenantCalls(self._calls.log, request)
-        with calls.line(body.model_id, body.seq_id) as model:
+        with calls.line("save_weights", body.model_id, body.seq_id) as model:
             extra = {"overwrite": body.overwrite or None, "user_metadata": body.user_metadata}
             call = calls.new_call(
                 "save_weights",
@@ -66,7 +66,7 @@ class TinkerWeights:
     def tinker_save_weights_for_sampler(self, request: Request, body: SaveForSamplerBody) -> FutureAnswer:
         """Save weights to sample with: under a name, or for one sampling session."""
         calls = TenantCalls(self._calls.log, request)
-        with calls.line(body.model_id, body.seq_id) as model:
+        with calls.line("save_weights_for_sampler", body.model_id, body.seq_id) as model:
             if body.kind != "snapshot":
                 problem = "kind is 'inflight': weights that change while they are sampled with are not offered"
                 raise CallError("unsupported", f"{problem}; save a snapshot after each step", "kind")
@@ -93,7 +93,7 @@ class TinkerWeights:
     @TINKER.post("/save_weights_external", may="training.call", ids=MODELS)
     def tinker_save_external(self, request: Request, body: NumberedBody) -> FutureAnswer:
         """Refuse weights in a bucket of Tinker's operator."""
-        with TenantCalls(self._calls.log, request).line(body.model_id, body.seq_id):
+        with TenantCalls(self._calls.log, request).line("save_weights_external", body.model_id, body.seq_id):
             refuse("save_weights_external", f"{ARCHIVE}, and `streamward adapters export` other formats")
 
     @TINKER.post("/load_weights", may="training.call", ids=CHECKPOINTS)
@@ -102,7 +102,7 @@ class TinkerWeights:
         calls = TenantCalls(self._calls.log, request)
         if body.model_id is None or body.seq_id is None:
             return self._load(calls, body)
-        with calls.line(body.model_id, body.seq_id):
+        with calls.line("load_weights", body.model_id, body.seq_id):
             return self._load(calls, body)
 
     def _load(self, calls: TenantCalls, body: LoadWeightsBody) -> FutureAnswer:

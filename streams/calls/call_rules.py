@@ -18,8 +18,6 @@ from streams.calls.call_state import BEGINS_AT, NUMBERED, CallState, TrainingSes
 
 LEAST_TTL_S, MOST_TTL_S = 3600, 10 * 365 * 24 * 3600
 """An hour, and ten years."""
-REFUSED = "refused"
-"""In the request of a call that only keeps its number: the server refused it, and later ones do not wait for it."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """The names that saved weights may have."""
 
@@ -53,8 +51,8 @@ def line_refusal(state: CallState, call: TrainingCall, now_ms: int) -> str | Non
     """
     if call.kind not in NUMBERED or call.call_id == call.model:
         return None
-    if (refused := request_of(call).get(REFUSED)) is not None:
-        return str(refused)
+    if call.refusal is not None:
+        return call.refusal
     model = state.models.get(call.model)
     if model is None:
         return f"there is no model {call.model}; create_model makes one"

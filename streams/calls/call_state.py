@@ -23,7 +23,7 @@ from schemas.tokens import Octets
 from streams.calls.call_names import checkpoint_path, parse_path, policy_of
 
 NUMBERED = frozenset(
-    ("forward", "forward_backward", "optim_step", "save_weights", "save_weights_for_sampler", "load_weights")
+    ("forward", "forward_backward", "optim_step", "save_weights", "save_weights_for_sampler", "load_weights", "refused")
 )
 """Kinds that a model takes in the order of their numbers."""
 ANSWERED = NUMBERED | {"create_model", "sample", "unload_model"}

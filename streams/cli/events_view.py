@@ -253,7 +253,7 @@ EVENT_COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("seq", lambda e: e.seq_id, 5, right=True),
         Column("kind", lambda e: e.kind, 24),
         Column("tokens", lambda e: e.tokens, 7, right=True),
-        Column("path", lambda e: e.path),
+        Column("path", lambda e: e.refusal or e.path),
     ),
     "TrainingResult": (
         Column("call", lambda e: _short(e.call_id), 10),

@@ -384,7 +384,12 @@ def test_a_refused_call_keeps_its_number_so_that_later_ones_do_not_wait_for_it(l
     calls = [call for call in loop.calls() if call.model == model and call.kind != "create_model"]
     with loop.log.state() as state:
         words = [line_refusal(state, call, T0) for call in calls]
-    assert [call.seq_id for call in calls] == [1, 2, 3, 4]
+    assert [(call.seq_id, call.kind, json.loads(call.request)["kind"]) for call in calls] == [
+        (1, "refused", "forward_backward"),
+        (2, "refused", "optim_step"),
+        (3, "refused", "save_weights_external"),
+        (4, "refused", "load_weights"),
+    ]
     assert words == [answer.json()["detail"] for answer in refusals]
     again = loop.send("forward_backward", forward_backward(model, 1, loss="hinge"))
     assert (again.status_code, again.json()) == (400, refusals[0].json())

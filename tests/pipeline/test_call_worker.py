@@ -119,12 +119,14 @@ def test_a_loop_of_somebody_elses_becomes_versions_and_samples(settings: Setting
 def test_a_call_that_cannot_be_done_says_whose_fault_it_is_and_leaves_the_model_as_it_was(settings: Settings) -> None:
     bad = numbered("forward_backward", 1, loss="no such loss", examples=2, data=examples(1))
     late = numbered("load_weights", 2, path="tinker://x/weights/a")
-    write(settings, *BEGIN, bad, late, numbered("forward", 3, examples=2, data=examples(1)))
-    work(settings, 4)
+    refused = numbered("refused", 3)
+    write(settings, *BEGIN, bad, late, refused, numbered("forward", 4, examples=2, data=examples(1)))
+    work(settings, 5)
     made = results(settings)
     assert "no such loss" in (made[bad.call_id].error or "") and made[bad.call_id].category == "user"
     assert "must be the model's first request" in (made[late.call_id].error or "")
-    assert made[f"{MODEL}:3"].error is None
+    assert (made[refused.call_id].error, made[refused.call_id].category) == (refused.refusal, "user")
+    assert made[f"{MODEL}:4"].error is None
 
 
 RUN = (*BEGIN, *steps(1, 2), FOR_SAMPLER, SAVE, *steps(4, 1), numbered("save_weights", 9, path="end"), prompt(0))

@@ -246,6 +246,7 @@ def _whole_call(call: TrainingCall) -> TrainingCall:
         lora=(call.lora or CallLora(rank=8)) if call.kind == "create_model" else None,
         optimizer=(call.optimizer or adam) if call.kind == "optim_step" else None,
         loss=(call.loss or "ppo") if call.kind in ("forward", "forward_backward") else None,
+        refusal=(call.refusal or "") if call.kind == "refused" else None,
         examples=abs(call.examples) % 2**31,
         tokens=abs(call.tokens) % 2**62,
         data_uri=None,

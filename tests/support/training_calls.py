@@ -45,6 +45,8 @@ def numbered(kind: CallKind, seq_id: int, model: str = MODEL, **fields: Any) -> 
         own = {"loss": "cross_entropy"}
     if kind == "optim_step":
         own = {"optimizer": ADAM}
+    if kind == "refused":
+        own = {"refusal": "it may not", "request": '{"kind": "optim_step"}'}
     return call(kind, numbered_call(model, seq_id), **{"model": model, "seq_id": seq_id} | own | fields)
 
 

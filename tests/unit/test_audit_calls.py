@@ -68,6 +68,14 @@ def test_a_whole_loop_is_counted_and_nothing_is_wrong_with_it() -> None:
     assert ("training calls", "3 = 3 with a result + 0 without one + 0 open", True) in equations
 
 
+def test_a_refused_call_is_one_of_its_model_and_keeps_its_number() -> None:
+    refused = numbered("refused", 3)
+    answered = replace(result(refused, category="user", error=refused.refusal), source_offset=4)
+    log = [*loop(), refused, answered]
+    assert wrong(*log) == []
+    assert wrong(*log[:-1]) == [("training-calls", f"call {refused.call_id} has no result")]
+
+
 def test_a_call_without_a_result_is_lost_once_all_is_settled_and_before_in_flight() -> None:
     events = loop()[:-1]
     assert wrong(*events) == [("training-calls", f"call {SAVE.call_id} has no result")]

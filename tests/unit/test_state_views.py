@@ -69,12 +69,12 @@ def test_a_job_is_what_its_fold_says(events: list[JobEvent]) -> None:
 
 
 def test_a_training_run_is_what_the_fold_of_its_calls_says() -> None:
-    """Of two models, one with a call sent twice, a failed one, an open one and a second result that does not count."""
+    """Of two models, one with a call sent twice, a failed, a refused and an open one, and a second result of one."""
     passes = [numbered("forward_backward", seq, examples=1) for seq in (1, 3, 5)]
     steps = [numbered("optim_step", seq) for seq in (2, 4)]
     save = numbered("save_weights", 6, path="last")
-    drawn = sample(0, model=MODEL)
-    calls = [begin_session(), create_model(), create_model(1), *passes, *steps, save, drawn, passes[0]]
+    drawn, refused = sample(0, model=MODEL), numbered("refused", 7)
+    calls = [begin_session(), create_model(), create_model(1), *passes, *steps, save, drawn, passes[0], refused]
     usage = {"prompt_tokens": 10, "seconds": 2.0, "trainer_s": 1.5, "cost_usd": 0.25}
     results = [
         result(calls[1]),
@@ -85,6 +85,7 @@ def test_a_training_run_is_what_the_fold_of_its_calls_says() -> None:
         result(steps[1], seconds=9.0),
         result(save, version=1, uri="/store/1", path=f"tinker://{MODEL}/weights/last"),
         result(drawn, prompt_tokens=3, completion_tokens=7, cost_usd=0.5),
+        result(refused, category="user", error=refused.refusal),
     ]
     state = CallState()
     for event in (*results, *calls):
@@ -102,6 +103,7 @@ def test_a_training_run_is_what_the_fold_of_its_calls_says() -> None:
         assert row["seconds"] == sum(each.seconds for each in ended)
     first, second = by_model[MODEL], by_model[create_model(1).model]
     assert (first["open"], first["failed"], first["steps"], first["samples"]) == (1, 1, 2, 1)
+    assert (first["refused"], second["refused"]) == (1, 0)
     assert (first["prompt_tokens"], first["completion_tokens"], first["cost_usd"]) == (13, 7, 0.75)
     assert (second["calls"], second["open"], second["cost_usd"], second["versions"]) == (1, 1, None, [])
 

@@ -99,7 +99,7 @@ def _mark(key_sha256: str | None, payload_sha256: str | None) -> int:
 
 LINE_KINDS = (
     *("forward", "forward_backward", "optim_step", "load_weights"),
-    *("save_weights", "save_weights_for_sampler"),
+    *("save_weights", "save_weights_for_sampler", "refused"),
 )
 """Kinds of training calls that a model takes in order."""
 OTHER_ANSWERED = ("create_model", "sample", "unload_model")

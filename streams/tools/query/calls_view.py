@@ -4,7 +4,7 @@
     training_results ► the first result of a call ──────────────────────────────────────────────────┘
 
 Samples of a model's weights are among its calls, samples of the base are not. A call is open while it has no result and
-the worker owes it one.
+the worker owes it one; those that the server refused have not failed, as they were never done.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ WITH calls AS MATERIALIZED (
 )
 SELECT m.model, m.session_id, m.tenant, m.subject_id, m.base_model, m.lora.rank AS rank, count(*) AS calls,
     count(*) FILTER (r.call_id IS NULL AND c.kind IN ($ANSWERED)) AS open,
-    count(*) FILTER (r.error IS NOT NULL) AS failed,
+    count(*) FILTER (r.error IS NOT NULL AND c.kind <> 'refused') AS failed,
+    count(*) FILTER (c.kind = 'refused') AS refused,
     count(*) FILTER (c.kind = 'optim_step' AND r.call_id IS NOT NULL AND r.error IS NULL) AS steps,
     count(*) FILTER (c.kind = 'sample') AS samples,
     coalesce(sum(r.prompt_tokens), 0)::BIGINT AS prompt_tokens,

@@ -177,7 +177,8 @@ def summary(label: str, event: Any) -> str:
             version = "" if event.version is None else f"@{event.version}"
             return f"prompt {event.prompt}{version} {event.kind}: {event.reason}"
         case "training-calls":
-            return f"{event.kind} {event.seq_id} of {event.model}"
+            reason = "" if event.refusal is None else f": {event.refusal}"
+            return f"{event.kind} {event.seq_id} of {event.model}{reason}"
         case "training-results":
             return f"{event.kind} {event.seq_id} of {event.model}: {event.error or 'done'}"
     return str(getattr(event, "kind", ""))
