@@ -3,14 +3,15 @@
     samples[queue/epoch.index]: put, tagged, cleared ──► those that count (queue_state.py) ──► Sample, by its id
 
 A sample is where its fields are: the bytes stay in the log, and are read from there by offset. A put of several parts
-counts when its last part is read; a field that is put again replaces the one before, and a cleared sample is gone.
+counts when its last part is read; a field that is put again replaces the one before, and a cleared sample is gone. So
+is one whose id is put under another key: ids are used again.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -38,6 +39,8 @@ class Sample:
     partition: str
     key: str | None
     tags: str | None = None
+    tagged_at: Place | None = None
+    """The record that its tags are of."""
     fields: dict[str, FieldPlace] = field(default_factory=dict)
 
 
@@ -66,24 +69,35 @@ class SampleFold:
 
     def _put(self, parts: Iterable[tuple[Place, SampleEvent]]) -> None:
         fresh: dict[str, FieldPlace] = {}
+        tags: tuple[str, Place] | None = None
         for place, event in parts:
+            if event.tags is not None:
+                tags = event.tags, place
             for piece in event.fields:
                 pieces = fresh[piece.name].places if piece.name in fresh else ()
                 fresh[piece.name] = FieldPlace(piece.encoding, piece.dtype, piece.shape, (*pieces, place))
         sample = self.samples.get(event.sample_id)
-        if sample is None:
+        if sample is None or _is_another(sample, event):
             sample = self.samples[event.sample_id] = Sample(event.sample_id, event.partition, event.key)
         sample.partition, sample.key = event.partition, event.key if event.key is not None else sample.key
-        sample.tags = event.tags if event.tags is not None else sample.tags
+        if tags is not None:
+            sample.tags, sample.tagged_at = tags
         sample.fields |= fresh
 
     def starts(self, ends: Sequence[int]) -> tuple[int, ...]:
-        """Return by partition the first record that a field is in; where it ends, if there is none."""
+        """Return by partition the first record that is still needed; where it ends, if there is none."""
         starts = list(ends)
-        for stored in (stored for sample in self.samples.values() for stored in sample.fields.values()):
-            for partition, offset in stored.places:
-                starts[partition] = min(starts[partition], offset)
+        for partition, offset in self._needed():
+            starts[partition] = min(starts[partition], offset)
         return tuple(starts)
+
+    def _needed(self) -> Iterator[Place]:
+        """Yield the records that fields, tags, and puts of which parts may still come are in."""
+        for sample in self.samples.values():
+            yield from (place for stored in sample.fields.values() for place in stored.places)
+            if sample.tagged_at is not None:
+                yield sample.tagged_at
+        yield from (place for parts in self._parts.values() for place, _ in parts.values())
 
     def digest(self) -> str:
         """Return the sha256 over the samples, their tags and the places of their fields."""
@@ -93,3 +107,8 @@ class SampleFold:
             places = sorted((name, stored.places) for name, stored in sample.fields.items())
             whole.update(repr((sample_id, sample.partition, sample.key, sample.tags, places)).encode())
         return whole.hexdigest()
+
+
+def _is_another(sample: Sample, event: SampleEvent) -> bool:
+    """Return whether an id was used again, for another sample: the one before was never cleared here."""
+    return event.partition != sample.partition or (sample.key is not None and event.key not in (None, sample.key))

@@ -81,6 +81,31 @@ def test_a_put_whose_writer_was_killed_between_two_parts_does_not_count_and_is_t
     assert samples.samples == {} and +samples.counts == {"incomplete": 1}
 
 
+def piece(name: str) -> SampleField:
+    return SampleField(name=name, encoding="json", data=Octets(b"1"))
+
+
+def test_a_state_needs_the_records_of_its_tags_and_of_puts_that_are_not_whole_yet() -> None:
+    samples = SampleFold()
+    samples.take(sample_event(fields=(piece("a"),)), (0, 3))
+    samples.take(sample_event(fields=(piece("a"),), sequence=1, tags=None), (0, 5))
+    assert samples.starts((9,)) == (3,), "its tags are of the first put"
+    samples.take(sample_event(fields=(piece("a"),), sequence=2), (0, 6))
+    assert samples.starts((9,)) == (6,)
+    samples.take(sample_event(sample_id="q/1.1", writer="v", parts=2), (1, 4))
+    assert samples.starts((9, 5)) == (6, 4), "the other part may come after a checkpoint"
+
+
+def test_an_id_that_is_used_again_for_another_key_has_nothing_of_the_sample_before() -> None:
+    samples = SampleFold()
+    samples.take(sample_event(fields=(piece("a"),)), (0, 0))
+    samples.take(sample_event(fields=(piece("b"),), sequence=1, key="other", tags=None), (0, 1))
+    (sample,) = samples.samples.values()
+    assert (sample.key, sample.tags, list(sample.fields)) == ("other", None, ["b"])
+    samples.take(sample_event(fields=(piece("c"),), sequence=2, key="other", partition="val"), (0, 2))
+    assert list(samples.samples["q/1.0"].fields) == ["c"]
+
+
 @given(st.lists(st.tuples(st.sampled_from(("put", "tagged", "cleared")), st.integers(0, 3)), max_size=30))
 def test_samples_are_those_put_after_they_were_last_cleared(operations: list[tuple[Any, int]]) -> None:
     samples = SampleFold()
