@@ -16,7 +16,7 @@ import pytest
 
 from streams.settings.model import Settings
 from tests.skips import needs
-from tests.support.verl.environment import PYTHON, ROOT, SUITES, NoVerl, queue_environment, suite
+from tests.support.verl.environment import PYTHON, ROOT, SUITES, NoVerl, install_metadata, queue_environment, suite
 
 pytestmark = [pytest.mark.verl, pytest.mark.kafka]
 PROGRAM = [str(PYTHON), "-W", "ignore", "-m", "queue_program"]
@@ -33,11 +33,16 @@ def installed() -> None:
         pytest.skip(needs(str(exc), "make setup-verl && make test-verl"))
 
 
-def answer(made: Settings, *arguments: str, **others: str) -> dict[str, Any]:
-    """Run the program to its end, and return what it says."""
-    done = subprocess.run(
+def run(made: Settings, *arguments: str, **others: Any) -> subprocess.CompletedProcess[str]:
+    """Run the program to its end."""
+    return subprocess.run(
         [*PROGRAM, *arguments], env=queue_environment(made, **others), cwd=ROOT, capture_output=True, text=True
     )
+
+
+def answer(made: Settings, *arguments: str, **others: Any) -> dict[str, Any]:
+    """Run the program to its end, and return what it says."""
+    done = run(made, *arguments, **others)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -77,3 +82,12 @@ def test_a_program_that_is_killed_with_all_its_processes_finds_what_was_acknowle
 
 def test_a_batch_of_verl_goes_through_the_queue_unchanged(made: Settings) -> None:
     assert answer(made, "data-proto", VERL_USE_EXTERNAL_MODULES="trainer.bridges.transfer_queue")["same"]
+
+
+def test_verl_finds_the_backend_by_its_entry_point_when_nothing_of_ours_is_imported(
+    made: Settings, tmp_path: Path
+) -> None:
+    install_metadata(tmp_path)
+    assert answer(made, "data-proto", installed=tmp_path)["same"]
+    without = run(made, "data-proto", installed=tmp_path, VERL_USE_EXTERNAL_PLUGINS="none")
+    assert without.returncode != 0 and "Streamward not registered" in without.stdout + without.stderr

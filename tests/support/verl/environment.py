@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv-verl" / "bin" / "python"
 
 
-SUITES = ("test_kv_interface_e2e.py", "test_e2e_lifecycle_consistency.py")
-"""TransferQueue's own tests of a backend, which its wheel carries; its other files are of its parts and backends."""
+SUITES = ("test_kv_interface_e2e.py", "test_e2e_lifecycle_consistency.py", "test_checkpoint_e2e.py")
+"""TransferQueue's own tests of a backend, which its wheel carries. Its other files are of its parts, and of what single
+backends have: `test_ssd_offload_e2e.py` of the files to which SimpleStorage moves what does not fit into memory."""
 REGISTERS = {"runtime_env": {"worker_process_setup_hook": "trainer.bridges.transfer_queue.register"}}
 """Ray's job configuration with which its workers have our backend, too."""
 
@@ -52,20 +54,31 @@ def suite(name: str) -> Path:
     return file
 
 
-def queue_environment(settings: Settings, *, restore: str = "live", **others: str) -> dict[str, str]:
+def install_metadata(folder: Path) -> None:
+    """Write what an installation of this project says of itself, entry points included, as pip would."""
+    script = "import sys; from setuptools import build_meta; build_meta.prepare_metadata_for_build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", script, str(folder)], cwd=ROOT, check=True, capture_output=True)
+
+
+def queue_environment(
+    settings: Settings, *, restore: str = "live", installed: Path | None = None, **others: str
+) -> dict[str, str]:
     """Return the environment of a program that uses TransferQueue on this log.
 
-    Its folder is on the path by itself: TransferQueue's wheel has a package `tests`, too.
+    Its folder is on the path by itself: TransferQueue's wheel has a package `tests`, too. With `installed`, a folder of
+    `install_metadata`, Ray is not told of our backend: whoever wants it has to find it.
     """
     log = {"kafka.bootstrap": settings.kafka.bootstrap, "topics.prefix": settings.topics.prefix}
     log["topics.policy_partitions"] = str(settings.topics.policy_partitions)
     section = {"queue": "program", "restore": restore, "settings": log}
     backend = {"storage_backend": "Streamward", "Streamward": section}
+    path = [*([str(installed)] if installed else ()), str(ROOT), str(Path(__file__).parent)]
+    register = {} if installed else {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(REGISTERS)}
     return {
         **os.environ,
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}",
+        **register,
+        "PYTHONPATH": os.pathsep.join(path),
         "RAY_AUTH_MODE": "disabled",
-        "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(REGISTERS),
         "TQ_TEST_BACKEND": "Streamward",
         "QUEUE_CONFIGURATION": json.dumps({"controller": {"polling_mode": True}, "backend": backend}),
         **others,
