@@ -10,6 +10,7 @@
     TrainingCall, TrainingResult: what a training loop of somebody else's calls for, one call at a time, and its answers
     SampleEvent, QueueEvent: samples of another trainer's queue, and who may write to it
     PromptEvent: versions of a prompt, and which of them a name means
+    MemoryEvent, ThreadEvent: what agents remember, and conversations with them, run by run
     TrainingCall, TrainingResult: what somebody else's training loop calls for, call by call, and the answers
     AccessEvent, RequestEvent: who may call, and as what; who did, and what came of it
 
@@ -148,12 +149,24 @@ CallKind = Literal[
 CallFault = Literal["user", "server", "unknown"]
 ExperimentKind = Literal["started", "stopped", "failed", "finished"]
 Continuity = Literal["first", "extends", "forks", "rewrites", "auxiliary"]
-Protocol = Literal["chat", "completions", "responses", "messages"]
+Protocol = Literal["chat", "completions", "responses", "messages", "threads"]
 TurnFinish = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 TrajectoryKind = Literal["started", "ended"]
 Ending = Literal["completed", "failed", "timeout", "cancelled"]
 AgentKind = Literal["registered", "removed"]
 PromptKind = Literal["created", "activated", "shared", "reflected", "reported"]
+MemoryKind = Literal["put", "deleted"]
+ThreadKind = Literal[
+    "created",
+    "changed",
+    "deleted",
+    "run_requested",
+    "run_cancelled",
+    "run_ended",
+    "run_deleted",
+]
+BusyStrategy = Literal["reject", "enqueue", "interrupt"]
+RunEnding = Literal["success", "error", "timeout", "interrupted"]
 SearchMethod = Literal["pairs", "live", "reflection"]
 AgentType = Literal["PROMPT_BASED", "FINE_TUNED", "RL_TRAINED"]
 JobKind = Literal[
@@ -1304,6 +1317,56 @@ class PromptEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEvent:
+    """An item of the agents' store was put or deleted. The newest event of a key counts."""
+
+    event_id: Annotated[str, "uuid5(namespace, key, writer, number of its write)"]
+    namespace: Annotated[str, "key of the record: its labels, joined by dots; a tenant's begins with the tenant"]
+    created_at: Millis
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    kind: MemoryKind
+    key: Annotated[str, "of the item, in its namespace"]
+    actor: Annotated[str, "the key, the person or the program that did it"]
+    value: Annotated[str | None, "put: JSON object"] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadEvent:
+    """A thread was made, changed or deleted, or a run on it was requested or ended. A thread is the fold of these.
+
+    What a run did are the turns of the trajectory that has its id.
+    """
+
+    event_id: Annotated[str, "created, changed, run_requested: random; the others: uuid5(thread, run, kind)"]
+    thread_id: Annotated[str, "key of the record, a tenant's with the tenant and a dot before it; without one, run_id"]
+    created_at: Millis
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    kind: ThreadKind
+    actor: Annotated[str, "the key, the person or the program that did it"]
+    run_id: Annotated[str | None, "run_*: the run, which is the trajectory of this id"] = None
+    agent_id: Annotated[str | None, "created: the only agent that it is for; run_requested: the one that answers"] = (
+        None
+    )
+    labels: Annotated[str | None, "JSON object, what clients call metadata: created, changed, run_requested"] = None
+    values: Annotated[str | None, "JSON object, the thread's context: created, changed"] = None
+    checkpoint: Annotated[str | None, "changed: the event after whose state it goes on; null: the newest"] = None
+    stateless: Annotated[bool, "run_requested: of no thread"] = False
+    if_busy: Annotated[BusyStrategy | None, "run_requested: what becomes of it while another run goes on"] = None
+    model: Annotated[str | None, "run_requested: POLICY, or POLICY@VERSION"] = None
+    memory_config: Annotated[str | None, "run_requested: JSON object, of the agent: what the model gets to read"] = None
+    sampling: Annotated[Sampling | None, "run_requested: how tokens are drawn"] = None
+    request: Annotated[str | None, "run_requested: JSON object, the rest of what the client sent"] = None
+    rolled_back: Annotated[bool, "run_cancelled: the thread forgets its messages, too"] = False
+    ending: Annotated[RunEnding | None, "run_ended: how"] = None
+    turn_id: Annotated[str | None, "run_ended: the turn with the answer"] = None
+    error: Annotated[str | None, "run_ended: why there is no answer"] = None
+    messages: Annotated[tuple[Message, ...], "created, changed, run_requested: new ones; run_ended: the answer"] = ()
+    tools: Annotated[tuple[Tool, ...], "run_requested: what the agent may call"] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallLora:
     """The adapter of a model that others train, as it was ordered."""
 
@@ -1426,6 +1489,8 @@ Event = (
     | SampleEvent
     | QueueEvent
     | PromptEvent
+    | MemoryEvent
+    | ThreadEvent
     | TrainingCall
     | TrainingResult
 )
@@ -1451,6 +1516,8 @@ EVENTS: tuple[type[Event], ...] = (
     SampleEvent,
     QueueEvent,
     PromptEvent,
+    MemoryEvent,
+    ThreadEvent,
     TrainingCall,
     TrainingResult,
 )
@@ -1505,6 +1572,10 @@ def problems(event: Event) -> Iterator[str]:
             return _queue_problems(event)
         case PromptEvent():
             return _prompt_problems(event)
+        case MemoryEvent():
+            return _memory_problems(event)
+        case ThreadEvent():
+            return _thread_problems(event)
         case TrainingCall():
             return _call_problems(event)
         case TrainingResult():
@@ -2035,6 +2106,73 @@ def _prompt_search_problems(search: PromptSearch, spec: JobSpec) -> Iterator[str
         yield "spec.search.method is live and alias is null; a share of an alias's users is asked with each version"
     if search.method == "reflection" and search.endpoint is None:
         yield "spec.search.method is reflection and endpoint is null; name who proposes texts"
+
+
+MEMORY_LABEL = re.compile(r"[^.\x00-\x1f\x7f]{1,128}")
+"""What a label of a namespace may be: names with a dot would be two labels."""
+MOST_LABELS = 16
+"""Most labels of a namespace, its tenant's among them."""
+MOST_KEY_CHARACTERS = 512
+"""Longest key of an item."""
+
+
+def namespace_problem(namespace: str) -> str | None:
+    """Return what is wrong with a namespace; None if it is one."""
+    labels = namespace.split(".")
+    if len(labels) > MOST_LABELS:
+        return f"namespace has {len(labels)} labels; expected 1 to {MOST_LABELS}"
+    for number, label in enumerate(labels):
+        if MEMORY_LABEL.fullmatch(label) is None:
+            expected = "1 to 128 characters, no control character and no dot among them"
+            return f"namespace[{number}] is {label[:140]!r}; expected {expected}"
+    return None
+
+
+def _memory_problems(event: MemoryEvent) -> Iterator[str]:
+    if (problem := namespace_problem(event.namespace)) is not None:
+        yield problem
+    if not 1 <= len(event.key) <= MOST_KEY_CHARACTERS:
+        yield f"key has {len(event.key)} characters; expected 1 to {MOST_KEY_CHARACTERS}"
+    if (event.kind == "put") != (event.value is not None):
+        yield f"kind is {event.kind} and value is {'null' if event.value is None else 'set'}; put alone has one"
+    yield from _object_problems("value", event.value)
+
+
+_RUN_FIELDS = ("agent_id", "if_busy", "model", "memory_config", "sampling")
+"""What a request for a run has; of these an event of another kind has an agent at most."""
+
+
+def _thread_problems(event: ThreadEvent) -> Iterator[str]:
+    if event.kind.startswith("run_") != (event.run_id is not None):
+        yield f"kind is {event.kind} and run_id is {event.run_id!r}; events of a run alone have one"
+    for name in _RUN_FIELDS:
+        if event.kind == "run_requested" and getattr(event, name) is None:
+            yield f"kind is run_requested and {name} is null; a run needs it"
+        elif event.kind != "run_requested" and name != "agent_id" and getattr(event, name) is not None:
+            yield f"kind is {event.kind} and {name} is set; run_requested alone has one"
+    if (event.kind == "run_ended") != (event.ending is not None):
+        yield f"kind is {event.kind} and ending is {event.ending}; run_ended alone has one"
+    if (event.ending == "success") != (event.turn_id is not None):
+        yield f"ending is {event.ending} and turn_id {event.turn_id!r}; a run that succeeds alone has a turn"
+    if (event.ending in ("error", "timeout")) != (event.error is not None):
+        yield f"ending is {event.ending} and error is {event.error!r}; a run that fails alone has one"
+    if event.stateless and event.thread_id != event.run_id:
+        yield f"thread_id is {event.thread_id} of stateless run {event.run_id}; expected the run's"
+    for name in ("labels", "values", "memory_config", "request"):
+        yield from _object_problems(name, getattr(event, name))
+
+
+def _object_problems(name: str, text: str | None) -> Iterator[str]:
+    """Yield why a text that is set is no JSON object."""
+    if text is None:
+        return
+    try:
+        value = json_text.parse(text)
+    except ValueError as exc:
+        yield f"{name} is no JSON: {exc}"
+        return
+    if not isinstance(value, dict):
+        yield f"{name} is {text[:80]}; expected a JSON object"
 
 
 _CALL_FIELDS = {

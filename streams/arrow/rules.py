@@ -35,6 +35,7 @@ from schemas.events import (
     DatasetEvent,
     Event,
     JobEvent,
+    MemoryEvent,
     PromptEvent,
     QueueEvent,
     RequestEvent,
@@ -42,6 +43,7 @@ from schemas.events import (
     Reward,
     SampleEvent,
     Task,
+    ThreadEvent,
     TrainingCall,
     TrainingResult,
     TrajectoryEvent,
@@ -57,7 +59,7 @@ _VARIANT = np.zeros(256, np.uint8)
 _VARIANT[list(b"0123456789abcdef")] = list(b"89ab89ab89ab89ab")
 _JUDGED_SINGLY = (
     *(JobEvent, AccessEvent, RequestEvent, CurationEvent, DatasetEvent, TriggerEvent),
-    *(QueueEvent, PromptEvent, TrainingCall, TrainingResult),
+    *(QueueEvent, PromptEvent, MemoryEvent, ThreadEvent, TrainingCall, TrainingResult),
 )
 """There are few, so serde judges them all."""
 

@@ -247,6 +247,21 @@ EVENT_COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("alias", lambda e: e.alias, 12),
         Column("reason", lambda e: e.reason),
     ),
+    "MemoryEvent": (
+        Column("namespace", lambda e: e.namespace, 20),
+        Column("kind", lambda e: e.kind, 7),
+        Column("key", lambda e: e.key, 16),
+        Column("actor", lambda e: e.actor, 10),
+        Column("value", lambda e: e.value or ""),
+    ),
+    "ThreadEvent": (
+        Column("thread", lambda e: e.thread_id, 12),
+        Column("kind", lambda e: e.kind, 13),
+        Column("run", lambda e: _short(e.run_id or ""), 10),
+        Column("agent", lambda e: e.agent_id, 12),
+        Column("actor", lambda e: e.actor, 10),
+        Column("message", lambda e: e.error or " · ".join(message.content for message in e.messages)),
+    ),
     "TrainingCall": (
         Column("call", lambda e: _short(e.call_id), 10),
         Column("model", lambda e: e.model, 24),

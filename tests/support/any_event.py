@@ -26,6 +26,7 @@ from schemas.events import (
     JobQuestion,
     JobSpec,
     JobTuning,
+    MemoryEvent,
     Message,
     OutsideModel,
     PromptEvent,
@@ -40,6 +41,7 @@ from schemas.events import (
     SampleEvent,
     Sampling,
     Task,
+    ThreadEvent,
     TrainingCall,
     TrainingResult,
     TrajectoryEvent,
@@ -185,6 +187,11 @@ def _obeying(event: Any) -> Any:
         case QueueEvent():
             closed = {"kind": "opened", "checkpoint": None} if event.digest is None else {"kind": "restored"}
             return dataclasses.replace(event, epoch=1 + abs(event.epoch) % 9, **closed)
+        case MemoryEvent():
+            value = None if event.kind == "deleted" else "{}"
+            return dataclasses.replace(event, namespace="people", key="ann", value=value)
+        case ThreadEvent():
+            return _whole_thread_event(event)
         case CallLora():
             return dataclasses.replace(event, rank=1 + abs(event.rank) % 1024)
         case TrainingCall():
@@ -236,6 +243,15 @@ def _obeying(event: Any) -> Any:
 
 _SENT = {"kind": "submitted", "manifest_sha256": None}
 """What a data set has that was sent elsewhere."""
+
+
+def _whole_thread_event(event: ThreadEvent) -> ThreadEvent:
+    """Make it that a run failed, or that a thread was changed."""
+    absent: dict[str, Any] = {"if_busy": None, "model": None, "memory_config": None, "sampling": None, "turn_id": None}
+    absent |= {"stateless": False, "labels": "{}", "values": None, "request": None}
+    if event.error is None:
+        return dataclasses.replace(event, **absent, kind="changed", run_id=None, ending=None)
+    return dataclasses.replace(event, **absent, kind="run_ended", run_id=event.run_id or "r", ending="error")
 
 
 def _whole_call(call: TrainingCall) -> TrainingCall:

@@ -37,6 +37,7 @@ from schemas.events import (
     JobPrices,
     JobQuestion,
     JobSpec,
+    MemoryEvent,
     Message,
     Outcome,
     OutsideModel,
@@ -53,6 +54,8 @@ from schemas.events import (
     Sampling,
     SourceRange,
     Task,
+    ThreadEvent,
+    ThreadKind,
     TokensElsewhere,
     Tool,
     TrainingCall,
@@ -499,9 +502,39 @@ def one_of_each() -> list[Event]:
         sample_event(),
         queue_event(),
         prompt_event(),
+        memory_event(),
+        thread_event("created"),
         training_call(),
         training_result(),
     ]
+
+
+def memory_event(**changes: Any) -> MemoryEvent:
+    """Return the put of the item `ann` of the namespace `people`."""
+    whole: dict[str, Any] = {
+        "event_id": derive_id("people", "ann", "api", 0),
+        "namespace": "people",
+        "created_at": T0 + 50,
+        "kind": "put",
+        "key": "ann",
+        "actor": "api",
+        "value": '{"likes": "sums"}',
+    }
+    return MemoryEvent(**whole | changes)
+
+
+def thread_event(kind: ThreadKind, thread_id: str = "t", run_id: str = "r", **changes: Any) -> ThreadEvent:
+    """Return an event of thread `t`, or of its run `r`: of agent `calc`, with one question or one answer."""
+    whole: dict[str, Any] = {"event_id": derive_id(thread_id, run_id, kind), "created_at": T0 + 60, "actor": "api"}
+    if kind.startswith("run_"):
+        whole["run_id"] = run_id
+    if kind == "run_requested":
+        whole |= {"agent_id": "calc", "if_busy": "reject", "model": "p", "memory_config": "{}", "sampling": Sampling()}
+        whole["messages"] = (Message(role="user", content="1 + 1 ="),)
+    if kind == "run_ended":
+        whole |= {"ending": "success", "turn_id": derive_id(run_id, 0)}
+        whole["messages"] = (Message(role="assistant", content="2"),)
+    return ThreadEvent(kind=kind, thread_id=thread_id, **whole | changes)
 
 
 def training_call(**changes: Any) -> TrainingCall:

@@ -55,6 +55,8 @@ UNREAD = (
     "samples",
     "queues",
     "prompts",
+    "memory",
+    "threads",
     "training-calls",
     "training-results",
 )

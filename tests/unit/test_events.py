@@ -28,11 +28,13 @@ from schemas.events import (
 from tests.support.factories import (
     counted_outside,
     group,
+    memory_event,
     one_of_each,
     outside,
     response,
     reward,
     task,
+    thread_event,
     trained,
     training_call,
     training_result,
@@ -260,3 +262,26 @@ def test_a_group_counts_what_an_outside_model_read_and_wrote() -> None:
     assert theirs.is_outside and not group().is_outside
     assert (theirs.tokens_read(theirs.responses[0]), theirs.responses[0].tokens_written) == (7, 5)
     assert (group().tokens_read(group().responses[0]), group().responses[0].tokens_written) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        (memory_event(namespace="a..b"), "namespace[1] is ''; expected 1 to 128 characters"),
+        (memory_event(namespace=".".join("a" * 17)), "namespace has 17 labels"),
+        (memory_event(namespace="a\n"), "namespace[0]"),
+        (memory_event(key=""), "key has 0 characters"),
+        (memory_event(kind="deleted"), "kind is deleted and value is set"),
+        (memory_event(value="[1]"), "value is [1]; expected a JSON object"),
+        (memory_event(value="{"), "value is no JSON"),
+        (thread_event("created", run_id="r", ending="success", turn_id="t"), "run_ended alone has one"),
+        (thread_event("run_requested", model=None), "model is null; a run needs it"),
+        (thread_event("changed", model="p"), "model is set; run_requested alone has one"),
+        (thread_event("run_ended", turn_id=None), "a run that succeeds alone has a turn"),
+        (thread_event("run_ended", error="no"), "a run that fails alone has one"),
+        (thread_event("run_requested", stateless=True), "thread_id is t of stateless run r"),
+        (thread_event("changed", labels="1"), "labels is 1; expected a JSON object"),
+    ],
+)
+def test_an_item_or_a_thread_that_cannot_be_is_no_event(broken: Event, says: str) -> None:
+    assert any(says in problem for problem in problems(broken))

@@ -91,7 +91,7 @@ READERS = {
 """By topic: who must write a dead letter about a record that is unreadable. Consumer group, or how its name begins,
 and stage."""
 OF_CALLS = ("training-results", "training-calls")
-ONLY_PLACED = ("experiments", "agents", "access", "samples", "queues", "prompts")
+ONLY_PLACED = ("experiments", "agents", "access", "samples", "queues", "prompts", "memory", "threads")
 """Topics about other logs, programs, keys and decisions: of their records only this is checked, that each is where its
 key belongs."""
 NO_HORIZON = (
@@ -113,6 +113,8 @@ UNLETTERED = {
     "samples": "about a sample",
     "queues": "about a queue",
     "prompts": "about a prompt",
+    "memory": "about an item of the store",
+    "threads": "about a thread",
     "training-calls": "a training call",
     "training-results": "the result of a training call",
 }

@@ -46,6 +46,8 @@ FIELDS = {
     "samples": ("queue", "kind", "partition", "key"),
     "queues": ("queue", "kind", "reason"),
     "prompts": ("prompt", "kind", "version", "reason"),
+    "memory": ("namespace", "kind", "key"),
+    "threads": ("thread_id", "kind", "error", "messages"),
     "training-calls": ("kind", "model", "seq_id"),
     "training-results": ("kind", "model", "seq_id", "error"),
 }
@@ -176,6 +178,11 @@ def summary(label: str, event: Any) -> str:
         case "prompts":
             version = "" if event.version is None else f"@{event.version}"
             return f"prompt {event.prompt}{version} {event.kind}: {event.reason}"
+        case "memory":
+            return f"{event.key} {event.kind} in {event.namespace}"
+        case "threads":
+            text = event.error or (event.messages[-1].content if event.messages else "")
+            return f"thread {event.thread_id} {event.kind.replace('_', ' ')}: {text}"
         case "training-calls":
             reason = "" if event.refusal is None else f": {event.refusal}"
             return f"{event.kind} {event.seq_id} of {event.model}{reason}"

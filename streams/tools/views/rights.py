@@ -93,6 +93,8 @@ def _tenant_definitions(tenant: str) -> str:
         "policy_checkpoints": own_policy,
         **dict.fromkeys((*OF_TENANT, "training_jobs", "training_runs"), f"tenant = {name}"),
         **dict.fromkeys(("prompts", "prompt_rewards"), f"starts_with(prompt, {prefix})"),
+        "memory": f"starts_with(namespace, {prefix})",
+        "threads": f"starts_with(thread_id, {prefix}) OR {own_agent}",
         "dead_letters": f"CASE WHEN {keyed_by_policy} THEN starts_with({key}, {prefix}) "
         f"ELSE {key} IN (FROM own_tasks) END",
     }
