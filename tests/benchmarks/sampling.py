@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from streams.engines.protocol import SamplingRequest
-from tests.benchmarks.side_by_side import by_turns, line, median_s, say
+from tests.benchmarks.side_by_side import DEVICE, by_turns, line, median_s, say
 
 TASKS, SLOTS = 16, 8
 TARGET = 2.0
@@ -37,14 +37,14 @@ def run() -> Iterator[dict[str, Any]]:
     from streams.engines.local.transformers_engine import TransformersEngine
     from streams.settings.model import Model
 
-    peer_base = load_base(Model())  # a model of its own: the engine exchanges parts of the one it is given
+    peer_base = load_base(Model(device=DEVICE))  # a model of its own: the engine exchanges parts of the one it is given
     for threads in THREADS:
         if threads > (os.cpu_count() or 1):
             continue
-        engine = TransformersEngine(load_base(Model()), threads)
+        engine = TransformersEngine(load_base(Model(device=DEVICE)), threads)
         say(f"sampling: {TASKS} tasks x {SLOTS} slots, {torch.get_num_threads()} thread(s)")
         measured = by_turns({"ours": _ours(engine), "peer": _generate(peer_base)}, rounds=7, budget_s=25)
-        streams_base = load_base(Model())
+        streams_base = load_base(Model(device=DEVICE))
         streams_engine = ContinuousEngine(streams_base, threads)
         streams = _by_streams(streams_engine, streams_base)
         cpu = by_turns({"ours": _cpu_s(_ours(engine)), "streams": _cpu_s(streams)}, rounds=7, budget_s=25)
@@ -150,7 +150,7 @@ def _generate(base: Any) -> Callable[[], int]:
             padding=True,
             return_dict=True,
             return_tensors="pt",
-        )
+        ).to(DEVICE)
         with torch.inference_mode():
             out = base.model.generate(
                 **inputs,

@@ -20,6 +20,8 @@ from typing import Any
 
 import psutil
 
+DEVICE = os.environ.get("BENCH_DEVICE", "cpu")
+"""Where a benchmark of the model runs it, as in `model.device`."""
 LEAST = 3
 """Rounds below which a median says nothing: two runs of one round each have given 3.1 and 1.9 for the same case."""
 
@@ -80,11 +82,21 @@ def machine() -> dict[str, Any]:
     """Return what the numbers were taken on, and how busy it was when the run began."""
     return {
         "cpu": _cpu(),
+        **_gpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "python": platform.python_version(),
         "load_at_start": round(os.getloadavg()[0], 1),
     }
+
+
+def _gpu() -> dict[str, str]:
+    """Return the name of the GPU, if the model runs on one."""
+    if DEVICE == "cpu":
+        return {}
+    import torch
+
+    return {"gpu": torch.cuda.get_device_name(DEVICE)}
 
 
 def _cpu() -> str:

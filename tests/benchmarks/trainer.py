@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.events import AdvantagedGroup, GroupResponse, Sampling, derive_id
 from schemas.tokens import Logprobs, LossMask, TokenIds
-from tests.benchmarks.side_by_side import by_turns, line, median_s, say
+from tests.benchmarks.side_by_side import DEVICE, by_turns, line, median_s, say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,9 +74,9 @@ def real_trainer() -> Iterator[LogGRPOTrainer]:
     from trainer.step.model import pin, wrap
 
     with tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:
-        settings = Settings(trainer=Trainer(checkpoints=Path(folder)))
+        settings = Settings(model=Model(device=DEVICE), trainer=Trainer(checkpoints=Path(folder)))
         pin(settings)
-        base = load_base(Model())
+        base = load_base(Model(device=DEVICE))
         yield LogGRPOTrainer(wrap(base.model, settings.trainer), base.tokenizer, settings.trainer)
 
 
