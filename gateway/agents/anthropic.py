@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field
 
 from gateway.agents.answer_forms import MessagesSchemaFormat, ToolsChoice, forced
 from gateway.agents.caller import Caller
+from gateway.agents.named_prompts import PromptParameter
 from gateway.agents.parameters import (
     ADDRESS,
     FOLLOWS_CHOICE,
@@ -149,6 +150,7 @@ class CountTokensBody(Body):
         min_length=1, description="the whole conversation; text, `tool_use` and `tool_result` blocks"
     )
     system: Texts = Field([], description="text, or text blocks")
+    prompt: PromptParameter | None = Field(None, description="a prompt of the log, before `messages`; not Anthropic's")
     tools: list[CustomTool] = Field([], description="tools that the client runs")
     tool_choice: ToolChoice | None = Field(None, description="`auto`, `any`, `tool` or `none`")
     cache_control: Annotated[Any, Ignored(CACHES)] = None
@@ -175,6 +177,12 @@ class MessagesBody(CountTokensBody):
     ] = None
     diagnostics: Annotated[Any, Refused("there are none", {"previous_message_id": None})] = None
     mcp_servers: Annotated[Any, Refused("tools are run by the client", [])] = None
+
+
+def user(body: MessagesBody) -> str | None:
+    """Return the user that a client says it answers."""
+    name = (body.metadata or {}).get("user_id")
+    return name if isinstance(name, str) else None
 
 
 def _messages(body: CountTokensBody) -> tuple[Message, ...]:

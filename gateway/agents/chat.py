@@ -23,6 +23,7 @@ from gateway.agents.answer_forms import (
     forced,
 )
 from gateway.agents.caller import Caller
+from gateway.agents.named_prompts import PromptParameter
 from gateway.agents.parameters import (
     ADDRESS,
     FOLLOWS_CHOICE,
@@ -82,6 +83,7 @@ class ChatBody(Body):
 
     model: Model
     messages: Conversation = Field(description="the whole conversation; text, tool calls and their results")
+    prompt: PromptParameter | None = Field(None, description="a prompt of the log, before `messages`; not OpenAI's")
     tools: list[ChatTool] | None = Field(None, description="functions that the client runs")
     tool_choice: ChatToolChoice | None = Field(None, description=CHOICES)
     max_completion_tokens: MaxTokens = None

@@ -36,13 +36,18 @@ from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall,
 
 MAX_TOKENS = 16
 """Most tokens of an answer to a request that names no limit, as this protocol has it."""
+NO_PROMPTS = (
+    "a prompt of the log has messages, and this is one text; send it to /chat/completions, /messages or /responses"
+)
 TokenId = Annotated[Whole, Field(ge=0, lt=2**31)]
 Prompt = Annotated[str, Field(min_length=1)] | Annotated[list[TokenId], Field(min_length=1)]
 OnePrompt = Annotated[list[Prompt], Field(min_length=1, max_length=1)]
 
 
 def _one_prompt(value: object) -> object:
-    """Return the prompt of a list that holds one."""
+    """Return the prompt of a list that holds one. Raises ValueError for a prompt of the log."""
+    if isinstance(value, dict):
+        raise ValueError(NO_PROMPTS)
     return value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list) else value
 
 

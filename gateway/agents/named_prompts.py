@@ -2,16 +2,17 @@
 
     prompt: {id, version, variables} ──► version, sticky by conversation ──► its messages, and then the call's own
 
-A conversation keeps the version that it began with, wherever an alias has moved since. A call that continues none is
-placed by its trajectory, its user or its own content, so that a retry gets the same version.
+A conversation keeps the version that it began with, wherever an alias has moved since. Clients of chat and messages
+send it without the prompt's messages: it began with the version after which the log has the same history. A call that
+continues none is placed by its trajectory, its user or its first messages, so that a retry gets the same version.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import Field
 
@@ -23,6 +24,7 @@ from streams.prompts import prompt_use
 from streams.prompts.prompt_log import PromptLog
 from streams.prompts.prompt_use import PromptReference
 from streams.stages.agents.recording.calls import ModelCall
+from streams.stages.agents.trajectories.call_chains import opening
 
 
 class PromptParameter(Body):
@@ -38,23 +40,38 @@ class PromptParameter(Body):
         return self.id if self.version is None else f"{self.id}@{self.version}"
 
 
+class KnowsAnswers(Protocol):
+    """Knows the conversations of the log: the recorder of the agents' stage."""
+
+    async def is_continued(self, call: ModelCall) -> bool:
+        """Return whether the history of a call begins with a recorded one and its answer."""
+
+
 def without_prompts() -> PromptLog:
     """Raise NotFoundError: this server reads no prompts."""
     raise NotFoundError("this server reads no prompts of a log")
 
 
 async def with_prompt(
-    call: ModelCall, parameter: PromptParameter, prompts: Callable[[], PromptLog], tenant: str | None, user: str | None
+    call: ModelCall,
+    parameter: PromptParameter,
+    prompts: Callable[[], PromptLog],
+    recorder: KnowsAnswers,
+    tenant: str | None,
+    user: str | None,
 ) -> ModelCall:
     """Return a call that begins with a prompt. Raises CallError for one that there is not, or with other variables."""
     try:
         reference = PromptReference.parse(named(tenant, parameter.reference))
         log = await asyncio.to_thread(prompts)
-        values = parameter.variables or {}
-        if (began := _began_with(call, log, reference, values)) is not None:
-            return replace(call, prompt_version=began)
-        version = log.resolve(reference, call.trajectory_id or user or call.request_digest)
-        use = prompt_use.use(version, reference, values)
+        for use in _uses(log, reference, parameter.variables or {}):
+            if call.messages[: len(use.messages)] == use.render():
+                return replace(call, prompt_version=use)
+            whole = _after(use, call)
+            if whole is not None and await recorder.is_continued(whole):
+                return whole
+        version = log.resolve(reference, call.trajectory_id or user or opening(call.messages).hex())
+        use = prompt_use.use(version, reference, parameter.variables or {})
         return replace(call, messages=prompt_use.before(use, call.messages), prompt_version=use)
     except NotFoundError as exc:
         raise CallError("not_found", str(exc), "prompt") from exc
@@ -62,18 +79,22 @@ async def with_prompt(
         raise CallError("invalid", str(exc), "prompt") from exc
 
 
-def _began_with(
-    call: ModelCall, log: PromptLog, reference: PromptReference, values: dict[str, Any]
-) -> PromptUse | None:
-    """Return the version that a conversation began with, if it began with one of this prompt. Raises NotFoundError."""
-    versions = log.get(reference.name).versions
-    for version in versions:
+def _uses(log: PromptLog, reference: PromptReference, values: dict[str, Any]) -> Iterator[PromptUse]:
+    """Yield every version that a conversation may have begun with, the newest first. Raises NotFoundError."""
+    for version in reversed(log.get(reference.name).versions):
         if reference.version not in (None, version.number):
             continue
         try:
-            use = prompt_use.use(version, reference, values)
+            yield prompt_use.use(version, reference, values)
         except EventError:  # this version has other variables
             continue
-        if call.messages[: len(version.messages)] == use.render():
-            return use
-    return None
+
+
+def _after(use: PromptUse, call: ModelCall) -> ModelCall | None:
+    """Return a call that continues a conversation, after a prompt; None if it continues none, or they do not agree."""
+    if not any(message.role == "assistant" for message in call.messages):
+        return None
+    try:
+        return replace(call, messages=prompt_use.before(use, call.messages), prompt_version=use)
+    except EventError:  # two system messages, which the version that is chosen is refused for
+        return None

@@ -26,7 +26,7 @@ from starlette.responses import StreamingResponse
 
 from gateway.agents import anthropic, chat, completions, responses
 from gateway.agents.caller import AGENT_ID, CALL_KEY, CALLS, MESSAGES, FindsAgents, read_model_call
-from gateway.agents.named_prompts import with_prompt, without_prompts
+from gateway.agents.named_prompts import PromptParameter, with_prompt, without_prompts
 from gateway.agents.protocol_answers import (
     ChatCompletion,
     MessagesModelCard,
@@ -60,6 +60,9 @@ class AnswersCalls(FindsAgents, Protocol):
 
     async def count_tokens(self, call: ModelCall) -> int:
         """Return how many tokens the call's prompt has. Raises CallError."""
+
+    async def is_continued(self, call: ModelCall) -> bool:
+        """Return whether the history of a call begins with a recorded one and its answer."""
 
     async def conversation(self, turn_id: str) -> tuple[Message, ...] | None:
         """Return the messages up to a recorded turn, its answer included; None if there is no such turn."""
@@ -103,7 +106,9 @@ class AgentProtocols:
         """Answer a conversation."""
         body, caller = await read_model_call(request, chat.ChatBody, raw, self._recorder)
         created_s = time.time()
-        begun, pieces = await self._begin(request, chat.call(body, caller))
+        user = body.safety_identifier or body.user
+        call = await self._with_prompt(request, chat.call(body, caller), body.prompt, user)
+        begun, pieces = await self._begin(request, call)
         if body.stream:
             return _openai_stream(chat.chunks(body, begun, pieces, created_s), begun)
         answers = await _finish(request, pieces)
@@ -132,10 +137,8 @@ class AgentProtocols:
         body, caller = await read_model_call(request, ResponsesBody, raw, self._recorder)
         created_s, conversation = time.time(), await self._conversation(request, body.previous_response_id)
         whole = await self._resolve_items(request, body)
-        call = responses.call(whole, caller, conversation)
-        if body.prompt is not None:
-            user = body.safety_identifier or body.user
-            call = await with_prompt(call, body.prompt, self._prompts, tenant_of(request), user)
+        user = body.safety_identifier or body.user
+        call = await self._with_prompt(request, responses.call(whole, caller, conversation), body.prompt, user)
         begun, pieces = await self._begin(request, call)
         if body.stream:
             return _stream(responses.events(body, begun, pieces, created_s), begun, sse.END)
@@ -152,7 +155,8 @@ class AgentProtocols:
     async def create_message(self, request: Request, raw: bytes) -> Reply[ModelMessage] | StreamingResponse:
         """Answer a conversation, as Anthropic has it."""
         body, caller = await read_model_call(request, anthropic.MessagesBody, raw, self._recorder)
-        begun, pieces = await self._begin(request, anthropic.call(body, caller))
+        call = await self._with_prompt(request, anthropic.call(body, caller), body.prompt, anthropic.user(body))
+        begun, pieces = await self._begin(request, call)
         if body.stream:
             return _stream(anthropic.events(begun, pieces), begun)
         [done] = await _finish(request, pieces)
@@ -171,7 +175,8 @@ class AgentProtocols:
     async def count_tokens(self, request: Request, raw: bytes) -> TokenCount:
         """Count the tokens of a prompt."""
         body, caller = await read_model_call(request, anthropic.CountTokensBody, raw, self._recorder)
-        call = self._check_model(request, anthropic.call(body, caller))
+        call = await self._with_prompt(request, anthropic.call(body, caller), body.prompt, None)
+        call = self._check_model(request, call)
         return TokenCount(input_tokens=await self._recorder.count_tokens(call))
 
     @CALLS.get(
@@ -216,6 +221,14 @@ class AgentProtocols:
         if not may_ask(request, model, self._shared):
             raise _no_model(call.model)
         return replace(call, model=model)
+
+    async def _with_prompt(
+        self, request: Request, call: ModelCall, prompt: PromptParameter | None, user: str | None
+    ) -> ModelCall:
+        """Return the call, after the prompt that it names. Raises CallError for one that cannot be used."""
+        if prompt is None:
+            return call
+        return await with_prompt(call, prompt, self._prompts, self._recorder, tenant_of(request), user)
 
     async def _begin(self, request: Request, call: ModelCall) -> tuple[Begun, AsyncGenerator[Piece, None]]:
         """Return the call's beginning, and what is still to come. Raises CallError if it cannot begin."""

@@ -80,7 +80,7 @@ def evaluate(
         raise SettingsError(
             "no suite: name its file with --suite, or set guard.suite (docs/examples/suite.yaml is one)"
         )
-    suite, name = suites.load(source, settings.topics), options.policy or settings.policy.name
+    suite, name = suites.of_file(settings, source), options.policy or settings.policy.name
     state = adapters.read_state(settings, name)
     versions = version_scores.choose(state, options.version, options.against, compare=not options.no_compare)
     missing = version_scores.open_versions(state, suite.name, versions)

@@ -341,7 +341,7 @@ def replay_evaluate(
         asked = asking.HeldOutSuite(suite=questions, versions=tuple(versions.split(",")))
     else:
         if suite.endswith((".yaml", ".yml")):
-            questions = suites.load(Path(suite), call.settings.topics)
+            questions = suites.of_file(call.settings, Path(suite))
         else:
             questions = suites.generated(suite, count=count, seed=seed, options=json_object(options, "--options"))
         chosen = tuple(versions.split(","))

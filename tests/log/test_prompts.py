@@ -24,6 +24,7 @@ from streams.prompts.prompt_log import Activation, PromptLog, PromptText
 from streams.prompts.prompt_use import PromptReference
 from streams.settings.load import to_env
 from streams.settings.model import Settings
+from streams.stages.tasks import suites
 from tests.support.agent_server import serving, settings_of
 from tests.support.documented import HOOKS
 from tests.support.factories import group, job_event, job_spec, member, prompt_event
@@ -227,3 +228,94 @@ def test_a_call_names_a_prompt_and_its_conversation_keeps_the_version(kafka_boot
     assert [turn.prompt_version for turn in turns] == ["greet@1", "greet@1", "greet@2"]
     assert [turn.prompt_alias for turn in turns] == ["production"] * 3
     assert turns[0].messages[0].content == "Greet <|im_end|> {{name}}." and turns[1].parent_id == turns[0].turn_id
+
+
+def of_protocol(protocol: str, texts: list[str], **extra: Any) -> dict[str, Any]:
+    """Return a call whose messages are of user and model in turn."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]
+    name = "input" if protocol == "responses" else "messages"
+    return {"model": "sums", name: messages, **({"max_tokens": 64} if protocol == "messages" else {}), **extra}
+
+
+@pytest.mark.parametrize("protocol", ["chat/completions", "messages", "responses"])
+def test_a_client_that_sends_its_conversation_again_keeps_the_version_that_it_began_with(
+    kafka_bootstrap: str, tmp_path: Path, protocol: str
+) -> None:
+    replies = [{"when": "Hi.", "reply": "Hello."}, {"when": "Again.", "reply": "Hello again."}]
+    settings = settings_of(kafka_bootstrap, tmp_path, {"replies": replies})
+    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client, PromptLog(settings) as log:
+        for text in texts("Greet {{name}}.", "Welcome {{name}}."):
+            log.create(replace(text, variables=(PromptVariable(name="name"),)))
+        log.activate(activation(1))
+        prompt = {"id": "greet", "variables": {"name": "Ann"}}
+
+        def ask(*said: str, **extra: Any) -> httpx.Response:
+            body = of_protocol(protocol, list(said), **{"prompt": prompt, **extra})
+            return client.post(f"{url}/v1/{protocol}", json=body)
+
+        assert ask("Hi.").status_code == 200
+        log.activate(activation(2))
+        assert ask("Hi.", "Hello.", "Again.").status_code == 200
+        assert ask("Hi.", "Hello, you.", "Again.").status_code == 200
+        words = "prompt greet@2: variable name (string) has no value; give it one"
+        missing = ask("Hi.", prompt={"id": "greet"})
+        assert (missing.status_code, words in missing.text) == (400, True)
+        unknown = ask("Hi.", prompt={"id": "great"})
+        assert (unknown.status_code, "there is no prompt 'great'" in unknown.text) == (404, True)
+    turns = sorted((turn for _, turn in read(settings, Turn)), key=lambda turn: turn.created_at)
+    assert [(turn.prompt_version, turn.prompt_alias) for turn in turns] == [
+        ("greet@1", "production"),
+        ("greet@1", "production"),
+        ("greet@2", "production"),
+    ]
+    assert turns[0].messages[0].content == "Greet Ann." and turns[1].parent_id == turns[0].turn_id
+
+
+def test_a_prompt_is_refused_by_name_where_a_protocol_has_no_messages_and_counted_where_it_has(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    settings = settings_of(kafka_bootstrap, tmp_path, {"replies": []})
+    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client, PromptLog(settings) as log:
+        log.create(texts("Be kind.")[0])
+        body = {"model": "sums", "prompt": {"id": "greet@1"}}
+        refused = client.post(f"{url}/v1/completions", json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+        assert "a prompt of the log has messages" in refused.json()["error"]["message"]
+        counts = []
+        for extra in ({}, {"prompt": {"id": "greet", "version": "1"}}, {"system": "Be kind."}):
+            sent = {"model": "sums", "messages": [{"role": "user", "content": "Hi."}], **extra}
+            counts.append(client.post(f"{url}/v1/messages/count_tokens", json=sent).json()["input_tokens"])
+        assert counts[1] == counts[2] > counts[0]
+
+
+def test_a_suite_names_a_prompt_and_is_another_suite_once_its_alias_moves(made: Settings, tmp_path: Path) -> None:
+    with PromptLog(made) as log:
+        for text in texts("Greet in {{language}}.", "Welcome in {{language}}."):
+            log.create(replace(text, variables=(PromptVariable(name="language"),)))
+        log.activate(activation(1))
+        prompt = {"name": "greet", "variables": {"language": "French"}}
+        other = {"name": "greet@2", "variables": {"language": "x"}}
+        example = (Message(role="user", content="1 + 1 ="), Message(role="assistant", content="2"))
+        log.create(replace(texts("?")[0], prompt="example", messages=example))
+        lines: list[dict[str, Any]] = [
+            {"prompt": "Hello.", "answer": "Bonjour."},
+            {"prompt": "Bye.", "answer": "Adieu.", "prompt_version": other},
+        ]
+        (tmp_path / "two.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+        suite = tmp_path / "suite.yaml"
+        parts: dict[str, dict[str, Any]] = {
+            "file": {"file": "two.jsonl", "prompt": prompt},
+            "made": {"generator": "sums", "count": 1, "prompt": "example@1"},
+        }
+        suite.write_text(json.dumps({"name": "greetings", "scenarios": parts}), encoding="utf-8")
+        first = suites.of_file(made, suite)
+        assert [str(task.prompt_version) for task in first.questions] == ["greet@1", "greet@2", "example@1"]
+        assert [task.messages[0].content for task in first.questions][:2] == ["Greet in French.", "Welcome in x."]
+        log.activate(activation(2))
+        assert suites.of_file(made, suite).name != first.name
+    parts["file"]["prompt"] = {"name": "greet@2"}
+    suite.write_text(json.dumps({"name": "greetings", "scenarios": parts}), encoding="utf-8")
+    words = "prompt_version: prompt greet@2: variable language (string) has no value; give it one"
+    refused = command(made, "evaluate", "--suite", str(suite))
+    assert (refused.exit_code, words in refused.stderr) == (2, True), refused.stderr

@@ -1788,6 +1788,7 @@ class CountTokensBody(TypedDict):
     model: str
     messages: list[UserTurn | AssistantTurn]
     system: NotRequired[str | list[TextBlock]]
+    prompt: NotRequired[PromptParameter | None]
     tools: NotRequired[list[CustomTool]]
     tool_choice: NotRequired[ToolChoice | None]
     output_config: NotRequired[OutputConfig | None]
@@ -1997,6 +1998,7 @@ class MessagesBody(TypedDict):
     model: str
     messages: list[UserTurn | AssistantTurn]
     system: NotRequired[str | list[TextBlock]]
+    prompt: NotRequired[PromptParameter | None]
     tools: NotRequired[list[CustomTool]]
     tool_choice: NotRequired[ToolChoice | None]
     output_config: NotRequired[OutputConfig | None]
@@ -2281,6 +2283,7 @@ class ChatBody(TypedDict):
 
     model: str
     messages: list[MessageIn]
+    prompt: NotRequired[PromptParameter | None]
     tools: NotRequired[list[ChatTool] | None]
     tool_choice: NotRequired[Literal["auto", "none", "required"] | ChatFunctionChoice | None]
     max_completion_tokens: NotRequired[int | None]

@@ -226,6 +226,10 @@ export type ChatBody = {
      */
     messages: Array<MessageIn>;
     /**
+     * a prompt of the log, before `messages`; not OpenAI's
+     */
+    prompt?: PromptParameter | null;
+    /**
      * functions that the client runs
      */
     tools?: Array<ChatTool> | null;
@@ -505,6 +509,10 @@ export type CountTokensBody = {
      * text, or text blocks
      */
     system?: string | Array<TextBlock>;
+    /**
+     * a prompt of the log, before `messages`; not Anthropic's
+     */
+    prompt?: PromptParameter | null;
     /**
      * tools that the client runs
      */
@@ -1265,6 +1273,10 @@ export type MessagesBody = {
      * text, or text blocks
      */
     system?: string | Array<TextBlock>;
+    /**
+     * a prompt of the log, before `messages`; not Anthropic's
+     */
+    prompt?: PromptParameter | null;
     /**
      * tools that the client runs
      */

@@ -30,23 +30,23 @@ SUITE, SUITE_INDEX = "suite", "suite_index"
 
 
 def expectations_of(settings: Settings, files: Iterable[Path] = ()) -> dict[str, Expectation]:
-    """Return what guard.suite and these files expect of columns; of two the last counts. Raises as `suites.load`."""
+    """Return what guard.suite and these files expect of columns; of two the last counts. Raises as `suites.of_file`."""
     paths = [path for path in (settings.guard.suite, *files) if path is not None]
-    loaded = [suites.load(path, settings.topics).expectations for path in paths]
+    loaded = [suites.of_file(settings, path).expectations for path in paths]
     return {column: expectation for part in loaded for column, expectation in part.items()}
 
 
 def of_files(settings: Settings, files: Iterable[Path] = ()) -> list[SuiteQuestion]:
-    """Return the questions of guard.suite and of these files. Raises as `suites.load`."""
+    """Return the questions of guard.suite and of these files. Raises as `suites.of_file`."""
     paths = [path for path in (settings.guard.suite, *files) if path is not None]
-    return [question for path in paths for question in questions_of(suites.load(path, settings.topics))]
+    return [question for path in paths for question in questions_of(suites.of_file(settings, path))]
 
 
 class KnownSuites:
     """The held-out questions, followed in the log."""
 
     def __init__(self, settings: Settings, history: History, *, file: Path | None = None) -> None:
-        """`file`: a suite that counts, too. Raises as `suites.load` if that or guard.suite cannot be read."""
+        """`file`: a suite that counts, too. Raises as `suites.of_file` if that or guard.suite cannot be read."""
         self._history = history
         self._of_files = of_files(settings, () if file is None else (file,))
         self._of_policy: defaultdict[str, list[SuiteQuestion]] = defaultdict(list)

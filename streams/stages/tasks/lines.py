@@ -145,6 +145,14 @@ class PromptLine(OutsideObject):
     def _name_alone(cls, given: Any) -> Any:
         return {"name": given} if isinstance(given, str) else given
 
+    def use(self, unit: str, reading: Reading) -> PromptUse:
+        """Return the version that it means for a thread or a task, with its values. Raises ValueError."""
+        try:
+            reference = PromptReference.parse(self.name)
+            return prompt_use.use(reading.prompts(reference, unit), reference, self.variables)
+        except (EventError, NotFoundError) as exc:
+            raise ValueError(f"prompt_version: {exc}") from exc
+
 
 class TaskLine(OutsideObject):
     """One line of a submission."""
@@ -450,7 +458,7 @@ def _task(fields: dict[str, Any], place: str, reading: Reading) -> Task:
     except (TypeError, ValueError, RecursionError) as exc:  # a number too long to be text, or a value of no JSON type
         raise ValueError(f"not usable as JSON: {exc}") from exc
     task_id = line.task_id or _derived_id(fields, line)
-    prompt = None if line.prompt_version is None else _prompt_use(line, line.prompt_version, task_id, reading)
+    prompt = None if line.prompt_version is None else line.prompt_version.use(line.thread or task_id, reading)
     if prompt is not None and line.task_id is None:  # asked with another version it is another task
         task_id = derive_id("line", task_id, prompt)
     return Task(
@@ -474,20 +482,11 @@ def _task(fields: dict[str, Any], place: str, reading: Reading) -> Task:
         prompt_version=prompt,
         tools=tuple(tool.tool for tool in line.tools),
         reward_sources=_sources(line, reading),
-        messages=_messages(line) if prompt is None else _after_prompt(prompt, _messages(line)),
+        messages=_messages(line) if prompt is None else after_prompt(prompt, _messages(line)),
     )
 
 
-def _prompt_use(line: TaskLine, named: PromptLine, task_id: str, reading: Reading) -> PromptUse:
-    """Return the version that a line's prompt means for its thread, or itself, with its values. Raises ValueError."""
-    try:
-        reference = PromptReference.parse(named.name)
-        return prompt_use.use(reading.prompts(reference, line.thread or task_id), reference, named.variables)
-    except (EventError, NotFoundError) as exc:
-        raise ValueError(f"prompt_version: {exc}") from exc
-
-
-def _after_prompt(prompt: PromptUse, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+def after_prompt(prompt: PromptUse, messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """Return messages with those of the prompt before them. Raises ValueError if they do not go together."""
     try:
         return prompt_use.before(prompt, messages)

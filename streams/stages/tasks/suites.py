@@ -17,12 +17,15 @@ suite, since asking it again is no further evidence.
         group_size: 1                 responses per task
         sampling: {temperature: 0}    and top_p, max_tokens, seed, stop; default: the task's own
         reward_sources: [exact]       instead of the task's own
+        prompt: greet@3               before the messages of tasks that name none; or {name, variables}
         success: reward >= 0.8        a right answer; default: `exact` gave 1, without it: the reward is 1
         thresholds: {success: 0.5, mean_reward: 0.4}      the guard promotes nothing below
     expectations:                     of the columns of training rows, for `streamward data check --suite`
       answer: {nulls: 0.01}           and range, characters, one_of, unique (streams/evaluation/expectations.py)
 
-A suite has at most MAX_TASKS questions: its results are one table row, rewritten for each answer.
+A prompt is rendered when the suite is read, and its text is part of the questions: once an alias means another version,
+the suite has another name. A suite has at most MAX_TASKS questions: its results are one table row, rewritten for each
+answer.
 """
 
 from __future__ import annotations
@@ -48,9 +51,19 @@ from streams.evaluation.expectations import Expectation
 from streams.evaluation.suite import SUCCESS_REWARD, Suite, generated_name
 from streams.evaluation.suite_tasks import in_turns
 from streams.kafka import times
+from streams.prompts.prompt_log import resolver
+from streams.prompts.prompt_use import Resolver, no_prompts
 from streams.settings.model import Settings, Topics
 from streams.stages.tasks.generators import TaskSpec, generate
-from streams.stages.tasks.lines import Reading, RewardSourceLine, by_kind, check_rows, task_problems
+from streams.stages.tasks.lines import (
+    PromptLine,
+    Reading,
+    RewardSourceLine,
+    after_prompt,
+    by_kind,
+    check_rows,
+    task_problems,
+)
 from streams.stages.tasks.submit import Submitted, submit
 
 MAX_TASKS = 1000
@@ -96,6 +109,7 @@ class ScenarioPart(_SuiteModel):
     group_size: int = Field(1, ge=1, le=MAX_GROUP_SIZE)
     sampling: SamplingPart = SamplingPart()
     reward_sources: tuple[RewardSourceLine, ...] | None = Field(None, min_length=1)
+    prompt: PromptLine | None = None
     success: str | None = None
     thresholds: ThresholdsPart = ThresholdsPart()
 
@@ -131,18 +145,25 @@ class SuitePart(_SuiteModel):
     expectations: dict[str, Expectation] = Field(default_factory=dict)
 
 
-def load(file: Path, topic_settings: Topics | None = None) -> Suite:
-    """Return the suite in a YAML file.
+def load(file: Path, topic_settings: Topics | None = None, prompts: Resolver = no_prompts) -> Suite:
+    """Return the suite in a YAML file. `prompts`: finds the versions that its questions begin with.
 
     Raises NotFoundError if the file, one it names, or a generator is missing; SettingsError, naming file, line and
     key, for every mistake in it.
     """
     text = _read(file)
     part = _parsed(text, file)
+    reading = Reading(
+        now_ms=0,
+        topic_settings=topic_settings or Topics(),
+        defaults={"policy": "-", "purpose": "eval"},
+        offers_map=False,
+        prompts=prompts,
+    )
     questions: list[Task] = []
     for name, scenario in part.scenarios.items():
         try:
-            asked = [_asked(task, name, scenario) for task in _tasks(scenario, file, topic_settings or Topics())]
+            asked = [_asked(task, name, scenario) for task in _tasks(scenario, file, reading)]
         except NotFoundError as exc:
             raise NotFoundError(f"{file}: scenarios.{name}: {exc}") from exc
         except (EventError, SettingsError) as exc:
@@ -166,9 +187,14 @@ def load(file: Path, topic_settings: Topics | None = None) -> Suite:
     )
 
 
+def of_file(settings: Settings, file: Path) -> Suite:
+    """Return the suite in a YAML file, with the prompts of the log that it names. Raises as `load`, and LogError."""
+    return load(file, settings.topics, resolver(settings))
+
+
 def of_guard(settings: Settings) -> Suite | None:
-    """Return the suite in `guard.suite`, None if no file is set. Raises as `load`."""
-    return None if settings.guard.suite is None else load(settings.guard.suite, settings.topics)
+    """Return the suite in `guard.suite`, None if no file is set. Raises as `of_file`."""
+    return None if settings.guard.suite is None else of_file(settings, settings.guard.suite)
 
 
 def generated(generator: str, *, count: int, seed: int, options: Mapping[str, Any] | None = None) -> Suite:
@@ -203,8 +229,8 @@ def ask(settings: Settings, suite: Suite, policy: str, versions: Sequence[int]) 
 # --- questions --------------------------------------------------------------------------------------------------------
 
 
-def _tasks(scenario: ScenarioPart, file: Path, topic_settings: Topics) -> Iterator[Task]:
-    """Yield the tasks of a scenario as its generator or file has them."""
+def _tasks(scenario: ScenarioPart, file: Path, reading: Reading) -> Iterator[Task]:
+    """Yield the tasks of a scenario as its generator or file has them, each after its prompt."""
     if scenario.generator is not None:
         spec = TaskSpec(
             family=scenario.generator,
@@ -214,12 +240,11 @@ def _tasks(scenario: ScenarioPart, file: Path, topic_settings: Topics) -> Iterat
             policy="",
             options=scenario.options or {},
         )
-        yield from generate(spec, now_ms=0)
+        yield from (_with_prompt(task, scenario.prompt, reading) for task in generate(spec, now_ms=0))
         return
     source = file.parent / (scenario.file or "")
-    reading = Reading(
-        now_ms=0, topic_settings=topic_settings, defaults={"policy": "-", "purpose": "eval"}, offers_map=False
-    )
+    if scenario.prompt is not None:
+        reading = replace(reading, defaults={**reading.defaults, "prompt_version": scenario.prompt.model_dump()})
     checked = check_rows(rows(source), source.name, reading)
     if checked.problems:
         raise SettingsError("; ".join(by_kind(checked.problems)))
@@ -227,6 +252,17 @@ def _tasks(scenario: ScenarioPart, file: Path, topic_settings: Topics) -> Iterat
     if not checked.tasks or wanted > len(checked.tasks):
         raise SettingsError(f"{source} has {len(checked.tasks)} different tasks, expected {max(wanted, 1)} or more")
     yield from islice(checked.tasks, wanted)
+
+
+def _with_prompt(task: Task, prompt: PromptLine | None, reading: Reading) -> Task:
+    """Return a generator's task after a prompt. Raises SettingsError for one that there is not."""
+    if prompt is None:
+        return task
+    try:
+        use = prompt.use(task.task_id, reading)
+        return replace(task, prompt_version=use, messages=after_prompt(use, task.messages))
+    except ValueError as exc:
+        raise SettingsError(str(exc)) from exc
 
 
 def _asked(task: Task, scenario: str, part: ScenarioPart) -> Task:
@@ -349,6 +385,7 @@ _MODELS: dict[str, type[BaseModel]] = {
     "sampling": SamplingPart,
     "thresholds": ThresholdsPart,
     "reward_sources": RewardSourceLine,
+    "prompt": PromptLine,
     "expectations": Expectation,
 }
 

@@ -21,7 +21,7 @@ from schemas.conventions import RatedAnswer
 from schemas.events import Message, Observed, Purpose, TrajectoryEvent, Turn
 from streams.errors import CallError
 from streams.stages.agents.recording.calls import CallInProgress, ModelCall
-from streams.stages.agents.trajectories.call_chains import Chains, exchanges, opening
+from streams.stages.agents.trajectories.call_chains import Chains, Digests, exchanges, opening
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -325,6 +325,12 @@ class Conversations:
             if newest is not None:
                 return newest.conversation
         return self._find_rewritten(call)
+
+    def is_continued(self, call: ModelCall) -> bool:
+        """Return whether the history of a call begins with a recorded one of its agent, and its answer."""
+        digests = Digests(call.messages, call.tools)  # those of the call learn what they have in common with a turn
+        ends = ((call.agent_id, digests.tools, digest) for _, digest in digests.longest_first())
+        return any(end in self._ends for end in ends)
 
     def _recognize(self, call: ModelCall) -> None:
         """Find the trajectory whose newest turn a call seems to continue: its history is not digested again."""

@@ -80,6 +80,10 @@ class Recorder:
         recorder, call = await self._recorder_for(call)
         return await recorder.count_tokens(call)
 
+    async def is_continued(self, call: ModelCall) -> bool:
+        """Return whether the history of a call begins with a recorded one and its answer."""
+        return any(conversations.is_continued(call) for conversations in self._conversations)
+
     async def conversation(self, turn_id: str) -> tuple[Message, ...] | None:
         """Return the messages up to a recorded turn, its answer included; None if there is no such turn."""
         for conversations in self._conversations:
