@@ -116,7 +116,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                 open_recorder(settings, engine, rendering, stop, meter, fleet=fleet) as recorder,
                 JobLog(settings) as jobs,
                 OpenLog(settings) as log_view,
-                OpenCalls(settings) as calls,
+                OpenCalls(settings, jobs.month) as calls,
                 _keys(settings) as keys,
                 _requests(settings) as requests,
                 contextlib.closing(PageMount(settings, _logins(settings, keys), rendering)) as page,

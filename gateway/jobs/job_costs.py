@@ -1,4 +1,4 @@
-"""Usage and cost of jobs over HTTP, summed by what the query names, as `streamward costs` prints them."""
+"""Usage and cost of jobs and training calls over HTTP, summed as `streamward costs` prints them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ BY = "policy,month"
 class CostsQuery(PathQuery):
     """How costs are summed."""
 
-    by: str = Field(BY, max_length=100, description="comma separated: policy, tenant, job, month")
+    by: str = Field(BY, max_length=100, description="comma separated: policy, tenant, job, month, session")
 
 
 class CostRow(Answer):
-    """Jobs that have all these names in common; null: not summed by that."""
+    """Jobs and calls that have all these names in common; null: not summed by that, or none."""
 
     policy: str | None
     tenant: str | None
     job: str | None
+    session: str | None = Field(description="of training calls")
     month: str | None
-    closed: bool | None = Field(description="by tenant and month: whether the sum is final")
+    closed: bool | None = Field(description="by tenant and month: whether jobs add nothing to it any more")
     prompt_tokens: int
     completion_tokens: int
     trainer_s: float
@@ -52,6 +53,7 @@ EXAMPLE = CostList(
             policy="sums",
             tenant=None,
             job=None,
+            session=None,
             month="2026-01",
             closed=None,
             prompt_tokens=4821,
@@ -71,7 +73,7 @@ class JobCosts:
 
     @REST.get("/costs", may="jobs.read", refuses=(), example=EXAMPLE)
     def list_costs(self, request: Request, query: CostsQuery) -> CostList:
-        """Sum the usage and cost of jobs; a key of a tenant sees its own."""
+        """Sum the usage and cost of jobs and training calls; a key of a tenant sees its own."""
         try:
             names = spending.names(query.by)
         except SettingsError as exc:
@@ -84,4 +86,5 @@ class JobCosts:
 
 def _row(row: Mapping[str, Any]) -> CostRow:
     fields = {name: row.get(name) for name in CostRow.model_fields}
-    return CostRow.model_validate(fields | {"tenant": fields["tenant"] or None})
+    named = {name: fields[name] or None for name in ("policy", "tenant", "job", "session")}
+    return CostRow.model_validate(fields | named)

@@ -25,6 +25,7 @@ from schemas.tokens import Octets
 from streams.adapters.stored_tensors import get, put
 from streams.calls.call_state import CallState
 from streams.errors import CallError, EventError, LogError, NotFoundError
+from streams.jobs.monthly_spending import MonthBudget
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.reader import fetch
 from streams.kafka.record import Record
@@ -33,15 +34,18 @@ from streams.settings.model import Settings
 
 KEPT_BYTES = 256 * 1024 * 1024
 """Outputs of results in memory."""
+TenantMonth = Callable[[str | None, int], MonthBudget | None]
+"""What a tenant may spend in the month of a time; None: no limit."""
 Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
 
 class CallLog(FollowedTopic):
     """Calls and results, followed in a thread. Use as a context manager; methods may be called from any thread."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Raises NotFoundError without the topics, LogError if the broker does not answer."""
+    def __init__(self, settings: Settings, month: TenantMonth) -> None:
+        """`month` knows what tenants spent. Raises NotFoundError without the topics, LogError without a broker."""
         super().__init__(settings, "training-calls", "training-results")
+        self.month = month
         self._calls_topic = topics(settings.topics)["training-calls"].name
         self._partitions = settings.topics.policy_partitions
         self._state = CallState()
@@ -153,8 +157,8 @@ class CallLog(FollowedTopic):
 class OpenCalls:
     """The CallLog of a server, opened when a request first needs it. Use as a context manager."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, month: TenantMonth) -> None:
+        self._settings, self._month = settings, month
         self._stack, self._lock = ExitStack(), threading.Lock()
         self._log: CallLog | None = None
 
@@ -170,7 +174,7 @@ class OpenCalls:
         with self._lock:
             if self._log is None or self._log.is_broken:
                 try:
-                    self._log = self._stack.enter_context(CallLog(self._settings))
+                    self._log = self._stack.enter_context(CallLog(self._settings, self._month))
                 except NotFoundError as exc:
                     raise NotFoundError(
                         f"{exc}; `streamward topics create` makes the topics of training calls"

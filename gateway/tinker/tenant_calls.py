@@ -2,6 +2,7 @@
 
     request ──► its principal ──► TenantCalls ──► CallLog
     submit: the same call again ──► the id it has       another under its number, or against a rule ──► 400
+            the tenant's month, jobs and calls, is spent ──► 400, before it is in the log
             a new one ──► the log, acknowledged by all replicas ──► its id
 
 A request that must not be sent again gets 400: Tinker's SDK repeats 409 for minutes.
@@ -24,7 +25,7 @@ from gateway.tinker.tensors import tensor_bytes
 from schemas.events import CallKind, TrainingCall
 from schemas.tokens import Octets
 from streams.calls.call_names import numbered_call
-from streams.calls.call_rules import refusal
+from streams.calls.call_rules import PAID, refusal
 from streams.calls.call_state import (
     ANSWERED,
     BEGINS_AT,
@@ -159,6 +160,7 @@ class TenantCalls:
             before = state.calls.get(call.call_id)
             refused = None if before is not None else refusal(state, call, call.created_at)
         if before is None:
+            refused = refused or self._month_problem(call)
             if refused is not None:
                 raise CallError("invalid", refused)
             self.log.append(call)
@@ -170,6 +172,16 @@ class TenantCalls:
             problem = f"{call.kind}: {call.call_id} was sent before with another content; take the next seq_id"
             raise CallError("invalid", problem, "seq_id")
         return before
+
+    def _month_problem(self, call: TrainingCall) -> str | None:
+        """Return that the month of a call's tenant is spent, in the words of jobs."""
+        if call.prices is None or call.kind not in PAID:
+            return None
+        month = self.log.month(call.tenant, call.created_at)
+        problem = None if month is None else month.problem()
+        return (
+            problem and f"{problem}; save what was trained, and call again next month, or raise jobs.tenant_month_usd"
+        )
 
 
 def digest(content: Mapping[str, Any], data: bytes = b"") -> str:

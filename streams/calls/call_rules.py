@@ -16,6 +16,8 @@ from schemas.events import TrainingCall
 from streams.calls.call_names import parse_path
 from streams.calls.call_state import BEGINS_AT, NUMBERED, CallState, TrainingSession, request_of, saved_path
 
+PAID = frozenset(("forward", "forward_backward", "optim_step", "sample"))
+"""Kinds whose calls cost something: a budget that is spent ends these, and what was trained can still be saved."""
 LEAST_TTL_S, MOST_TTL_S = 3600, 10 * 365 * 24 * 3600
 """An hour, and ten years."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -33,7 +35,7 @@ def refusal(state: CallState, call: TrainingCall, now_ms: int) -> str | None:
         return _ttl_problem(call)
     if session.finished is not None:
         return f"session {call.session_id} has finished ({session.finished}); begin another one"
-    if (problem := _budget_problem(session) or _ttl_problem(call)) is not None:
+    if (problem := _budget_problem(session, call) or _ttl_problem(call)) is not None:
         return problem
     if call.kind in ("create_model", "copy_weights") or call.call_id == call.model:
         return f"there is a model {call.model} already" if call.model in state.models else None
@@ -93,8 +95,8 @@ def _ttl_problem(call: TrainingCall) -> str | None:
     return f"ttl_seconds is {call.ttl_s}; expected {LEAST_TTL_S} (an hour) to {MOST_TTL_S} (10 years), or null"
 
 
-def _budget_problem(session: TrainingSession) -> str | None:
-    if session.max_budget_usd is None or session.spent_usd < session.max_budget_usd:
+def _budget_problem(session: TrainingSession, call: TrainingCall) -> str | None:
+    if call.kind not in PAID or session.max_budget_usd is None or session.spent_usd < session.max_budget_usd:
         return None
     return (
         f"session {session.session_id} has cost {session.spent_usd:.4f} USD, and its budget is "

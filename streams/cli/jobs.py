@@ -224,7 +224,7 @@ def jobs_list(call: AppContext, /, policy: str | None, output: Output) -> None:
     """Print every job with its progress and cost, oldest first."""
     from streams.jobs.job_log import JobLog
 
-    with JobLog(call.settings) as log:
+    with JobLog(call.settings, with_months=False) as log:
         _show([job for job in log.jobs.values() if policy in (None, job.policy)], output)
 
 
@@ -242,7 +242,7 @@ def jobs_show(call: AppContext, /, job_id: str, output: str) -> None:
     from streams.jobs import job_view
     from streams.jobs.job_log import JobLog
 
-    with JobLog(call.settings) as log:
+    with JobLog(call.settings, with_months=False) as log:
         job = log.get(job_id)
     if output == "json":
         print(show.json_line(job_view.whole(job)))
@@ -259,7 +259,7 @@ def jobs_show(call: AppContext, /, job_id: str, output: str) -> None:
 def _command(call: AppContext, job_id: str, kind: JobCommandKind, reason: str, key: str | None, output: Output) -> None:
     from streams.jobs.job_log import JobCommand, JobLog
 
-    with JobLog(call.settings_to_write) as log:
+    with JobLog(call.settings_to_write, with_months=False) as log:
         _show([log.command(job_id, JobCommand(kind=kind, actor=user_name(), reason=reason, key=key))], output)
 
 
@@ -333,7 +333,7 @@ def jobs_keep_best(call: AppContext, /, job_id: str, reason: str, output: Output
     """
     from streams.jobs.job_log import JobLog
 
-    with JobLog(call.settings) as log:
+    with JobLog(call.settings, with_months=False) as log:
         _keep_best(call, log.get(job_id), reason, output)
 
 
@@ -376,7 +376,7 @@ def jobs_watch(call: AppContext, /, job_id: str, keep_best: bool, output: Output
     from streams.jobs.job_log import JobLog
 
     call.working = True
-    with until_stopped() as stop, JobLog(call.settings) as log:
+    with until_stopped() as stop, JobLog(call.settings, with_months=False) as log:
         job_id = log.get(job_id).job_id
         count, ended = 0, False
         while not stop.is_set() and not ended:
@@ -412,7 +412,7 @@ def jobs_export(
     from streams.jobs.job_answers import JobAnswers, answers
     from streams.jobs.job_log import JobLog
 
-    with JobLog(call.settings) as log:
+    with JobLog(call.settings, with_months=False) as log:
         job = log.get(job_id)
     selection = JobAnswers(success_only=success_only, min_reward=min_reward, limit=limit, offset=offset)
     for answer in answers(call.settings, job, selection):
@@ -425,15 +425,16 @@ def jobs_export(
     default="policy,month",
     show_default=True,
     metavar="NAMES",
-    help="Columns to sum by, comma separated: policy, tenant, job, month.",
+    help="Columns to sum by, comma separated: policy, tenant, job, month, session.",
 )
 @output_option
 @pass_call
 def costs(call: AppContext, /, by: str, output: Output) -> None:
-    """Print the usage and cost of jobs.
+    """Print the usage and cost of jobs and of training calls.
 
-    The cost is the tokens and seconds in a job's events, times the prices recorded at its creation. Jobs without prices
-    have no cost. By tenant and month, it also marks closed months, whose costs are final.
+    The cost is the tokens and seconds in a job's events, or in the results of a session's calls, times the prices
+    recorded at its creation. Without prices there is no cost. By tenant and month, it also marks closed months: jobs
+    add nothing to them any more.
     """
     from streams import output as show
     from streams.jobs import spending

@@ -281,7 +281,7 @@ def prompts_optimize(
     if not order_only:
         with until_stopped() as stop:
             prompt_worker.run(settings, stop=stop, until_done=job.job_id)
-    with JobLog(settings) as jobs:
+    with JobLog(settings, with_months=False) as jobs:
         job = jobs.get(job.job_id)
     show.record({"job": job.job_id, "status": job.status, "reason": job.reason, "figures": dict(job.metrics)}, output)
 

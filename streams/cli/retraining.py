@@ -117,7 +117,7 @@ def retrain_list(call: AppContext, /, name: str | None, ticks: bool, output: Out
     from streams.improve.triggers.trigger_log import TriggerLog
     from streams.jobs.job_log import JobLog
 
-    with TriggerLog(call.settings) as trigger_log, JobLog(call.settings) as job_log:
+    with TriggerLog(call.settings) as trigger_log, JobLog(call.settings, with_months=False) as job_log:
         events = [event for event in trigger_log.events(name) if ticks or event.kind == "crossed"]
         rows = [_row(event, job_log) for event in events]
     columns = [

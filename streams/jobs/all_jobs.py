@@ -1,6 +1,7 @@
-"""The fold of the topic `jobs`: every job, and what every tenant spent in every month.
+"""The fold of the topic `jobs`: every job, and what every tenant spent in every month, training calls included.
 
-a record ──► its job before and after it, or a month that is closed
+jobs: a record ──► its job before and after it, or a month that is closed
+training-results ──► what a call used
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import logging
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from schemas.events import JobEvent
+from schemas.events import JobEvent, TrainingResult
 from schemas.serde import Poison
 from streams.jobs.monthly_spending import MONTH_CLOSED, TenantMonths
 from streams.jobs.state import JobState, fold
@@ -46,6 +47,12 @@ class AllJobs:
             if not job.has_ended:
                 oldest.setdefault(job.policy, job)
         return oldest.values()
+
+    def take_call(self, record: Record) -> None:
+        """Count what a training call used, by a record of its result."""
+        result = record.decode_placed(TrainingResult, self._partitions)
+        if not isinstance(result, Poison):
+            self.months.calls.take(result)
 
     def take(self, record: Record) -> FoldedEvent | None:
         """Fold a record; return what it makes of its job. None, and a warning, if no job takes it; None for a month."""

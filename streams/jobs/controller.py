@@ -1,7 +1,8 @@
 """Run jobs: fold the log, and write what each needs next.
 
     consumer group over `jobs` ──► which jobs are ours
-    jobs, adapters from their beginning, groups from where a job's figures end ──► due ──► tasks, jobs, adapters
+    jobs, adapters and training-results from their beginning,
+    groups from where a job's figures end                      ──► due ──► tasks, jobs, adapters
 
 The log is the only state. A controller that is killed loses nothing: the next one folds the same records, and what it
 then asks for has the same ids. Of tasks it first looks which are in the log, since the dead one may have written some;
@@ -43,6 +44,8 @@ from streams.kafka.topics import topics
 from streams.observability import metrics
 from streams.settings.model import Settings
 
+FROM_BEGINNING = ("jobs", "adapters", "training-results")
+"""Topics that are read from their first record: the last says what tenants' training calls cost."""
 CLOCK_SKEW_MS = 60_000
 """How far the clocks of controllers may differ when `tasks` is searched by time."""
 CLOSING_S = 60.0
@@ -72,7 +75,7 @@ class JobController:
     def __init__(self, settings: Settings, outage: BrokerOutage) -> None:
         self._settings, self._outage = settings, outage
         topic_of_label = topics(settings.topics)
-        self._names = {topic_of_label[label].name: label for label in ("jobs", "adapters", "groups")}
+        self._names = {topic_of_label[label].name: label for label in (*FROM_BEGINNING, "groups")}
         self._groups = topic_of_label["groups"].name
         self._jobs = topic_of_label["jobs"].name
         self._all = AllJobs(settings.topics.policy_partitions)
@@ -88,8 +91,8 @@ class JobController:
         """Whether something came since `_act`."""
         self._ends: dict[TopicPartition, int] = {}
         """Where each partition ended when it was last assigned: nothing is decided before."""
-        starts = {tp: low for tp, (low, _) in self._bounds("jobs", "adapters").items()}
-        self._ends = {tp: end for tp, (_, end) in self._bounds("jobs", "adapters").items()}
+        starts = {tp: low for tp, (low, _) in self._bounds(*FROM_BEGINNING).items()}
+        self._ends = {tp: end for tp, (_, end) in self._bounds(*FROM_BEGINNING).items()}
         self._reader = PartitionReader(settings, starts, outage=outage)
         self._producer = Producer(settings, outage=outage, stage=STAGE)
         self._metrics, self._next_closing = JobMetrics(outage.meter), 0.0
@@ -128,6 +131,8 @@ class JobController:
         label = self._names[record.at.topic]
         if label == "jobs":
             self._on_job(record)
+        elif label == "training-results":
+            self._all.take_call(record)
         elif label == "adapters":
             adapter = record.decode_placed(AdapterEvent, self._settings.topics.policy_partitions)
             if not isinstance(adapter, Poison):

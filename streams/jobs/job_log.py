@@ -1,6 +1,7 @@
 """All jobs as the log has them, and the commands of users.
 
     jobs ──► a thread that follows ──► JobState of each
+    training-results ──► what their tenants' calls used in each month
     start, pause, resume, cancel ──► event with the sequence it expects ──► jobs ──► own fold has passed it ──► answer
 
 A command is an event like those of the controller: of two at once the second is refused, and told so. With an
@@ -22,7 +23,7 @@ from streams.errors import EventError, JobRequestError, NotFoundError, RefusedEr
 from streams.jobs import spending
 from streams.jobs.all_jobs import AllJobs
 from streams.jobs.job_reducer import STAGE, TUNER
-from streams.jobs.monthly_spending import MonthBudget
+from streams.jobs.monthly_spending import MonthBudget, TenantMonths
 from streams.jobs.request import JobOrder
 from streams.jobs.spending import CostName
 from streams.jobs.state import JobState, fold, refusal
@@ -32,6 +33,7 @@ from streams.kafka.client import POLL_S
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.record import Record
 from streams.kafka.retry import BrokerOutage
+from streams.kafka.topics import topics
 from streams.settings.model import Settings
 
 JobCommandKind = Literal["paused", "resumed", "cancelled"]
@@ -53,9 +55,15 @@ class JobCommand:
 class JobLog(FollowedTopic):
     """Every job, followed in a thread. Use as a context manager; methods may be called from any thread."""
 
-    def __init__(self, settings: Settings, outage: BrokerOutage | None = None) -> None:
-        """Raises NotFoundError without the topic, LogError if the broker does not answer."""
-        super().__init__(settings, "jobs", outage=outage)
+    def __init__(self, settings: Settings, outage: BrokerOutage | None = None, *, with_months: bool = True) -> None:
+        """Without `with_months` no job can be started and no cost told; a log with many calls is read sooner.
+
+        Raises NotFoundError without the topics, LogError if the broker does not answer.
+        """
+        results = ("training-results",) if with_months else ()
+        super().__init__(settings, "jobs", *results, outage=outage)
+        self._results = topics(settings.topics)["training-results"].name
+        self._has_months = with_months
         self._all = AllJobs(settings.topics.policy_partitions)
         self._events: dict[str, list[JobEvent]] = {}
 
@@ -95,12 +103,17 @@ class JobLog(FollowedTopic):
     def month(self, tenant: str | None, time_ms: int) -> MonthBudget | None:
         """Return what a tenant may spend in the month of a time; None without a limit."""
         with self._changed:
-            return self._all.months.budget(tenant, time_ms, self._settings.jobs.tenant_month_usd)
+            return self._months.budget(tenant, time_ms, self._settings.jobs.tenant_month_usd)
 
     def costs(self, by: Sequence[CostName]) -> list[dict[str, Any]]:
-        """Return what jobs have used, as `spending.costs` does."""
+        """Return what jobs and calls have used, as `spending.costs` does."""
         with self._changed:
-            return spending.costs(self._all.months, by)
+            return spending.costs(self._months, by)
+
+    @property
+    def _months(self) -> TenantMonths:
+        assert self._has_months, "it was opened without them"  # noqa: S101
+        return self._all.months
 
     def events(self, job_id: str) -> list[JobEvent]:
         """Return the events of a job that took effect."""
@@ -199,6 +212,7 @@ class JobLog(FollowedTopic):
         if (ordered := fold(None, event)) is None:
             return
         limit_usd = self._settings.jobs.tenant_month_usd
+        assert self._has_months, "it was opened without them"  # noqa: S101
         with self._changed:
             spending.check_month(self._all, ordered, event.created_at, limit_usd)
 
@@ -218,6 +232,9 @@ class JobLog(FollowedTopic):
     # --- following ----------------------------------------------------------------------------------------------------
 
     def _take(self, record: Record) -> None:
+        if record.at.topic == self._results:
+            self._all.take_call(record)
+            return
         folded = self._all.take(record)
         if folded is not None and folded.took_effect:
             self._events.setdefault(folded.event.job_id, []).append(folded.event)

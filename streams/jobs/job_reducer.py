@@ -207,14 +207,8 @@ def over_budget(job: JobState, usage: JobUsage, month: MonthBudget | None) -> tu
     if job.spec.prices is None:
         return None
     cost, limit_usd = cost_usd(usage, job.spec.prices), job.spec.max_budget_usd
-    if month is not None:
-        spent = month.spent_usd + cost - cost_usd(job.usage, job.spec.prices)
-        if spent >= month.limit_usd:
-            reason = f"{spent:.4f} USD of {month.limit_usd:.4f} are spent that are for {month}"
-            return (
-                reason,
-                "order it again next month, from the newest version; or raise jobs.tenant_month_usd",
-            )
+    if month is not None and (reason := month.problem(cost - cost_usd(job.usage, job.spec.prices))) is not None:
+        return reason, "order it again next month, from the newest version; or raise jobs.tenant_month_usd"
     if limit_usd is None or cost < limit_usd:
         return None
     reason = f"{cost:.4f} USD of {limit_usd:.4f} are spent"

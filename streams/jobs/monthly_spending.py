@@ -2,12 +2,15 @@
 
     an event of a job that took effect ──► what it used since the one before ──► a month of its tenant
     month_closed ──► its figures, and by partition of `jobs` the offset up to which records are in them
+    the first result of a training call ──► what it used ──► the month in which it was written
 
 What a job used between two of its events is in the month of the later one. A month is closed by one record, and never
 changes afterwards: an event after the offsets which that record names counts in the next month that is
 open, whatever its time. So the figures are the same in whatever order partitions are read.
 
 Jobs without a tenant are those of one more, whose name is empty. What a job without prices used has no cost.
+
+A month that is closed has the jobs' part for ever. Calls count as long as `training-results` has their results.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from schemas.events import Coordinates, JobEvent, derive_id
+from schemas.events import Coordinates, JobEvent, TrainingResult, derive_id
+from streams.calls.call_names import policy_of
 from streams.jobs.state import JobState, JobUsage, cost_usd, usage_of
 
 MONTH_CLOSED = "month_closed"
@@ -60,9 +64,19 @@ class Spending(NamedTuple):
     cost_usd: float
 
 
+class CallGroup(NamedTuple):
+    """Training calls of one session and policy in one month."""
+
+    tenant: str
+    policy: str
+    """Of the model; empty: the base model sampled."""
+    session: str
+    month: str
+
+
 @dataclass(slots=True)
 class MonthFigures:
-    """What a tenant's jobs used in a month."""
+    """What a tenant's jobs and calls used in a month."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -107,11 +121,53 @@ class MonthBudget(NamedTuple):
         """Name whose and which month it is."""
         return f"{f'tenant {self.tenant}' if self.tenant else 'jobs without a tenant'} in {self.month}"
 
+    def problem(self, more_usd: float = 0.0) -> str | None:
+        """Return that the month is spent, once `more_usd` is added; None if it is not."""
+        spent = self.spent_usd + more_usd
+        if spent < self.limit_usd:
+            return None
+        return f"{spent:.4f} USD of {self.limit_usd:.4f} are spent that are for {self}"
 
-class TenantMonths:
-    """The fold of what jobs used, by tenant and month."""
+
+class CallMonths:
+    """The fold of what training calls used, by tenant, policy, session and month."""
 
     def __init__(self) -> None:
+        self._ended: set[str] = set()
+        self._groups: dict[CallGroup, MonthFigures] = {}
+        self._months: dict[tuple[str, str], MonthFigures] = {}
+
+    def take(self, result: TrainingResult) -> None:
+        """Count a result; of two of one call the first."""
+        if result.call_id in self._ended:
+            return
+        self._ended.add(result.call_id)
+        usage = JobUsage(result.prompt_tokens, result.completion_tokens, result.trainer_s)
+        tenant, month = result.tenant or "", month_of(result.created_at)
+        policy = "" if result.model == result.session_id else policy_of(result.model)
+        cost = result.cost_usd or 0.0
+        self._groups.setdefault(CallGroup(tenant, policy, result.session_id, month), MonthFigures()).add(usage, cost)
+        self._months.setdefault((tenant, month), MonthFigures()).add(usage, cost)
+
+    @property
+    def tenants(self) -> set[str]:
+        """Every tenant that has called."""
+        return {tenant for tenant, _ in self._months}
+
+    def figures(self, tenant: str, month: str) -> MonthFigures:
+        """Return what a tenant's calls used in a month."""
+        return self._months.get((tenant, month), MonthFigures())
+
+    def every(self) -> Iterator[tuple[CallGroup, MonthFigures]]:
+        """Yield what each session used for each policy in each month."""
+        yield from self._groups.items()
+
+
+class TenantMonths:
+    """The fold of what jobs and calls used, by tenant and month."""
+
+    def __init__(self) -> None:
+        self.calls = CallMonths()
         self._spent: dict[str, list[Spending]] = {}
         self._closed: dict[tuple[str, str], ClosedMonth] = {}
         self._open: dict[tuple[str, str], MonthFigures] = {}
@@ -167,20 +223,24 @@ class TenantMonths:
 
     @property
     def tenants(self) -> Collection[str]:
-        """Every tenant that has ordered a job."""
-        return self._spent.keys()
+        """Every tenant that has ordered a job, or called."""
+        return self._spent.keys() | self.calls.tenants
 
     def is_closed(self, tenant: str, month: str) -> bool:
         """Return whether a month does not change any more."""
         return (tenant, month) in self._closed
 
     def figures(self, tenant: str, month: str) -> MonthFigures:
-        """Return what was used in a month: of a closed one, as it was recorded."""
-        closed = self._closed.get((tenant, month))
-        return closed.figures if closed is not None else self._open.get((tenant, month), MonthFigures())
+        """Return what was used in a month: by the jobs of a closed one, as it was recorded."""
+        closed, calls = self._closed.get((tenant, month)), self.calls.figures(tenant, month)
+        jobs = closed.figures if closed is not None else self._open.get((tenant, month), MonthFigures())
+        whole = MonthFigures()
+        for part in (jobs, calls):
+            whole.add(JobUsage(part.prompt_tokens, part.completion_tokens, part.trainer_s), part.cost_usd)
+        return whole
 
     def every(self) -> Iterator[Spending]:
-        """Yield what each event says, tenant by tenant."""
+        """Yield what each event of a job says, tenant by tenant."""
         for spendings in self._spent.values():
             yield from spendings
 

@@ -1,6 +1,6 @@
-"""The cost of jobs, as a view of the fold of their events.
+"""The cost of jobs and of training calls, as a view of the fold of what they used.
 
-TenantMonths ──► what each event used, in the month that it counts in ──► rows by any of NAMES
+TenantMonths ──► what each event or session used, in the month that it counts in ──► rows by any of NAMES
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from streams.errors import RefusedError, SettingsError
 from streams.jobs.all_jobs import AllJobs
 from streams.jobs.monthly_spending import MonthFigures, Spending, TenantMonths
 from streams.jobs.request import estimate
-from streams.jobs.state import JobState, cost_usd
+from streams.jobs.state import JobState, JobUsage, cost_usd
 
-CostName = Literal["policy", "tenant", "job", "month"]
+CostName = Literal["policy", "tenant", "job", "month", "session"]
 
 
 def names(text: str) -> tuple[CostName, ...]:
@@ -36,6 +36,10 @@ def costs(months: TenantMonths, by: Sequence[CostName]) -> list[dict[str, Any]]:
     for spending in months.every():
         key = _key(spending, months.month(spending), by)
         sums.setdefault(key, MonthFigures()).add(spending.usage, spending.cost_usd)
+    for group, used in months.calls.every():
+        key = tuple(getattr(group, name, "") for name in by)  # they are of no job
+        usage = JobUsage(used.prompt_tokens, used.completion_tokens, used.trainer_s)
+        sums.setdefault(key, MonthFigures()).add(usage, used.cost_usd)
     rows = []
     for key, figures in sorted(sums.items()):
         row: dict[str, Any] = dict(zip(by, key, strict=True))
@@ -77,6 +81,7 @@ def _key(spending: Spending, month: str, by: Sequence[CostName]) -> tuple[str, .
         "policy": spending.policy,
         "tenant": spending.tenant,
         "job": spending.job_id,
+        "session": "",
         "month": month,
     }
     return tuple(values[name] for name in by)

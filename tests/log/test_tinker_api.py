@@ -24,9 +24,10 @@ from schemas.tokens import Octets
 from streams.access.keys import AccessKey
 from streams.adapters import stored_tensors
 from streams.calls.call_rules import line_refusal
-from streams.kafka import admin
+from streams.jobs.job_log import JobLog
+from streams.kafka import admin, times
 from streams.kafka.producer import Producer
-from streams.settings.model import Adapters, Kafka, Settings, Topics
+from streams.settings.model import Adapters, Jobs, Kafka, Settings, Topics
 from tests.support.factories import T0
 from tests.support.log.shared_node import own_prefix
 from tests.support.processes import read
@@ -89,8 +90,8 @@ class Loop:
         """Write the result of a call, as the worker does, and return once the server has it."""
         call = next(call for call in self.calls() if call.call_id == call_id)
         result = TrainingResult(
-            call_id=call_id, model=call.model, created_at=T0, kind=call.kind, session_id=call.session_id,
-            seq_id=call.seq_id, tenant=call.tenant, source_partition=0, source_offset=0, **fields,
+            call_id=call_id, model=call.model, kind=call.kind, session_id=call.session_id, seq_id=call.seq_id,
+            tenant=call.tenant, source_partition=0, source_offset=0, **{"created_at": T0} | fields,
         )  # fmt: skip
         with Producer(self.settings) as producer:
             producer.send(result)
@@ -100,7 +101,7 @@ class Loop:
 
 @contextmanager
 def serving(settings: Settings) -> Iterator[Loop]:
-    with OpenCalls(settings) as calls:
+    with JobLog(settings) as jobs, OpenCalls(settings, jobs.month) as calls:
         yield Loop(settings, calls)
 
 
@@ -320,14 +321,15 @@ def test_ended_samples_are_listed_once_in_their_order_by_any_server(settings: Se
         assert [each["stop_reason"] for each in sample["sequences"]] == ["stop", "length"]
 
 
+def key_of(tenant: str) -> AccessKey:
+    return AccessKey(
+        key_id=tenant, secret_sha256="", role="trainer", name=None, tenant=tenant, agent_id=None, created_at=T0,
+        expires_at=None,
+    )  # fmt: skip
+
+
 def test_a_tenant_sees_its_own_sessions_and_models_only(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {
-        tenant: AccessKey(
-            key_id=tenant, secret_sha256="", role="trainer", name=None, tenant=tenant, agent_id=None, created_at=T0,
-            expires_at=None,
-        )
-        for tenant in ("red", "blue")
-    }  # fmt: skip
+    keys = {tenant: key_of(tenant) for tenant in ("red", "blue")}
     monkeypatch.setattr(loop, "principal", keys["red"])
     model = loop.model()
     assert model.startswith("red.")
@@ -394,6 +396,35 @@ def test_a_refused_call_keeps_its_number_so_that_later_ones_do_not_wait_for_it(l
     again = loop.send("forward_backward", forward_backward(model, 1, loss="hinge"))
     assert (again.status_code, again.json()) == (400, refusals[0].json())
     assert loop.ask("optim_step", {"model_id": model, "seq_id": 5})["request_id"] == f"{model}:5"
+
+
+def test_a_tenant_at_its_monthly_limit_is_refused_before_a_call_costs_something_and_can_save(
+    settings: Settings,
+) -> None:
+    """Of the month of all tenants: another one continues, and what cost nothing does."""
+    prices = Jobs(prompt_usd=1.0, completion_usd=1.0, trainer_hour_usd=1.0, tenant_month_usd=0.5)
+    priced = settings.model_copy(update={"jobs": prices})
+    with serving(priced) as loop:
+        models = {}
+        for tenant in ("shop", "bakery"):
+            loop.principal = key_of(tenant)
+            models[tenant] = loop.model()
+            loop.ask("forward_backward", forward_backward(models[tenant], 1))
+            cost = 0.5 if tenant == "shop" else 0.25
+            loop.end(f"{models[tenant]}:1", created_at=times.now_ms(), cost_usd=cost, prompt_tokens=3, trainer_s=2.0)
+            while not (month := loop.log.month(tenant, times.now_ms())) or month.spent_usd < cost:
+                pass
+        assert loop.ask("optim_step", {"model_id": models["bakery"], "seq_id": 2})
+        loop.principal = key_of("shop")
+        before = len(loop.calls())
+        refused = loop.send("forward_backward", forward_backward(models["shop"], 2))
+        month = loop.log.month("shop", times.now_ms())
+        assert refused.status_code == 400 and refused.json()["detail"] == (
+            f"0.5000 USD of 0.5000 are spent that are for {month}; save what was trained, and call again next month, "
+            "or raise jobs.tenant_month_usd"
+        )
+        assert [call.kind for call in loop.calls()[before:]] == ["refused"]
+        assert loop.ask("save_weights", {"model_id": models["shop"], "seq_id": 3, "path": "last"})
 
 
 def test_saved_weights_are_listed_expire_and_are_deleted(loop: Loop) -> None:

@@ -155,6 +155,7 @@ def test_a_call_against_a_rule_is_refused_with_the_way_out(
         ((*BEGIN, SAVE, SAVED), numbered("save_weights", 2, path="a", request='{"overwrite": true}')),
         ((*BEGIN, SAVE), numbered("save_weights_for_sampler", 2, path="a")),
         ((*BEGIN, create_sampler()), sample(0)),
+        ((DEAR, *BEGIN[1:], SAVE, result(SAVE, cost_usd=0.5)), numbered("save_weights", 2, path="b")),
         ((*BEGIN, FINISHED), call("delete_checkpoint", "d1", model=MODEL, path=PATH)),
     ],
 )

@@ -94,12 +94,13 @@ class CleanedRowsAnswer(TypedDict):
 
 class CostRow(TypedDict):
     """
-    Jobs that have all these names in common; null: not summed by that.
+    Jobs and calls that have all these names in common; null: not summed by that, or none.
     """
 
     policy: str | None
     tenant: str | None
     job: str | None
+    session: str | None
     month: str | None
     closed: bool | None
     prompt_tokens: int

@@ -192,7 +192,7 @@ class Operations(Sender):
         return answer
 
     def list_costs(self, *, by: str | None = None) -> models.CostList:
-        """Sum the usage and cost of jobs; a key of a tenant sees its own."""
+        """Sum the usage and cost of jobs and training calls; a key of a tenant sees its own."""
         answer: models.CostList = self.send("GET", "/costs", params={"by": by})
         return answer
 
@@ -500,7 +500,7 @@ class AsyncOperations(AsyncSender):
         return answer
 
     async def list_costs(self, *, by: str | None = None) -> models.CostList:
-        """Sum the usage and cost of jobs; a key of a tenant sees its own."""
+        """Sum the usage and cost of jobs and training calls; a key of a tenant sees its own."""
         answer: models.CostList = await self.send("GET", "/costs", params={"by": by})
         return answer
 

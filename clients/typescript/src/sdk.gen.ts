@@ -494,7 +494,7 @@ export const getTrainingMetrics = <ThrowOnError extends boolean = false>(options
 /**
  * List costs
  *
- * Sum the usage and cost of jobs; a key of a tenant sees its own.
+ * Sum the usage and cost of jobs and training calls; a key of a tenant sees its own.
  */
 export const listCosts = <ThrowOnError extends boolean = false>(options?: Options<ListCostsData, ThrowOnError>) => (options?.client ?? client).get<ListCostsResponses, ListCostsErrors, ThrowOnError>({
     security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],

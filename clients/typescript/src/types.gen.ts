@@ -472,15 +472,19 @@ export type CostList = {
 };
 
 /**
- * Jobs that have all these names in common; null: not summed by that.
+ * Jobs and calls that have all these names in common; null: not summed by that, or none.
  */
 export type CostRow = {
     policy: string | null;
     tenant: string | null;
     job: string | null;
+    /**
+     * of training calls
+     */
+    session: string | null;
     month: string | null;
     /**
-     * by tenant and month: whether the sum is final
+     * by tenant and month: whether jobs add nothing to it any more
      */
     closed: boolean | null;
     prompt_tokens: number;
@@ -4064,7 +4068,7 @@ export type ListCostsData = {
     path?: never;
     query?: {
         /**
-         * comma separated: policy, tenant, job, month
+         * comma separated: policy, tenant, job, month, session
          */
         by?: string;
     };

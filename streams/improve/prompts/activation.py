@@ -23,7 +23,7 @@ def activate(settings: Settings, prompts: PromptLog, order: Activation) -> Alias
     """Let an alias mean a version. Raises RefusedError while a policy is in training with another, and as the log."""
     target = prompts.get(order.prompt).aliases.get(order.alias)
     if target is not None and target.version != order.version:
-        with JobLog(settings) as jobs:
+        with JobLog(settings, with_months=False) as jobs:
             check_not_in_training(jobs.jobs.values(), order)
     return prompts.activate(order)
 
