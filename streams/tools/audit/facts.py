@@ -378,6 +378,41 @@ class DatasetFact(NamedTuple):
     has_own_digest: bool
 
 
+class QueueFact(NamedTuple):
+    """That a queue of samples was opened, restored or saved."""
+
+    at: Coordinates
+    event_id: str
+    has_own_id: bool
+    kind: str
+    epoch: int
+    samples: int
+    digest: str | None
+    counts: Mapping[str, int]
+    checkpoint: str | None
+    ends: tuple[int, ...]
+
+
+class SampleFact(NamedTuple):
+    """A record of a sample, without the bytes of its fields. The digest of its queue is over its tags, too."""
+
+    at: Coordinates
+    content: int
+    has_own_id: bool
+    kind: str
+    epoch: int
+    sample_id: str
+    identity: tuple[str, str, int]
+    """Sample, writer and sequence."""
+    part: int
+    parts: int
+    partition: str
+    key: str | None
+    tags: str | None
+    names: tuple[str, ...]
+    """Of its fields."""
+
+
 class LetterFact(NamedTuple):
     """A dead letter: the record it is about, and a digest of its copy of that record."""
 
@@ -414,6 +449,8 @@ Fact = (
     | CallResultFact
     | CurationFact
     | DatasetFact
+    | QueueFact
+    | SampleFact
     | LetterFact
     | Unusable
 )

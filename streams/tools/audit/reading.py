@@ -19,12 +19,13 @@ from streams.kafka.record import TopicPartition
 from streams.kafka.transactions import unread_offsets
 from streams.settings.model import Settings
 from streams.tools.audit.facts import Reach
-from streams.tools.audit.recount import OF_CALLS, ONLY_PLACED, Ledger
+from streams.tools.audit.recount import OF_CALLS, OF_QUEUES, ONLY_PLACED, Ledger
 from streams.tools.audit.report import Report
 
 BACKWARDS = (
     "dead-letters",
     *ONLY_PLACED,
+    *OF_QUEUES,
     "training-results",
     "datasets",
     "curation",
@@ -42,9 +43,9 @@ BACKWARDS = (
     "tasks",
 )
 """Topics, each after those with effects of its records: the end of a trajectory counts its turns, an event of a job
-names versions and the crossing that started it, a verdict the end of a run, and the result of a training call the
-version that it saved. From `requests` nothing follows: it is not read."""
-KEPT_WHOLE = ("tasks", "adapters", "jobs", "triggers", "curation", "datasets", *OF_CALLS, *ONLY_PLACED)
+names versions and the crossing that started it, a verdict the end of a run, the result of a training call the version
+that it saved, and a queue the samples that it had. From `requests` nothing follows: it is not read."""
+KEPT_WHOLE = ("tasks", "adapters", "jobs", "triggers", "curation", "datasets", *OF_CALLS, *OF_QUEUES, *ONLY_PLACED)
 """Topics that are read from their beginning, however late the recount begins."""
 CLOCK_SKEW_MS = 60_000
 """How far the clocks of those who write the topics may be apart when the log is cut by time."""

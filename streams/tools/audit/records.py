@@ -27,8 +27,10 @@ from schemas.events import (
     GroupControl,
     GroupResponse,
     JobEvent,
+    QueueEvent,
     Response,
     Reward,
+    SampleEvent,
     Sampling,
     Task,
     TrainingCall,
@@ -58,9 +60,11 @@ from streams.tools.audit.facts import (
     LetterFact,
     MemberFact,
     MonthFact,
+    QueueFact,
     ResponseFact,
     RewardFact,
     RunFact,
+    SampleFact,
     TaskFact,
     TriggerFact,
     TurnFact,
@@ -388,6 +392,41 @@ def _call_result(record: Record, result: TrainingResult) -> CallResultFact:
     return CallResultFact(record.at, result.call_id, result.source_offset, result.version, content)
 
 
+def _queue(record: Record, event: QueueEvent) -> QueueFact:
+    own_id = derive_id(event.queue, event.kind, event.epoch, event.writer, *event.ends)
+    return QueueFact(
+        at=record.at,
+        event_id=event.event_id,
+        has_own_id=event.event_id == own_id,
+        kind=event.kind,
+        epoch=event.epoch,
+        samples=event.samples,
+        digest=event.digest,
+        counts=event.counts,
+        checkpoint=event.checkpoint,
+        ends=event.ends,
+    )
+
+
+def _sample(record: Record, event: SampleEvent) -> SampleFact:
+    identity = (event.sample_id, event.writer, event.sequence)
+    return SampleFact(
+        at=record.at,
+        content=_without(event, "created_at", "traceparent"),
+        has_own_id=event.event_id == derive_id(*identity, event.part),
+        kind=event.kind,
+        epoch=event.epoch,
+        sample_id=event.sample_id,
+        identity=identity,
+        part=event.part,
+        parts=event.parts,
+        partition=event.partition,
+        key=event.key,
+        tags=event.tags,
+        names=tuple(piece.name for piece in event.fields),
+    )
+
+
 def _curation(record: Record, event: CurationEvent) -> CurationFact:
     about = (event.rubric_digest, event.transcript_digest)
     own_id = derive_id(event.answer_id, event.labeller, event.actor, *about, event.supersedes or "")
@@ -475,5 +514,7 @@ _FACTS: dict[type[Event], Any] = {
     TrainingResult: _call_result,
     CurationEvent: _curation,
     DatasetEvent: _dataset,
+    QueueEvent: _queue,
+    SampleEvent: _sample,
     DeadLetter: _letter,
 }

@@ -13,6 +13,7 @@
     verdicts on runs         = of runs that ended, each as its gates and its judge's agreement with people allow
     a closed month           = what its tenant's jobs had cost in it, up to where it was counted
     judged runs of a set     = its rows + those left out, of the verdicts in its ranges
+    samples put, returned    = in their queues + cleared + gone back, at each state that a queue says it had
     crossings of rules       = with their one job + without a job (self-play) + open, no tick before its time
 
 None of the stages' code is used: what follows from the events is implemented here a second time (`recount_*.py`), and
@@ -53,10 +54,12 @@ from streams.tools.audit.facts import (
     JobFact,
     LetterFact,
     MonthFact,
+    QueueFact,
     Reach,
     ResponseFact,
     RewardFact,
     RunFact,
+    SampleFact,
     TaskFact,
     TriggerFact,
     TurnFact,
@@ -68,6 +71,7 @@ from streams.tools.audit.recount_curation import ends_of_runs, recount_curation
 from streams.tools.audit.recount_dataset import DatasetStory, recount_dataset
 from streams.tools.audit.recount_job import JobStory, recount_job, recount_months
 from streams.tools.audit.recount_policy import PolicyLedger, first_trained, recount_policy
+from streams.tools.audit.recount_queue import QueueStory, recount_queue
 from streams.tools.audit.recount_task import JOIN, SCORER, STREAMS, recount_task
 from streams.tools.audit.recount_trajectory import RunStory, recount_run
 from streams.tools.audit.recount_trigger import RuleStory, recount_rule, stray_jobs
@@ -91,12 +95,13 @@ READERS = {
 """By topic: who must write a dead letter about a record that is unreadable. Consumer group, or how its name begins,
 and stage."""
 OF_CALLS = ("training-results", "training-calls")
-ONLY_PLACED = ("experiments", "agents", "access", "samples", "queues", "prompts", "memory", "threads")
+OF_QUEUES = ("queues", "samples")
+ONLY_PLACED = ("experiments", "agents", "access", "prompts", "memory", "threads")
 """Topics about other logs, programs, keys and decisions: of their records only this is checked, that each is where its
 key belongs."""
 NO_HORIZON = (
     *("tasks", "adapters", "turns", "trajectories", "jobs", "triggers", "curation", "datasets"),
-    *(*OF_CALLS, *ONLY_PLACED),
+    *(*OF_CALLS, *OF_QUEUES, *ONLY_PLACED),
 )
 """Topics whose retention hides nothing of what a group is recounted from."""
 UNLETTERED = {
@@ -176,6 +181,7 @@ class Ledger:
         self._months: list[MonthFact] = []
         self._rules: dict[str, RuleStory] = {}
         self._calls: dict[str, CallStory] = {}
+        self._queues: dict[str, QueueStory] = {}
         self._asked: dict[str, set[str]] = {}
         """The tasks that name a crossing as their run of self-play."""
         self._verdicts: list[CurationFact] = []
@@ -230,6 +236,10 @@ class Ledger:
                 self._calls.setdefault(event.model, CallStory(event.model)).calls.append(fact)
             case CallResultFact():
                 self._calls.setdefault(event.model, CallStory(event.model)).results.append(fact)
+            case QueueFact():
+                self._queues.setdefault(event.queue, QueueStory(event.queue)).events.append(fact)
+            case SampleFact():
+                self._queues.setdefault(event.queue, QueueStory(event.queue)).samples.append(fact)
             case MonthFact():
                 self._months.append(fact)
             case CurationFact():
@@ -304,6 +314,8 @@ class Ledger:
             if policy in (None, dataset.policy):
                 _add(whole, recount_dataset(dataset, self._verdicts, view))
         if policy is None:
+            for queue in self._queues.values():
+                _add(whole, recount_queue(queue, view))
             _add(whole, stray_jobs(self._rules, ordered))
             _add(whole, recount_months(self._months, self._jobs.values()))
             whole.findings += self._useless(view)

@@ -92,6 +92,10 @@ class Report:
         if n["calls"]:  # only where training loops have called
             parts = {"with a result": n["calls with a result"], "without one": n["calls lost"], "open": n["calls open"]}
             lines.append(("training calls", n["calls"], parts))
+        if n["queue events"]:  # only where there are queues
+            parts = {"in their queues": n["samples in queues"], "cleared": n["samples cleared"]}
+            parts["gone back"] = n["samples gone back"]
+            lines.append(("samples put, returned", n["samples put"] + n["samples returned"], parts))
         return [
             (what, f"{total} = " + " + ".join(f"{count} {name}" for name, count in parts.items()),
              total == sum(parts.values()))
