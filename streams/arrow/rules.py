@@ -44,6 +44,7 @@ from schemas.events import (
     SampleEvent,
     Task,
     ThreadEvent,
+    ToolEvent,
     TrainingCall,
     TrainingResult,
     TrajectoryEvent,
@@ -59,7 +60,7 @@ _VARIANT = np.zeros(256, np.uint8)
 _VARIANT[list(b"0123456789abcdef")] = list(b"89ab89ab89ab89ab")
 _JUDGED_SINGLY = (
     *(JobEvent, AccessEvent, RequestEvent, CurationEvent, DatasetEvent, TriggerEvent),
-    *(QueueEvent, PromptEvent, MemoryEvent, ThreadEvent, TrainingCall, TrainingResult),
+    *(QueueEvent, PromptEvent, MemoryEvent, ThreadEvent, ToolEvent, TrainingCall, TrainingResult),
 )
 """There are few, so serde judges them all."""
 

@@ -262,6 +262,13 @@ EVENT_COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("actor", lambda e: e.actor, 10),
         Column("message", lambda e: e.error or " · ".join(message.content for message in e.messages)),
     ),
+    "ToolEvent": (
+        Column("tool", lambda e: e.tool_id, 16),
+        Column("kind", lambda e: e.kind, 8),
+        Column("tools", lambda e: len(e.tools) or "", 5),
+        Column("endpoint", lambda e: e.endpoint, 32),
+        Column("reason", lambda e: e.reason),
+    ),
     "TrainingCall": (
         Column("call", lambda e: _short(e.call_id), 10),
         Column("model", lambda e: e.model, 24),

@@ -2,7 +2,7 @@
 
     tasks ─► responses ─► rewards ─► groups ─► batches ─► adapters      beside: group-control, dead-letters, experiments
       └─► turns, trajectories ─┘                                        agents, jobs, access, requests
-                └─► curation ─► datasets ─► triggers                     prompts, memory, threads
+                └─► curation ─► datasets ─► triggers                     prompts, memory, threads, tools
     queues ─► samples                                                   of other trainers
     training-calls ─► training-results ─► adapters                      of other people's training loops
 
@@ -78,12 +78,13 @@ _SHAPES: tuple[tuple[str, type[events.Event], str], ...] = (
     ("prompts", events.PromptEvent, "prompt"),
     ("memory", events.MemoryEvent, "namespace"),
     ("threads", events.ThreadEvent, "thread_id"),
+    ("tools", events.ToolEvent, "tool_id"),
     ("training-calls", events.TrainingCall, "model"),
     ("training-results", events.TrainingResult, "model"),
 )
 KEPT_FOR_EVER = (
     *("adapters", "experiments", "agents", "jobs", "access", "curation", "datasets", "triggers", "queues", "prompts"),
-    *("memory", "threads"),
+    *("memory", "threads", "tools"),
 )
 """Decisions and provenance: small, and needed long after the rest is gone. And what agents are to remember."""
 _KEY_FIELDS: dict[Any, str] = {event: key for _, event, key in _SHAPES}

@@ -34,7 +34,7 @@ def test_topics_are_made_once_in_their_shape(settings: Settings) -> None:
             ("experiments", "agents", "jobs", "access", "requests", "datasets", "triggers", "samples", "queues"), 1
         ),
         "prompts": 1,
-        **dict.fromkeys(("memory", "threads", "training-calls", "training-results"), 1),
+        **dict.fromkeys(("memory", "threads", "tools", "training-calls", "training-results"), 1),
     }
 
 

@@ -142,6 +142,7 @@ def test_each_topic_holds_what_the_processes_wrote_and_no_dead_letter(session: T
         "prompts": 0,
         "memory": 0,
         "threads": 0,
+        "tools": 0,
         "training-calls": 0,
         "training-results": 0,
     }  # fmt: skip

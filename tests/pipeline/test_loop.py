@@ -505,5 +505,5 @@ def test_every_record_can_be_read_and_only_doubled_work_is_dead_lettered(history
 def _labels() -> list[str]:
     unused = ("group-control", "experiments", "turns", "trajectories", "agents", "jobs", "access", "requests")
     unused += ("curation", "datasets", "triggers", "samples", "queues", "prompts")
-    unused += ("memory", "threads", "training-calls", "training-results")
+    unused += ("memory", "threads", "tools", "training-calls", "training-results")
     return [label for label in LABELS if label not in unused]

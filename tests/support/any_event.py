@@ -42,6 +42,8 @@ from schemas.events import (
     Sampling,
     Task,
     ThreadEvent,
+    Tool,
+    ToolEvent,
     TrainingCall,
     TrainingResult,
     TrajectoryEvent,
@@ -52,6 +54,7 @@ from schemas.events import (
     prompt_digest,
 )
 from schemas.tokens import Logprobs, LossMask, Octets, TokenIds
+from schemas.tool_text import offer_digest
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 MEASURED = ("success", "mean_reward", "success_gain", "gain")
@@ -110,6 +113,8 @@ def _obeying(event: Any) -> Any:
             return PromptUse(name=event.name, version=1 + event.version % 9, alias=event.alias, **_GREETING)
         case PromptEvent():
             return _whole_prompt(event)
+        case ToolEvent():
+            return _whole_tool(event)
         case Task():
             sources = {source.name: source for source in (*event.reward_sources, RewardSource(name="exact"))}
             return dataclasses.replace(
@@ -335,6 +340,14 @@ def _whole_prompt(event: PromptEvent) -> PromptEvent:
     changes: dict[str, Any] = {"prompt": "greet", "sequence": abs(event.sequence) % 2**31, "kind": "created"}
     changes |= {"version": 1, "alias": None, "reflection": None, "arms": (), "digest": prompt_digest(**text)}
     return dataclasses.replace(event, **changes, **text)
+
+
+def _whole_tool(event: ToolEvent) -> ToolEvent:
+    """Make it a function that was added."""
+    tools = (Tool(name="add", description=event.reason, parameters='{"type": "object"}'),)
+    changes: dict[str, Any] = {"tool_id": "sums", "sequence": abs(event.sequence) % 2**31, "kind": "added"}
+    changes |= {"endpoint": "sums:add", "environment": None, "max_turns": None, "messages": (), "tools": tools}
+    return dataclasses.replace(event, **changes, digest=offer_digest(tools))
 
 
 def _whole_search(search: PromptSearch) -> PromptSearch:

@@ -58,6 +58,8 @@ from schemas.events import (
     ThreadKind,
     TokensElsewhere,
     Tool,
+    ToolEvent,
+    ToolKind,
     TrainingCall,
     TrainingResult,
     TrajectoryEvent,
@@ -69,6 +71,7 @@ from schemas.events import (
     prompt_digest,
 )
 from schemas.tokens import Logprobs, LossMask, Octets, PerToken, TokenIds
+from schemas.tool_text import offer_digest
 from streams.adapters.versions import AdapterState, empty, fold
 
 E = TypeVar("E")
@@ -504,6 +507,7 @@ def one_of_each() -> list[Event]:
         prompt_event(),
         memory_event(),
         thread_event("created"),
+        tool_event(),
         training_call(),
         training_result(),
     ]
@@ -668,6 +672,32 @@ def prompt_event(kind: PromptKind = "created", sequence: int = 0, **changes: Any
         } | {name: changes[name] for name in ("messages", "variables") if name in changes}
         whole |= {"version": 1, "digest": prompt_digest(**text), **text}
     return PromptEvent(**whole | changes)
+
+
+def tool_event(kind: ToolKind = "added", sequence: int = 0, **changes: Any) -> ToolEvent:
+    """Return an event of the entry sums: a function that adds, or another description of it."""
+    offered = changes.get("tools", (Tool(name="add", description="Add two numbers.", parameters=ADDENDS),))
+    whole: dict[str, Any] = {
+        "event_id": derive_id("sums", kind, sequence),
+        "tool_id": "sums",
+        "created_at": T0 + sequence,
+        "kind": kind,
+        "sequence": sequence,
+        "actor": "ann",
+        "reason": "asked for",
+    }
+    if kind != "removed":
+        whole["digest"] = offer_digest(offered, changes.get("messages", ()))
+    if kind in ("added", "changed"):
+        whole["tools"] = offered
+    if kind == "added":
+        whole["endpoint"] = "sums:add"
+    changes = {name: value for name, value in changes.items() if name in whole or kind in ("added", "changed")}
+    return ToolEvent(**whole | changes)
+
+
+ADDENDS = '{"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}, "required": ["a", "b"]}'
+"""What the tool of `tool_event` takes."""
 
 
 def request_event(**changes: Any) -> RequestEvent:

@@ -57,6 +57,7 @@ UNREAD = (
     "prompts",
     "memory",
     "threads",
+    "tools",
     "training-calls",
     "training-results",
 )

@@ -331,6 +331,17 @@ class AgreementFact(NamedTuple):
         return self.counted[at.partition] if at.partition < len(self.counted) else 0
 
 
+class ToolFact(NamedTuple):
+    """An event of an entry of the registry of tools."""
+
+    at: Coordinates
+    kind: str
+    sequence: int
+    has_own_id: bool
+    digest: str
+    """Empty of one that was removed."""
+
+
 class CurationFact(NamedTuple):
     """A verdict on a run."""
 
@@ -447,6 +458,7 @@ Fact = (
     | TriggerFact
     | CallFact
     | CallResultFact
+    | ToolFact
     | CurationFact
     | DatasetFact
     | QueueFact

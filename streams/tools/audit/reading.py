@@ -26,6 +26,7 @@ BACKWARDS = (
     "dead-letters",
     *ONLY_PLACED,
     *OF_QUEUES,
+    "tools",
     "training-results",
     "datasets",
     "curation",
@@ -45,7 +46,10 @@ BACKWARDS = (
 """Topics, each after those with effects of its records: the end of a trajectory counts its turns, an event of a job
 names versions and the crossing that started it, a verdict the end of a run, the result of a training call the version
 that it saved, and a queue the samples that it had. From `requests` nothing follows: it is not read."""
-KEPT_WHOLE = ("tasks", "adapters", "jobs", "triggers", "curation", "datasets", *OF_CALLS, *OF_QUEUES, *ONLY_PLACED)
+KEPT_WHOLE = (
+    *("tasks", "adapters", "jobs", "triggers", "curation", "datasets", "tools"),
+    *(*OF_CALLS, *OF_QUEUES, *ONLY_PLACED),
+)
 """Topics that are read from their beginning, however late the recount begins."""
 CLOCK_SKEW_MS = 60_000
 """How far the clocks of those who write the topics may be apart when the log is cut by time."""

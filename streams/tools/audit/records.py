@@ -33,6 +33,7 @@ from schemas.events import (
     SampleEvent,
     Sampling,
     Task,
+    ToolEvent,
     TrainingCall,
     TrainingResult,
     TrajectoryEvent,
@@ -66,6 +67,7 @@ from streams.tools.audit.facts import (
     RunFact,
     SampleFact,
     TaskFact,
+    ToolFact,
     TriggerFact,
     TurnFact,
     Unusable,
@@ -427,6 +429,11 @@ def _sample(record: Record, event: SampleEvent) -> SampleFact:
     )
 
 
+def _tool(record: Record, event: ToolEvent) -> ToolFact:
+    own_id = derive_id(event.tool_id, event.kind, event.sequence)
+    return ToolFact(record.at, event.kind, event.sequence, event.event_id == own_id, event.digest or "")
+
+
 def _curation(record: Record, event: CurationEvent) -> CurationFact:
     about = (event.rubric_digest, event.transcript_digest)
     own_id = derive_id(event.answer_id, event.labeller, event.actor, *about, event.supersedes or "")
@@ -512,6 +519,7 @@ _FACTS: dict[type[Event], Any] = {
     TriggerEvent: _trigger,
     TrainingCall: _call,
     TrainingResult: _call_result,
+    ToolEvent: _tool,
     CurationEvent: _curation,
     DatasetEvent: _dataset,
     QueueEvent: _queue,

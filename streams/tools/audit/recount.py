@@ -14,6 +14,7 @@
     a closed month           = what its tenant's jobs had cost in it, up to where it was counted
     judged runs of a set     = its rows + those left out, of the verdicts in its ranges
     samples put, returned    = in their queues + cleared + gone back, at each state that a queue says it had
+    entries of tools         = each event decided when those before it had taken effect, none accepted unseen
     crossings of rules       = with their one job + without a job (self-play) + open, no tick before its time
 
 None of the stages' code is used: what follows from the events is implemented here a second time (`recount_*.py`), and
@@ -61,6 +62,7 @@ from streams.tools.audit.facts import (
     RunFact,
     SampleFact,
     TaskFact,
+    ToolFact,
     TriggerFact,
     TurnFact,
     Unusable,
@@ -73,6 +75,7 @@ from streams.tools.audit.recount_job import JobStory, recount_job, recount_month
 from streams.tools.audit.recount_policy import PolicyLedger, first_trained, recount_policy
 from streams.tools.audit.recount_queue import QueueStory, recount_queue
 from streams.tools.audit.recount_task import JOIN, SCORER, STREAMS, recount_task
+from streams.tools.audit.recount_tools import ToolStory, recount_tool
 from streams.tools.audit.recount_trajectory import RunStory, recount_run
 from streams.tools.audit.recount_trigger import RuleStory, recount_rule, stray_jobs
 from streams.tools.audit.recount_versions import VersionLedger
@@ -100,7 +103,7 @@ ONLY_PLACED = ("experiments", "agents", "access", "prompts", "memory", "threads"
 """Topics about other logs, programs, keys and decisions: of their records only this is checked, that each is where its
 key belongs."""
 NO_HORIZON = (
-    *("tasks", "adapters", "turns", "trajectories", "jobs", "triggers", "curation", "datasets"),
+    *("tasks", "adapters", "turns", "trajectories", "jobs", "triggers", "curation", "datasets", "tools"),
     *(*OF_CALLS, *OF_QUEUES, *ONLY_PLACED),
 )
 """Topics whose retention hides nothing of what a group is recounted from."""
@@ -120,6 +123,7 @@ UNLETTERED = {
     "prompts": "about a prompt",
     "memory": "about an item of the store",
     "threads": "about a thread",
+    "tools": "about a tool",
     "training-calls": "a training call",
     "training-results": "the result of a training call",
 }
@@ -184,6 +188,7 @@ class Ledger:
         self._queues: dict[str, QueueStory] = {}
         self._asked: dict[str, set[str]] = {}
         """The tasks that name a crossing as their run of self-play."""
+        self._tools: dict[str, ToolStory] = {}
         self._verdicts: list[CurationFact] = []
         self._datasets: dict[str, DatasetStory] = {}
         self._letters: dict[Coordinates, list[LetterFact]] = {}
@@ -242,6 +247,8 @@ class Ledger:
                 self._queues.setdefault(event.queue, QueueStory(event.queue)).samples.append(fact)
             case MonthFact():
                 self._months.append(fact)
+            case ToolFact():
+                self._tools.setdefault(event.tool_id, ToolStory()).events.append(fact)
             case CurationFact():
                 self._verdicts.append(fact)
             case DatasetFact():
@@ -316,6 +323,8 @@ class Ledger:
         if policy is None:
             for queue in self._queues.values():
                 _add(whole, recount_queue(queue, view))
+            for tool in self._tools.values():
+                _add(whole, recount_tool(tool))
             _add(whole, stray_jobs(self._rules, ordered))
             _add(whole, recount_months(self._months, self._jobs.values()))
             whole.findings += self._useless(view)

@@ -48,6 +48,7 @@ FIELDS = {
     "prompts": ("prompt", "kind", "version", "reason"),
     "memory": ("namespace", "kind", "key"),
     "threads": ("thread_id", "kind", "error", "messages"),
+    "tools": ("tool_id", "kind", "reason"),
     "training-calls": ("kind", "model", "seq_id"),
     "training-results": ("kind", "model", "seq_id", "error"),
 }
@@ -183,6 +184,8 @@ def summary(label: str, event: Any) -> str:
         case "threads":
             text = event.error or (event.messages[-1].content if event.messages else "")
             return f"thread {event.thread_id} {event.kind.replace('_', ' ')}: {text}"
+        case "tools":
+            return f"tool {event.tool_id} {event.kind}: {event.reason}"
         case "training-calls":
             reason = "" if event.refusal is None else f": {event.refusal}"
             return f"{event.kind} {event.seq_id} of {event.model}{reason}"

@@ -95,6 +95,7 @@ def _tenant_definitions(tenant: str) -> str:
         **dict.fromkeys(("prompts", "prompt_rewards"), f"starts_with(prompt, {prefix})"),
         "memory": f"starts_with(namespace, {prefix})",
         "threads": f"starts_with(thread_id, {prefix}) OR {own_agent}",
+        "tools": f"starts_with(tool_id, {prefix})",
         "dead_letters": f"CASE WHEN {keyed_by_policy} THEN starts_with({key}, {prefix}) "
         f"ELSE {key} IN (FROM own_tasks) END",
     }

@@ -1,0 +1,125 @@
+"""A registered tool: the endpoint of its calls, and the digest of its description.
+
+    module:function · https://host/path · mcp:SERVER · environment:NAME ──► endpoint_kind
+    name, description and JSON Schema of each tool it offers ──► offer_digest ──► pinned when a person accepts it
+
+The digest is of the texts that a model reads. A server that describes its tools otherwise has another digest,
+whatever it calls its version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, Protocol, get_args
+
+from schemas import json_text
+
+EndpointKind = Literal["function", "http", "mcp", "environment", "own"]
+KINDS: tuple[EndpointKind, ...] = get_args(EndpointKind)
+TOOL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}(\.[A-Za-z0-9][A-Za-z0-9_-]{0,63})?")
+"""An entry of the registry; before the dot is its tenant."""
+OWN_ID = re.compile(r"mcp:[a-z]{1,40}")
+"""The list of one of our own MCP servers."""
+OFFERED_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+"""The name of a call, as models write it."""
+MOST_TOOLS = 200
+"""That one endpoint offers."""
+MOST_CHARACTERS = 100_000
+"""Of descriptions and schemas together: they become part of prompts."""
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+_URL = re.compile(r"https?://[^\s/?#@]+(?:/[^\s?#@]*)?")
+"""Without a user, a query and a fragment, where secrets are often written."""
+FORMS = "module:function, http(s)://host/path, mcp:SERVER or environment:NAME"
+
+
+class OfferedTool(Protocol):
+    """A tool as a model reads it."""
+
+    @property
+    def name(self) -> str:
+        """The name of calls."""
+
+    @property
+    def description(self) -> str:
+        """What it does."""
+
+    @property
+    def parameters(self) -> str:
+        """JSON Schema of the arguments."""
+
+
+class PromptMessage(Protocol):
+    """A message of an environment's first prompt."""
+
+    @property
+    def role(self) -> str:
+        """Its role in the chat."""
+
+    @property
+    def content(self) -> str:
+        """The text."""
+
+
+def endpoint_kind(endpoint: str) -> EndpointKind:
+    """Return the kind of an endpoint. Raises ValueError that names the forms there are.
+
+    >>> endpoint_kind("mcp:https://docs.example/mcp")
+    'mcp'
+    """
+    kind, _, rest = endpoint.partition(":")
+    if kind in ("mcp", "environment"):
+        url = rest.startswith(("http://", "https://"))
+        if rest and rest.isprintable() and (not url or _URL.fullmatch(rest)):
+            return "mcp" if kind == "mcp" else "environment"
+    elif kind in ("http", "https"):
+        if _URL.fullmatch(endpoint):
+            return "http"
+    elif endpoint in ("/mcp", *(f"/mcp/{name}" for name in ("policy", "scoring", "control"))):
+        return "own"
+    elif _FUNCTION.fullmatch(endpoint):
+        return "function"
+    raise ValueError(f"endpoint is {endpoint[:200]!r}; expected {FORMS}, a URL without user, query and fragment")
+
+
+def offer_digest(tools: Sequence[OfferedTool], messages: Sequence[PromptMessage] = ()) -> str:
+    """Return the SHA-256 of tools and first messages; the order of the tools does not matter."""
+    offered = sorted([tool.name, tool.description, _canonical(tool.parameters)] for tool in tools)
+    shown = [[message.role, message.content] for message in messages]
+    return hashlib.sha256(json.dumps([offered, shown], ensure_ascii=False).encode()).hexdigest()
+
+
+def offer_problems(tools: Sequence[OfferedTool]) -> Iterator[str]:
+    """Yield what is wrong with tools that one endpoint offers."""
+    if len(tools) > MOST_TOOLS:
+        yield f"there are {len(tools)} tools; expected at most {MOST_TOOLS}"
+    for name in _duplicates(tool.name for tool in tools):
+        yield f"two tools are called {name[:140]!r}; a call could mean either"
+    for tool in tools:
+        if OFFERED_NAME.fullmatch(tool.name) is None:
+            yield f"a tool is called {tool.name[:140]!r}; expected 1 to 128 of A-Z a-z 0-9 _ . -"
+        try:
+            is_object = isinstance(json_text.parse(tool.parameters), dict)
+        except ValueError:
+            is_object = False
+        if not is_object:
+            yield f"tool {tool.name[:140]}: parameters is {tool.parameters[:80]!r}; expected a JSON Schema, an object"
+    size = sum(len(tool.description) + len(tool.parameters) for tool in tools)
+    if size > MOST_CHARACTERS:
+        yield f"descriptions and parameters have {size} characters; expected at most {MOST_CHARACTERS}"
+
+
+def _duplicates(names: Iterable[str]) -> list[str]:
+    all_names = list(names)
+    return sorted({name for name in all_names if all_names.count(name) > 1})
+
+
+def _canonical(schema: str) -> str:
+    """Return a schema as bytes that do not depend on white space and the order of keys; no JSON as it is."""
+    try:
+        value = json_text.parse(schema)
+    except ValueError:
+        return schema
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)

@@ -1,0 +1,105 @@
+"""An entry of the registry of tools, as the fold of its events.
+
+    tools[tool_id]: added, changed, accepted, removed ──► fold, compare and swap ──► ToolState
+
+The description at the time of adding is trusted. A later one of its server is only seen: until a person accepts that
+digest, the entry is refused. Each event names how many events of its entry took effect before it: of two that were
+decided against the same state the first in the partition takes effect, and the second changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from schemas.events import Coordinates, EpisodeStart, Message, Tool, ToolEvent
+from schemas.tool_text import EndpointKind, endpoint_kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What an endpoint offers, and how it is described."""
+
+    tools: tuple[Tool, ...]
+    digest: str
+    messages: tuple[Message, ...] = ()
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolState:
+    """Everything that the events of one entry say."""
+
+    tool_id: str
+    sequence: int = 0
+    """How many events took effect: what the next one has to name."""
+    added: ToolEvent | None = None
+    """The event that added it; None: there is none, or it was removed."""
+    accepted: Offer | None = None
+    """The description that is trusted."""
+    seen: Offer | None = None
+    """The newest description."""
+    accepted_by: str = ""
+    seen_at: int = 0
+    effective: Mapping[str, Coordinates] = field(default_factory=dict)
+    """Where each event is that took effect, by its id."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where its calls go; empty: there is no such entry."""
+        return "" if self.added is None else self.added.endpoint or ""
+
+    @property
+    def kind(self) -> EndpointKind:
+        """The kind of its endpoint."""
+        return endpoint_kind(self.endpoint)
+
+    @property
+    def environment(self) -> EpisodeStart | None:
+        """The environment that it is, if it is one."""
+        return None if self.added is None else self.added.environment
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether its newest description is the accepted one."""
+        return self.accepted is not None and self.seen is not None and self.accepted.digest == self.seen.digest
+
+    @property
+    def names(self) -> dict[str, Tool]:
+        """Its accepted tools by their ids: its own where it is one tool, and ID.NAME where it is a server's."""
+        tools = () if self.accepted is None else self.accepted.tools
+        if self.added is not None and self.kind in ("function", "http"):
+            return {self.tool_id: tools[0]} if tools else {}
+        return {f"{self.tool_id}.{tool.name}": tool for tool in tools}
+
+
+def refusal(state: ToolState, event: ToolEvent) -> str | None:
+    """Return why an event changes nothing about an entry in this state; None if it takes effect."""
+    if event.sequence != state.sequence:
+        return (
+            f"it was decided when {event.sequence} events of the entry had taken effect, and there are "
+            f"{state.sequence}; look at it and decide again"
+        )
+    if event.kind == "added":
+        return None if state.added is None else f"there is {state.tool_id} already; remove it first"
+    if state.added is None or state.seen is None:
+        return f"there is no {state.tool_id}"
+    if event.kind == "changed" and event.digest == state.seen.digest:
+        return "it is described as before"
+    if event.kind == "accepted" and event.digest != state.seen.digest:
+        return f"its description has another digest now: {state.seen.digest}; look at it and decide again"
+    return None
+
+
+def fold(state: ToolState, event: ToolEvent, at: Coordinates) -> ToolState:
+    """Return an entry after a record; one that is refused changes nothing."""
+    if state.effective.get(event.event_id) == at or refusal(state, event) is not None:
+        return state
+    after = replace(state, sequence=state.sequence + 1, effective={**state.effective, event.event_id: at})
+    if event.kind == "removed":
+        return replace(after, added=None, accepted=None, seen=None, accepted_by="")
+    if event.kind == "accepted":
+        return replace(after, accepted=after.seen, accepted_by=event.actor)
+    offer = Offer(tools=event.tools, digest=event.digest or "", messages=event.messages, version=event.version)
+    after = replace(after, seen=offer, seen_at=event.created_at)
+    return after if event.kind == "changed" else replace(after, added=event, accepted=offer, accepted_by=event.actor)

@@ -1,0 +1,66 @@
+"""The audit recounts entries of the registry of tools, and names the event that is missing, forged or contradictory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from schemas.events import Event, Tool
+from schemas.tool_text import offer_digest
+from streams.tools.audit.facts import Reach
+from streams.tools.audit.recount import recount
+from streams.tools.audit.report import Report
+from tests.support.factories import T0, tool_event
+from tests.support.log.whole_run import SETTINGS, Written, ends
+
+OTHER = (Tool(name="add", description="Otherwise.", parameters="{}"),)
+
+
+def entry() -> list[Event]:
+    """Return an entry that was added, changed, accepted and removed."""
+    return [
+        tool_event(),
+        tool_event("changed", 1, tools=OTHER),
+        tool_event("accepted", 2, digest=offer_digest(OTHER)),
+        tool_event("removed", 3),
+    ]
+
+
+def recounted(*events: Event) -> Report:
+    log = Written()
+    for number, event in enumerate(events):
+        log.write(event, T0 + number)
+    return recount(log.records, SETTINGS, Reach(ends=ends(log.records), settled=True))
+
+
+def wrong(*events: Event) -> list[tuple[str, int, str]]:
+    return [(finding.category, finding.at.offset, finding.what) for finding in recounted(*events).wrong]
+
+
+def test_a_whole_entry_is_counted_and_nothing_is_wrong_with_it() -> None:
+    assert wrong(*entry()) == []
+    assert recounted(*entry()).counts["tool events"] == 4
+
+
+def test_two_decisions_against_one_state_are_no_mistake() -> None:
+    assert wrong(*entry()[:2], tool_event("removed", 1), *entry()[2:]) == []
+
+
+def test_a_record_that_is_dropped_is_missed_at_the_next() -> None:
+    for gone in range(3):
+        events = entry()
+        del events[gone]
+        assert ("lost", gone, f"it follows event {gone} of its entry, which is not before it") in wrong(*events)
+
+
+def test_a_description_that_nobody_saw_cannot_be_accepted() -> None:
+    events = entry()
+    events[2] = tool_event("accepted", 2, digest="a" * 64)
+    [(category, offset, what)] = wrong(*events)
+    assert (category, offset) == ("contradictory", 2) and "it accepts aaaa" in what
+
+
+def test_a_forged_id_and_events_of_an_entry_that_there_is_not_are_named() -> None:
+    assert "its id is not that of its entry" in wrong(replace(tool_event(), event_id="forged"))[0][2]
+    assert "there is no such entry" in wrong(tool_event("changed"))[0][2]
+    assert "it adds an entry that there is" in wrong(tool_event(), tool_event(sequence=1))[0][2]
+    assert "it changes nothing" in wrong(tool_event(), tool_event("changed", 1))[0][2]
