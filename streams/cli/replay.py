@@ -148,7 +148,7 @@ def replay_run(
 
     source = archive_for(on, source)
     request = _request(call.settings, options, source)
-    with until_stopped() as stop, _progress() as report:
+    with until_stopped() as stop, progress() as report:
         result = replaying.run(
             call.settings_to_write, request, _history(call.settings, source), stop=stop, report=report, on=on
         )
@@ -164,7 +164,7 @@ def replay_run(
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
+def progress() -> Iterator[Callable[[str, int, int | None], None]]:
     """Show the progress of each step on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -185,25 +185,12 @@ def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
 
 def _request(settings: Settings, options: dict[str, Any], source: Source) -> ReplayRequest:
     """Return the request that the options make. Raises SettingsError."""
-    from streams.kafka.times import parse_time
     from streams.scorers import named_sources
+    from streams.tools.replay import selection
     from streams.tools.replay.run_replay import ReplayRequest
-    from streams.tools.replay.selection import Selection
 
-    policy = options["policy"] or settings.policy.name
-    limits = {"since": options["since"], "until": options["until"], "from": options["first"], "to": options["next_"]}
-    limits |= {name: options[name] for name in ("key", "scenario", "where")}
-    selected = Selection(
-        policy=policy,
-        since_ms=None if options["since"] is None else parse_time(options["since"], "--since"),
-        until_ms=None if options["until"] is None else parse_time(options["until"], "--until"),
-        first=options["first"],
-        next=options["next_"],
-        key=options["key"],
-        scenario=options["scenario"],
-        where=options["where"],
-        asked=tuple((name, str(text)) for name, text in limits.items() if text is not None),
-    )
+    limits = options | {"from": options["first"], "to": options["next_"]}
+    selected = selection.parse(options["policy"] or settings.policy.name, limits)
     changes = {
         "advantages.formula": options["advantage"],
         "advantages.credit": options["credit"],
@@ -222,27 +209,18 @@ def _request(settings: Settings, options: dict[str, Any], source: Source) -> Rep
         steps=options["steps"],
         train=not options["no_train"],
         folder=options["folder"],
-        where=partial(_matching_tasks, source=source) if options["where"] is not None else None,
+        where=partial(matching_tasks, source=source) if options["where"] is not None else None,
     )
 
 
 def _recipe(file: Path | None) -> dict[str, Any]:
     """Return the settings in a recipe, by dotted key. Raises NotFoundError, SettingsError."""
-    import tomllib
-
-    from schemas.file_text import FileTextError, whole_text
-    from streams.errors import NotFoundError, SettingsError
+    from streams.errors import SettingsError
+    from streams.settings.toml_file import read_toml
 
     if file is None:
         return {}
-    try:
-        data = tomllib.loads(whole_text(file.read_bytes()))
-    except OSError as exc:
-        raise NotFoundError(f"{file}: {exc.strerror}; give a TOML file with a section [trainer]") from exc
-    except FileTextError as exc:
-        raise SettingsError(exc.at(file)) from exc
-    except (ValueError, RecursionError) as exc:  # also endless nesting
-        raise SettingsError(f"{file}: not TOML: {exc}") from exc
+    data = read_toml(file, "give a TOML file with a section [trainer]")
     foreign = sorted(data.keys() - {"trainer"})
     if foreign:
         raise SettingsError(f"{file}: {foreign[0]} does not belong in a recipe, which has the section [trainer] alone")
@@ -259,7 +237,7 @@ def _history(settings: Settings, source: Source) -> History:
     return history.of(settings, source)
 
 
-def _matching_tasks(settings: Settings, condition: str, *, source: Source) -> set[str]:
+def matching_tasks(settings: Settings, condition: str, *, source: Source) -> set[str]:
     """Return the ids of the tasks for which an SQL condition holds. Raises as `query.Session` does."""
     from streams.tools.query.session import Session
 
@@ -347,7 +325,7 @@ def replay_evaluate(
         chosen = tuple(versions.split(","))
         asked = asking.HeldOutSuite(suite=questions, versions=chosen, scorers=named_sources(scorers))
     try:
-        with until_stopped() as stop, _progress() as report, _players(call.settings, name, asked, report) as report:
+        with until_stopped() as stop, progress() as report, players(call.settings, name, asked, report) as report:
             results = asking.run(call.settings_to_write, name, asked, stop=stop, report=report)
     except Stopped:
         click.echo("Stopped. Run the same command again to resume.", err=True)
@@ -365,7 +343,7 @@ def _suite_of_file(settings: Settings, file: Path, reading: TaskFileOptions) -> 
 
 
 @contextmanager
-def _players(settings: Settings, name: str, suite: HeldOutSuite, report: Report) -> Iterator[Report]:
+def players(settings: Settings, name: str, suite: HeldOutSuite, report: Report) -> Iterator[Report]:
     """Play a suite of episodes while the block runs; yield a report that also restarts players that ended."""
     from streams.demo.players import playing
     from streams.tools.replay import experiments

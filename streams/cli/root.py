@@ -52,6 +52,7 @@ from streams.cli.serve import chat, serve
 from streams.cli.settings import config
 from streams.cli.status import doctor, status
 from streams.cli.streams import streams
+from streams.cli.sweep import sweep
 from streams.cli.tasks import tasks
 from streams.cli.topics import topics
 from streams.cli.train import train
@@ -65,7 +66,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Run the loop": (demo, broker, topics, streams, scoring, policy, train),
     "Ask and reward": (tasks, ask, chat, reward),
     "Look at the log": (events, runs, adapters, rollout, query, page, audit, costs),
-    "Train and compare": (tune, jobs, evaluate, replay, experiments, reproduce),
+    "Train and compare": (tune, jobs, evaluate, replay, experiments, sweep, reproduce),
     "Improve by what was served": (improve, curate, data, datasets, retrain, selfplay, prompts),
     "Operate": (config, capacity, offsets, dlq, rescore, archive, dashboards),
     "Connect": (serve, calls, mcp, access, agents, environments, export, schemas),

@@ -19,10 +19,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from streams.improve.prompts.paired_evidence import e_value
 
+Arm = TypeVar("Arm")
 CHUNK = 4
 """Questions that are asked at once: the evidence is looked at after each chunk."""
 LAST_STAGE = 0.5
@@ -101,9 +102,18 @@ def next_step(plan: SearchPlan, answers: Answers) -> tuple[Ask, ...] | SearchVer
             if len(alive) == 1 and _evidence(base, alive[0], used, answers)[0] >= plan.threshold:
                 break
         if len(alive) > 1:
-            ranked = sorted(alive, key=lambda arm: (-_mean(arm, used, answers), plan.versions.index(arm)))
-            alive = ranked[: math.ceil(len(alive) / 2)]
+            means = {arm: _mean(arm, used, answers) for arm in plan.versions if arm in alive}
+            alive = better_half(tuple(means), means)
     return _verdict(plan, alive[0], used, answers)
+
+
+def better_half(arms: Sequence[Arm], means: Mapping[Arm, float]) -> list[Arm]:
+    """Return the half of the arms with the higher means, the best first; of equal ones the earlier.
+
+    >>> better_half(["a", "b", "c"], {"a": 0.1, "b": 0.4, "c": 0.1})
+    ['b', 'a']
+    """
+    return sorted(arms, key=lambda arm: -means[arm])[: math.ceil(len(arms) / 2)]
 
 
 def _stages(candidates: int) -> Sequence[float]:

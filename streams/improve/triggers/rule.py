@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -37,12 +36,12 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from schemas.events import Purpose, TuningMethod
 from schemas.faults import faults
-from schemas.file_text import FileTextError, whole_text
-from streams.errors import NotFoundError, SettingsError
+from streams.errors import SettingsError
 from streams.improve.triggers.detector import WINDOW
 from streams.improve.triggers.tick_schedule import TickSchedule
 from streams.jobs.request import JobConfig, RequestPart
 from streams.jobs.tuning.tuning_request import TuningConfig
+from streams.settings.toml_file import read_toml
 
 Signal = Literal["failure", "reward", "feedback", "promotable", "schedule"]
 SIGNALS: tuple[Signal, ...] = ("failure", "reward", "feedback", "promotable", "schedule")
@@ -163,14 +162,7 @@ class RetrainRule(RequestPart):
 
 def read_rule(file: Path) -> RetrainRule:
     """Return the rule in a TOML file. Raises NotFoundError, SettingsError that names what is wrong with it."""
-    try:
-        data = tomllib.loads(whole_text(file.read_bytes()))
-    except OSError as exc:
-        raise NotFoundError(f"{file}: {exc.strerror}; docs/improve.md has a rule to begin with") from exc
-    except FileTextError as exc:
-        raise SettingsError(exc.at(file)) from exc
-    except (ValueError, RecursionError) as exc:  # also endless nesting
-        raise SettingsError(f"{file}: not TOML: {exc}") from exc
+    data = read_toml(file, "docs/improve.md has a rule to begin with")
     try:
         return rule_of(data)
     except SettingsError as exc:

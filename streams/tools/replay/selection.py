@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from schemas.events import SourceRange, Task
 from schemas.serde import Poison
 from streams.errors import NotFoundError, RefusedError
 from streams.kafka.history import History
 from streams.kafka.record import Record, TopicPartition
+from streams.kafka.times import parse_time
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 
@@ -49,6 +50,28 @@ class Selection:
         fields = ("policy", "since_ms", "until_ms", "first", "next", "key", "scenario", "where")
         limits = {name: str(value) for name in fields if (value := getattr(self, name)) is not None}
         return limits | {f"--{name}": text for name, text in self.asked}
+
+
+def parse(policy: str, options: Mapping[str, Any]) -> Selection:
+    """Return the selection of options as they are given: since, until, from, to, key, scenario, where.
+
+    Raises SettingsError for a time that cannot be read.
+    """
+    limits = {name: options.get(name) for name in ("since", "until", "from", "to", "key", "scenario", "where")}
+    since, until = (
+        None if limits[name] is None else parse_time(limits[name], f"--{name}") for name in ("since", "until")
+    )
+    return Selection(
+        policy=policy,
+        since_ms=since,
+        until_ms=until,
+        first=limits["from"],
+        next=limits["to"],
+        key=limits["key"],
+        scenario=limits["scenario"],
+        where=limits["where"],
+        asked=tuple((name, str(text)) for name, text in limits.items() if text is not None),
+    )
 
 
 def from_plain(plain: Mapping[str, str]) -> Selection:

@@ -1,0 +1,152 @@
+"""A sweep over recorded groups: trained, scored and halved, with a tiny model against a real broker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from schemas.events import AdapterEvent, Response
+from streams.cli.root import cli
+from streams.engines.base_model import load_base
+from streams.errors import StreamwardError
+from streams.improve.sweep import sweep_file, sweep_runner
+from streams.improve.sweep.sweep_runner import Sweep, SweepRun
+from streams.settings.load import to_env
+from streams.settings.model import Model, Settings
+from streams.tools.replay import experiments
+from streams.tools.replay.replay_context import Stopped
+from tests.support.log.replay_source import shaped, write
+from tests.support.log.shared_node import own_prefix
+from tests.support.models.tiny import save_tiny
+from tests.support.processes import command, environment, read, until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
+SWEEP = """
+name = "rates"
+[suite]
+generator = "sums"
+count = 4
+[grid]
+trainer.learning_rate = [0.003, 0.01]
+"""
+
+
+@pytest.fixture(scope="module")
+def source(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """The settings of a log whose responses are of the tiny model's tokens."""
+    model = {"base": str(save_tiny(tmp_path_factory.mktemp("sweep") / "tiny"))}
+    base = load_base(Model(**model))
+    settings = shaped(
+        Settings.model_validate(
+            {"kafka": {"bootstrap": kafka_bootstrap}, "topics": {"prefix": own_prefix()}, "model": model}
+        )
+    )
+    digests = {"base_digest": base.base_digest, "tokenizer_digest": base.tokenizer_digest}
+    write(settings, version=7, prompt_token_ids=(1, 5, 6), completion_token_ids=(7, 2), **digests)
+    return settings
+
+
+def prepare(source: Settings, folder: Path, text: str) -> Sweep:
+    (folder / "sweep.toml").write_text(text)
+    return sweep_runner.prepare(source, sweep_file.read_sweep(folder / "sweep.toml"), folder / "sweep.toml")
+
+
+def paid(source: Settings, sweep: Sweep) -> dict[str, Counter[tuple[Any, ...]]]:
+    """Return how often each version was trained and scored, and each question answered, by experiment."""
+    logs = {name: experiments.of(source, one) for name, one in experiments.read(source).items()}
+    work: dict[str, Counter[tuple[Any, ...]]] = {}
+    for name in sweep.plan.recipes:
+        if name in logs:
+            events = [event for _, event in read(logs[name], AdapterEvent)]
+            answers = [one for _, one in read(logs[name], Response) if not one.task_id.startswith("task-")]
+            work[name] = Counter((event.kind, event.version, event.suite) for event in events)
+            work[name] += Counter((answer.task_id, answer.slot) for answer in answers)
+    return work
+
+
+def test_a_sweep_that_is_killed_and_stopped_ends_as_one_and_pays_for_nothing_twice(
+    source: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # experiments are in a folder beside it
+    sweep = prepare(source, tmp_path, SWEEP)
+    words = command("sweep", "sweep.toml")
+    with (
+        (tmp_path / "sweep.log").open("wb") as log,
+        subprocess.Popen(words, env=environment(source), stdout=log, stderr=log) as process,
+    ):
+        try:
+            until(lambda: _is_trained(source), "a first version", folder=tmp_path)
+        finally:
+            process.kill()
+
+    stop = threading.Event()
+
+    def stop_at_a_question(stage: str, done: int, total: int | None) -> None:
+        if "asking" in stage:
+            stop.set()
+
+    with pytest.raises(Stopped):
+        SweepRun(settings=source, sweep=sweep, stop=stop, report=stop_at_a_question).run()
+
+    end = SweepRun(settings=source, sweep=sweep, stop=threading.Event(), report=lambda *_: None).run()
+    assert end.verdict.rounds == 1 and end.verdict.version == 1 and end.verdict.gain is not None
+    assert end.verdict.gain.n == 2 and end.verdict.best in sweep.plan.recipes[1:]
+    assert end.used.tokens > 0 and end.used.usage.trainer_s > 0
+    before = paid(source, sweep)
+    assert set(before) == set(sweep.plan.recipes)
+    assert {count for counter in before.values() for count in counter.values()} == {1}
+    work = [key[0] for counter in before.values() for key in counter]
+    assert (work.count("trained"), work.count("evaluated")) == (3, 5)
+
+    result = CliRunner().invoke(cli, ["sweep", "sweep.toml", "--output", "jsonl"], env=to_env(source))
+    assert result.exit_code == 0, result.output
+    row = json.loads(result.stdout)
+    assert (row["best"], row["n"], row["rounds"]) == (end.verdict.best, 2, "1 of 1")
+    assert paid(source, sweep) == before
+
+
+def test_a_larger_grid_continues_what_is_there_until_its_budget_is_spent(
+    source: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = SWEEP.replace('"rates"', '"spent"') + "[budget]\nmax_tokens = 1\n"
+    (tmp_path / "sweep.toml").write_text(text)
+    result = CliRunner().invoke(cli, ["sweep", "sweep.toml", "--output", "jsonl"], env=to_env(source))
+    assert result.exit_code == 4, result.output
+    assert "tokens are used: the sweep ended before its report" in result.stderr
+    row = json.loads(result.stdout)
+    assert row["rounds"] == "0 of 1" and "best" not in row and row["tokens"] > 1
+    assert list(experiments.read(source)).count("spent-base") == 1
+    assert not [name for name in experiments.read(source) if name.startswith("spent-") and name != "spent-base"]
+
+
+def test_recipes_are_shown_before_anything_is_written(
+    source: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweep.toml").write_text(SWEEP.replace('"rates"', '"plan"'))
+    result = CliRunner().invoke(cli, ["sweep", "sweep.toml", "--dry-run", "--output", "jsonl"], env=to_env(source))
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["settings"] for row in rows] == [
+        {},
+        {"trainer.learning_rate": "0.003"},
+        {"trainer.learning_rate": "0.01"},
+    ]
+    assert not [name for name in experiments.read(source) if name.startswith("plan-")]
+
+
+def _is_trained(source: Settings) -> bool:
+    experiment = experiments.read(source).get("rates-base")
+    if experiment is None:
+        return False
+    try:
+        return any(event.kind == "trained" for _, event in read(experiments.of(source, experiment), AdapterEvent))
+    except StreamwardError:  # its topics are being made
+        return False
