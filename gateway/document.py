@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from gateway.http import openapi
 from gateway.http.application import TITLE
 from gateway.routes import ROUTES
+from streams.files import program_version
 
 FILE = Path(__file__).with_name("openapi.json")
 WIDTH = 110
@@ -25,7 +25,7 @@ WIDTH = 110
 
 def document() -> dict[str, Any]:
     """Return the description of every route."""
-    return openapi.document(ROUTES, title=TITLE, version=version("streamward"), keys=True)
+    return openapi.document(ROUTES, title=TITLE, version=program_version(), keys=True)
 
 
 def text() -> str:

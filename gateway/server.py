@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 
 from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
@@ -68,6 +67,7 @@ from streams.access.oidc import Issuer
 from streams.access.request_log import RequestLog
 from streams.adapters import signing
 from streams.engines.build import build_tokens
+from streams.files import program_version
 from streams.jobs.job_log import JobLog
 from streams.kafka.registry import client as schema_registry
 from streams.observability import metrics
@@ -211,7 +211,7 @@ def build_application(settings: Settings, parts: ServerParts) -> ASGIApp:
 def make_application(settings: Settings, rooms: Sequence[object], *, keys: bool = False) -> Application:
     """Return the application that answers the routes of these rooms."""
     max_body_bytes = int(settings.serve.max_body_mb * 1_000_000)
-    return Application(rooms, version=version("streamward"), max_body_bytes=max_body_bytes, keys=keys)
+    return Application(rooms, version=program_version(), max_body_bytes=max_body_bytes, keys=keys)
 
 
 def agent_rooms(

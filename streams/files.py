@@ -20,7 +20,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Iterator
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from streams.errors import RefusedError, SettingsError
@@ -168,10 +168,18 @@ def _remove(folder: Path, lock: int) -> None:
     os.close(lock)
 
 
+def program_version() -> str:
+    """Return the release that is installed, or `source` where only the source is on the path."""
+    try:
+        return version("streamward")
+    except PackageNotFoundError:
+        return "source"
+
+
 def code_version() -> str:
     """Return the version of Streamward, and a digest of its source files."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
     for package in ("schemas", "streams", "trainer"):
         for path in sorted((root / package).rglob("*.py")):
             digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
-    return f"{version('streamward')} {digest.hexdigest()[:12]}"
+    return f"{program_version()} {digest.hexdigest()[:12]}"

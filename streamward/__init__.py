@@ -69,7 +69,7 @@ HOMES = {
 def __getattr__(name: str) -> object:
     """Load a public name; `__version__` is that of the installed package."""
     if name == "__version__":
-        return import_module("importlib.metadata").version("streamward")
+        return import_module("streams.files").program_version()
     if name not in HOMES:
         raise AttributeError(f"streamward has no {name!r}; it has {', '.join(__all__)} and __version__")
     globals()[name] = value = getattr(import_module(HOMES[name]), name)

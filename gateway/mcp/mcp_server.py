@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import Any
 
 import mcp_types as types
@@ -22,6 +21,7 @@ from gateway.mcp import diagnose_prompt, mcp_resources
 from gateway.mcp.toolbox import ToolBox
 from gateway.mcp.tools import LogTool
 from streams.errors import CallError, LogError
+from streams.files import program_version
 
 NAME = "streamward"
 INSTRUCTIONS = (
@@ -110,7 +110,7 @@ def build_server(tools: ToolBox, credentials: Mapping[str, str] | None = None) -
     handlers = LogHandlers(tools, credentials)
     return Server(
         NAME,
-        version=version("streamward"),
+        version=program_version(),
         instructions=INSTRUCTIONS,
         on_list_tools=handlers.list_tools,
         on_call_tool=handlers.call_tool,

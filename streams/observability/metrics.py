@@ -22,6 +22,7 @@ from typing import Any
 import prometheus_client as prometheus
 
 from streams.errors import SettingsError
+from streams.files import program_version
 from streams.observability import catalog
 from streams.observability.catalog import Metric, Process
 from streams.observability.http_server import Site, serve
@@ -229,7 +230,7 @@ def serve_meter(settings: Settings, process: Process, *, waits_for: tuple[str, .
     if settings.schemas.registry_url:
         waits_for = (*waits_for, SCHEMA_REGISTRY)
     meter = Meter(process, stuck_s=rule.stuck_s, waits_for=waits_for)
-    meter.set(catalog.PROCESS, 1, process, _version())
+    meter.set(catalog.PROCESS, 1, process, program_version())
     with contextlib.ExitStack() as stack:
         try:
             url = stack.enter_context(serve(Site(meter.answer, CONTENT_TYPE), rule.host, rule.port))
@@ -240,12 +241,3 @@ def serve_meter(settings: Settings, process: Process, *, waits_for: tuple[str, .
             ) from exc
         log.info("metrics at %s/metrics", url)
         yield meter
-
-
-def _version() -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version("streamward")
-    except metadata.PackageNotFoundError:
-        return "unknown"

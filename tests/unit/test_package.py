@@ -39,3 +39,20 @@ def test_importing_it_loads_nothing_of_the_application() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "streamward" in done.stdout.split()
     assert not {"streams", "trainer", "schemas", "pydantic", "duckdb", "torch"} & set(done.stdout.split())
+
+
+def test_a_source_tree_that_is_not_installed_says_so_and_works() -> None:
+    code = (
+        "import importlib.metadata as metadata, sys\n"
+        "find = metadata.Distribution.from_name\n"
+        "def missing(name):\n"
+        "    if name == 'streamward':\n"
+        "        raise metadata.PackageNotFoundError(name)\n"
+        "    return find(name)\n"
+        "metadata.Distribution.from_name = missing\n"
+        "import gateway.document, streamward, streams.files\n"
+        "document = gateway.document.document()\n"
+        "print(streamward.__version__, document['info']['version'], streams.files.code_version()[:6])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["source"] * 3

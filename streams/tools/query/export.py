@@ -31,7 +31,7 @@ import duckdb
 
 from schemas import json_text
 from streams.errors import NotFoundError, RefusedError
-from streams.files import sha256_of
+from streams.files import program_version, sha256_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.query.dataset_card import DatasetCard
@@ -231,8 +231,6 @@ def _no_examples(options: ExportOptions, counts: Counts) -> str:
 
 
 def _manifest(options: ExportOptions, counts: Counts, files: list[File], ranges: Iterable[Mapping[str, Any]]) -> str:
-    from importlib.metadata import version
-
     manifest = {
         "manifest_version": MANIFEST_VERSION,
         "format": options.format,
@@ -240,7 +238,7 @@ def _manifest(options: ExportOptions, counts: Counts, files: list[File], ranges:
         "source": [dict(row) for row in ranges],
         "counts": {**asdict(counts), "left_out": dict(sorted(counts.left_out.items()))},
         "files": [file._asdict() for file in files],
-        "streamward": version("streamward"),
+        "streamward": program_version(),
     }
     return json.dumps(manifest, indent=2) + "\n"
 
