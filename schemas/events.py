@@ -946,6 +946,7 @@ class PromptSearch:
     model: Annotated[str | None, "reflection: that proposes texts"] = None
     endpoint: Annotated[str | None, "reflection: URL that it is asked at, or module:function"] = None
     values: Annotated[str, "JSON object: the value of each variable"] = "{}"
+    share: Annotated[float | None, "live: of the alias's users, who get the other versions; null: equal parts"] = None
     versions: Annotated[tuple[Int, ...], "that are compared; reflection: the one that it begins with"]
 
 
@@ -1960,8 +1961,9 @@ def _job_spec_problems(spec: JobSpec) -> Iterator[str]:
             yield f"spec.{name} is {getattr(spec, name)}; expected 1 or more"
     if not 0 <= spec.held_out_share < 1:
         yield f"spec.held_out_share is {spec.held_out_share}; expected 0 or more, and less than 1"
+    is_live = spec.search is not None and spec.search.method == "live"
     for name in ("questions", "reward_sources"):
-        if not getattr(spec, name) and spec.tuning is None:
+        if not getattr(spec, name) and spec.tuning is None and not (is_live and name == "questions"):
             yield f"spec.{name} is empty; a job needs at least one"
     if spec.tuning is not None:
         yield from _job_tuning_problems(spec.tuning)
@@ -2138,6 +2140,8 @@ def _prompt_search_problems(search: PromptSearch, spec: JobSpec) -> Iterator[str
         yield f"spec.search.versions is {list(search.versions)}; expected {least} or more, each 1 or more"
     if search.method == "live" and search.alias is None:
         yield "spec.search.method is live and alias is null; a share of an alias's users is asked with each version"
+    if search.share is not None and not (search.method == "live" and 0 < search.share < 1):
+        yield f"spec.search.share is {search.share}; expected more than 0 and less than 1, of a live search"
     if search.method == "reflection" and search.endpoint is None:
         yield "spec.search.method is reflection and endpoint is null; name who proposes texts"
 

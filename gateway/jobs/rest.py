@@ -103,7 +103,9 @@ class TrainingOrderBody(Body):
         None, description="RL_TRAINING, PROMPT_ENGINEERING: each with `query` and `expected_outcome`"
     )
     prompt: str | None = Field(None, min_length=1, description="PROMPT_ENGINEERING: the prompt to find a version of")
-    search: Literal["pairs", "reflection"] | None = Field(None, description="PROMPT_ENGINEERING; default: pairs")
+    search: Literal["pairs", "live", "reflection"] | None = Field(
+        None, description="PROMPT_ENGINEERING; default: pairs"
+    )
     method: Literal["sft", "dpo"] | None = Field(None, description="FINE_TUNING; default: sft")
     training_file: str | None = Field(
         None, description="FINE_TUNING: id of an uploaded file; default: answers of the log"
@@ -117,8 +119,10 @@ class OptimizeBody(Body):
 
     agent_id: str = Field(min_length=1, description="a policy, or an agent that is registered")
     prompt: str = Field(min_length=1, description="its name")
-    search: Literal["pairs", "reflection"] = "pairs"
-    training_queries: list[dict[str, Any]] = Field(description="each with `query` and `expected_outcome`")
+    search: Literal["pairs", "live", "reflection"] = "pairs"
+    training_queries: list[dict[str, Any]] = Field(
+        [], description="each with `query` and `expected_outcome`; live: for the report alone"
+    )
     config: dict[str, Any] | None = Field(None, description="of the order (prompts.md): `max_answers`, `alias`, …")
     tenant: str | None = Field(None, min_length=1, description="who pays")
 

@@ -211,10 +211,11 @@ def prompts_compare(
 @click.argument("name")
 @click.option(
     "--method",
-    type=click.Choice(["pairs", "reflection"]),
+    type=click.Choice(["pairs", "live", "reflection"]),
     default="pairs",
     show_default=True,
-    help="pairs: given versions on the same questions. reflection: new ones by a model that reads answers.",
+    help="pairs: given versions on the same questions. live: on shares of the alias's users. "
+    "reflection: new ones by a model that reads answers.",
 )
 @click.option(
     "--queries",
@@ -253,6 +254,7 @@ def prompts_optimize(
 
     The versions that there are, the one in use first, answer the same questions; the worse half leaves, and the last
     one is called better once the evidence, which may be looked at after each answer, is large enough. With --method
+    live the users of --alias are shared among the versions, by thread, and what their tasks earn decides. With --method
     reflection a model reads what answers earned and proposes texts. The figures are those of questions that the search
     did not use. The processes of the loop answer and score, as for other tasks.
     """

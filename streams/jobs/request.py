@@ -35,8 +35,7 @@ from streams.engines.prompt_check import unanswerable_prompts
 from streams.errors import EventError, JobRequestError, NotFoundError, RefusedError
 from streams.jobs.questions import EVALUATION_SLOTS, train_task
 from streams.jobs.state import JobState, JobUsage, cost_usd, split
-from streams.prompts import prompt_use
-from streams.prompts.prompt_log import resolver
+from streams.prompts import prompt_log, prompt_use
 from streams.prompts.prompt_use import PromptReference, own_name
 from streams.scorers.registry import is_of_group
 from streams.scorers.scorer_check import unusable_scorer
@@ -206,7 +205,15 @@ def prompt_of(config: JobConfig, tenant: str | None, settings: Settings) -> Prom
     """Return the prompt that a job's questions begin with. Raises JobRequestError, NotFoundError."""
     try:
         reference = PromptReference.parse(own_name(tenant, config.prompt or ""))
-        return prompt_use.use(resolver(settings)(reference, ""), reference, config.prompt_variables)
+        states = prompt_log.read(settings)
+        version = prompt_use.resolve(states, reference, "")
+        target = states[reference.name].aliases.get(reference.alias or "")
+        if target is not None and target.version is None:
+            raise EventError(
+                f"{reference} is compared live by job {target.event.job_id}, and means no one version until that ends; "
+                "name a version, or wait"
+            )
+        return prompt_use.use(version, reference, config.prompt_variables)
     except EventError as exc:
         raise JobRequestError(f"config.prompt: {exc}", "config.prompt") from exc
 

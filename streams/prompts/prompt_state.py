@@ -11,6 +11,7 @@ same text is one version, however often it is proposed.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -57,15 +58,20 @@ class AliasTarget:
         return self.arms[0].version if len(self.arms) == 1 else None
 
     def version_for(self, unit: str) -> int:
-        """Return the version for a thread or a task: the same one as long as the shares are as they are."""
+        """Return the version for a thread or a task: the same one until that version leaves the comparison.
+
+        The largest of u^(1 / share) wins, with u of the unit and the version alone (weighted rendezvous hashing): where
+        an arm leaves and the others keep their proportions, all other units keep their version.
+        """
         if len(self.arms) == 1:
             return self.arms[0].version
-        drawn, reached = place(self.event.prompt, self.event.alias or "", self.event.event_id, unit), 0.0
-        for arm in self.arms:
-            reached += arm.share
-            if drawn < reached:
-                return arm.version
-        return self.arms[-1].version
+
+        def weight(arm: PromptArm) -> float:
+            event = self.event
+            drawn = place(event.prompt, event.alias or "", event.job_id or event.event_id, str(arm.version), unit)
+            return math.log(drawn) / arm.share if drawn else -math.inf
+
+        return max(self.arms, key=weight).version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +86,8 @@ class PromptState:
     aliases: Mapping[str, AliasTarget] = field(default_factory=dict)
     reflections: Mapping[str, PromptReflection] = field(default_factory=dict)
     """By the digest of their request."""
+    shared_at: Mapping[str, int] = field(default_factory=dict)
+    """When each live comparison began, by job; milliseconds since the epoch."""
     reports: Mapping[str, PromptEvent] = field(default_factory=dict)
     """The figures of each search on questions that it did not use, by job."""
     effective: Mapping[str, Coordinates] = field(default_factory=dict)
@@ -148,7 +156,8 @@ def _set_alias(state: PromptState, event: PromptEvent) -> PromptState:
 
 
 def _share_alias(state: PromptState, event: PromptEvent) -> PromptState:
-    return replace(state, aliases={**state.aliases, event.alias or "": AliasTarget(event.arms, event)})
+    aliases = {**state.aliases, event.alias or "": AliasTarget(event.arms, event)}
+    return replace(state, aliases=aliases, shared_at={event.job_id or "": event.created_at, **state.shared_at})
 
 
 def _add_reflection(state: PromptState, event: PromptEvent) -> PromptState:

@@ -11,16 +11,21 @@ from typing import Any
 import pytest
 
 from schemas.events import Coordinates, Message, PromptEvent, Task
-from streams.errors import JobRequestError
+from streams.errors import JobRequestError, RefusedError
 from streams.improve.prompts import prompt_worker, search_request
-from streams.jobs.job_log import JobLog
+from streams.improve.prompts.activation import activate
+from streams.improve.prompts.live_search import LiveSearch
+from streams.jobs.job_log import JobCommand, JobLog
+from streams.jobs.request import JobConfig, prompt_of
 from streams.jobs.state import JobState
+from streams.kafka import times
 from streams.kafka.producer import Producer
-from streams.prompts import prompt_log
+from streams.prompts import prompt_log, prompt_use
 from streams.prompts.prompt_log import Activation, PromptLog, PromptText
+from streams.prompts.prompt_use import PromptReference
 from streams.settings.model import Jobs, Settings
 from tests import skips
-from tests.support.factories import group, member, response
+from tests.support.factories import group, job_event, job_spec, member, response, task
 from tests.support.processes import read
 
 pytestmark = pytest.mark.kafka
@@ -74,7 +79,8 @@ def versions(settings: Settings, *contents: str, alias: str | None = "production
 
 
 def ordered(settings: Settings, jobs: JobLog, method: str = "pairs", **config: Any) -> JobState:
-    body = {"policy": "default", "prompt": "sums", "method": method, "questions": QUESTIONS, "config": config}
+    questions = QUESTIONS if method != "live" or config.get("share") is None else []
+    body = {"policy": "default", "prompt": "sums", "method": method, "questions": questions, "config": config}
     order = search_request.order(search_request.read_request(body), settings, prompt_log.read(settings))
     return jobs.start(order, actor="ann", key=None)
 
@@ -147,6 +153,128 @@ def test_a_search_ends_at_its_budget_by_at_most_what_was_in_flight(made: Setting
         job = ordered(settings, jobs, max_answers=60, max_tokens=1, max_budget_usd=40.0)
         done = run(settings, job.job_id)
     assert (done.status, done.code) == ("failed", "BUDGET_EXCEEDED")
+
+
+# --- live -------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def users(settings: Settings, count: int) -> Iterator[None]:
+    """Write a task of the alias for one thread after the other, and a second one of each."""
+    stop, reference = threading.Event(), PromptReference.parse("sums@production")
+
+    def write() -> None:
+        with Producer(settings, linger_ms=0) as producer, PromptLog(settings) as log:
+            for number in range(count):
+                for again in range(2):
+                    version = log.resolve(reference, f"thread {number}")
+                    prompt = prompt_use.use(version, reference, {})
+                    question = Message(role="user", content=f"{number} + {again} =")
+                    about: dict[str, Any] = {"task_id": f"{number}/{again}", "thread": f"thread {number}"}
+                    messages = prompt_use.before(prompt, (question,))
+                    now = times.now_ms()
+                    producer.send(task(**about, created_at=now, prompt_version=prompt, messages=messages))
+                if stop.wait(0.002):
+                    return
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_live_search_shares_an_alias_by_thread_stops_by_itself_and_is_continued_after_a_kill(made: Settings) -> None:
+    versions(made, "One.", "Two.", "Three.")
+    with JobLog(made) as jobs, answering(made, better), users(made, 1200):
+        job = ordered(made, jobs, "live", alias="production", max_answers=400)
+        stop = threading.Event()
+        threading.Timer(2.0, stop.set).start()
+        prompt_worker.run(made, stop=stop, until_done=job.job_id)
+        refused = Activation(prompt="sums", alias="production", version=2, actor="ann", reason="now")
+        with PromptLog(made) as log, pytest.raises(RefusedError, match=f"job {job.job_id} decides what production"):
+            activate(made, log, refused)
+        done = run(made, job.job_id)
+    assert (done.status, done.metrics["test_gain"] > 0.3) == ("completed", True), done.reason
+    state = prompt_log.read(made)["sums"]
+    assert state.aliases["production"].version == 3 and done.metrics["answers"] < 400
+    events = [event for _, event in read(made, PromptEvent) if event.job_id == job.job_id]
+    kinds = [event.kind for event in events]
+    assert (kinds[0], kinds[-2:], set(kinds[1:-2]) <= {"shared"}) == ("shared", ["reported", "activated"], True)
+    assert [arm.version for arm in events[0].arms] == [1, 2, 3]
+    by_thread: dict[str, list[int]] = {}
+    for _, one in read(made, Task):
+        if one.thread is not None and one.prompt_version is not None:
+            by_thread.setdefault(one.thread, []).append(one.prompt_version.version)
+    assert {len(set(pair)) for pair in by_thread.values() if 3 in pair} == {1}
+
+
+def test_the_worse_half_leaves_a_live_search_and_its_threads_alone_get_another_version(made: Settings) -> None:
+    versions(made, "One.", "Two.", "Three.")
+    reference, threads = PromptReference.parse("sums@production"), [f"thread {number}" for number in range(60)]
+    with JobLog(made) as jobs, PromptLog(made) as log, Producer(made, linger_ms=0) as producer:
+        job = ordered(made, jobs, "live", alias="production", max_answers=24)
+        assert job.spec.search is not None
+        live = LiveSearch(made, log, job, job.spec.search, "prompts")
+        before = [log.resolve(reference, thread).number for thread in threads]
+        for thread, number in zip(threads, before, strict=True):
+            prompt = prompt_use.use(log.get("sums").versions[number - 1], reference, {})
+            messages = prompt_use.before(prompt, (Message(role="user", content=f"{thread}?"),))
+            about: dict[str, Any] = {"created_at": times.now_ms(), "prompt_version": prompt, "messages": messages}
+            producer.send(task(task_id=thread, thread=thread, **about))
+            answer = member(0, reward=float(number == 3), components={"exact": 0.0}, response_id=thread)
+            reward = {"reward_mean": float(number == 3), "prompt_version": str(prompt)}
+            if before[: threads.index(thread) + 1].count(number) <= 5:  # the first stage compares four of each
+                producer.send(group(group_id=thread, task_id=thread, responses=(answer,), **reward))
+        producer.flush()
+        assert live.look() is None
+        target = log.get("sums").aliases["production"]
+        assert [(arm.version, round(arm.share, 3)) for arm in target.arms] == [(1, 0.5), (3, 0.5)]
+        again = LiveSearch(made, log, job, job.spec.search, "prompts")
+        assert again.look() is None and log.get("sums").aliases["production"] == target
+        after = [log.resolve(reference, thread).number for thread in threads]
+    assert all(old == new for old, new in zip(before, after, strict=True) if old != 2)
+
+
+def test_a_cancelled_live_search_gives_its_alias_back_and_a_job_that_trains_waits_for_one(made: Settings) -> None:
+    versions(made, "One.", "Two.")
+    with JobLog(made) as jobs, PromptLog(made) as log:
+        job = ordered(made, jobs, "live", alias="production", share=0.2)
+        stop = threading.Event()
+        looking = threading.Thread(target=lambda: prompt_worker.run(made, stop=stop))
+        looking.start()
+        while log.get("sums").aliases["production"].version is not None:
+            stop.wait(0.05)
+        target = log.get("sums").aliases["production"]
+        assert [(arm.version, round(arm.share, 3)) for arm in target.arms] == [(1, 0.8), (2, 0.2)]
+        with pytest.raises(JobRequestError, match=f"compared live by job {job.job_id}, and means no one version"):
+            prompt_of(JobConfig(n_iterations=1, prompt="sums"), None, made)
+        with pytest.raises(JobRequestError, match="production means several versions, by the comparison of job"):
+            ordered(made, jobs, "live", alias="production")
+        jobs.command(job.job_id, JobCommand(kind="cancelled", actor="ann", reason="enough"))
+        while log.get("sums").aliases["production"].version is None:
+            stop.wait(0.05)
+        stop.set()
+        looking.join()
+    moved = prompt_log.read(made)["sums"].aliases["production"]
+    assert (moved.version, "enough" in moved.event.reason) == (1, True)
+
+
+def test_a_live_search_that_a_policy_trains_against_fails_by_name(made: Settings) -> None:
+    versions(made, "One.", "Two.")
+    trained = prompt_use.use(prompt_log.read(made)["sums"].versions[0], PromptReference.parse("sums"), {})
+    with JobLog(made) as jobs, Producer(made) as producer:
+        producer.send(job_event("created", spec=job_spec(prompt_version=trained), policy="other"))
+        producer.flush()
+        job = ordered(made, jobs, "live", alias="production")
+        failed = run(made, job.job_id)
+    assert (failed.status, "policy other is in training with sums@1 until job job-1 ends" in failed.reason) == (
+        "failed",
+        True,
+    )
+    assert prompt_log.read(made)["sums"].aliases["production"].version == 1
 
 
 def propose(request: str) -> str:

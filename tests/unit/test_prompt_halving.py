@@ -15,8 +15,8 @@ def test_of_equal_prompts_none_is_called_better_and_a_much_better_one_is_found()
 def test_a_search_asks_only_for_what_is_not_answered_and_within_its_answers() -> None:
     plan, answers = SearchPlan((1, 2, 3), tuple(range(50)), 60), dict[Ask, float | None]()
     while not isinstance(step := next_step(plan, answers), SearchVerdict):
-        assert not answers.keys() & set(step)
-        answers |= {ask: None if ask.question == 0 else 0.5 for ask in step}
+        assert not answers.keys() & set(step.asks)
+        answers |= {ask: None if ask.question == 0 else 0.5 for ask in step.asks}
     assert (step.winner, step.answers <= 60, len(answers)) == (None, True, step.answers)
 
 

@@ -69,6 +69,19 @@ def test_a_share_of_an_alias_s_users_is_sticky_by_thread() -> None:
     assert abs(versions.count(2) / len(versions) - 0.25) < 0.03
 
 
+def test_a_thread_keeps_its_version_while_others_leave_the_comparison() -> None:
+    def among(*shares: tuple[int, float]) -> list[int]:
+        arms = tuple(PromptArm(version=version, share=share) for version, share in shares)
+        event = prompt_event("shared", 3, alias="production", job_id="j", arms=arms)
+        third = prompt_event("created", 2, version=3, messages=(Message(role="system", content="Hi, {{name}}!"),))
+        target = folded(FIRST, SECOND, third, event).aliases["production"]
+        return [target.version_for(f"thread {number}") for number in range(2000)]
+
+    before, after = among((1, 0.6), (2, 0.2), (3, 0.2)), among((1, 0.75), (3, 0.25))
+    assert all(old == new for old, new in zip(before, after, strict=True) if old != 2)
+    assert 1 / 6 < after.count(3) / len(after) < 1 / 3
+
+
 @pytest.mark.parametrize(
     ("event", "problem"),
     [

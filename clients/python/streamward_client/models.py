@@ -663,8 +663,8 @@ class OptimizeBody(TypedDict):
 
     agent_id: str
     prompt: str
-    search: NotRequired[Literal["pairs", "reflection"]]
-    training_queries: list[dict[str, Any]]
+    search: NotRequired[Literal["pairs", "live", "reflection"]]
+    training_queries: NotRequired[list[dict[str, Any]]]
     config: NotRequired[dict[str, Any] | None]
     tenant: NotRequired[str | None]
 
@@ -1539,7 +1539,7 @@ class TrainingOrderBody(TypedDict):
     agent_id: str
     training_queries: NotRequired[list[dict[str, Any]] | None]
     prompt: NotRequired[str | None]
-    search: NotRequired[Literal["pairs", "reflection"] | None]
+    search: NotRequired[Literal["pairs", "live", "reflection"] | None]
     method: NotRequired[Literal["sft", "dpo"] | None]
     training_file: NotRequired[str | None]
     config: NotRequired[dict[str, Any] | None]

@@ -1501,11 +1501,11 @@ export type OptimizeBody = {
      * its name
      */
     prompt: string;
-    search?: 'pairs' | 'reflection';
+    search?: 'pairs' | 'live' | 'reflection';
     /**
-     * each with `query` and `expected_outcome`
+     * each with `query` and `expected_outcome`; live: for the report alone
      */
-    training_queries: Array<{
+    training_queries?: Array<{
         [key: string]: unknown;
     }>;
     /**
@@ -2906,7 +2906,7 @@ export type TrainingOrderBody = {
     /**
      * PROMPT_ENGINEERING; default: pairs
      */
-    search?: 'pairs' | 'reflection' | null;
+    search?: 'pairs' | 'live' | 'reflection' | null;
     /**
      * FINE_TUNING; default: sft
      */

@@ -37,6 +37,14 @@ class Ask(NamedTuple):
     question: int
 
 
+class Asking(NamedTuple):
+    """The versions in play, and the questions that have no answer yet."""
+
+    arms: tuple[int, ...]
+    """The versions that are still compared, the one in use first."""
+    asks: tuple[Ask, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
     """Versions to compare, the questions, and the most answers."""
@@ -85,7 +93,7 @@ Answers = Mapping[Ask, float | None]
 """Rewards in [0, 1]; None: it failed, or has no score."""
 
 
-def next_step(plan: SearchPlan, answers: Answers) -> tuple[Ask, ...] | SearchVerdict:
+def next_step(plan: SearchPlan, answers: Answers) -> Asking | SearchVerdict:
     """Return what is to be asked now, or what the search has come to."""
     base, alive = plan.versions[0], list(plan.versions[1:])
     asked = 0
@@ -96,7 +104,7 @@ def next_step(plan: SearchPlan, answers: Answers) -> tuple[Ask, ...] | SearchVer
         while asked < end:
             chunk = [Ask(arm, question) for question in plan.questions[asked : min(end, asked + CHUNK)] for arm in arms]
             if missing := [ask for ask in chunk if ask not in answers]:
-                return tuple(missing)
+                return Asking(arms, tuple(missing))
             used += chunk
             asked = min(end, asked + CHUNK)
             if len(alive) == 1 and _evidence(base, alive[0], used, answers)[0] >= plan.threshold:

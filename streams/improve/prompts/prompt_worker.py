@@ -1,14 +1,13 @@
 """Run the jobs that search for a better prompt.
 
     jobs ──► the oldest job of each policy that searches, and is ours ──► asks ──► tasks
-    groups ──► answers ──► halving or reflection ──► prompts: created, activated, reported ──► completed ──► jobs
+    groups ──► answers ──► halving, live or reflection ──► prompts: created, activated, reported ──► completed ──► jobs
 
 The log is the only state. Answers are found by the ids of their tasks, texts and reflections by their digests, so a
 process that is killed is continued by the next, which asks for what is missing and pays for nothing twice. Members of
 one consumer group share the jobs. Between two looks a job may be cancelled, paused or over its budget; answers that are
-in flight then are paid for, and no more.
-
-Not covered: a live comparison on a share of an alias's users; PromptEvent has the kind that would say so.
+in flight then are paid for, and no more. A live comparison asks nothing itself, so between two of its looks the process
+has time for other jobs; however its job ends, its alias means one version again.
 """
 
 from __future__ import annotations
@@ -25,7 +24,9 @@ from streams.adapters.decisions import read_history
 from streams.errors import EventError, LogError, SettingsError, StreamwardError
 from streams.evaluation import paired
 from streams.improve.prompts import reflection
+from streams.improve.prompts.activation import check_not_in_training
 from streams.improve.prompts.halving import Ask, SearchPlan, SearchVerdict, next_step
+from streams.improve.prompts.live_search import LiveSearch
 from streams.improve.prompts.reflection import AnsweredQuestion, ReflectionPlan, SearchEnded, request_digest
 from streams.improve.prompts.reflector import reflector_of
 from streams.improve.prompts.search_tasks import AnswerReader, SearchTasks, texts_of, tokens_paid
@@ -73,6 +74,8 @@ class PromptWorker:
         self._settings, self._jobs, self._prompts, self._stop = settings, jobs, prompts, stop
         self._members = KeyMembership(settings, GROUP, "jobs", BrokerOutage(settings.kafka, stop))
         self._producer = Producer(settings, linger_ms=0)
+        self._live: dict[str, LiveSearch] = {}
+        """Live comparisons that this process looks at, by job."""
 
     def __enter__(self) -> Self:
         return self
@@ -84,6 +87,7 @@ class PromptWorker:
     def step(self) -> bool:
         """Run a job that is due, and return whether there was one. Raises LogError."""
         self._members.poll(timeout_s=0.0)
+        self._end_comparisons()
         for job in self._jobs.next_of_each_policy():
             search = job.spec.search
             if search is None or not self._members.has(job.job_id):
@@ -92,10 +96,28 @@ class PromptWorker:
                 job = self._jobs.append(
                     _event(job, "started", "its turn", version=self._answering(job, search), groups_next=0)
                 )
-            if job.status == "running":
-                self._carry_out(job, search)
+            if job.status == "running" and self._carry_out(job, search):
                 return True
         return False
+
+    def _end_comparisons(self) -> None:
+        """Let each alias whose live comparison was cancelled, or failed, mean the version in use again."""
+        for state in self._prompts.states.values():
+            for alias, target in state.aliases.items():
+                job = None if target.version is not None else self._jobs.jobs.get(target.event.job_id or "")
+                if job is None or not job.has_ended or not self._members.has(job.job_id):
+                    continue
+                self._live.pop(job.job_id, None)
+                self._prompts.activate(
+                    Activation(
+                        prompt=state.prompt,
+                        alias=alias,
+                        version=target.arms[0].version,
+                        actor=ACTOR,
+                        reason=cut(f"the live comparison is {job.status}: {job.reason}"),
+                        job_id=job.job_id,
+                    )
+                )
 
     def _answering(self, job: JobState, search: PromptSearch) -> int:
         """Return the adapter version that answers: the same one from the beginning to the end."""
@@ -104,11 +126,15 @@ class PromptWorker:
         state = read_history(self._settings, job.policy).state
         return state.primary if search.adapter_version is None else search.adapter_version
 
-    def _carry_out(self, job: JobState, search: PromptSearch) -> None:
-        reader = AnswerReader(self._settings, job.policy)
+    def _carry_out(self, job: JobState, search: PromptSearch) -> bool:
+        """Carry a job on, and return whether it took any time: a live comparison is only looked at."""
         try:
-            running = RunningSearch(self, job, search, reader)
-            running.conclude(running.search())
+            if search.method != "live":
+                self._conclude(job, search)
+            elif (verdict := self._look(job, search)) is not None:
+                self._conclude(job, search, verdict)
+            else:
+                return False
         except SearchEnded as exc:
             log.info("job %s: %s", job.job_id, exc)
         except LogError:
@@ -117,6 +143,32 @@ class PromptWorker:
             action = "correct what the reason names, and order it again"
             job = self._jobs.get(job.job_id)
             self._jobs.append(_event(job, "failed", cut(str(exc)), code="SEARCH_FAILED", suggested_action=action))
+        return True
+
+    def _look(self, job: JobState, search: PromptSearch) -> SearchVerdict | None:
+        """Look at a live comparison. Raises SearchEnded, StreamwardError."""
+        self.check(job, JobUsage(0, 0, 0.0))
+        live = self._live.get(job.job_id)
+        if live is None:
+            first = Activation(
+                prompt=search.prompt,
+                alias=search.alias or "",
+                version=search.versions[1],
+                actor=ACTOR,
+                reason="",
+                job_id=job.job_id,
+            )
+            check_not_in_training(self._jobs.jobs.values(), first)
+            live = self._live[job.job_id] = LiveSearch(self._settings, self._prompts, job, search, ACTOR)
+        return live.look()
+
+    def _conclude(self, job: JobState, search: PromptSearch, verdict: SearchVerdict | None = None) -> None:
+        """Search until there is a verdict, if there is none, and end the job with it. Raises SearchEnded."""
+        reader = AnswerReader(self._settings, job.policy)
+        try:
+            running = RunningSearch(self, job, search, reader)
+            running.conclude(running.search() if verdict is None else verdict)
+            self._live.pop(job.job_id, None)
         finally:
             reader.close()
 
@@ -179,7 +231,7 @@ class RunningSearch:
         questions = sorted(job.train, key=lambda number: place(f"{search.seed} {job.spec.questions[number].query}"))
         plan = SearchPlan(search.versions, tuple(questions), search.max_answers, search.alpha)
         while not isinstance(step := next_step(plan, self._tasks.rewards(self._reader.answers)), SearchVerdict):
-            self.ask(step)
+            self.ask(step.asks)
         return step
 
     # --- reflection ---------------------------------------------------------------------------------------------------
@@ -274,7 +326,7 @@ class RunningSearch:
             )  # fmt: skip
         verdict = next_step(plan, self._tasks.rewards(self._reader.answers))
         while not isinstance(verdict, SearchVerdict):
-            self.ask(verdict)
+            self.ask(verdict.asks)
             verdict = next_step(plan, self._tasks.rewards(self._reader.answers))
         return replace(verdict, answers=len(self._asked))
 
@@ -303,14 +355,16 @@ class RunningSearch:
             state = prompts.state(search.prompt)
             event = event_of(state, "reported", actor=ACTOR, reason=reason, now_ms=times.now_ms())
             prompts.append(replace(event, job_id=self._job.job_id, version=verdict.candidate, metrics=metrics))
-        if verdict.winner is not None and search.alias is not None:
+        is_live = search.method == "live"
+        best = search.versions[0] if verdict.winner is None and is_live else verdict.winner
+        if best is not None and search.alias is not None:
             target = prompts.state(search.prompt).aliases.get(search.alias)
-            expected = 0 if target is None else search.versions[0]
+            expected = None if is_live else 0 if target is None else search.versions[0]
             prompts.activate(
                 Activation(
                     prompt=search.prompt,
                     alias=search.alias,
-                    version=verdict.winner,
+                    version=best,
                     actor=ACTOR,
                     reason=reason,
                     expect=expected,
@@ -325,6 +379,8 @@ class RunningSearch:
     def _report(self, verdict: SearchVerdict) -> dict[str, float]:
         """Return the figures of the candidate against the version in use, on the held-out questions."""
         base, held_out = self._search.versions[0], self._job.held_out
+        if self._search.method == "live":  # which was decided on no question of the order
+            held_out = (*self._job.train, *held_out)
         if not held_out or verdict.candidate == base:
             return {}
         asks = {version: [Ask(version, number) for number in held_out] for version in (verdict.candidate, base)}

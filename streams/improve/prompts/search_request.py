@@ -3,10 +3,9 @@
     {agent_id, prompt, method, questions, config} ──► SearchRequest ──► JobOrder ──► created ──► jobs
 
 Everything is checked before a sample is paid for: versions that there are, a value for each variable, questions on each
-of the three sides, budgets. The method is `pairs` (given versions on the same questions) or `reflection` (new versions,
-by a model that reads what answers earned).
-
-Not covered: a live comparison, on a share of an alias's users.
+of the three sides, budgets. The method is `pairs` (given versions on the same questions), `live` (given versions on
+shares of an alias's users; questions, if there are any, are for the report) or `reflection` (new versions, by a model
+that reads what answers earned).
 """
 
 from __future__ import annotations
@@ -47,6 +46,9 @@ class SearchConfig(RequestPart):
     max_answers: int = Field(400, ge=2, le=1_000_000, description="most answers of the policy")
     alpha: float = Field(0.05, gt=0, lt=1, description="probability that a version which is not better is called so")
     held_out_share: float = Field(0.2, ge=0, lt=1, description="of the questions, for the figures of the report alone")
+    share: float | None = Field(
+        None, gt=0, lt=1, description="live: of the alias's users, who get the other versions; default: equal parts"
+    )
     validation_share: float = Field(0.5, gt=0, lt=1, description="reflection: of the others, to pick the best by")
     minibatch: int = Field(3, ge=1, le=100, description="reflection: questions that a proposal is first tried on")
     model: str | None = Field(None, min_length=1, description="reflection: that proposes; default: scoring.judge_model")
@@ -67,7 +69,7 @@ class SearchRequest(RequestPart):
 
     policy: str = Field(min_length=1, description="that answers")
     prompt: str = Field(min_length=1, description="its name")
-    method: Literal["pairs", "reflection"] = "pairs"
+    method: Literal["pairs", "live", "reflection"] = "pairs"
     questions: tuple[TrainingQuery, ...] = Field((), description="each with `query` and `expected_outcome`")
     config: SearchConfig = SearchConfig()
     tenant: str | None = Field(None, min_length=1, description="tenant that pays")
@@ -125,10 +127,12 @@ def order(
             model=config.model or settings.scoring.judge_model,
             endpoint=config.endpoint or settings.scoring.judge_url if request.method == "reflection" else None,
             values=json.dumps(config.variables, ensure_ascii=False),
+            share=config.share,
             versions=tuple(version.number for version in versions),
         ),
     )
     _check(request, spec, versions)
+    _check_live(request, state, versions)
     check_estimate(spec, "max_answers or max_tokens")
     return JobOrder(request.policy, request.tenant, spec, digest_of(request.model_dump(mode="json")))
 
@@ -166,9 +170,9 @@ def _check(request: SearchRequest, spec: JobSpec, versions: list[PromptVersion])
             "config.endpoint is missing: name a model's URL or module:function, or set scoring.judge_url",
             "config.endpoint",
         )
-    train, held_out = split(spec.questions, spec.held_out_share)
+    train, held_out = ((), ()) if request.method == "live" else split(spec.questions, spec.held_out_share)
     sides = {"searched on": len(train)} | ({"held out": len(held_out)} if spec.held_out_share else {})
-    if min(sides.values()) < 1:
+    if request.method != "live" and min(sides.values()) < 1:
         which = min(sides, key=lambda side: sides[side])
         raise JobRequestError(f"questions: of {len(spec.questions)} none is {which}; give more of them", "questions")
     whole = JobState(
@@ -180,3 +184,24 @@ def _check(request: SearchRequest, spec: JobSpec, versions: list[PromptVersion])
             prompt_of(version, whole)
         except EventError as exc:
             raise JobRequestError(f"config.variables: {exc}", "config.variables") from exc
+
+
+def _check_live(request: SearchRequest, state: PromptState, versions: list[PromptVersion]) -> None:
+    """Raise JobRequestError for a live comparison whose alias cannot be shared."""
+    config = request.config
+    if request.method != "live":
+        if config.share is not None:
+            raise JobRequestError("config.share: it is of a live search; leave it out", "config.share")
+        return
+    if config.alias is None:
+        raise JobRequestError("config.alias is missing: name the alias whose users are shared", "config.alias")
+    target = state.aliases.get(config.alias)
+    if target is None or target.version != versions[0].number:
+        meaning = "nothing yet" if target is None else f"version {target.version}"
+        if target is not None and target.version is None:
+            meaning = f"several versions, by the comparison of job {target.event.job_id}"
+        raise JobRequestError(
+            f"config.alias: {config.alias} means {meaning}, and the search begins with version {versions[0].number}; "
+            "activate that one, or name another first in config.versions",
+            "config.alias",
+        )
