@@ -1184,6 +1184,13 @@ class DatasetEvent:
         default_factory=dict
     )
     manifest_sha256: Annotated[str | None, "built: of manifest.json, which has each row's coordinates"] = None
+    inputs: Annotated[dict[str, int], "built: rows by column and bin of their questions, e.g. script:latin"] = field(
+        default_factory=dict
+    )
+    drift_from: Annotated[str | None, "built: digest of the build before it, if there are rows that are newer"] = None
+    drift: Annotated[dict[str, float], "built: COLUMN, the distance of the newer rows from it; COLUMN.bound"] = field(
+        default_factory=dict
+    )
     outside: Annotated[OutsideTuning | None, "all kinds but built"] = None
     ranges: Annotated[tuple[SourceRange, ...], "of the log that was looked at"] = ()
     versions: Annotated[tuple[Int, ...], "that answered, in order"] = ()

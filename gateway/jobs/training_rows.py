@@ -24,11 +24,13 @@ from streams.arrow.file_rows import Row, json_lines
 from streams.data.cleaning import clean as cleaning
 from streams.data.cleaning.check import check
 from streams.data.cleaning.data_rows import UnreadableRow, read_rows
+from streams.data.cleaning.input_drift import Profile
 from streams.data.cleaning.steps import CONTAMINATION, DEFAULT, DataRow
 from streams.data.contamination.known_suites import expectations_of, of_files
 from streams.data.contamination.suite_index import SuiteIndex
 from streams.data.synthesis.synthetic_rows import rows_of
 from streams.errors import CallError, EventError, NotFoundError, SettingsError
+from streams.improve.datasets import dataset_log
 from streams.jobs import training_files
 from streams.kafka import times
 from streams.settings.model import Settings
@@ -44,6 +46,14 @@ class RowsBody(Body):
 
     file: str | None = Field(None, description="id of an uploaded file")
     rows: list[dict[str, Any]] | None = Field(None, description="instead of a file")
+
+
+class CheckBody(RowsBody):
+    """Rows to check."""
+
+    against: str | None = Field(
+        None, max_length=300, description="data set to compare the questions with: NAME[@DIGEST]"
+    )
 
 
 class StepsBody(RowsBody):
@@ -81,6 +91,7 @@ class CheckedRowsAnswer(Answer):
     wrong: bool
     findings: list[FindingAnswer]
     contamination: dict[str, Any] | None
+    drift: dict[str, float] | None = Field(description="COLUMN: distance from the data set; COLUMN.bound: by chance")
 
 
 class CleanedRowsAnswer(Answer):
@@ -125,13 +136,22 @@ class TrainingRows:
             wrong=False,
             findings=[FindingAnswer(finding="duplicates", wrong=False, rows=1, first="rows:2: as rows:1")],
             contamination=None,
+            drift=None,
         ),
     )
-    def check_rows(self, request: Request, body: RowsBody) -> CheckedRowsAnswer:
+    def check_rows(self, request: Request, body: CheckBody) -> CheckedRowsAnswer:
         """Say what is wrong with rows, and what is worth knowing."""
-        plain = check(self._rows(request, body), self._suite_index(), expectations_of(self._settings)).plain()
-        contamination = plain.pop("contamination", None)
-        return CheckedRowsAnswer(object="data_check", contamination=contamination, **plain)
+        reference, expectations = self._profile(request, body.against), expectations_of(self._settings)
+        plain = check(self._rows(request, body), self._suite_index(), expectations, reference).plain()
+        parts = {name: plain.pop(name, None) for name in ("contamination", "drift")}
+        return CheckedRowsAnswer(object="data_check", **parts, **plain)
+
+    def _profile(self, request: Request, reference: str | None) -> Profile | None:
+        """Return the profile of a data set of the caller. Raises NotFoundError, RefusedError."""
+        if reference is None:
+            return None
+        tenant = tenant_of(request)
+        return dataset_log.read(self._settings).find(reference, None if tenant is None else (tenant,)).inputs
 
     @REST.post(
         "/data/ingest",

@@ -63,6 +63,9 @@ class DatasetAnswer(Answer):
     scenarios: dict[str, int]
     labellers: dict[str, int]
     versions: list[int]
+    inputs: dict[str, int] = Field(description="rows by column and bin of their questions")
+    drift_from: str | None = Field(description="digest of the build before it, if there are rows that are newer")
+    drift: dict[str, float] = Field(description="COLUMN: distance of the newer rows from it; COLUMN.bound: by chance")
     code_version: str
     actor: str
     reason: str
@@ -92,6 +95,9 @@ EXAMPLE = DatasetListAnswer(
             scenarios={"sums": 60, "capitals": 40},
             labellers={"gates": 70, "person": 30},
             versions=[0, 1],
+            inputs={"script:latin": 100},
+            drift_from="9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+            drift={"script": 0.02, "script.bound": 0.31},
             code_version="0.1.0 0123456789ab",
             actor="ann",
             reason="ordered",
@@ -130,6 +136,9 @@ def _answer(event: DatasetEvent, log: DatasetLog) -> DatasetAnswer:
         scenarios=dict(event.scenarios),
         labellers=dict(event.labellers),
         versions=list(event.versions),
+        inputs=dict(event.inputs),
+        drift_from=event.drift_from,
+        drift=dict(event.drift),
         code_version=event.code_version,
         actor=event.actor,
         reason=event.reason,

@@ -22,6 +22,9 @@ from streams.improve.curation import curation_view
 from streams.improve.curation.curation_log import CurationLog, PersonDecision
 from streams.improve.curation.run_lookup import find_case, find_newest_case
 from streams.improve.curation.verdicts import PlacedVerdict
+from streams.improve.datasets import dataset_log
+from streams.improve.datasets.dataset_log import DatasetLog
+from streams.improve.datasets.dataset_view import newest_builds
 from streams.tools.archive import history
 from streams.tools.views.log_view import LogReader, LogSnapshot, LogView
 
@@ -44,6 +47,8 @@ class ReviewPage:
     """The visitor's newest verdict, as `curation_view.verdict`."""
     machine: dict[str, Any] | None
     """The machine's on the same run."""
+    datasets: list[dict[str, Any]]
+    """The newest build of each data set, as `dataset_view.newest_builds`."""
 
 
 class ReviewQueuePage:
@@ -67,7 +72,12 @@ class ReviewQueuePage:
             following=rest[0].event.answer_id if rest else None,
             decided=None if decided is None else curation_view.verdict(decided),
             machine=None if machine is None else curation_view.verdict(machine),
+            datasets=newest_builds(self._datasets(log), None if tenant is None else (tenant,)),
         )
+
+    def _datasets(self, log: LogSnapshot) -> DatasetLog:
+        settings = log.view.settings
+        return dataset_log.read_history(settings, history.of(settings, log.view.source))
 
     def decide(self, log: LogReader, request: Request, form: SentForm) -> None:
         """Write a verdict that was sent.

@@ -66,6 +66,7 @@ def _write_options(command: F) -> F:
 
 
 @data.command("check")
+@click.option("--against", default=None, metavar="NAME[@DIGEST]", help="Data set of the log to compare questions with.")
 @_source_options
 @output_option
 @click.pass_context
@@ -77,6 +78,7 @@ def data_check(
     files: Sequence[Path],
     suites: Sequence[Path],
     split: str | None,
+    against: str | None,
     output: Output,
 ) -> None:
     """Print what is wrong with rows, and what is worth knowing.
@@ -89,7 +91,13 @@ def data_check(
     from streams.data.cleaning.check import check
     from streams.data.contamination.known_suites import expectations_of
 
-    checked = check(_rows(files, split), _suite_index(call, suites), expectations_of(call.settings, suites))
+    reference = None
+    if against is not None:
+        from streams.improve.datasets import dataset_log
+
+        reference = dataset_log.read(call.settings).find(against).inputs
+    expectations = expectations_of(call.settings, suites)
+    checked = check(_rows(files, split), _suite_index(call, suites), expectations, reference)
     if output == "jsonl":
         print(show.json_line(checked.plain()))
     else:
@@ -107,6 +115,14 @@ def data_check(
         if checked.contamination is not None:
             print()
             show.record(checked.contamination.figures(), output)
+        if checked.drift is not None:
+            print()
+            columns = [
+                show.Column("column", "column"),
+                *(show.Column(title, title, right=True) for title in ("distance", "bound")),
+                show.Column("moved", lambda row: "yes" if row["moved"] else "no"),
+            ]
+            show.rows([column.plain() for column in checked.drift], columns, output)
     if checked.is_wrong:
         ctx.exit(4)
 

@@ -166,6 +166,7 @@ def datasets_show(call: AppContext, reference: str, output: Output) -> None:
     """Print a build, its rule, shares and files."""
     from streams import output as show
     from streams.improve.datasets import dataset_log
+    from streams.improve.datasets.dataset_view import drift_of
 
     log = dataset_log.read(call.settings)
     event = log.find(reference)
@@ -180,6 +181,10 @@ def datasets_show(call: AppContext, reference: str, output: Output) -> None:
             "labellers": dict(event.labellers),
             "versions": list(event.versions),
             "left_out": _reasons(event),
+            "inputs": dict(event.inputs),
+            "drift_from": event.drift_from,
+            "drift": dict(event.drift),
+            "moved": [column.column for column in drift_of(event) if column.has_moved],
             "ranges": [f"{part.topic}[{part.partition}]@{part.first}-{part.next}" for part in event.ranges],
             "files": {file.path: file.sha256 for file in event.files},
             "code_version": event.code_version,

@@ -666,6 +666,23 @@ DATASET_BUILDS = Metric(
     "streamward_dataset_builds_total", "counter", ("dataset",), "Builds.", ("datasets",), "enough promoted runs"
 )
 
+DATASET_DRIFT = Metric(
+    "streamward_dataset_drift_ratio",
+    "gauge",
+    ("dataset", "column"),
+    "Distance of the questions of a build's newer rows from the build before it (total variation).",
+    ("datasets",),
+    "a second build",
+)
+DATASET_DRIFT_BOUND = Metric(
+    "streamward_dataset_drift_bound_ratio",
+    "gauge",
+    ("dataset", "column"),
+    "Distance that chance alone passes in one build of a hundred at most.",
+    ("datasets",),
+    "a second build",
+)
+
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 CALLS_WAITING = Metric(

@@ -14,9 +14,11 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 from starlette.requests import Request
+from starlette.testclient import TestClient
 
 from gateway.http.principal import set_principal
 from gateway.log.dataset_list import BuiltDatasets, DatasetsQuery
+from gateway.page import app
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import DatasetEvent, Message, OutsideTuning
 from streams.access.keys import AccessKey
@@ -29,6 +31,7 @@ from streams.improve.datasets.dataset_rule import DatasetRule
 from streams.kafka import admin
 from streams.kafka.history import LogHistory
 from streams.settings.model import Settings
+from streams.tools.views.log_view import LogView
 from streamward import DatasetCurationHostedService
 from tests.support import factories
 from tests.support.agent_server import serving, settings_of
@@ -130,6 +133,34 @@ def test_a_rebuild_that_differs_ends_with_4_and_names_the_files(settings: Settin
     result = command(settings, "datasets", "rebuild", "other", "--to", str(tmp_path / "again"))
     assert (result.exit_code, json.loads(result.stdout)["equal"]) == (4, False)
     assert "expected 000000000000" in result.stderr
+
+
+def test_questions_that_are_others_than_in_the_build_before_are_in_event_command_and_page(
+    settings: Settings, tmp_path: Path
+) -> None:
+    promoted(settings, *(f"Who wrote book number {number}?" for number in range(24)))
+    first, _ = build(settings, order(tmp_path / "sets"), LogHistory(settings))
+    assert first.inputs["script:latin"] == 24 and first.drift_from is None and first.drift == {}
+    promoted(settings, *(f"Ποιος έγραψε το βιβλίο {number};" for number in range(24)))
+    second, _ = build(settings, order(tmp_path / "sets"), LogHistory(settings))
+    assert second.drift_from == first.digest
+    assert second.drift["script"] == 1.0 > second.drift["script.bound"] > second.drift["messages"] == 0.0
+    shown = json.loads(command(settings, "datasets", "show", "coach").stdout)
+    assert "script" in shown["moved"] and shown["inputs"] == {**second.inputs}
+
+    with TestClient(app.create_app(LogView(settings, "log")), base_url="http://127.0.0.1") as page:
+        assert "script moved by 1.00, chance alone by at most" in page.get("/curation/queue").text
+    greek = [json.dumps({"question": f"Ποιος το έγραψε {number};"}) for number in range(24)]
+    (tmp_path / "new.jsonl").write_text("\n".join(greek))
+    against = f"coach@{first.digest[:8]}"
+    checked = command(settings, "data", "check", str(tmp_path / "new.jsonl"), "--against", against, "--output", "jsonl")
+    assert checked.exit_code == 0, checked.output
+    assert json.loads(checked.stdout)["drift"]["script"] == 1.0
+
+    forged = replace(second, event_id="forged", inputs={"script:latin": 48})
+    sent(settings, forged)
+    audited = command(settings, "audit").output
+    assert "its rows make another profile of questions" in audited
 
 
 def test_the_commands_list_and_show_what_was_built(settings: Settings, tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_file_command_and_server_say_the_same_of_the_same_rows(tmp_path: Path) -
     room = TrainingRows(Settings(adapters=Adapters(store=str(tmp_path / "store"))))
     with TestClient(Application([room], version="0", max_body_bytes=1_000_000)) as client:
         answer = client.post("/data/check", json={"rows": rows}).json()
-        assert answer == {"object": "data_check", "contamination": None, **checked}
+        assert answer == {"object": "data_check", "contamination": None, "drift": None, **checked}
         cleaned = client.post("/data/clean", json={"rows": rows})
         wrong = client.post("/data/clean", json={"rows": rows, "steps": ["duplicate"]})
         assert client.post("/data/check", json={"file": cleaned.json()["file"]}).json()["wrong"] is False

@@ -70,6 +70,16 @@ class CallUsage(TypedDict):
     prompt_tokens_details: CachedTokens
 
 
+class CheckBody(TypedDict):
+    """
+    Rows to check.
+    """
+
+    file: NotRequired[str | None]
+    rows: NotRequired[list[dict[str, Any]] | None]
+    against: NotRequired[str | None]
+
+
 class CheckpointFigures(TypedDict):
     """
     What a version reached on the held-out questions.
@@ -1006,15 +1016,6 @@ class RollbackBody(TypedDict):
     reason: str
 
 
-class RowsBody(TypedDict):
-    """
-    Rows, in a file that was uploaded or here.
-    """
-
-    file: NotRequired[str | None]
-    rows: NotRequired[list[dict[str, Any]] | None]
-
-
 class RpcCall(TypedDict):
     """
     One request in JSON-RPC; without `id` it is a notification, and not answered.
@@ -1752,6 +1753,7 @@ class CheckedRowsAnswer(TypedDict):
     wrong: bool
     findings: list[FindingAnswer]
     contamination: dict[str, Any] | None
+    drift: dict[str, float] | None
 
 
 class CompletionsBody(TypedDict):
@@ -1812,6 +1814,9 @@ class DatasetAnswer(TypedDict):
     scenarios: dict[str, int]
     labellers: dict[str, int]
     versions: list[int]
+    inputs: dict[str, int]
+    drift_from: str | None
+    drift: dict[str, float]
     code_version: str
     actor: str
     reason: str

@@ -96,7 +96,7 @@ class Operations(Sender):
         answer: bytes = self.send("GET", f"/v1/files/{part(file_id)}/content")
         return answer
 
-    def check_rows(self, body: models.RowsBody) -> models.CheckedRowsAnswer:
+    def check_rows(self, body: models.CheckBody) -> models.CheckedRowsAnswer:
         """Say what is wrong with rows, and what is worth knowing."""
         answer: models.CheckedRowsAnswer = self.send("POST", "/data/check", json=body)
         return answer
@@ -404,7 +404,7 @@ class AsyncOperations(AsyncSender):
         answer: bytes = await self.send("GET", f"/v1/files/{part(file_id)}/content")
         return answer
 
-    async def check_rows(self, body: models.RowsBody) -> models.CheckedRowsAnswer:
+    async def check_rows(self, body: models.CheckBody) -> models.CheckedRowsAnswer:
         """Say what is wrong with rows, and what is worth knowing."""
         answer: models.CheckedRowsAnswer = await self.send("POST", "/data/check", json=body)
         return answer

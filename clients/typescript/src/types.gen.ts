@@ -362,6 +362,26 @@ export type ChatTool = {
 };
 
 /**
+ * Rows to check.
+ */
+export type CheckBody = {
+    /**
+     * id of an uploaded file
+     */
+    file?: string | null;
+    /**
+     * instead of a file
+     */
+    rows?: Array<{
+        [key: string]: unknown;
+    }> | null;
+    /**
+     * data set to compare the questions with: NAME[@DIGEST]
+     */
+    against?: string | null;
+};
+
+/**
  * The findings of a check of rows.
  */
 export type CheckedRowsAnswer = {
@@ -372,6 +392,12 @@ export type CheckedRowsAnswer = {
     findings: Array<FindingAnswer>;
     contamination: {
         [key: string]: unknown;
+    } | null;
+    /**
+     * COLUMN: distance from the data set; COLUMN.bound: by chance
+     */
+    drift: {
+        [key: string]: number;
     } | null;
 };
 
@@ -611,6 +637,22 @@ export type DatasetAnswer = {
         [key: string]: number;
     };
     versions: Array<number>;
+    /**
+     * rows by column and bin of their questions
+     */
+    inputs: {
+        [key: string]: number;
+    };
+    /**
+     * digest of the build before it, if there are rows that are newer
+     */
+    drift_from: string | null;
+    /**
+     * COLUMN: distance of the newer rows from it; COLUMN.bound: by chance
+     */
+    drift: {
+        [key: string]: number;
+    };
     code_version: string;
     actor: string;
     reason: string;
@@ -2150,22 +2192,6 @@ export type RollbackBody = {
 };
 
 /**
- * Rows, in a file that was uploaded or here.
- */
-export type RowsBody = {
-    /**
-     * id of an uploaded file
-     */
-    file?: string | null;
-    /**
-     * instead of a file
-     */
-    rows?: Array<{
-        [key: string]: unknown;
-    }> | null;
-};
-
-/**
  * One request in JSON-RPC; without `id` it is a notification, and not answered.
  */
 export type RpcCall = {
@@ -3516,7 +3542,7 @@ export type GetFileContentResponses = {
 export type GetFileContentResponse = GetFileContentResponses[keyof GetFileContentResponses];
 
 export type CheckRowsData = {
-    body: RowsBody;
+    body: CheckBody;
     path?: never;
     query?: never;
     url: '/data/check';

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streams.data.cleaning.data_rows import UNREADABLE, UnreadableRow
+from streams.data.cleaning.input_drift import ColumnDrift, Profile, drift, drift_figures, profile
 from streams.data.cleaning.steps import (
     CONTAMINATION,
     STEPS,
@@ -69,6 +70,8 @@ class CheckedRows:
     shape: Shape = "unknown"
     findings: dict[str, RowFinding] = field(default_factory=dict)
     contamination: ContaminationReport | None = None
+    drift: Sequence[ColumnDrift] | None = None
+    """From a data set; None: it was not compared."""
 
     @property
     def is_wrong(self) -> bool:
@@ -78,12 +81,14 @@ class CheckedRows:
     def plain(self) -> dict[str, Any]:
         """Return it for programs."""
         contamination = {} if self.contamination is None else {"contamination": self.contamination.figures()}
+        drift = {} if self.drift is None else {"drift": drift_figures(self.drift)}
         return {
             "rows": self.read,
             "shape": self.shape,
             "wrong": self.is_wrong,
             "findings": [finding.plain() for finding in self.findings.values()],
             **contamination,
+            **drift,
         }
 
     def note(self, name: str, place: str, text: str, *, is_wrong: bool) -> None:
@@ -95,8 +100,9 @@ def check(
     rows: Iterable[DataRow | UnreadableRow],
     held_out: SuiteIndex | None = None,
     expectations: Mapping[str, Expectation] | None = None,
+    reference: Profile | None = None,
 ) -> CheckedRows:
-    """Return what is wrong with rows; of a mixed set the shape is that of most."""
+    """Return what is wrong with rows; of a mixed set the shape is that of most. `reference`: of a data set."""
     checked, whole = CheckedRows(), list[DataRow]()
     for row in rows:
         checked.read += 1
@@ -116,6 +122,11 @@ def check(
         for row, outcome in zip(whole, STEPS[name].run(whole, options), strict=True):
             if outcome.fields is None:
                 checked.note(name, row.place, outcome.note, is_wrong=False)
+    if reference is not None:
+        checked.drift = drift(reference, profile((row.fields, None) for row in whole))
+        for moved in (one for one in checked.drift if one.has_moved):
+            name = f"drift {moved.column}"
+            checked.findings[name] = RowFinding(name, False, len(whole), str(moved))
     if held_out is not None and len(held_out):
         checked.contamination = check_rows(held_out, _texts(whole))
         for leak in checked.contamination.leaks:

@@ -142,6 +142,22 @@ _OF_SCRIPT = {name: re.compile(f"[{span}]") for name, span in SCRIPTS.items()}
 ScriptName = Literal["latin", "greek", "cyrillic", "hebrew", "arabic", "devanagari", "thai", "hangul", "kana", "han"]
 
 
+def _letters(text: str) -> dict[str, int]:
+    """Return how many letters of each script a text has."""
+    return {name: len(pattern.findall(text)) for name, pattern in _OF_SCRIPT.items()}
+
+
+def script_of(text: str) -> str:
+    """Return the script that most letters of a text are of.
+
+    >>> script_of("Wie geht's?"), script_of("4 + 7 ="), script_of("Γειά σου, Ann")
+    ('latin', 'none', 'greek')
+    """
+    counts = _letters(text)
+    most = max(counts, key=lambda name: counts[name])
+    return most if counts[most] else "none"
+
+
 class LanguageOptions(StepOptions):
     """Scripts of the languages that rows may be in."""
 
@@ -156,8 +172,7 @@ def language(rows: Sequence[DataRow], options: LanguageOptions) -> Outcomes:
         texts = list(texts_in(fields))
         if "latin" in options.scripts and all(text.isascii() for text in texts):
             return RowOutcome(fields)
-        text = "".join(texts)
-        counts = {name: len(pattern.findall(text)) for name, pattern in _OF_SCRIPT.items()}
+        counts = _letters("".join(texts))
         letters = sum(counts.values())
         if sum(counts[name] for name in options.scripts) >= options.share * letters:
             return RowOutcome(fields)

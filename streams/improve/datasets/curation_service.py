@@ -22,6 +22,7 @@ from streams.improve.curation.verdicts import PlacedVerdict, VerdictFold
 from streams.improve.datasets import dataset_log
 from streams.improve.datasets.dataset_build import DatasetOrder, build
 from streams.improve.datasets.dataset_rule import DatasetRule, check_name
+from streams.improve.datasets.dataset_view import drift_of
 from streams.kafka.admin import outlast
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.history import History, LogHistory
@@ -167,4 +168,12 @@ class DatasetCurationHostedService:
         log.info("data set %s: built of %d new runs: %s", name, count, event.folder)
         self._meter.add(catalog.DATASET_BUILDS, name)
         self._meter.set(catalog.DATASET_DUE, 0.0, name)
+        self._report_drift(event)
         return event
+
+    def _report_drift(self, event: DatasetEvent) -> None:
+        for column in drift_of(event):
+            self._meter.set(catalog.DATASET_DRIFT, column.distance, event.dataset, column.column)
+            self._meter.set(catalog.DATASET_DRIFT_BOUND, column.bound, event.dataset, column.column)
+            if column.has_moved:
+                log.warning("data set %s: of its questions %s", event.dataset, column)

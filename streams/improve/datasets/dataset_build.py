@@ -21,6 +21,7 @@ from schemas.events import AdapterEvent, AgentEvent, DatasetEvent, SourceRange, 
 from schemas.serde import Poison
 from streams import files as code
 from streams.adapters.versions import manifest_digest
+from streams.data.cleaning.input_drift import drift, drift_figures, profile
 from streams.data.contamination.suite_index import RowTexts
 from streams.data.contamination.training_gate import TrainingGate
 from streams.errors import NotFoundError
@@ -72,7 +73,8 @@ def build(settings: Settings, order: DatasetOrder, history: History) -> tuple[Da
     check_name(order.name)
     order.rule.check()
     composed = compose(settings, order, ranges_now(history), history, code.code_version())
-    existing = dataset_log.read(settings).event(composed.event.event_id)
+    recorded_sets = dataset_log.read(settings)
+    existing = recorded_sets.event(composed.event.event_id)
     if existing is not None and existing.folder is not None and (Path(existing.folder) / MANIFEST).is_file():
         return existing, False
     recorded = _check(settings, order, composed)
@@ -81,7 +83,33 @@ def build(settings: Settings, order: DatasetOrder, history: History) -> tuple[Da
     if not is_there:
         dataset_files.write(composed.contents, folder)
     event = replace(composed.event, folder=str(folder), metadata=composed.event.metadata | recorded)
-    return dataset_log.announce(settings, event)
+    return dataset_log.announce(settings, with_drift(event, composed.placed, recorded_sets.newest(order.name)))
+
+
+def with_drift(event: DatasetEvent, placed: Sequence[PlacedRun], before: DatasetEvent | None) -> DatasetEvent:
+    """Return the event with how far the questions of its newer rows have moved from those of the build before it.
+
+    Newer are rows with a verdict that the build before it did not read, so that no row is compared with itself.
+    """
+    if before is None or not before.inputs:
+        return event
+    read = {(part.topic, part.partition): part.next for part in before.ranges}
+    newer = [row for row in placed if _position(row) >= read.get(_partition(row), 0)]
+    if not newer:
+        return event
+    return replace(event, drift=drift_figures(drift(before.inputs, _inputs(newer))), drift_from=before.digest)
+
+
+def _inputs(placed: Iterable[PlacedRun]) -> dict[str, int]:
+    return profile((line, row.run.verdict.scenario) for row in placed for line in rows.conversations(row.run)[:1])
+
+
+def _partition(row: PlacedRun) -> tuple[str, int]:
+    return row.run.placed.at.topic, row.run.placed.at.partition
+
+
+def _position(row: PlacedRun) -> int:
+    return row.run.placed.at.offset
 
 
 def _check(settings: Settings, order: DatasetOrder, composed: ComposedDataset) -> dict[str, str]:
@@ -127,6 +155,7 @@ def compose(
         ranges=ranges,
         versions=tuple(sorted({version for run in kept for version in run.versions})),
         files=files,
+        inputs=_inputs(placed),
     )
     manifest = _manifest(event, placed, _sources(settings, ranged, event, kept))
     contents |= {CARD: dataset_files.card(keys, order.name), MANIFEST: dataset_files.manifest_text(manifest)}

@@ -9,7 +9,7 @@ once write the same id, and the first record counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from schemas.events import Coordinates, DatasetEvent
@@ -17,7 +17,9 @@ from schemas.faults import nearest
 from schemas.serde import Poison
 from streams.errors import NotFoundError, RefusedError
 from streams.kafka.admin import read_topic
+from streams.kafka.history import History
 from streams.kafka.producer import Producer
+from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 
@@ -81,8 +83,22 @@ class DatasetLog:
 
 def read(settings: Settings) -> DatasetLog:
     """Return the data sets of this log. Raises NotFoundError without the topic, LogError."""
+    return _fold(settings, read_topic(settings, "datasets"))
+
+
+def read_history(settings: Settings, history: History) -> DatasetLog:
+    """Return the data sets of a history; an archive that never had the topic has none. Raises LogError."""
+    try:
+        bounds = history.bounds(["datasets"])
+    except NotFoundError:
+        return DatasetLog([])
+    starts, ends = ({tp: bound[side] for tp, bound in bounds.items()} for side in (0, 1))
+    return _fold(settings, history.read(starts, ends) if starts != ends else ())
+
+
+def _fold(settings: Settings, records: Iterable[Record]) -> DatasetLog:
     events = []
-    for record in read_topic(settings, "datasets"):
+    for record in records:
         event = record.decode_placed(DatasetEvent, topics(settings.topics)["datasets"].partitions)
         if not isinstance(event, Poison):
             events.append(PlacedDataset(record.at, event))

@@ -42,6 +42,8 @@ def contents(settings: Settings, event: DatasetEvent, history: History) -> Mappi
 def difference(event: DatasetEvent, rebuilt: DatasetEvent) -> str | None:
     """Return what differs if a data set was not built again as it was."""
     if rebuilt.digest == event.digest:
+        if event.inputs and rebuilt.inputs != event.inputs:
+            return f"data set {event.dataset}: its rows make another profile of questions than the event has"
         return None
     there = {file.path: file.sha256 for file in rebuilt.files}
     names = [file.path for file in event.files if there.get(file.path) != file.sha256]

@@ -38,7 +38,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from schemas.events import JobPrices
+from schemas.events import JobPrices, Task
 from schemas.faults import faults
 from streams.errors import SettingsError
 from streams.evaluation.suite import Suite
@@ -152,7 +152,7 @@ def recipes(sweep: SweepFile, file: Path) -> tuple[Recipe, ...]:
 
 
 def sides(sweep: SweepFile, file: Path, settings: Settings) -> tuple[Suite, Suite]:
-    """Return the questions to search by, and those of the report.
+    """Return the questions to search by, and those of the report; what a generator repeats is asked once.
 
     Raises SettingsError for too few of them, and as `suites.load` and `suites.generated`.
     """
@@ -161,9 +161,13 @@ def sides(sweep: SweepFile, file: Path, settings: Settings) -> tuple[Suite, Suit
         suite = suites.generated(part.generator, count=part.count or 100, seed=part.seed, options=part.options)
     else:
         suite = suites.load(file.parent / (part.file or ""), settings.topics)
-    if len(suite.questions) < 4:
-        raise SettingsError(f"{file}: suite has {len(suite.questions)} questions; expected at least 4, 2 of each side")
-    search, report = suite.questions[::2], suite.questions[1::2]
+    first: dict[tuple[Any, ...], Task] = {}
+    for task in suite.questions:
+        first.setdefault((task.messages, task.verifier, str(task.environment)), task)
+    questions = tuple(first.values())
+    if len(questions) < 4:
+        raise SettingsError(f"{file}: suite has {len(questions)} questions; expected at least 4, 2 of each side")
+    search, report = questions[::2], questions[1::2]
     return suites.of_tasks(f"{sweep.name}-search", search), suites.of_tasks(f"{sweep.name}-report", report)
 
 

@@ -238,6 +238,15 @@ IMPROVEMENT = (
     _gauge("Promoted runs for the next data set", "percentunit", catalog.DATASET_DUE, label="dataset", zero=True),
     _growth_panel("Builds of data sets per hour", catalog.DATASET_BUILDS, "dataset", window="1h"),
     _panel(
+        "Drift of questions from data set to data set",
+        "percentunit",
+        (or_zero(largest(select(catalog.DATASET_DRIFT), "dataset", "column")), "{{dataset}} {{column}}"),
+        (
+            or_zero(largest(select(catalog.DATASET_DRIFT_BOUND), "dataset", "column")),
+            "{{dataset}} {{column}} by chance",
+        ),
+    ),
+    _panel(
         "Evidence for the next retraining",
         "percentunit",
         (or_zero(largest(select(catalog.RETRAIN_DUE), "rule", "signal")), "{{rule}} {{signal}}"),
