@@ -15,6 +15,7 @@ from streams.errors import RefusedError
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.reader import PartitionReader
 from streams.kafka.record import Record, cut, partition_of
+from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import topics
 from streams.samples.queue_state import QueueState, fold
 from streams.settings.model import Settings
@@ -25,13 +26,16 @@ log = logging.getLogger("streamward.samples")
 class QueueLog(FollowedTopic):
     """Every queue, followed in a thread. Use as a context manager; methods may be called from any thread."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Raises NotFoundError without the topic, LogError if the broker does not answer."""
-        super().__init__(settings, "queues")
+    def __init__(self, settings: Settings, outage: BrokerOutage | None = None) -> None:
+        """With `outage` it waits for an unreachable broker.
+
+        Raises NotFoundError without the topic, LogError if the broker does not answer.
+        """
+        super().__init__(settings, "queues", outage=outage)
         self._topic = topics(settings.topics)["queues"]
         self._states: dict[str, QueueState] = {}
         self._asking = Lock()
-        self._end_reader = PartitionReader(settings, {})
+        self._end_reader = PartitionReader(settings, {}, outage=outage and outage.of_another_thread())
         """Asks where the topic ends. A client that a thread polls answers no other thread."""
 
     def __exit__(self, *_: object) -> None:

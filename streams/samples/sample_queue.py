@@ -6,7 +6,7 @@
 
 After `put` returns, the sample survives the kill of any process; before, it may or may not be there. After `clear`
 returns, it comes back only with a saved state that was asked for. Two programs that open one queue at a time end with
-one of them refused (queue_state.py).
+one of them refused (queue_state.py). Calls wait for an unreachable broker, for kafka.outage_s at most.
 
 Not covered: a put that has failed, and whose record reaches the broker after a later clear of the same sample, is in
 the queue when it is restored.
@@ -19,7 +19,7 @@ import socket
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from threading import Lock
+from threading import Event, Lock
 from typing import NamedTuple, Self
 
 from schemas.events import Coordinates, FieldEncoding, SampleEvent, SampleField, SampleKind, derive_id
@@ -28,6 +28,7 @@ from schemas.tokens import Octets
 from streams.errors import LogError
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader, fetch
+from streams.kafka.retry import BrokerOutage
 from streams.kafka.times import now_ms
 from streams.kafka.topics import topics
 from streams.samples.queue_log import QueueLog
@@ -71,17 +72,22 @@ class SampleQueue:
         self._settings, self.queue, self.epoch = settings, queue, epoch
         self._topic = topics(settings.topics)["samples"]
         self.writer = writer_name()
-        self.log = QueueLog(settings)
+        self._stop = Event()
+        self._outage = BrokerOutage(settings.kafka, self._stop)
+        """Of whoever writes; whoever reads has another one."""
+        self._reading_outage = self._outage.of_another_thread()
+        self.log = QueueLog(settings, self._outage.of_another_thread())
         self._sequence = 0
         self._writing, self._reading = Lock(), Lock()
 
     def __enter__(self) -> Self:
         self.log.__enter__()
-        self._producer = Producer(self._settings)
-        self._reader = PartitionReader(self._settings, {}, fetch_wait_ms=5)
+        self._producer = Producer(self._settings, outage=self._outage)
+        self._reader = PartitionReader(self._settings, {}, outage=self._reading_outage, fetch_wait_ms=5)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._stop.set()
         self._reader.close()
         self._producer.__exit__(kind)
         self.log.__exit__(kind)
@@ -119,6 +125,7 @@ class SampleQueue:
             records = fetch(
                 self._settings,
                 (Coordinates(self._topic.name, *place) for place in places),
+                outage=self._reading_outage,
                 connected=self._reader,
             )
         pieces: dict[tuple[Place, str], SampleField] = {}

@@ -10,6 +10,7 @@ from tests.chaos.faults import (
     peers,
     processes,
     records,
+    sample_queues,
     trainer,
     training_calls,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "peers",
     "processes",
     "records",
+    "sample_queues",
     "trainer",
     "training_calls",
 ]
