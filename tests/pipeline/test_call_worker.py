@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ from schemas.tokens import Octets
 from streams.adapters.decisions import read_history
 from streams.calls.call_names import policy_of
 from streams.engines.base_model import Base
+from streams.engines.local.prompt_sampler import PromptSampler
 from streams.kafka import admin
 from streams.kafka.history import LogHistory
 from streams.kafka.producer import Producer
@@ -31,7 +33,16 @@ from tests.chaos import training_client
 from tests.chaos.proxy import free_ports
 from tests.support.models.tiny_log import settings_in
 from tests.support.processes import read
-from tests.support.training_calls import MODEL, SESSION, begin_session, create_model, numbered, sample
+from tests.support.training_calls import (
+    MODEL,
+    SESSION,
+    begin_session,
+    call,
+    create_model,
+    create_sampler,
+    numbered,
+    sample,
+)
 from trainer.calls import call_worker
 from trainer.reproduce import retrain
 
@@ -127,6 +138,109 @@ def test_a_call_that_cannot_be_done_says_whose_fault_it_is_and_leaves_the_model_
     assert "must be the model's first request" in (made[late.call_id].error or "")
     assert (made[refused.call_id].error, made[refused.call_id].category) == (refused.refusal, "user")
     assert made[f"{MODEL}:4"].error is None
+
+
+def prompts(count: int, **fields: Any) -> list[TrainingCall]:
+    """Return samples of all kinds from the weights that FOR_SAMPLER saves, one of them for a token that is unknown."""
+    calls = []
+    for number in range(count):
+        tokens = np.arange(5, 8 + number % 9, dtype=np.int32)
+        if number == 3:
+            tokens[1] = 9999
+        request = {
+            "num_samples": 1 + number % 3,
+            "sampling_params": {"max_tokens": 1 + 5 * (number % 7), "top_p": 1 - number % 2 / 4},
+            "prompt_logprobs": not number % 4,
+            "topk_sample_logprobs": number % 3,
+        }
+        whole = {"data": Octets(save({"prompt": tokens})), "request": json.dumps(request), "model": MODEL}
+        calls.append(sample(number, **whole | fields))
+    return calls
+
+
+def outputs(settings: Settings) -> dict[str, Any]:
+    """Return what samples gave, without times."""
+    return {
+        name: (bytes(each.outputs.data), each.response, each.error, each.category, each.completion_tokens)
+        for name, each in results(settings).items()
+        if each.kind == "sample"
+    }
+
+
+@pytest.fixture(scope="module")
+def sampled_alone(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, base: Base) -> dict[str, Any]:
+    """What thirty samples give that are served one by one."""
+    settings = settings_in(tmp_path_factory.mktemp("alone"), kafka_bootstrap, base)
+    write(settings, *BEGIN, *steps(1, 2), FOR_SAMPLER)
+    work(settings, 6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(call_worker, "BATCH_TOKENS", 1)
+        write(settings, *prompts(30))
+        work(settings, 30)
+    return outputs(settings)
+
+
+def test_samples_that_wait_together_have_the_bytes_of_samples_served_alone(
+    settings: Settings, sampled_alone: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    draw_all = PromptSampler.draw_all
+
+    def count(self: PromptSampler, adapter: Path | None, requests: Any) -> Any:
+        sizes.append(len(requests))
+        return draw_all(self, adapter, requests)
+
+    monkeypatch.setattr(PromptSampler, "draw_all", count)
+    write(settings, *BEGIN, *steps(1, 2), FOR_SAMPLER, *prompts(30))
+    work(settings, 36)
+    assert outputs(settings) == sampled_alone and len(sampled_alone) == 30
+    assert sizes == [29], "the thirtieth has no prompt that can be answered"
+    refused = f"{SESSION}:sample:0:3"
+    assert "9999" in sampled_alone[refused][2] and sampled_alone[refused][3] == "user"
+
+
+def test_a_worker_that_ends_in_the_middle_of_a_batch_is_continued_with_the_same_bytes(
+    settings: Settings, sampled_alone: dict[str, Any]
+) -> None:
+    """Killed when some of the answers are in the log, and then by whatever it had sent."""
+    settings = settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"session_timeout_s": 6.0})})
+    write(settings, *BEGIN, *steps(1, 2), FOR_SAMPLER, *prompts(30))
+    command = [sys.executable, "-m", "streamward", "calls"]
+    for enough in (8, 36):
+        with subprocess.Popen(command, env=os.environ | to_env(settings), stderr=subprocess.DEVNULL) as worker:
+            try:
+                while len(list(read(settings, TrainingResult))) < enough:
+                    assert worker.poll() is None
+            finally:
+                worker.send_signal(signal.SIGKILL)
+    assert outputs(settings) == sampled_alone
+
+
+def test_samples_from_other_weights_and_cancelled_ones_are_no_part_of_a_batch(
+    settings: Settings, sampled_alone: dict[str, Any]
+) -> None:
+    """Samples of the base have a line of their own; those of one model's two saves, one pass each."""
+    first, *rest = prompts(9)
+    other = numbered("save_weights_for_sampler", 8, sampling_session=f"{SESSION}:sample:1")
+    of_base = prompts(4, model=SESSION, sampling_session=f"{SESSION}:sample:2")
+    cancel = call("cancel", f"{SESSION}:c", model=MODEL, request=json.dumps({"request_ids": [rest[1].call_id]}))
+    write(settings, *BEGIN, create_sampler(2), *steps(1, 2), FOR_SAMPLER, cancel)
+    write(settings, numbered("forward_backward", 6, examples=2, data=examples(9)), numbered("optim_step", 7), other)
+    renamed = [replace(each, call_id=f"{SESSION}:sample:2:{each.seq_id}") for each in of_base]
+    later = [
+        replace(each, call_id=f"{SESSION}:sample:1:{each.seq_id}", sampling_session=f"{SESSION}:sample:1")
+        for each in prompts(4)
+    ]
+    mixed = itertools.chain(*itertools.zip_longest([first, *rest], renamed, later))
+    write(settings, *(each for each in mixed if each is not None))
+    work(settings, 9 + 9 + 4 + 4)
+    made = outputs(settings)
+    cancelled = rest[1].call_id
+    assert "cancelled" in made[cancelled][2]
+    for each in (first, *rest):
+        assert each.call_id == cancelled or made[each.call_id] == sampled_alone[each.call_id]
+    for number in (0, 1):
+        assert len({made[f"{SESSION}:sample:{sampler}:{number}"][0] for sampler in (0, 1, 2)}) == 3
 
 
 RUN = (*BEGIN, *steps(1, 2), FOR_SAMPLER, SAVE, *steps(4, 1), numbered("save_weights", 9, path="end"), prompt(0))

@@ -13,8 +13,9 @@ from peft import PeftModel
 from torch import Tensor
 
 from schemas.events import CallLora
-from streams.engines.local import prompt_sampler
-from streams.engines.local.prompt_sampler import DrawnPrompt, PromptDraw, PromptSampler
+from streams.engines.local import prompt_batch
+from streams.engines.local.prompt_sampler import DrawnPrompt, PromptSampler
+from streams.engines.local.prompt_scores import NO_TARGET, PromptDraw
 from streams.errors import CallError
 from streams.settings.model import Settings
 from tests.support.models.chat_tiny import chat_base
@@ -85,8 +86,8 @@ def test_logprobs_of_drawn_tokens_are_those_of_the_model(
 def test_places_of_the_prompt_are_scored_by_whatever_precedes_them(
     piece: int, sampler: PromptSampler, adapters: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_sampler, "PIECE_TOKENS", piece)
-    targets = np.array([[place + 4, prompt_sampler.NO_TARGET, 9] for place in range(len(PROMPT) - 1)], np.int64)
+    monkeypatch.setattr(prompt_batch, "PIECE_TOKENS", piece)
+    targets = np.array([[place + 4, NO_TARGET, 9] for place in range(len(PROMPT) - 1)], np.int64)
     asked = request(max_tokens=1, scores_prompt=True, top_prompt=3, targets=targets, prompt_draws=2)
     scores = sampler.draw(adapters["all"], asked).prompt
     whole = logits_of(adapters["all"], PROMPT).log_softmax(-1)[:-1]
@@ -155,6 +156,81 @@ def test_what_is_drawn_depends_on_the_arguments_alone(sampler: PromptSampler, ad
         assert [each.logprobs for each in other.sequences] == [each.logprobs for each in first.sequences]
     assert tokens_of(sampler.draw(adapters["all"], request(samples=4, key="other"))) != tokens_of(first)
     assert len({tuple(tokens) for tokens in tokens_of(first)}) > 1
+
+
+def company() -> list[PromptDraw]:
+    """Requests of all kinds: prompts short, long and equal, scores, stops, and more answers than decode at once."""
+    long = tuple(4 + place % 50 for place in range(200))
+    return [
+        request(samples=3, top_sampled=2),
+        request(prompt=PROMPT[:1], key="one token"),
+        request(prompt=long, key="long", scores_prompt=True, top_prompt=2, max_tokens=20),
+        request(key="the same prompt", scores_prompt=True, prompt_draws=1),
+        request(prompt=PROMPT[:7], key="cold", temperature=0.3, top_p=0.8, top_k=9, max_tokens=30),
+        request(prompt=PROMPT[2:], key="stops", samples=5, stop_tokens=frozenset(range(4, 24)), max_tokens=40),
+        request(prompt=PROMPT[3:9], key="many", samples=90, max_tokens=3),
+        request(prompt=long[:90], key="places alone", max_tokens=1, scores_prompt=True),
+    ]
+
+
+def bits(drawn: DrawnPrompt) -> list[Any]:
+    """What was drawn, to the bit."""
+    arrays = {name: (array.dtype, array.tobytes()) for name, array in drawn.prompt.items()}
+    return [
+        arrays,
+        *(
+            (each.tokens, np.array(each.logprobs).tobytes(), each.reason, [v.tobytes() for _, v in each.top])
+            for each in drawn.sequences
+        ),
+    ]
+
+
+@pytest.mark.parametrize("name", [None, "all", "attention"])
+@pytest.mark.parametrize("cache_bytes", [prompt_batch.CACHE_BYTES, 1])
+def test_a_request_has_the_same_bits_alone_and_beside_others(
+    name: str | None,
+    cache_bytes: int,
+    sampler: PromptSampler,
+    adapters: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In any order, and where memory has room for one answer at a time."""
+    adapter, requests = None if name is None else adapters[name], company()
+    alone = [bits(sampler.draw(adapter, each)) for each in requests]
+    monkeypatch.setattr(prompt_batch, "CACHE_BYTES", cache_bytes)
+    for order in (range(len(requests)), [5, 2, 7, 0, 6, 1, 4, 3], [2, 6]):
+        drawn = dict(sampler.draw_all(adapter, [requests[number] for number in order]))
+        assert [bits(drawn[place]) for place in range(len(drawn))] == [alone[number] for number in order]
+
+
+def test_requests_are_answered_together_here(sampler: PromptSampler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prompts take as many passes as one."""
+    passes: list[int] = []
+    run = prompt_batch.PackedPass.run
+
+    def count(self: Any, *arguments: Any) -> Tensor:
+        passes.append(len(self.counts))
+        return run(self, *arguments)
+
+    monkeypatch.setattr(prompt_batch.PackedPass, "run", count)
+    assert len(list(sampler.draw_all(None, [request(), request(prompt=PROMPT[1:]), request(key="other")]))) == 3
+    assert passes == [3, *[4] * 7]  # two prompts, three answers, and one to make the number of tokens even
+
+
+def test_where_neighbours_change_bits_requests_are_answered_one_by_one(
+    sampler: PromptSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler, "_exact", dict.fromkeys(sampler._exact, False))
+    sizes: list[int] = []
+    whole = prompt_batch.PromptBatch.__init__
+
+    def count(self: Any, model: Any, requests: Any, ends_with: Any) -> None:
+        sizes.append(len(requests))
+        whole(self, model, requests, ends_with)
+
+    monkeypatch.setattr(prompt_batch.PromptBatch, "__init__", count)
+    drawn = dict(sampler.draw_all(None, [request(), request(key="other")]))
+    assert sizes == [1, 1] and sorted(drawn) == [0, 1]
 
 
 def test_an_answer_has_as_many_tokens_as_the_context_leaves_room_for(sampler: PromptSampler) -> None:

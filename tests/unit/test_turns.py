@@ -34,6 +34,14 @@ def test_who_was_idle_has_saved_up_nothing() -> None:
     assert sorted(found[50:]) == ["a", "a", "b", "b"]
 
 
+def test_turns_taken_at_once_are_paid_for_by_waiting() -> None:
+    turns, takers = take_turn(Turns(), "a", lambda _: 1.0, 5), ""
+    for _ in range(7):
+        policy = next_turn(turns, "ab") or ""
+        turns, takers = take_turn(turns, policy, lambda _: 1.0), takers + policy
+    assert takers == "bbbbbab"
+
+
 def test_without_anybody_waiting_it_is_nobodys_turn() -> None:
     assert next_turn(Turns(), ()) is None
 

@@ -97,6 +97,20 @@ class CallQueue:
         due += [waiting for waiting in self._others.get(key, {}).values() if self._has_weights(waiting.call)]
         return min(due, key=lambda waiting: waiting.at.offset, default=None)
 
+    def samples(self, key: str, first: WaitingCall) -> list[WaitingCall]:
+        """Return the samples of a key that are due and read the same weights as `first`, in the log's order from it."""
+        weights = self._weights(first.call)
+        samples = (waiting for waiting in self._others.get(key, {}).values() if waiting.call.kind == "sample")
+        due = [
+            waiting for waiting in samples if self._has_weights(waiting.call) and self._weights(waiting.call) == weights
+        ]
+        return sorted(due, key=lambda waiting: waiting.at.offset)
+
+    def _weights(self, call: TrainingCall) -> tuple[str | None, str | None]:
+        """Return what tells the weights of a sample: the call that saved them, or their folder in the store."""
+        sampler = self._state.samplers.get(call.sampling_session or "")
+        return (call.sampling_session, None) if sampler is None else (sampler.save, sampler.source)
+
     def _has_weights(self, call: TrainingCall) -> bool:
         """Return whether the weights that a call samples from are saved, or never will be."""
         sampler = self._state.samplers.get(call.sampling_session or "")

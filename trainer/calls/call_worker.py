@@ -1,8 +1,8 @@
-"""Serve training calls: one base model, and one call a turn.
+"""Serve training calls: one base model, and one call a turn, or several samples from the same weights.
 
     training-calls ──► CallQueue ──► next_turn ──► ResidentModels.enter ──► apply ──► training-results ──► commit
                                              ├──► SavedWeights: a version, or a sampling session's files
-                                             └──► PromptSampler
+                                             └──► CallSampler: all samples that wait for the same weights
 
 Processes of one fleet.name are a consumer group over training-calls: each model belongs to the process that owns its
 partition, and moves with it; they share trainer.checkpoints, or a model that moves is computed from its first call,
@@ -22,11 +22,11 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from schemas.events import CallFault, TrainingCall, TrainingResult
 from schemas.serde import Poison
@@ -37,6 +37,7 @@ from streams.calls.call_rules import line_refusal
 from streams.calls.call_state import CallState, place_of
 from streams.engines.base_model import Base, load_base
 from streams.engines.fair_share import Turns, next_turn, take_turn
+from streams.engines.local.prompt_scores import PromptDraw
 from streams.errors import CallError, EventError, RefusedError
 from streams.files import Scratch
 from streams.kafka import times
@@ -53,11 +54,11 @@ from trainer.batch_source import STAGE, FleetConsumer
 from trainer.calls.apply_call import CallOutcome, apply
 from trainer.calls.call_costs import cost_of
 from trainer.calls.call_queue import CallQueue, WaitingCall
-from trainer.calls.call_tensors import output_bytes, tensors_of
+from trainer.calls.call_sampler import CallSampler
+from trainer.calls.call_tensors import output_bytes
 from trainer.calls.called_model import CalledModel
 from trainer.calls.resident_models import ResidentModels
-from trainer.calls.sample_call import draw_of, outcome_of
-from trainer.calls.saved_weights import SavedWeights, sampler_folder
+from trainer.calls.saved_weights import SavedWeights
 from trainer.fleet import START_S, connect
 from trainer.policy_trainer import TrainerIO
 from trainer.step.model import recipe
@@ -66,6 +67,8 @@ LABEL, RESULTS = "training-calls", "training-results"
 SAVES = ("save_weights", "save_weights_for_sampler")
 FETCHED = 64
 """Calls that are read again at once."""
+BATCH_TOKENS = 4096
+"""Tokens, of prompts and of answers at most, of samples that are served together: so long do other models wait."""
 RECORD_ROOM = 64 * 1024
 """Bytes of a result without its outputs, at most."""
 
@@ -84,7 +87,7 @@ def run(settings: Settings, *, stop: threading.Event, calls: int | None = None) 
         with CallWorker(settings, load_base(settings.model), io) as worker:
             done = 0
             while done != calls and not stop.is_set():
-                done += worker.turn()
+                done += worker.turn(None if calls is None else calls - done)
 
 
 def call_recipe(settings: Settings, base: Base) -> dict[str, str]:
@@ -111,6 +114,9 @@ class CallFailure:
     fault: CallFault | None = None
 
 
+NOT_SAVED, NO_FAILURE = SavedAs(), CallFailure()
+
+
 class CallWorker:
     """The models of this process's partitions. Use as a context manager."""
 
@@ -125,7 +131,6 @@ class CallWorker:
         self._gained: list[TopicPartition] = []
         self._stack = ExitStack()
         self._scratch = self._stack.enter_context(Scratch("calls"))
-        self._sampler: Any = None
         model = CalledModel(settings, base)
         self._models = ResidentModels(
             model, settings.trainer.checkpoints, base.base_digest, settings.calls.states, self
@@ -133,6 +138,8 @@ class CallWorker:
         self._models.on_checkpoint = io.producer.flush
         self._recipe = call_recipe(settings, base)
         self._saved = SavedWeights(settings, model, base.base_digest, self._recipe, self._scratch)
+        self._sampler = CallSampler(settings, self._state, self._models, self._saved, self)
+        self._stack.callback(self._sampler.close)
 
     def __enter__(self) -> Self:
         group = f"{STAGE}-@{self._settings.fleet.name}-calls"
@@ -147,19 +154,30 @@ class CallWorker:
             if kind is None:
                 self._models.close()
 
-    def turn(self) -> bool:
-        """Take in new calls, and serve one of the model whose turn it is. Return whether there was one."""
+    def turn(self, limit: int | None = None) -> int:
+        """Take in new calls, and serve the model whose turn it is; return how many calls were served, up to `limit`.
+
+        Samples that are served together count as so many turns.
+        """
         self._io.meter.begin("waits for a call")
         ready = self._queue.turns()
         self._poll(0.0 if ready else POLL_S)
         key = next_turn(self._turns, self._queue.turns())
         waiting = None if key is None else self._queue.next(key)
+        served = 0
         if key is not None and waiting is not None:
-            self._turns = take_turn(self._turns, key, lambda model: self._settings.fleet.weight_of(policy_of(model)))
-            self._serve_call(waiting)
+            if waiting.call.kind == "sample":
+                served = self._serve_samples(self._queue.samples(key, waiting)[:limit])
+            else:
+                self._serve_call(waiting)
+                served = 1
+            self._turns = take_turn(self._turns, key, self._weight_of, served)
         first = self._queue.first_waiting()
         self._consumer.commit({tp: first.get(tp[1], position) for tp, position in self._positions.items()})
-        return waiting is not None
+        return served
+
+    def _weight_of(self, key: str) -> float:
+        return self._settings.fleet.weight_of(policy_of(key))
 
     # --- the log ------------------------------------------------------------------------------------------------------
 
@@ -244,7 +262,7 @@ class CallWorker:
         call = waiting.call
         self._io.meter.begin(f"{call.kind} of {call.model}")
         began = time.perf_counter()
-        outcome, saved, failure = CallOutcome(), SavedAs(), CallFailure()
+        outcome, saved, failure = CallOutcome(), NOT_SAVED, NO_FAILURE
         state_sha256: str | None = None
         try:
             outcome, saved = self._do(waiting)
@@ -260,6 +278,7 @@ class CallWorker:
         if failure.error is not None and place is not None:
             self._models.stays(call.model, place)
         self._finish(waiting, outcome, saved, state_sha256, failure, seconds)
+        self._io.producer.flush()
         if failure.error is None and place is not None and call.kind not in SAVES:
             self._models.advance(call.model, place, seconds, self._settings.calls.checkpoint_s)
 
@@ -268,8 +287,6 @@ class CallWorker:
         call, place = waiting.call, place_of(waiting.call)
         if waiting.refused is not None:
             raise CallError("invalid", waiting.refused)
-        if call.kind == "sample":
-            return self._sample(call), SavedAs()
         if call.kind == "unload_model":
             self._models.forget(call.model)
             return CallOutcome(response={"model_id": call.model}), SavedAs()
@@ -299,40 +316,48 @@ class CallWorker:
         path = event.origin.path
         return CallOutcome(response={"path": path}), SavedAs(event.version, event.uri, path)
 
-    def _sample(self, call: TrainingCall) -> CallOutcome:
-        if call.call_id in self._state.cancelled:
-            raise CallError("invalid", "the request was cancelled by its client")
-        request = draw_of(call, tensors_of(self.data(call)))
-        adapter = self._sampler_weights(call)
-        return outcome_of(call, request, self._prompt_sampler.draw(adapter, request))
+    # --- samples ------------------------------------------------------------------------------------------------------
 
-    def _sampler_weights(self, call: TrainingCall) -> Path | None:
-        """Return the folder of the weights that a call samples from; None: the base model's. Raises CallError."""
-        sampler = self._state.samplers.get(call.sampling_session or "")
-        if sampler is None:
-            raise CallError("invalid", f"there is no sampling session {call.sampling_session}")
-        if sampler.save is None:
-            return None if sampler.source is None else self._saved.fetch(sampler.source, sampler.path or "")
-        saved, place = self._state.results[sampler.save], place_of(self._state.calls[sampler.save])
-        if saved.error is not None or place is None:
-            raise CallError("invalid", f"the weights of {call.sampling_session} were not saved: {saved.error}")
-        folder = sampler_folder(self._models.folder(sampler.model), place)
-        if not folder.is_dir():
-            log.info("%s: computing the weights of %s again", sampler.model, call.sampling_session)
-            self._models.enter(sampler.model, place)
-            self._saved.keep_for_sampler(self._models.folder(sampler.model), place)
-        return folder
+    def _serve_samples(self, samples: Sequence[WaitingCall]) -> int:
+        """Serve samples from the same weights in one pass, as many as fit and at least one; return how many."""
+        self._io.meter.begin(f"samples of {samples[0].call.model}")
+        batch, served, tokens = list[tuple[WaitingCall, PromptDraw]](), 0, 0
+        for waiting in samples:
+            try:
+                request, room = self._sampler.request_of(waiting)
+            except CallError as exc:
+                self._finish(waiting, CallOutcome(), failure=CallFailure(_words(exc), "user"))
+            else:
+                if batch and tokens + room > BATCH_TOKENS:
+                    break
+                tokens += room
+                batch.append((waiting, request))
+            served += 1
+        self._draw_batch(batch)
+        self._io.producer.flush()
+        return served
 
-    @property
-    def _prompt_sampler(self) -> Any:
-        """The engine that samples, loaded when it is first needed."""
-        if self._sampler is None:
-            from streams.engines.local.prompt_sampler import PromptSampler
-
-            base = load_base(self._settings.model)
-            self._sampler = PromptSampler(base, self._settings.trainer.threads, self._settings.calls.samplers)
-            self._stack.callback(self._sampler.close)
-        return self._sampler
+    def _draw_batch(self, batch: Sequence[tuple[WaitingCall, PromptDraw]]) -> None:
+        """Draw the answers to a batch; the time of each is that since the one before it was done."""
+        left, began = {waiting.call.call_id: (waiting, request) for waiting, request in batch}, time.perf_counter()
+        try:
+            for waiting, outcome in self._sampler.draw_all(batch):
+                del left[waiting.call.call_id]
+                now = time.perf_counter()
+                self._finish(waiting, outcome, seconds=now - began)
+                self._io.meter.heartbeat()
+                began = now
+        except CallError as exc:  # about their weights
+            for waiting, _ in left.values():
+                self._finish(waiting, CallOutcome(), failure=CallFailure(_words(exc), "user"))
+        except (EventError, RefusedError, RuntimeError) as exc:
+            if len(batch) > 1:  # one of them may have been too much; what fails has failed alone
+                for pair in left.values():
+                    self._draw_batch([pair])
+                return
+            log.exception("call %s failed", batch[0][0].call.call_id)
+            failure = CallFailure(f"{type(exc).__name__}: {exc}", "server")
+            self._finish(batch[0][0], CallOutcome(), failure=failure, seconds=time.perf_counter() - began)
 
     # --- results ------------------------------------------------------------------------------------------------------
 
@@ -340,12 +365,12 @@ class CallWorker:
         self,
         waiting: WaitingCall,
         outcome: CallOutcome,
-        saved: SavedAs,
-        state_sha256: str | None,
-        failure: CallFailure,
-        seconds: float,
+        saved: SavedAs = NOT_SAVED,
+        state_sha256: str | None = None,
+        failure: CallFailure = NO_FAILURE,
+        seconds: float = 0.0,
     ) -> None:
-        """Write the result of a call, and take it as the log has it."""
+        """Write the result of a call, and take it as the log will have it; the caller flushes."""
         call = waiting.call
         trainer_s = seconds if outcome.is_training else 0.0
         result = TrainingResult(
@@ -376,7 +401,6 @@ class CallWorker:
             metrics=dict(outcome.metrics),
         )
         self._io.producer.send(self._with_outputs(result, outcome))
-        self._io.producer.flush()
         self._state.take(result)
         self._queue.end(call)
         self._io.meter.add(catalog.CALLS_DONE, call.kind, failure.fault or "done")

@@ -1,6 +1,6 @@
 """A sample call as a prompt to answer, and the answers as its outcome.
 
-    request, data ──► draw_of ──► PromptDraw ──► PromptSampler ──► outcome_of ──► N.tokens, N.logprobs, …
+    request, data ──► draw_of ──► PromptDraw ──► CallSampler ──► outcome_of ──► N.tokens, N.logprobs, …
 
 The seed of a call that names none is made of numbers that a repeated run has, too: its sampling session's in its
 session, and its own there. So a program that is run again, or killed and continued, draws the same.
@@ -16,7 +16,8 @@ import numpy as np
 from schemas.events import TrainingCall
 from streams.calls.call_names import number_of
 from streams.calls.call_state import request_of
-from streams.engines.local.prompt_sampler import DrawnPrompt, DrawnSequence, PromptDraw
+from streams.engines.local.prompt_sampler import DrawnPrompt
+from streams.engines.local.prompt_scores import DrawnSequence, PromptDraw
 from streams.errors import CallError
 from trainer.calls.apply_call import CallOutcome
 from trainer.calls.call_tensors import Arrays

@@ -34,7 +34,7 @@ from streams.engines.local.key_values import (
     common_length,
 )
 from streams.engines.local.lora import LoraPair, PackedLora, Span, overflows
-from streams.engines.local.packed_pass import ATTENTION, PackedPass
+from streams.engines.local.packed_pass import ATTENTION, PackedPass, logits_in_pieces
 from streams.engines.local.self_check import is_finite
 from streams.engines.protocol import EngineCounts
 from streams.engines.rendering.prompts import Prompts
@@ -299,20 +299,9 @@ class PackedDecoder:
     # --- self-check --------------------------------------------------------------------------------------------------
 
     def check(self, prompts: list[tuple[int, ...]], answers: Tensor, prompt_of_row: Tensor) -> Tensor:
-        """Return the logits for `check_decoding`: prompts in two pieces, the second beside rows that decode."""
+        """Return the logits for `check_decoding`; see `logits_in_pieces`."""
         self._model.config._attn_implementation = ATTENTION
-        rows = [[*prompts[p], *answer] for p, answer in zip(prompt_of_row.tolist(), answers.tolist(), strict=True)]
-        cuts = [(0, 5, -1, None), (0, -2, -1, None), (0, 7, -2, None)]  # one token of a row beside more of another
-        caches = [KeyValues(self._shape) for _ in rows]
-        logits: list[list[Tensor]] = [[] for _ in rows]
-        for number in range(3):
-            pieces = [row[cut[number] : cut[number + 1]] for row, cut in zip(rows, cuts, strict=True)]
-            ids = answers.new_tensor([token for piece in pieces for token in piece])
-            counts = [len(piece) for piece in pieces]
-            after = PackedPass(caches, counts).run(self._model, ids, torch.arange(len(ids), device=ids.device))
-            for parts, part in zip(logits, after.split(counts), strict=True):
-                parts.append(part)
-        return torch.stack([torch.cat(parts)[-1 - answers.shape[1] :] for parts in logits])
+        return logits_in_pieces(self._model, prompts, answers, prompt_of_row)
 
     def check_adapter(self, loaded: LoadedVersion) -> None:
         """Raise EventError (bad_adapter) if the model answers nothing with an adapter."""

@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from streams.engines.local.key_values import KeyValues
+from streams.engines.local.key_values import CacheShape, KeyValues
 
 ATTENTION = "streamward_packed"
 """The name under which transformers finds `attend_packed`; without a `PackedPass` it is plain SDPA."""
@@ -124,6 +124,22 @@ def attend_packed(
         )
         outputs.append(output.reshape(heads, count, width))
     return torch.cat(outputs, dim=1).transpose(0, 1)[None].contiguous(), None
+
+
+def logits_in_pieces(model: Any, prompts: Sequence[Sequence[int]], answers: Tensor, prompt_of_row: Tensor) -> Tensor:
+    """Return the logits for `check_decoding`: prompts in two pieces, the second in a pass with rows that decode."""
+    rows = [[*prompts[p], *answer] for p, answer in zip(prompt_of_row.tolist(), answers.tolist(), strict=True)]
+    cuts = [(0, 5, -1, None), (0, -2, -1, None), (0, 7, -2, None)]  # one token of a row beside more of another
+    caches = [KeyValues(CacheShape.read(model)) for _ in rows]
+    logits: list[list[Tensor]] = [[] for _ in rows]
+    for number in range(3):
+        pieces = [row[cut[number] : cut[number + 1]] for row, cut in zip(rows, cuts, strict=True)]
+        ids = answers.new_tensor([token for piece in pieces for token in piece])
+        counts = [len(piece) for piece in pieces]
+        after = PackedPass(caches, counts).run(model, ids, torch.arange(len(ids), device=ids.device))
+        for parts, part in zip(logits, after.split(counts), strict=True):
+            parts.append(part)
+    return torch.stack([torch.cat(parts)[-1 - answers.shape[1] :] for parts in logits])
 
 
 AttentionInterface.register(ATTENTION, attend_packed)

@@ -1,80 +1,42 @@
-"""Answer one prompt of tokens several times, with the logprobs of whatever is asked for: a function of its arguments.
+"""Answer prompts of tokens, with the logprobs of whatever is asked for: a function of its arguments.
 
-    prompt ──► run in pieces ──► logprobs of its tokens, the likeliest, those of named ones
-                     └─► keys and values, shared by n rows ──► a token a row and step ──► tokens, logprobs
+    adapter, requests ──► PromptBatch: one pass for all of them ──► an answer to each, as soon as it is done
 
-Each prompt is a batch of its own: no cached beginning and no neighbour changes the last digit of a logit, so the same
-arguments give the same tokens, in whatever company and after whatever restart. The price is throughput where many
-prompts are answered once each; rounds (transformers_engine.py) and streams (continuous.py) run them together.
-
-Logprobs are those of the model itself: of temperature 1 over all tokens, however the token was drawn.
+The same request gives the same bits alone, next to any others, and after whatever restart; tests hold it to that. The
+sampler also compares both when it starts, and once for each shape of adapter. Where they differ (other devices and
+number formats, other libraries) requests are answered one by one, which costs time and changes nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
 
 from streams.engines.base_model import Base
-from streams.engines.local.decoding_row import draw
-from streams.engines.local.shared_prefix import FanOut
-from streams.engines.local.transformers_engine import COMPACT_SHARE, ResidentVersion, TransformersEngine
-from streams.engines.protocol import uniform
+from streams.engines.local.key_values import CacheShape, KeyValues
+from streams.engines.local.lora import overflows, read_lora
+from streams.engines.local.packed_pass import ATTENTION, logits_in_pieces
+from streams.engines.local.prompt_batch import PromptBatch, run_pieces
+from streams.engines.local.prompt_scores import Array, DrawnSequence, PromptDraw
+from streams.engines.local.row_linear import RowAdapter, RowLinears
+from streams.engines.local.self_check import check_decoding, is_finite
+from streams.engines.rendering.prompts import Prompts
 from streams.errors import CallError
 
-PIECE_TOKENS = 512
-"""Tokens of a prompt whose logits are in memory at once."""
-NO_TARGET = -1
-"""A place of `targets` that asks for nothing."""
-PROMPT_DRAWS = "prompt"
-"""Part of the key of what is drawn in the places of a prompt."""
-Array = NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptDraw:
-    """A prompt, and how it is to be answered."""
-
-    prompt: tuple[int, ...]
-    key: str
-    """Seeds the random numbers."""
-    samples: int = 1
-    max_tokens: int | None = None
-    """None: as many as fit the context."""
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int | None = None
-    stop_tokens: frozenset[int] | None = None
-    """None: those that end an answer of this model."""
-    stop_texts: tuple[str, ...] = ()
-    scores_prompt: bool = False
-    top_prompt: int = 0
-    """How many of the likeliest tokens to name in each place of the prompt."""
-    top_sampled: int = 0
-    """The same of the answers."""
-    prompt_draws: int = 0
-    """How many tokens to draw in each place of the prompt."""
-    targets: NDArray[np.int64] | None = None
-    """[P - 1, K]: tokens to score in the places of the prompt, the first one left out."""
-
-
-@dataclass(slots=True)
-class DrawnSequence:
-    """One answer."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    reason: Literal["stop", "length"] | None = None
-    top: list[tuple[Array, Array]] = field(default_factory=list)
-    """Of each token, the likeliest tokens and their logprobs."""
+COMPANIES = (1, 3, 16, 130)
+"""Tokens of another row, next to which a row is compared with itself alone."""
+PROBE_TOKENS = 6
+"""Of the row that is compared."""
+NO_ADAPTER = RowAdapter({})
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,176 +48,109 @@ class DrawnPrompt:
     """By name: prompt_logprobs [P] with NaN in the first place, prompt_topk_tokens and _logprobs [P, k], alt tokens."""
 
 
-class PromptSampler(TransformersEngine):
-    """Answers prompts of tokens, one at a time. Its base is its own, as that of every engine."""
+class PromptSampler:
+    """Answers prompts of tokens. Its base is its own, as that of every engine."""
 
     def __init__(self, base: Base, threads: int, capacity: int) -> None:
-        """`capacity` adapters stay in memory. Raises SettingsError as TransformersEngine."""
-        super().__init__(base, threads, capacity)
-        self._table = base.token_table
+        """`capacity` adapters stay in memory. Raises SettingsError for a model whose attention cannot be packed."""
+        torch.set_num_threads(threads or os.cpu_count() or 1)
+        self._model: Any = base.model
+        self._prompts, self._table, self._capacity = Prompts(base), base.token_table, capacity
+        self._shape = CacheShape.read(self._model)
+        self._adapters: OrderedDict[Path, RowAdapter] = OrderedDict()
+        self._plain_attention = self._model.config._attn_implementation
+        check_decoding(self._model, self._decode_pieces)
+        self._linears = RowLinears(self._model)
+        self._exact = {NO_ADAPTER.shape: self._rows_are_exact()}
+
+    def close(self) -> None:
+        """Restore the model."""
+        self._linears.remove()
+        self._model.config._attn_implementation = self._plain_attention
 
     def draw(self, adapter: Path | None, request: PromptDraw) -> DrawnPrompt:
         """Return the answers with the adapter of a folder; None: the base model's.
 
         Raises CallError for a prompt that cannot be answered, EventError for an adapter that cannot be used.
         """
-        room = self._room(request)
-        version = self._load(0 if adapter is None else 1, adapter)
-        with torch.inference_mode():
-            cache, logits, about = self._run_prompt(version, request)
-            sequences = self._decode_rows(version, request, cache, logits, room)
-        return DrawnPrompt(sequences, about)
+        ((_, drawn),) = self.draw_all(adapter, [request])
+        return drawn
 
-    def _room(self, request: PromptDraw) -> int:
-        """Return how many tokens an answer may have."""
+    def draw_all(self, adapter: Path | None, requests: Sequence[PromptDraw]) -> Iterator[tuple[int, DrawnPrompt]]:
+        """Yield the answers to each request with its place, in the order in which they are done. Raises as `draw`."""
+        rooms = [self.room(request) for request in requests]
+        loaded = self._load(adapter)
+        self._linears.use(loaded)
+        indices = range(len(requests))
+        for part in [indices] if self._exact[loaded.shape] else [[index] for index in indices]:
+            batch = PromptBatch(self._model, [(requests[index], rooms[index]) for index in part], self._ends_with)
+            while batch.is_left:
+                for place in batch.step():
+                    state = batch.requests[place]
+                    yield part[place], DrawnPrompt(state.sequences, state.scores.arrays())
+
+    def room(self, request: PromptDraw) -> int:
+        """Return how many tokens an answer may have. Raises CallError for a prompt that cannot be answered."""
         if (unknown := self._table.first_unknown(request.prompt)) is not None or not request.prompt:
-            got = "no tokens" if unknown is None else f"id {unknown}"
-            raise CallError("invalid", f"the prompt has {got}; ids are 0 to {self._table.size - 1}", "prompt")
-        left = self.context_tokens - len(request.prompt)
+            content = "no tokens" if unknown is None else f"id {unknown}"
+            raise CallError("invalid", f"the prompt has {content}; ids are 0 to {self._table.size - 1}", "prompt")
+        left = self._prompts.context_tokens - len(request.prompt)
         if left < 1:
             raise CallError(
                 "context_length_exceeded",
-                f"the prompt has {len(request.prompt)} tokens, and the context is {self.context_tokens}",
+                f"the prompt has {len(request.prompt)} tokens, and the context is {self._prompts.context_tokens}",
                 "prompt",
             )
         return left if request.max_tokens is None else min(left, request.max_tokens)
 
-    # --- the prompt ---------------------------------------------------------------------------------------------------
-
-    def _run_prompt(
-        self, version: ResidentVersion, request: PromptDraw
-    ) -> tuple[DynamicCache, Tensor, Mapping[str, Array]]:
-        """Return the keys and values of the prompt, the logits after it, and the scores of its places."""
-        self._lora.use([(slice(0, 1), version.pairs)])
-        cache, device = DynamicCache(), self._model.device
-        ids = torch.tensor(request.prompt, device=device)
-        scores = PlaceScores(request, ids)
-        logits = ids.new_empty(0)
-        for begin in range(0, len(ids), PIECE_TOKENS):
-            piece = ids[begin : begin + PIECE_TOKENS]
-            keep = len(piece) if scores.is_wanted else 1
-            places = torch.arange(begin, begin + len(piece), device=device)[None]
-            out = self._model(input_ids=piece[None], position_ids=places, past_key_values=cache, logits_to_keep=keep)
-            logits = out.logits[0].float()
-            scores.take(begin, logits)
-        return cache, logits[-1:], scores.arrays()
-
-    # --- the answers --------------------------------------------------------------------------------------------------
-
-    def _decode_rows(
-        self, version: ResidentVersion, request: PromptDraw, cache: DynamicCache, logits: Tensor, room: int
-    ) -> list[DrawnSequence]:
-        sequences = [DrawnSequence() for _ in range(request.samples)]
-        device = self._model.device
-        mask = torch.ones(1, len(request.prompt), dtype=torch.bool, device=device)
-        fanout = FanOut(cache, mask, torch.zeros(len(sequences), dtype=torch.int64, device=device))
-        positions = torch.full((len(sequences),), len(request.prompt), device=device)
-        live = list(range(len(sequences)))
-        self._lora.use([(slice(0, len(live)), version.pairs)])
-        tokens = self._draw_rows(request, logits.expand(len(live), -1), sequences, live, room)
-        while unfinished := [row for row, number in enumerate(live) if sequences[number].reason is None]:
-            if (len(live) - len(unfinished)) * COMPACT_SHARE >= len(live):
-                rows = torch.tensor(unfinished, device=device)
-                fanout.keep(rows)
-                live, tokens, positions = [live[row] for row in unfinished], tokens[rows], positions[rows]
-                self._lora.use([(slice(0, len(live)), version.pairs)])
-            logits = self._step(fanout, tokens, positions).float()
-            tokens = self._draw_rows(request, logits, sequences, live, room)
-            positions = positions + 1
-        return sequences
-
-    def _draw_rows(
-        self, request: PromptDraw, logits: Tensor, sequences: list[DrawnSequence], live: list[int], room: int
-    ) -> Tensor:
-        """Draw a token for every row, and append it to those that are not done."""
-        logprobs = logits.log_softmax(-1)
-        numbers = [uniform(request.key, number, len(sequences[number].tokens)) for number in live]
-        tokens = draw_tokens(request, logits, numbers)
-        own = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
-        top = _top(logprobs, request.top_sampled)
-        for row, (number, token) in enumerate(zip(live, tokens.tolist(), strict=True)):
-            sequence = sequences[number]
-            if sequence.reason is not None:
-                continue
-            sequence.tokens.append(token)
-            sequence.logprobs.append(own[row])
-            if top is not None:
-                sequence.top.append((top[0][row], top[1][row]))
-            sequence.reason = self._reason(request, sequence.tokens, room)
-        return tokens
-
-    def _reason(self, request: PromptDraw, tokens: list[int], room: int) -> Literal["stop", "length"] | None:
-        """Return why an answer ends here; None if it does not."""
+    def _ends_with(self, request: PromptDraw, tokens: Sequence[int]) -> bool:
         ends = self._table.ends if request.stop_tokens is None else request.stop_tokens
-        if tokens[-1] in ends or self._prompts.first_stop(tokens, request.stop_texts) is not None:
-            return "stop"
-        return "length" if len(tokens) >= room else None
+        return tokens[-1] in ends or self._prompts.first_stop(tokens, request.stop_texts) is not None
 
+    # --- adapters -----------------------------------------------------------------------------------------------------
 
-class PlaceScores:
-    """The scores of the places of a prompt, collected as its logits come."""
+    def _load(self, adapter: Path | None) -> RowAdapter:
+        """Return an adapter that is in memory from now on; the one unused for longest leaves. Raises EventError."""
+        if adapter is None:
+            return NO_ADAPTER
+        loaded = self._adapters.pop(adapter, None)
+        if loaded is None:
+            loaded = RowAdapter(read_lora(adapter, self._model))
+            self._linears.use(loaded)
+            if not is_finite(self._model, lambda ids: run_pieces(self._model, [KeyValues(self._shape)], [ids], [1])[0]):
+                raise overflows(adapter)
+            if loaded.shape not in self._exact:
+                self._exact[loaded.shape] = self._rows_are_exact()
+        self._adapters[adapter] = loaded
+        while len(self._adapters) > self._capacity:
+            self._adapters.popitem(last=False)
+        return loaded
 
-    def __init__(self, request: PromptDraw, ids: Tensor) -> None:
-        self._request, self._ids = request, ids
-        self._parts: dict[str, list[Array]] = {}
-        self.is_wanted = bool(
-            request.scores_prompt or request.top_prompt or request.prompt_draws or request.targets is not None
-        )
+    # --- what it checks -----------------------------------------------------------------------------------------------
 
-    def take(self, begin: int, logits: Tensor) -> None:
-        """Take the logits [T, V] after the tokens from `begin` on: those of each are about the next place."""
-        if not self.is_wanted:
-            return
-        logits = logits[: len(self._ids) - 1 - begin]
-        for name, part in self._scores(begin, logits, logits.log_softmax(-1)):
-            self._parts.setdefault(name, []).append(part)
+    def _decode_pieces(self, prompts: list[tuple[int, ...]], answers: Tensor, prompt_of_row: Tensor) -> Tensor:
+        self._model.config._attn_implementation = ATTENTION
+        return logits_in_pieces(self._model, prompts, answers, prompt_of_row)
 
-    def _scores(self, begin: int, logits: Tensor, logprobs: Tensor) -> Iterator[tuple[str, Array]]:
-        request = self._request
-        if request.scores_prompt:
-            following = self._ids[begin + 1 : begin + 1 + len(logits), None]
-            yield "prompt_logprobs", logprobs.gather(1, following)[:, 0].cpu().numpy()
-        if (top := _top(logprobs, request.top_prompt)) is not None:
-            yield "prompt_topk_tokens", top[0]
-            yield "prompt_topk_logprobs", top[1]
-        if request.targets is not None:
-            wanted = torch.from_numpy(request.targets[begin : begin + len(logits)]).to(logits.device)
-            scored = logprobs.gather(1, wanted.clamp(min=0))
-            yield "target_prompt_logprobs", torch.where(wanted == NO_TARGET, 0.0, scored).cpu().numpy()
-        if request.prompt_draws:
-            draws = []
-            for slot in range(request.prompt_draws):
-                key = f"{request.key} {PROMPT_DRAWS}"
-                draws.append(draw_tokens(request, logits, [uniform(key, slot, begin + t) for t in range(len(logits))]))
-            tokens = torch.stack(draws, dim=1)
-            yield "prompt_alt_tokens", tokens.to(torch.int32).cpu().numpy()
-            yield "prompt_alt_logprobs", logprobs.gather(1, tokens).cpu().numpy()
+    def _rows_are_exact(self) -> bool:
+        """Return whether a row has the same logits, to the bit, alone and next to others."""
+        alone = self._probe(0)
+        exact = all(torch.equal(alone, self._probe(company)) for company in COMPANIES)
+        if not exact:
+            log.warning("requests are answered one by one: on this machine neighbours change the last digits of a row")
+        return exact
 
-    def arrays(self) -> dict[str, Array]:
-        """Return them whole: what is about every place of the prompt has a first row that nothing came before."""
-        whole: dict[str, Array] = {}
-        for name, parts in self._parts.items():
-            array = np.concatenate(parts)
-            if name in ("prompt_logprobs", "prompt_topk_tokens", "prompt_topk_logprobs"):
-                first = np.full((1, *array.shape[1:]), np.nan if array.dtype.kind == "f" else 0, array.dtype)
-                array = np.concatenate([first, array])
-            whole[name] = array
-        return whole
-
-
-def draw_tokens(request: PromptDraw, logits: Tensor, numbers: list[float]) -> Tensor:
-    """Return a token for each row [rows, V], by these random numbers."""
-    masked = logits.clone()
-    if request.top_k is not None and 0 < request.top_k < masked.shape[-1]:
-        least = masked.topk(request.top_k, dim=-1).values[:, -1:]
-        masked.masked_fill_(masked < least, -torch.inf)
-    rows = len(numbers)
-    return draw(masked, [request.temperature] * rows, [request.top_p] * rows, numbers)[0]
-
-
-def _top(logprobs: Tensor, count: int) -> tuple[Array, Array] | None:
-    """Return the likeliest tokens of each row and their logprobs, the likeliest first; None if none are asked for."""
-    if not count:
-        return None
-    values, tokens = logprobs.topk(count, dim=-1)
-    return tokens.to(torch.int32).cpu().numpy(), values.cpu().numpy()
+    def _probe(self, company: int) -> Tensor:
+        """Return the logits of a row's piece and of its next token, next to another row of `company` tokens."""
+        size = self._model.get_input_embeddings().num_embeddings
+        ids = torch.arange(3, 3 + PROBE_TOKENS + 1 + company, device=self._shape.device) % size
+        rows = [(ids[:PROBE_TOKENS], ids[PROBE_TOKENS : PROBE_TOKENS + 1])]
+        if company:
+            rows.insert(0, (ids[PROBE_TOKENS + 1 :], ids[:1]))
+        caches = [KeyValues(self._shape) for _ in rows]
+        with torch.inference_mode():
+            runs = [
+                run_pieces(self._model, caches, pieces, [len(piece) for piece in pieces])[-1]
+                for pieces in zip(*rows, strict=True)
+            ]
+        return torch.cat(runs)
