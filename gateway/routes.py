@@ -26,6 +26,7 @@ from gateway.log.dataset_list import BuiltDatasets
 from gateway.log.groups import TaskGroups
 from gateway.log.prompt_templates import PromptTemplates
 from gateway.log.recorded_runs import RecordedRuns
+from gateway.log.registered_tools import RegisteredTools
 from gateway.log.rewards import OutsideRewards
 from gateway.log.run_verdicts import RunVerdictRoutes
 from gateway.log.scores import ScorerTrials
@@ -64,7 +65,7 @@ ROOMS: tuple[type, ...] = (
     *(AgentProtocols, FeedbackBox, Health, AgentRuns),
     *(JsonRpc, UploadedFiles, TrainingRows, FineTuning, TrainingJobs, JobCosts),
     *(SentTasks, SelfPlayRuns, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
-    *(RunVerdictRoutes, BuiltDatasets, PromptTemplates),
+    *(RunVerdictRoutes, BuiltDatasets, PromptTemplates, RegisteredTools),
     *(TinkerService, TinkerTraining, TinkerWeights, TinkerSampling, TinkerFutures, TinkerRuns, TinkerNotOffered),
     *(OidcLogins, OwnPermissions, PasswordLogins),
 )

@@ -40,6 +40,7 @@ from gateway.log.groups import TaskGroups
 from gateway.log.open_log import OpenLog
 from gateway.log.prompt_templates import PromptTemplates
 from gateway.log.recorded_runs import RecordedRuns
+from gateway.log.registered_tools import RegisteredTools
 from gateway.log.rewards import OutsideRewards
 from gateway.log.run_verdicts import RunVerdictRoutes
 from gateway.log.scores import ScorerTrials
@@ -249,6 +250,7 @@ def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
         RunVerdictRoutes(settings, log),
         BuiltDatasets(settings),
         PromptTemplates(settings, log),
+        RegisteredTools(settings, log),
     ]
 
 

@@ -33,6 +33,19 @@ FAILED_TOOLS = "failed_tools"
 CONTAMINATION_ALLOWED_BY = "contamination_allowed_by"
 """Metadata of a job and of its tasks, a version or a data set: who let it train on questions that a suite holds out."""
 
+TOOL_IDS = "tool_ids"
+"""Metadata of a task or an agent: the tools of the registry that it names, each as ID@DIGEST."""
+
+
+def tool_ids(metadata: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the ids of the registered tools that metadata name.
+
+    >>> tool_ids({TOOL_IDS: "sums@2c26 docs.search@b46b"})
+    ('sums', 'docs.search')
+    """
+    return tuple(part.partition("@")[0] for part in metadata.get(TOOL_IDS, "").split())
+
+
 UNCHANGED = "unchanged"
 """The metric of a `trained` event that is 1 if the version answers as its parent does: none of its weights changed."""
 

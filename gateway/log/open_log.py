@@ -1,7 +1,7 @@
 """What the routes read of the log, opened when a request first needs it.
 
 rows ──► LogOverHttp, which needs DuckDB        ids of tasks ──► TaskIndex        rules ──► TriggerLog
-prompts ──► PromptLog
+prompts ──► PromptLog                           tools ──► ToolLog, and the processes that call them
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Self
 from starlette.requests import Request
 
 from gateway.http.principal import no_task, principal_of, sees_task, task_names
+from streams.environments.registry.tool_caller import ToolCaller
+from streams.environments.registry.tool_log import ToolLog
 from streams.errors import CallError, NotFoundError
 from streams.improve.triggers.trigger_log import TriggerLog
 from streams.prompts.prompt_log import PromptLog
@@ -39,6 +41,8 @@ class OpenLog:
         self._view: LogOverHttp | None = None
         self._triggers: TriggerLog | None = None
         self._prompts: PromptLog | None = None
+        self._tools: ToolLog | None = None
+        self._tool_caller: ToolCaller | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -84,6 +88,23 @@ class OpenLog:
             if self._prompts is None or self._prompts.is_broken:
                 self._prompts = self._stack.enter_context(PromptLog(self._settings))
             return self._prompts
+
+    @property
+    def tools(self) -> ToolLog:
+        """Every tool and environment of the registry. Raises as `ToolLog`."""
+        with self._lock:
+            if self._tools is None or self._tools.is_broken:
+                self._tools = self._stack.enter_context(ToolLog(self._settings))
+            return self._tools
+
+    @property
+    def tool_caller(self) -> ToolCaller:
+        """The processes that call tools."""
+        with self._lock:
+            if self._tool_caller is None:
+                caller = ToolCaller(self._settings.environments)
+                self._tool_caller = self._stack.enter_context(contextlib.closing(caller))
+            return self._tool_caller
 
     def find_task(self, request: Request, task_id: str) -> SubmittedTask:
         """Return a task that a request may see. Raises NotFoundError, and as `tasks`."""

@@ -54,6 +54,7 @@ from streams.cli.status import doctor, status
 from streams.cli.streams import streams
 from streams.cli.sweep import sweep
 from streams.cli.tasks import tasks
+from streams.cli.tool_registry import tools
 from streams.cli.topics import topics
 from streams.cli.train import train
 from streams.cli.training_calls import calls
@@ -69,7 +70,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Train and compare": (tune, jobs, evaluate, replay, experiments, sweep, reproduce),
     "Improve by what was served": (improve, curate, data, datasets, retrain, selfplay, prompts),
     "Operate": (config, capacity, offsets, dlq, rescore, archive, dashboards),
-    "Connect": (serve, calls, mcp, access, agents, environments, export, schemas),
+    "Connect": (serve, calls, mcp, tools, access, agents, environments, export, schemas),
 }
 """The commands by what a user wants, in the order in which --help lists them."""
 COMPLETION = """\b

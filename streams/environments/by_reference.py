@@ -5,6 +5,7 @@ gymnasium:ID     an environment that Gymnasium knows        gymnasium_env.py
 textarena:ID     a game of TextArena for one player         textarena_env.py
 openenv:URL      an environment behind a server of OpenEnv  openenv_env.py
 mcp:SERVER       the tools of an MCP server                 mcp_env.py
+http(s)://URL, function:module:name   one tool              single_tool_env.py
 """
 
 from __future__ import annotations
@@ -23,10 +24,17 @@ ADAPTERS = {
     "textarena": ("streams.environments.adapters.textarena_env", "TextArenaEnvironment"),
     "openenv": ("streams.environments.adapters.openenv_env", "OpenEnvEnvironment"),
     "mcp": ("streams.environments.adapters.mcp_env", "McpEnvironment"),
+    "function": ("streams.environments.adapters.single_tool_env", "ModuleFunction"),
+    "http": ("streams.environments.adapters.single_tool_env", "UrlTool"),
+    "https": ("streams.environments.adapters.single_tool_env", "UrlTool"),
 }
 """Module and class of each kind of reference that is not one's own."""
-SERVERS = ("openenv", "mcp")
+URLS = ("http", "https")
+"""Kinds whose whole reference is an address."""
+SERVERS = ("openenv", "mcp", *URLS)
 """Kinds whose reference is a server: an address, or a command that starts one."""
+WITH_CREDENTIAL = ("mcp", *URLS)
+"""Kinds that may send a credential of the settings."""
 NOT_STEPPED = {
     "verifiers": (
         "environments of verifiers call the model themselves and have no step that an agent could take; run their "
@@ -58,6 +66,8 @@ def imported_module(name: str) -> str:
     kind, _, rest = name.partition(":")
     if kind not in ADAPTERS:
         return kind
+    if kind == "function":
+        return rest.partition(":")[0]
     return rest.partition(":")[0] if kind == "gymnasium" and ":" in rest else ""  # gymnasium:module:ID registers the ID
 
 
@@ -77,8 +87,8 @@ def settings_to_open(names: Iterable[str]) -> dict[str, list[str]]:
     return settings
 
 
-def load(name: str, settings: dict[str, Any]) -> Environment:
-    """Return the environment behind a reference, made with `settings`.
+def load(name: str, settings: dict[str, Any], credential: str = "") -> Environment:
+    """Return the environment of a reference, made with `settings`; `credential`: of its server.
 
     Raises EpisodeError: unknown_environment, missing_package, bad_settings, bad_result; and whatever its code raises.
     """
@@ -95,9 +105,10 @@ def load(name: str, settings: dict[str, Any]) -> Environment:
     if factory is None:
         error = f"{describe_module(imported)} has no class {attribute!r}"
         raise EpisodeError(error, reason="unknown_environment")
+    secret = {"credential": credential} if credential and kind in WITH_CREDENTIAL else {}
     try:
         if kind in ADAPTERS:
-            environment: Environment = factory(rest, **settings)
+            environment: Environment = factory(name if kind in URLS else rest, **settings, **secret)
             return environment
         return AdaptedEnvironment(name, factory(**settings))
     except TypeError as exc:

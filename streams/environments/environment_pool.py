@@ -23,6 +23,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from schemas import json_text
 from schemas.events import EpisodeStart
 from streams.environments.by_reference import check_kind, host_of, imported_module, is_reference, is_server
 from streams.environments.episodes.environment import (
@@ -166,7 +167,8 @@ class _EnvironmentProcess(WorkerProcess):
         if settings == self.settings:
             return
         self.settings = settings
-        answer = self._request("open", {"settings": settings}, START_LIMIT_S)
+        secret = credential_of(self._name, self._limits)
+        answer = self._request("open", {"settings": settings, "credential": secret}, START_LIMIT_S)
         self.version = str(answer.get("version", ""))
 
     def call(self, method: str, arguments: dict[str, Any], field: str, result_type: TypeAdapter[Any]) -> Any:
@@ -196,6 +198,23 @@ class _EnvironmentProcess(WorkerProcess):
             self.is_usable = answer["reason"] not in ("memory", "exception")
             raise EpisodeError(str(answer.get("error")), reason=str(answer["reason"]))
         return answer
+
+
+def credential_of(server: str, limits: Environments) -> str:
+    """Return the token of a server, as its file has it now; empty: it has none. Raises EpisodeError(not_allowed)."""
+    path = limits.credentials
+    if path is None or not is_server(server):
+        return ""
+    try:
+        tokens = json_text.parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise EpisodeError(
+            f"environments.credentials: {path}: {exc}; expected a JSON object", reason="not_allowed"
+        ) from exc
+    token = tokens.get(server, "") if isinstance(tokens, dict) else None
+    if not isinstance(token, str):
+        raise EpisodeError(f"environments.credentials: {path}: expected an object of texts", reason="not_allowed")
+    return token
 
 
 @contextlib.contextmanager

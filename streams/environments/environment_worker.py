@@ -85,7 +85,7 @@ def _perform(request: dict[str, Any]) -> dict[str, Any]:
         previous = _open.pop(name, None)
         if close := getattr(previous, "close", None):
             close()
-        _open[name] = load(name, request["settings"])
+        _open[name] = load(name, request["settings"], request["credential"])
         return {"version": _open[name].version}
     environment = _open[name]
     if request["do"] == "reset":

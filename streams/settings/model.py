@@ -530,8 +530,13 @@ class Environments(Section):
     )
     servers: str = Field(
         "",
-        description="servers that tasks may name, comma separated and spelt as in tasks: openenv:URL, mcp:URL, or "
-        "mcp:COMMAND, which is started; environments may connect to no other; empty: none",
+        description="servers that tasks and tools may name, comma separated and spelt as there: openenv:URL, mcp:URL, "
+        "mcp:COMMAND, which is started, or the URL of a tool; environments may connect to no other; empty: none",
+    )
+    credentials: Path | None = Field(
+        None,
+        description="JSON file of bearer tokens by server, spelt as in servers (mcp:URL, or the URL of a tool); "
+        "neither the log nor an environment's settings have them",
     )
     timeout_s: float = Field(10.0, gt=0, description="time limit for one reset or step, seconds")
     memory_mib: int = Field(2048, ge=64, description="memory limit of a process, MiB")

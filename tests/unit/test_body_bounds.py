@@ -115,7 +115,7 @@ def application() -> Application:
 
 
 PATH_NAMES = ("agent_id", "trajectory_id", "job_id", "policy", "task_id", "run_id", "name", "session_id", "model_id")
-PATH_NAMES += ("kind", "sampler_id")
+PATH_NAMES += ("kind", "sampler_id", "tool_id")
 
 
 def posted(app: Application, route: Route, raw: bytes) -> httpx.Response:

@@ -594,6 +594,7 @@ OTHER: dict[str, Any] = {
     "schemas.registry_url": "https://registry:8081",
     "login.signing_key": Path("signing.pem"),
     "login.public_url": "https://streamward.example",
+    "environments.credentials": Path("credentials.json"),
     "adapters.signing_key": Path("adapters.key"),
     "adapters.verify_key": Path("adapters.pub"),
     "tracing.otlp_endpoint": "http://127.0.0.1:4318",

@@ -6,6 +6,15 @@ from __future__ import annotations
 from typing import Any, Literal, NotRequired, TypedDict
 
 
+class AcceptBody(TypedDict):
+    """
+    The description that is to be trusted.
+    """
+
+    digest: str
+    reason: NotRequired[str]
+
+
 class ActivateBody(TypedDict):
     """
     An alias that is to mean a version.
@@ -174,6 +183,23 @@ class DpoMethod(TypedDict):
     """
 
     hyperparameters: NotRequired[DpoHyperparameters | None]
+
+
+class EntryBody(TypedDict):
+    """
+    An entry to add: a function, a URL, an MCP server or an environment.
+    """
+
+    tool_id: str
+    endpoint: str
+    name: NotRequired[str | None]
+    description: NotRequired[str | None]
+    parameters: NotRequired[dict[str, Any] | None]
+    auth_required: NotRequired[bool]
+    settings: NotRequired[dict[str, Any] | None]
+    seed: NotRequired[int | None]
+    max_turns: NotRequired[int | None]
+    reason: NotRequired[str]
 
 
 class EnvironmentBody(TypedDict):
@@ -450,6 +476,14 @@ class InputDetails(TypedDict):
 
     cached_tokens: int
     cache_write_tokens: int
+
+
+class InvokeBody(TypedDict):
+    """
+    A call.
+    """
+
+    arguments: NotRequired[dict[str, Any]]
 
 
 class ItemReference(TypedDict):
@@ -935,6 +969,16 @@ class RejectBody(TypedDict):
     reason: str
 
 
+class RemovedEntry(TypedDict):
+    """
+    An entry that is gone.
+    """
+
+    object: Literal["tool"]
+    id: str
+    deleted: bool
+
+
 class ResponseText(TypedDict):
     """
     What the text is.
@@ -1241,6 +1285,16 @@ class StoredFile(TypedDict):
     status_details: None
 
 
+class StreamCall(TypedDict):
+    """
+    One of several calls.
+    """
+
+    id: str
+    tool: str
+    arguments: NotRequired[dict[str, Any]]
+
+
 class StreamOptions(TypedDict):
     """
     How the chunks of chat and completions are sent.
@@ -1463,6 +1517,17 @@ class ToolIn(TypedDict):
     parameters: NotRequired[str | dict[str, Any] | None]
 
 
+class ToolResult(TypedDict):
+    """
+    The answer to a call.
+    """
+
+    object: Literal["tool_result"]
+    tool: str
+    content: str
+    is_error: bool
+
+
 class ToolResultBlock(TypedDict):
     """
     What a call gave.
@@ -1472,6 +1537,34 @@ class ToolResultBlock(TypedDict):
     tool_use_id: str
     content: NotRequired[str | list[TextBlock]]
     is_error: NotRequired[bool | None]
+
+
+class ToolRow(TypedDict):
+    """
+    A tool of the registry.
+    """
+
+    id: str
+    entry: str
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    kind: Literal["function", "http", "mcp", "environment", "own"]
+    endpoint: str
+    auth_required: bool
+    trusted: bool
+    digest: str
+    newest_digest: str
+    accepted_by: str
+
+
+class ToolRows(TypedDict):
+    """
+    Tools that one may call.
+    """
+
+    object: Literal["list"]
+    data: list[ToolRow]
 
 
 class ToolUseBlock(TypedDict):
@@ -2176,6 +2269,14 @@ class SampledLogprob(TypedDict):
     bytes: list[int]
     logprob: float
     top_logprobs: list[TokenLogprob]
+
+
+class StreamBody(TypedDict):
+    """
+    Calls whose answers are streamed.
+    """
+
+    calls: list[StreamCall]
 
 
 class TaskBody(TypedDict):

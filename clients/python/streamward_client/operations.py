@@ -291,6 +291,35 @@ class Operations(Sender):
         answer: models.PromptEvaluation = self.send("GET", "/prompts/evaluate", params={"name": name, "version": version, "against": against, "policy": policy, "scenario": scenario})
         return answer
 
+    def list_tools(self) -> models.ToolRows:
+        """List tools by their ids."""
+        answer: models.ToolRows = self.send("GET", "/mcp/tools")
+        return answer
+
+    def add_tool(self, body: models.EntryBody) -> models.ToolRows:
+        """Add an entry, and trust the description that its endpoint has now. The same again changes nothing."""
+        answer: models.ToolRows = self.send("POST", "/mcp/tools", json=body)
+        return answer
+
+    def accept_tool(self, tool_id: str, body: models.AcceptBody) -> models.ToolRows:
+        """Trust the newest description of an entry."""
+        answer: models.ToolRows = self.send("POST", f"/mcp/tools/{part(tool_id)}/accept", json=body)
+        return answer
+
+    def remove_tool(self, tool_id: str) -> models.RemovedEntry:
+        """Remove an entry."""
+        answer: models.RemovedEntry = self.send("DELETE", f"/mcp/tools/{part(tool_id)}")
+        return answer
+
+    def invoke_tool(self, tool_id: str, body: models.InvokeBody) -> models.ToolResult:
+        """Call a tool. One that is described otherwise than accepted is refused."""
+        answer: models.ToolResult = self.send("POST", f"/mcp/tools/{part(tool_id)}/invoke", json=body)
+        return answer
+
+    def stream_tools(self, body: models.StreamBody) -> None:
+        """Call several tools at once. Each answer is an event with the id of its call."""
+        self.send("POST", "/mcp/stream", json=body)
+
     def get_permissions(self) -> models.PermissionsAnswer:
         """Return who asks, and what they may do."""
         answer: models.PermissionsAnswer = self.send("GET", "/auth/permissions")
@@ -598,6 +627,35 @@ class AsyncOperations(AsyncSender):
         """Return what the tasks with each version of a prompt earned, and one version against another."""
         answer: models.PromptEvaluation = await self.send("GET", "/prompts/evaluate", params={"name": name, "version": version, "against": against, "policy": policy, "scenario": scenario})
         return answer
+
+    async def list_tools(self) -> models.ToolRows:
+        """List tools by their ids."""
+        answer: models.ToolRows = await self.send("GET", "/mcp/tools")
+        return answer
+
+    async def add_tool(self, body: models.EntryBody) -> models.ToolRows:
+        """Add an entry, and trust the description that its endpoint has now. The same again changes nothing."""
+        answer: models.ToolRows = await self.send("POST", "/mcp/tools", json=body)
+        return answer
+
+    async def accept_tool(self, tool_id: str, body: models.AcceptBody) -> models.ToolRows:
+        """Trust the newest description of an entry."""
+        answer: models.ToolRows = await self.send("POST", f"/mcp/tools/{part(tool_id)}/accept", json=body)
+        return answer
+
+    async def remove_tool(self, tool_id: str) -> models.RemovedEntry:
+        """Remove an entry."""
+        answer: models.RemovedEntry = await self.send("DELETE", f"/mcp/tools/{part(tool_id)}")
+        return answer
+
+    async def invoke_tool(self, tool_id: str, body: models.InvokeBody) -> models.ToolResult:
+        """Call a tool. One that is described otherwise than accepted is refused."""
+        answer: models.ToolResult = await self.send("POST", f"/mcp/tools/{part(tool_id)}/invoke", json=body)
+        return answer
+
+    async def stream_tools(self, body: models.StreamBody) -> None:
+        """Call several tools at once. Each answer is an event with the id of its call."""
+        await self.send("POST", "/mcp/stream", json=body)
 
     async def get_permissions(self) -> models.PermissionsAnswer:
         """Return who asks, and what they may do."""

@@ -2,7 +2,7 @@
 
 import { type Client, formDataBodySerializer, type Options as Options2, type TDataShape } from './client';
 import { client } from './client.gen';
-import type { ActivateTemplateData, ActivateTemplateErrors, ActivateTemplateResponses, BeginRunData, BeginRunErrors, BeginRunResponses, CallJsonrpcData, CallJsonrpcErrors, CallJsonrpcResponses, CancelFineTuningJobData, CancelFineTuningJobErrors, CancelFineTuningJobResponses, CheckRowsData, CheckRowsErrors, CheckRowsResponses, CleanRowsData, CleanRowsErrors, CleanRowsResponses, CountTokensData, CountTokensErrors, CountTokensResponses, CreateChatCompletionData, CreateChatCompletionErrors, CreateChatCompletionResponses, CreateCompletionData, CreateCompletionErrors, CreateCompletionResponses, CreateFineTuningJobData, CreateFineTuningJobErrors, CreateFineTuningJobResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateResponseData, CreateResponseErrors, CreateResponseResponses, CreateTemplateData, CreateTemplateErrors, CreateTemplateResponses, CreateTrainingJobData, CreateTrainingJobErrors, CreateTrainingJobResponses, CreateTuningJobData, CreateTuningJobErrors, CreateTuningJobResponses, DeleteFileData, DeleteFileErrors, DeleteFileResponses, EndRunData, EndRunErrors, EndRunResponses, EvaluatePromptData, EvaluatePromptErrors, EvaluatePromptResponses, GenerateRowsData, GenerateRowsErrors, GenerateRowsResponses, GetFileContentData, GetFileContentErrors, GetFileContentResponses, GetFileData, GetFileErrors, GetFileResponses, GetFineTuningJobData, GetFineTuningJobErrors, GetFineTuningJobResponses, GetGroupData, GetGroupErrors, GetGroupResponses, GetHealthData, GetHealthResponses, GetModelData, GetModelErrors, GetModelResponses, GetPermissionsData, GetPermissionsErrors, GetPermissionsResponses, GetRunData, GetRunErrors, GetRunResponses, GetTrainingJobData, GetTrainingJobErrors, GetTrainingJobResponses, GetTrainingMetricsData, GetTrainingMetricsErrors, GetTrainingMetricsResponses, GiveFeedbackData, GiveFeedbackErrors, GiveFeedbackResponses, GiveRewardData, GiveRewardErrors, GiveRewardResponses, IngestRowsData, IngestRowsErrors, IngestRowsResponses, JudgeRunData, JudgeRunErrors, JudgeRunResponses, ListAdaptersData, ListAdaptersErrors, ListAdaptersResponses, ListCostsData, ListCostsErrors, ListCostsResponses, ListDatasetsData, ListDatasetsErrors, ListDatasetsResponses, ListFilesData, ListFilesErrors, ListFilesResponses, ListFineTuningCheckpointsData, ListFineTuningCheckpointsErrors, ListFineTuningCheckpointsResponses, ListFineTuningEventsData, ListFineTuningEventsErrors, ListFineTuningEventsResponses, ListFineTuningJobsData, ListFineTuningJobsErrors, ListFineTuningJobsResponses, ListModelsData, ListModelsErrors, ListModelsResponses, ListPublicKeysData, ListPublicKeysResponses, ListReviewQueueData, ListReviewQueueErrors, ListReviewQueueResponses, ListRunsData, ListRunsErrors, ListRunsResponses, ListTemplatesData, ListTemplatesErrors, ListTemplatesResponses, LogInData, LogInErrors, LogInResponses, LogOutData, LogOutErrors, LogOutResponses, OptimizePromptData, OptimizePromptErrors, OptimizePromptResponses, PauseFineTuningJobData, PauseFineTuningJobErrors, PauseFineTuningJobResponses, PromoteAdapterData, PromoteAdapterErrors, PromoteAdapterResponses, QueryLogData, QueryLogErrors, QueryLogResponses, RefreshTokensData, RefreshTokensErrors, RefreshTokensResponses, RegisterAgentData, RegisterAgentErrors, RegisterAgentResponses, RejectAdapterData, RejectAdapterErrors, RejectAdapterResponses, ResumeFineTuningJobData, ResumeFineTuningJobErrors, ResumeFineTuningJobResponses, RollbackAdapterData, RollbackAdapterErrors, RollbackAdapterResponses, StartSelfplayData, StartSelfplayErrors, StartSelfplayResponses, SubmitTaskData, SubmitTaskErrors, SubmitTaskResponses, TryEnvironmentData, TryEnvironmentErrors, TryEnvironmentResponses, TryScorerData, TryScorerErrors, TryScorerResponses, UploadFileData, UploadFileErrors, UploadFileResponses } from './types.gen';
+import type { AcceptToolData, AcceptToolErrors, AcceptToolResponses, ActivateTemplateData, ActivateTemplateErrors, ActivateTemplateResponses, AddToolData, AddToolErrors, AddToolResponses, BeginRunData, BeginRunErrors, BeginRunResponses, CallJsonrpcData, CallJsonrpcErrors, CallJsonrpcResponses, CancelFineTuningJobData, CancelFineTuningJobErrors, CancelFineTuningJobResponses, CheckRowsData, CheckRowsErrors, CheckRowsResponses, CleanRowsData, CleanRowsErrors, CleanRowsResponses, CountTokensData, CountTokensErrors, CountTokensResponses, CreateChatCompletionData, CreateChatCompletionErrors, CreateChatCompletionResponses, CreateCompletionData, CreateCompletionErrors, CreateCompletionResponses, CreateFineTuningJobData, CreateFineTuningJobErrors, CreateFineTuningJobResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateResponseData, CreateResponseErrors, CreateResponseResponses, CreateTemplateData, CreateTemplateErrors, CreateTemplateResponses, CreateTrainingJobData, CreateTrainingJobErrors, CreateTrainingJobResponses, CreateTuningJobData, CreateTuningJobErrors, CreateTuningJobResponses, DeleteFileData, DeleteFileErrors, DeleteFileResponses, EndRunData, EndRunErrors, EndRunResponses, EvaluatePromptData, EvaluatePromptErrors, EvaluatePromptResponses, GenerateRowsData, GenerateRowsErrors, GenerateRowsResponses, GetFileContentData, GetFileContentErrors, GetFileContentResponses, GetFileData, GetFileErrors, GetFileResponses, GetFineTuningJobData, GetFineTuningJobErrors, GetFineTuningJobResponses, GetGroupData, GetGroupErrors, GetGroupResponses, GetHealthData, GetHealthResponses, GetModelData, GetModelErrors, GetModelResponses, GetPermissionsData, GetPermissionsErrors, GetPermissionsResponses, GetRunData, GetRunErrors, GetRunResponses, GetTrainingJobData, GetTrainingJobErrors, GetTrainingJobResponses, GetTrainingMetricsData, GetTrainingMetricsErrors, GetTrainingMetricsResponses, GiveFeedbackData, GiveFeedbackErrors, GiveFeedbackResponses, GiveRewardData, GiveRewardErrors, GiveRewardResponses, IngestRowsData, IngestRowsErrors, IngestRowsResponses, InvokeToolData, InvokeToolErrors, InvokeToolResponses, JudgeRunData, JudgeRunErrors, JudgeRunResponses, ListAdaptersData, ListAdaptersErrors, ListAdaptersResponses, ListCostsData, ListCostsErrors, ListCostsResponses, ListDatasetsData, ListDatasetsErrors, ListDatasetsResponses, ListFilesData, ListFilesErrors, ListFilesResponses, ListFineTuningCheckpointsData, ListFineTuningCheckpointsErrors, ListFineTuningCheckpointsResponses, ListFineTuningEventsData, ListFineTuningEventsErrors, ListFineTuningEventsResponses, ListFineTuningJobsData, ListFineTuningJobsErrors, ListFineTuningJobsResponses, ListModelsData, ListModelsErrors, ListModelsResponses, ListPublicKeysData, ListPublicKeysResponses, ListReviewQueueData, ListReviewQueueErrors, ListReviewQueueResponses, ListRunsData, ListRunsErrors, ListRunsResponses, ListTemplatesData, ListTemplatesErrors, ListTemplatesResponses, ListToolsData, ListToolsErrors, ListToolsResponses, LogInData, LogInErrors, LogInResponses, LogOutData, LogOutErrors, LogOutResponses, OptimizePromptData, OptimizePromptErrors, OptimizePromptResponses, PauseFineTuningJobData, PauseFineTuningJobErrors, PauseFineTuningJobResponses, PromoteAdapterData, PromoteAdapterErrors, PromoteAdapterResponses, QueryLogData, QueryLogErrors, QueryLogResponses, RefreshTokensData, RefreshTokensErrors, RefreshTokensResponses, RegisterAgentData, RegisterAgentErrors, RegisterAgentResponses, RejectAdapterData, RejectAdapterErrors, RejectAdapterResponses, RemoveToolData, RemoveToolErrors, RemoveToolResponses, ResumeFineTuningJobData, ResumeFineTuningJobErrors, ResumeFineTuningJobResponses, RollbackAdapterData, RollbackAdapterErrors, RollbackAdapterResponses, StartSelfplayData, StartSelfplayErrors, StartSelfplayResponses, StreamToolsData, StreamToolsErrors, StreamToolsResponses, SubmitTaskData, SubmitTaskErrors, SubmitTaskResponses, TryEnvironmentData, TryEnvironmentErrors, TryEnvironmentResponses, TryScorerData, TryScorerErrors, TryScorerResponses, UploadFileData, UploadFileErrors, UploadFileResponses } from './types.gen';
 
 export type Options<TData extends TDataShape = TDataShape, ThrowOnError extends boolean = boolean, TResponse = unknown> = Options2<TData, ThrowOnError, TResponse> & {
     /**
@@ -753,6 +753,88 @@ export const evaluatePrompt = <ThrowOnError extends boolean = false>(options?: O
     security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
     url: '/prompts/evaluate',
     ...options
+});
+
+/**
+ * List tools
+ *
+ * List tools by their ids.
+ */
+export const listTools = <ThrowOnError extends boolean = false>(options?: Options<ListToolsData, ThrowOnError>) => (options?.client ?? client).get<ListToolsResponses, ListToolsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/mcp/tools',
+    ...options
+});
+
+/**
+ * Add tool
+ *
+ * Add an entry, and trust the description that its endpoint has now. The same again changes nothing.
+ */
+export const addTool = <ThrowOnError extends boolean = false>(options: Options<AddToolData, ThrowOnError>) => (options.client ?? client).post<AddToolResponses, AddToolErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/mcp/tools',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Accept tool
+ *
+ * Trust the newest description of an entry.
+ */
+export const acceptTool = <ThrowOnError extends boolean = false>(options: Options<AcceptToolData, ThrowOnError>) => (options.client ?? client).post<AcceptToolResponses, AcceptToolErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/mcp/tools/{tool_id}/accept',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Remove tool
+ *
+ * Remove an entry.
+ */
+export const removeTool = <ThrowOnError extends boolean = false>(options: Options<RemoveToolData, ThrowOnError>) => (options.client ?? client).delete<RemoveToolResponses, RemoveToolErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/mcp/tools/{tool_id}',
+    ...options
+});
+
+/**
+ * Invoke tool
+ *
+ * Call a tool. One that is described otherwise than accepted is refused.
+ */
+export const invokeTool = <ThrowOnError extends boolean = false>(options: Options<InvokeToolData, ThrowOnError>) => (options.client ?? client).post<InvokeToolResponses, InvokeToolErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/mcp/tools/{tool_id}/invoke',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Stream tools
+ *
+ * Call several tools at once. Each answer is an event with the id of its call.
+ */
+export const streamTools = <ThrowOnError extends boolean = false>(options: Options<StreamToolsData, ThrowOnError>) => (options.client ?? client).post<StreamToolsResponses, StreamToolsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/mcp/stream',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
 });
 
 /**

@@ -5,6 +5,20 @@ export type ClientOptions = {
 };
 
 /**
+ * The description that is to be trusted.
+ */
+export type AcceptBody = {
+    /**
+     * of the newest description, as GET /mcp/tools has it
+     */
+    digest: string;
+    /**
+     * why; it is recorded
+     */
+    reason?: string;
+};
+
+/**
  * An alias that is to mean a version.
  */
 export type ActivateBody = {
@@ -722,6 +736,56 @@ export type EndBody = {
 };
 
 /**
+ * An entry to add: a function, a URL, an MCP server or an environment.
+ */
+export type EntryBody = {
+    /**
+     * name of the entry
+     */
+    tool_id: string;
+    /**
+     * module:function, http(s)://host/path, mcp:SERVER or environment:NAME; as the settings list it
+     */
+    endpoint: string;
+    /**
+     * of a function's or a URL's calls; default: the entry's
+     */
+    name?: string | null;
+    /**
+     * what the tool does; default: the first lines of a docstring
+     */
+    description?: string | null;
+    /**
+     * JSON Schema of the arguments; default: a signature's
+     */
+    parameters?: {
+        [key: string]: unknown;
+    } | null;
+    /**
+     * calls need the credential that environments.credentials has
+     */
+    auth_required?: boolean;
+    /**
+     * of an environment
+     */
+    settings?: {
+        [key: string]: unknown;
+    } | null;
+    /**
+     * of the described episode; default: 0
+     */
+    seed?: number | null;
+    /**
+     * most actions of an episode of an environment
+     */
+    max_turns?: number | null;
+    /**
+     * why; it is recorded
+     */
+    reason?: string;
+};
+
+/**
  * An environment to try.
  */
 export type EnvironmentBody = {
@@ -1154,6 +1218,18 @@ export type HealthAnswer = {
 export type InputDetails = {
     cached_tokens: number;
     cache_write_tokens: number;
+};
+
+/**
+ * A call.
+ */
+export type InvokeBody = {
+    /**
+     * as the tool's parameters say
+     */
+    arguments?: {
+        [key: string]: unknown;
+    };
 };
 
 /**
@@ -1976,6 +2052,15 @@ export type RejectBody = {
 };
 
 /**
+ * An entry that is gone.
+ */
+export type RemovedEntry = {
+    object: 'tool';
+    id: string;
+    deleted: boolean;
+};
+
+/**
  * A message of the model.
  */
 export type ReplyItem = {
@@ -2474,6 +2559,27 @@ export type StoredFile = {
 };
 
 /**
+ * Calls whose answers are streamed.
+ */
+export type StreamBody = {
+    calls: Array<StreamCall>;
+};
+
+/**
+ * One of several calls.
+ */
+export type StreamCall = {
+    /**
+     * its answer has it, too
+     */
+    id: string;
+    tool: string;
+    arguments?: {
+        [key: string]: unknown;
+    };
+};
+
+/**
  * How the chunks of chat and completions are sent.
  */
 export type StreamOptions = {
@@ -2839,6 +2945,19 @@ export type ToolIn = {
 };
 
 /**
+ * The answer to a call.
+ */
+export type ToolResult = {
+    object: 'tool_result';
+    tool: string;
+    content: string;
+    /**
+     * the tool could not use the call; content says why
+     */
+    is_error: boolean;
+};
+
+/**
  * What a call gave.
  */
 export type ToolResultBlock = {
@@ -2849,6 +2968,46 @@ export type ToolResultBlock = {
      * recorded as a failed tool; the model reads the text of the result
      */
     is_error?: boolean | null;
+};
+
+/**
+ * A tool of the registry.
+ */
+export type ToolRow = {
+    id: string;
+    entry: string;
+    /**
+     * as a model calls it
+     */
+    name: string;
+    description: string;
+    parameters: {
+        [key: string]: unknown;
+    };
+    kind: 'function' | 'http' | 'mcp' | 'environment' | 'own';
+    endpoint: string;
+    auth_required: boolean;
+    /**
+     * false: its server describes it otherwise than was accepted
+     */
+    trusted: boolean;
+    /**
+     * of the accepted description of the entry
+     */
+    digest: string;
+    /**
+     * of the newest one: what could be accepted
+     */
+    newest_digest: string;
+    accepted_by: string;
+};
+
+/**
+ * Tools that one may call.
+ */
+export type ToolRows = {
+    object: 'list';
+    data: Array<ToolRow>;
 };
 
 /**
@@ -4665,6 +4824,160 @@ export type EvaluatePromptResponses = {
 };
 
 export type EvaluatePromptResponse = EvaluatePromptResponses[keyof EvaluatePromptResponses];
+
+export type ListToolsData = {
+    body?: never;
+    path?: never;
+    query?: never;
+    url: '/mcp/tools';
+};
+
+export type ListToolsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type ListToolsError = ListToolsErrors[keyof ListToolsErrors];
+
+export type ListToolsResponses = {
+    /**
+     * Done
+     */
+    200: ToolRows;
+};
+
+export type ListToolsResponse = ListToolsResponses[keyof ListToolsResponses];
+
+export type AddToolData = {
+    body: EntryBody;
+    path?: never;
+    query?: never;
+    url: '/mcp/tools';
+};
+
+export type AddToolErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type AddToolError = AddToolErrors[keyof AddToolErrors];
+
+export type AddToolResponses = {
+    /**
+     * Done
+     */
+    201: ToolRows;
+};
+
+export type AddToolResponse = AddToolResponses[keyof AddToolResponses];
+
+export type AcceptToolData = {
+    body: AcceptBody;
+    path: {
+        tool_id: string;
+    };
+    query?: never;
+    url: '/mcp/tools/{tool_id}/accept';
+};
+
+export type AcceptToolErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type AcceptToolError = AcceptToolErrors[keyof AcceptToolErrors];
+
+export type AcceptToolResponses = {
+    /**
+     * Done
+     */
+    200: ToolRows;
+};
+
+export type AcceptToolResponse = AcceptToolResponses[keyof AcceptToolResponses];
+
+export type RemoveToolData = {
+    body?: never;
+    path: {
+        tool_id: string;
+    };
+    query?: never;
+    url: '/mcp/tools/{tool_id}';
+};
+
+export type RemoveToolErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type RemoveToolError = RemoveToolErrors[keyof RemoveToolErrors];
+
+export type RemoveToolResponses = {
+    /**
+     * Done
+     */
+    200: RemovedEntry;
+};
+
+export type RemoveToolResponse = RemoveToolResponses[keyof RemoveToolResponses];
+
+export type InvokeToolData = {
+    body: InvokeBody;
+    path: {
+        tool_id: string;
+    };
+    query?: never;
+    url: '/mcp/tools/{tool_id}/invoke';
+};
+
+export type InvokeToolErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type InvokeToolError = InvokeToolErrors[keyof InvokeToolErrors];
+
+export type InvokeToolResponses = {
+    /**
+     * Done
+     */
+    200: ToolResult;
+};
+
+export type InvokeToolResponse = InvokeToolResponses[keyof InvokeToolResponses];
+
+export type StreamToolsData = {
+    body: StreamBody;
+    path?: never;
+    query?: never;
+    url: '/mcp/stream';
+};
+
+export type StreamToolsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type StreamToolsError = StreamToolsErrors[keyof StreamToolsErrors];
+
+export type StreamToolsResponses = {
+    /**
+     * Done
+     */
+    200: unknown;
+};
 
 export type GetPermissionsData = {
     body?: never;

@@ -1,0 +1,206 @@
+"""The commands of the registry of tools: tools add, list, show, accept, remove, call.
+
+endpoint ──► its description ──► added ──► tools ──► list, show          changed by its server ──► accept, or remove
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streams.cli.runtime import AppContext, output_option, pass_call, user_name
+
+if TYPE_CHECKING:
+    from streams.environments.registry.tool_state import ToolState
+    from streams.output import Output
+
+reason_option = click.option("--reason", default="asked for", show_default=True, help="Why; it is recorded.")
+
+
+@click.group()
+def tools() -> None:
+    """Register tools and environments by name."""
+
+
+@tools.command("add")
+@click.argument("name")
+@click.argument("endpoint")
+@click.option("--call-name", default=None, metavar="NAME", help="Of calls of a function or a URL.  [default: NAME]")
+@click.option("--description", default=None, metavar="TEXT", help="Of a function or a URL.  [default: its docstring]")
+@click.option(
+    "--parameters", default=None, metavar="JSON", help="JSON Schema of the arguments.  [default: a signature's]"
+)
+@click.option("--auth-required", is_flag=True, help="Calls need the credential that environments.credentials has.")
+@click.option("--settings", default=None, metavar="JSON", help="Of an environment.")
+@click.option("--seed", type=int, default=None, help="Of the episode that describes an environment.  [default: 0]")
+@click.option(
+    "--max-turns", type=click.IntRange(1, 1024), default=None, help="Most actions of an environment's episode."
+)
+@reason_option
+@output_option
+@pass_call
+def tools_add(
+    call: AppContext,
+    /,
+    name: str,
+    endpoint: str,
+    call_name: str | None,
+    description: str | None,
+    parameters: str | None,
+    auth_required: bool,
+    settings: str | None,
+    seed: int | None,
+    max_turns: int | None,
+    reason: str,
+    output: Output,
+) -> None:
+    """Add a function, a URL, an MCP server, or an environment.
+
+    ENDPOINT is module:function, http(s)://host/path, mcp:SERVER or environment:NAME. Modules and servers need to be
+    listed in environments.modules and environments.servers. The description that it has now is trusted; a later one is
+    refused until `streamward tools accept`.
+    """
+    from streams import output as show
+    from streams.cli.runtime import json_object
+    from streams.environments.registry.tool_body import read_body
+    from streams.environments.registry.tool_caller import ToolCaller
+    from streams.environments.registry.tool_log import RegistryDecision, ToolLog
+
+    given = {
+        "tool_id": name,
+        "endpoint": endpoint,
+        "name": call_name,
+        "description": description,
+        "parameters": None if parameters is None else json_object(parameters, "--parameters"),
+        "auth_required": auth_required,
+        "settings": None if settings is None else json_object(settings, "--settings"),
+        "seed": seed,
+        "max_turns": max_turns,
+    }
+    body = read_body({field: value for field, value in given.items() if value is not None})
+    loaded = call.settings_to_write
+    with ToolLog(loaded) as log, closing(ToolCaller(loaded.environments)) as caller:
+        order = body.order(name)
+        entry = log.add(order, caller.describe(order, body.tool), RegistryDecision(user_name(), reason))
+        show.record(entry_row(entry), output)
+
+
+@tools.command("list")
+@output_option
+@pass_call
+def tools_list(call: AppContext, output: Output) -> None:
+    """Print every tool by its id."""
+    from streams import output as show
+    from streams.environments.registry import tool_log
+
+    rows = [
+        {
+            "tool": name,
+            "kind": entry.kind,
+            "endpoint": entry.endpoint,
+            "state": _state(entry),
+            "about": tool.description,
+        }
+        for entry in tool_log.read(call.settings).values()
+        for name, tool in entry.names.items()
+    ]
+    columns = [show.Column(title, title) for title in ("tool", "kind", "endpoint", "state")]
+    show.rows(rows, [*columns, show.Column("about", lambda row: row["about"].partition("\n")[0][:60])], output)
+
+
+@tools.command("show")
+@click.argument("name")
+@output_option
+@pass_call
+def tools_show(call: AppContext, name: str, output: Output) -> None:
+    """Print an entry, and how its newest description differs."""
+    from schemas.faults import nearest
+    from streams import output as show
+    from streams.environments.registry import tool_log
+    from streams.environments.registry.tool_caller import changes_of
+    from streams.errors import NotFoundError
+
+    entries = tool_log.read(call.settings)
+    if name not in entries:
+        raise NotFoundError(f"there is no entry {name[:140]!r}; {nearest(name, entries)}")
+    entry = entries[name]
+    row = entry_row(entry) | {"accepted": _lines(entry, "accepted")}
+    if not entry.is_trusted:
+        row |= {"newest": _lines(entry, "seen"), "changes": changes_of(entry)}
+    show.record(row, output)
+
+
+@tools.command("accept")
+@click.argument("name")
+@click.option("--digest", default=None, metavar="SHA256", help="Only this description.  [default: the newest one]")
+@reason_option
+@output_option
+@pass_call
+def tools_accept(call: AppContext, name: str, digest: str | None, reason: str, output: Output) -> None:
+    """Trust the newest description of an entry.
+
+    Look at it first with `streamward tools show`. Exit code 4 if it is described otherwise by now.
+    """
+    from streams import output as show
+    from streams.environments.registry.tool_log import RegistryDecision, ToolLog
+
+    with ToolLog(call.settings_to_write) as log:
+        seen = log.get(name).seen
+        wanted = digest or ("" if seen is None else seen.digest)
+        show.record(entry_row(log.accept(name, wanted, RegistryDecision(user_name(), reason))), output)
+
+
+@tools.command("remove")
+@click.argument("name")
+@reason_option
+@pass_call
+def tools_remove(call: AppContext, name: str, reason: str) -> None:
+    """Remove an entry. Tasks that were written before keep what they say."""
+    from streams.environments.registry.tool_log import RegistryDecision, ToolLog
+
+    with ToolLog(call.settings_to_write) as log:
+        log.remove(name, RegistryDecision(user_name(), reason))
+
+
+@tools.command("call")
+@click.argument("tool")
+@click.argument("arguments", default="{}", metavar="[JSON]")
+@pass_call
+def tools_call(call: AppContext, tool: str, arguments: str) -> None:
+    """Call a tool, and print its answer. Exit code 1 if the tool says that it could not use the call."""
+    from streams.cli.runtime import json_object
+    from streams.environments.registry.tool_caller import ToolCaller
+    from streams.environments.registry.tool_log import ToolLog
+
+    loaded = call.settings_to_write
+    with ToolLog(loaded) as log, closing(ToolCaller(loaded.environments)) as caller:
+        answer = caller.call(log.find(tool), json_object(arguments, "ARGUMENTS"), log)
+    click.echo(answer.text)
+    if answer.is_error:
+        raise SystemExit(1)
+
+
+def entry_row(entry: ToolState) -> dict[str, Any]:
+    """Return what a list has of an entry."""
+    added = entry.added
+    return {
+        "name": entry.tool_id,
+        "kind": entry.kind,
+        "endpoint": entry.endpoint,
+        "auth_required": added is not None and added.auth_required,
+        "tools": list(entry.names),
+        "digest": "" if entry.accepted is None else entry.accepted.digest,
+        "accepted_by": entry.accepted_by,
+        "state": _state(entry),
+    }
+
+
+def _state(entry: ToolState) -> str:
+    return "trusted" if entry.is_trusted else "changed"
+
+
+def _lines(entry: ToolState, which: str) -> list[str]:
+    offer = getattr(entry, which)
+    return [f"{tool.name}: {tool.description} {tool.parameters}" for tool in offer.tools]

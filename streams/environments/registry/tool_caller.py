@@ -1,0 +1,132 @@
+"""Ask an endpoint which tools it offers, and call one of them, each in a process that can be killed.
+
+    endpoint ──► EpisodeStart ──► EnvironmentPool ──► reset ──► Offer: tools, digest
+    call ─────► reset: is it described as accepted? ──► step ──► ToolOutput          otherwise: seen, and refused
+
+A tool is an environment of one call, so it has what environments have: a process, limits of time and memory, and no
+other network than its server's. A module, a command and an address need to be listed in environments.modules and
+environments.servers, so no entry leads a call to an address that this deployment did not name, private ones included.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from schemas import json_text
+from schemas.events import EpisodeStart, Tool, ToolCall
+from schemas.tool_text import endpoint_kind, offer_digest
+from streams.environments.environment_pool import EnvironmentPool, credential_of
+from streams.environments.episodes.environment import Action, Environment, EpisodeError
+from streams.environments.registry.tool_log import EntryOrder, RegisteredTool, RegistryDecision, ToolLog
+from streams.environments.registry.tool_state import Offer, ToolState
+from streams.errors import EventError, RefusedError
+from streams.settings.model import Environments
+
+
+class ToolOutput(NamedTuple):
+    """The answer to a call."""
+
+    text: str
+    is_error: bool = False
+
+
+class ToolCaller:
+    """Asks endpoints and calls their tools. Threads may use it together."""
+
+    def __init__(self, limits: Environments) -> None:
+        self._limits, self._pool = limits, EnvironmentPool(limits)
+
+    def close(self) -> None:
+        """Kill the processes."""
+        self._pool.close()
+
+    def describe(self, order: EntryOrder, tool: Tool | None = None) -> Offer:
+        """Return the tools of an endpoint; `tool`: name, description and schema of a function or a URL.
+
+        Raises EventError for an endpoint that there cannot be, EpisodeError for one that does not answer or is not
+        listed.
+        """
+        return self._open(order, tool)[1]
+
+    def call(self, registered: RegisteredTool, arguments: Mapping[str, Any], log: ToolLog) -> ToolOutput:
+        """Return the answer of a tool.
+
+        Raises RefusedError if it is described otherwise than accepted, which the log has then; EventError, LogError.
+        """
+        entry = registered.entry
+        if entry.added is None or entry.accepted is None or entry.kind == "own":
+            raise EventError(f"tool {registered.tool_id} is our own server's; call it there")
+        check_trusted(entry)
+        order = EntryOrder(entry.tool_id, entry.endpoint, entry.added.auth_required, entry.environment)
+        environment, offer = self._open(order, registered.tool)
+        if offer.digest != entry.accepted.digest:
+            check_trusted(
+                log.note(entry.tool_id, offer, RegistryDecision("server", f"seen in a call of {registered.tool_id}"))
+            )
+        call = ToolCall(id="1", name=registered.tool.name, arguments=json.dumps(dict(arguments)))
+        result = environment.step(Action("", (call,)))
+        return ToolOutput("\n".join(message.content for message in result.observation.messages), not result.ok)
+
+    def _open(self, order: EntryOrder, tool: Tool | None) -> tuple[Environment, Offer]:
+        """Return an endpoint in a new episode, and what it offers."""
+        start = start_of(order, tool)
+        if order.auth_required and not credential_of(start.name, self._limits):
+            raise EpisodeError(
+                f"{start.name} needs a credential, and the file environments.credentials has none for it; add it there",
+                reason="not_allowed",
+            )
+        environment = self._pool.open(start)
+        shown = environment.reset(start.seed)
+        messages = () if order.environment is None else shown.messages
+        digest = offer_digest(shown.tools, messages)
+        return environment, Offer(tools=shown.tools, messages=messages, digest=digest, version=environment.version)
+
+
+def start_of(order: EntryOrder, tool: Tool | None = None) -> EpisodeStart:
+    """Return the episode in which an endpoint is called. Raises EventError for an endpoint that there cannot be."""
+    try:
+        kind = endpoint_kind(order.endpoint)
+    except ValueError as exc:
+        raise EventError(str(exc)) from exc
+    if kind == "environment" and order.environment is not None:
+        return order.environment
+    if kind in ("environment", "own"):
+        raise EventError(f"endpoint is {order.endpoint}; expected one whose tools can be called")
+    settings: dict[str, Any] = {"prompt": ""}
+    if kind in ("function", "http") and tool is not None:
+        settings |= {"name": tool.name, "description": tool.description, "parameters": _schema(tool)}
+    name = f"function:{order.endpoint}" if kind == "function" else order.endpoint
+    return EpisodeStart(name=name, settings=json.dumps(settings), seed=0)
+
+
+def _schema(tool: Tool) -> Any:
+    try:
+        return json_text.parse(tool.parameters)
+    except ValueError as exc:
+        raise EventError(f"tool {tool.name[:140]}: parameters is no JSON: {exc}") from exc
+
+
+def check_trusted(entry: ToolState) -> None:
+    """Raise RefusedError if an entry is described otherwise than it was accepted."""
+    if entry.accepted is not None and entry.seen is not None and not entry.is_trusted:
+        raise RefusedError(
+            f"{entry.tool_id} is described otherwise than {entry.accepted_by} accepted: {changes_of(entry)}; look at "
+            f"it with `streamward tools show {entry.tool_id}`, and accept digest {entry.seen.digest} or remove it"
+        )
+
+
+def changes_of(entry: ToolState) -> str:
+    """Return in words how the newest description differs from the accepted one."""
+    if entry.accepted is None or entry.seen is None:
+        return "nothing"
+    before = {tool.name: tool for tool in entry.accepted.tools}
+    now = {tool.name: tool for tool in entry.seen.tools}
+    parts = {
+        "new": sorted(now.keys() - before.keys()),
+        "gone": sorted(before.keys() - now.keys()),
+        "other": sorted(name for name in now.keys() & before.keys() if now[name] != before[name]),
+    }
+    words = [f"{word} {', '.join(names)}" for word, names in parts.items() if names]
+    return "; ".join(words) or "its first messages"

@@ -1,0 +1,198 @@
+"""The registry of tools, followed, and the events that change it.
+
+tools ──► a thread that follows ──► ToolState of each entry ──► find
+add, note, accept, remove ──► event with the sequence it expects ──► tools ──► own fold has passed it ──► answer
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from schemas.events import EpisodeStart, Tool, ToolEvent, ToolKind, derive_id, problems
+from schemas.faults import nearest
+from schemas.serde import Poison
+from streams.environments.registry.tool_state import Offer, ToolState, fold, refusal
+from streams.errors import EventError, NotFoundError, RefusedError
+from streams.kafka import times
+from streams.kafka.admin import read_topic
+from streams.kafka.followed import FollowedTopic
+from streams.kafka.record import Record, cut
+from streams.settings.model import Settings
+
+TRIES = 20
+"""Events that other processes may write meanwhile, until a command gives up."""
+
+log = logging.getLogger("streamward.tools")
+
+
+class RegistryDecision(NamedTuple):
+    """The author of a change, and the reason."""
+
+    actor: str
+    reason: str
+
+
+class EntryOrder(NamedTuple):
+    """An entry to add."""
+
+    tool_id: str
+    endpoint: str
+    auth_required: bool = False
+    environment: EpisodeStart | None = None
+    max_turns: int | None = None
+
+
+class RegisteredTool(NamedTuple):
+    """A tool by its id, and the entry that it is of."""
+
+    tool_id: str
+    tool: Tool
+    entry: ToolState
+
+
+class ToolLog(FollowedTopic):
+    """Every entry, followed in a thread. Use as a context manager; methods may be called from any thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises NotFoundError without the topic, LogError if the broker does not answer."""
+        super().__init__(settings, "tools")
+        self._partitions = settings.topics.policy_partitions
+        self._states: dict[str, ToolState] = {}
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    @property
+    def entries(self) -> Mapping[str, ToolState]:
+        """Every entry that there is, by its name. Raises LogError once the log cannot be read."""
+        with self._changed:
+            self._raise_error()
+            return _existing(self._states)
+
+    def state(self, tool_id: str) -> ToolState:
+        """Return an entry after the records that were read. Raises LogError once the log cannot be read."""
+        with self._changed:
+            self._raise_error()
+            return self._states.get(tool_id) or ToolState(tool_id=tool_id)
+
+    def get(self, tool_id: str) -> ToolState:
+        """Return an entry that exists. Raises NotFoundError."""
+        state = self.state(tool_id)
+        if state.added is None:
+            raise NotFoundError(f"there is no entry {tool_id[:140]!r}; {nearest(tool_id, self.entries)}")
+        return state
+
+    def find(self, tool_id: str) -> RegisteredTool:
+        """Return a tool by its id. Raises NotFoundError."""
+        return find(self.entries, tool_id)
+
+    # --- changes ------------------------------------------------------------------------------------------------------
+
+    def add(self, order: EntryOrder, offer: Offer, decision: RegistryDecision) -> ToolState:
+        """Add an entry, and return it; one that is the same already is returned as it is.
+
+        Raises EventError for one that cannot be, RefusedError if there is another of its name, LogError.
+        """
+        state = self.state(order.tool_id)
+        added = state.added
+        if added is not None and state.seen is not None:
+            known = (added.endpoint, added.auth_required, added.environment, added.max_turns, state.seen.digest)
+            if known == (*order[1:], offer.digest):
+                return state
+        return self._decide(
+            order.tool_id,
+            "added",
+            decision,
+            endpoint=order.endpoint,
+            auth_required=order.auth_required,
+            environment=order.environment,
+            max_turns=order.max_turns,
+            **_fields(offer),
+        )
+
+    def note(self, tool_id: str, offer: Offer, decision: RegistryDecision) -> ToolState:
+        """Write that an entry is described otherwise, unless it is known, and return it. Raises as `add`."""
+        state = self.get(tool_id)
+        if state.seen is not None and state.seen.digest == offer.digest:
+            return state
+        return self._decide(tool_id, "changed", decision, **_fields(offer))
+
+    def accept(self, tool_id: str, digest: str, decision: RegistryDecision) -> ToolState:
+        """Trust the description with this digest, and return the entry. The same again writes nothing.
+
+        Raises NotFoundError, RefusedError if it is described otherwise by now, LogError.
+        """
+        state = self.get(tool_id)
+        if state.accepted is not None and state.accepted.digest == digest and state.is_trusted:
+            return state
+        return self._decide(tool_id, "accepted", decision, digest=digest)
+
+    def remove(self, tool_id: str, decision: RegistryDecision) -> None:
+        """Remove an entry. Raises NotFoundError, LogError."""
+        self.get(tool_id)
+        self._decide(tool_id, "removed", decision)
+
+    def _decide(self, tool_id: str, kind: ToolKind, decision: RegistryDecision, **fields: Any) -> ToolState:
+        """Write an event that takes effect, and return its entry. Raises EventError, RefusedError, LogError."""
+        for _ in range(TRIES):
+            state = self.state(tool_id)
+            event = replace(event_of(state, kind, decision, now_ms=times.now_ms()), **fields)
+            if problem := next(problems(event), None):
+                raise EventError(f"tool {tool_id[:140]}: {problem}")
+            if (problem := refusal(state, event)) is not None:
+                raise RefusedError(f"tool {tool_id}: {problem}")
+            place = self._write(event)
+            if self.state(tool_id).effective.get(event.event_id) == place:
+                return self.state(tool_id)
+        raise RefusedError(f"tool {tool_id}: others wrote first {TRIES} times; try again")
+
+    def _take(self, record: Record) -> None:
+        event = record.decode_placed(ToolEvent, self._partitions)
+        if isinstance(event, Poison):
+            log.warning("skipped: %s", cut(event.error), extra=record.log_extra)
+            return
+        before = self._states.get(event.tool_id) or ToolState(tool_id=event.tool_id)
+        self._states[event.tool_id] = fold(before, event, record.at)
+
+
+def event_of(state: ToolState, kind: ToolKind, decision: RegistryDecision, *, now_ms: int) -> ToolEvent:
+    """Return the next event of an entry, without the fields of its kind."""
+    return ToolEvent(
+        event_id=derive_id(state.tool_id, kind, state.sequence),
+        tool_id=state.tool_id,
+        created_at=now_ms,
+        kind=kind,
+        sequence=state.sequence,
+        actor=decision.actor,
+        reason=decision.reason,
+    )
+
+
+def read(settings: Settings) -> dict[str, ToolState]:
+    """Return the entries of this log by name, as it is now. Raises NotFoundError without the topic, LogError."""
+    states: dict[str, ToolState] = {}
+    for record in read_topic(settings, "tools"):
+        event = record.decode_placed(ToolEvent, settings.topics.policy_partitions)
+        if isinstance(event, Poison):
+            continue
+        before = states.get(event.tool_id) or ToolState(tool_id=event.tool_id)
+        states[event.tool_id] = fold(before, event, record.at)
+    return _existing(states)
+
+
+def find(entries: Mapping[str, ToolState], tool_id: str) -> RegisteredTool:
+    """Return a tool by its id. Raises NotFoundError."""
+    tools = {name: (tool, entry) for entry in entries.values() for name, tool in entry.names.items()}
+    if tool_id not in tools:
+        raise NotFoundError(f"there is no tool {tool_id[:140]!r}; {nearest(tool_id, tools)}")
+    return RegisteredTool(tool_id, *tools[tool_id])
+
+
+def _existing(states: Mapping[str, ToolState]) -> dict[str, ToolState]:
+    return {name: state for name, state in sorted(states.items()) if state.added is not None}
+
+
+def _fields(offer: Offer) -> dict[str, Any]:
+    return {"tools": offer.tools, "messages": offer.messages, "digest": offer.digest, "version": offer.version}
