@@ -1,9 +1,9 @@
-{{/* Shared by all templates. A component is one of streams, scoring, policy, trainer, jobs, tuner, serve, audit,
+{{/* Shared by all templates. A component is one of streams, scoring, policy, trainer, jobs, tuner, calls, serve, audit,
      archive, topics, schemas, the parts of improve, and vllm, which has no settings. */}}
 
 {{- define "streamward.components" -}}
 {{- $found := list "streams" "scoring" "policy" "trainer" -}}
-{{- range $component := list "jobs" "tuner" "serve" "audit" "archive" -}}
+{{- range $component := list "jobs" "tuner" "calls" "serve" "audit" "archive" -}}
 {{- if (index $.Values $component).enabled -}}{{- $found = append $found $component -}}{{- end -}}
 {{- end -}}
 {{- range $component := include "streamward.improvers" . | splitList " " -}}
@@ -17,12 +17,14 @@
 curate datasets retrain selfplay
 {{- end -}}
 
-{{/* The values of a component as JSON: a part of `improve` has its own, and those of all parts. */}}
+{{/* The values of a component as JSON: a part of `improve` has its own, and those of all parts; `calls` those of `tuner`. */}}
 {{- define "streamward.own" -}}
 {{- $parts := include "streamward.improvers" . | splitList " " -}}
 {{- $improve := .root.Values.improve -}}
 {{- if has .component $parts -}}
 {{- toJson (merge (deepCopy (index $improve .component)) (omit $improve "curate" "datasets" "retrain" "selfplay")) -}}
+{{- else if eq .component "calls" -}}
+{{- toJson (merge (deepCopy .root.Values.calls) (omit .root.Values.tuner "enabled" "replicas" "saslSecret")) -}}
 {{- else -}}
 {{- toJson (index .root.Values .component) -}}
 {{- end -}}
@@ -58,7 +60,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if eq .component "vllm" -}}
 {{- ternary (printf "%s@%s" $pinned.repository $pinned.digest) (printf "%s:%s" $pinned.repository $pinned.tag) (ne $pinned.digest "") -}}
 {{- else -}}
-{{- $kind := ternary "model" "streams" (has .component (list "policy" "trainer" "tuner" "serve" "archive" "datasets")) -}}
+{{- $kind := ternary "model" "streams" (has .component (list "policy" "trainer" "tuner" "calls" "serve" "archive" "datasets")) -}}
 {{- $image := index .root.Values.images $kind -}}
 {{- $suffix := "" -}}
 {{- if eq $kind "model" -}}
@@ -96,7 +98,7 @@ yes
      file, or arguments of the user's. */}}
 {{- define "streamward.args" -}}
 {{- $own := include "streamward.own" . | fromJson -}}
-{{- $commands := dict "policy" "policy" "trainer" "train" "serve" "serve" "jobs" "jobs, run" "tuner" "tune, --jobs" "archive" "archive, sync, --follow" -}}
+{{- $commands := dict "policy" "policy" "trainer" "train" "serve" "serve" "jobs" "jobs, run" "tuner" "tune, --jobs" "calls" "calls" "archive" "archive, sync, --follow" -}}
 {{- if eq .component "curate" -}}
 curate, follow
 {{- range $own.args }}, {{ toJson . }}{{ end -}}
@@ -195,7 +197,7 @@ audit, --follow, --listen, "0.0.0.0:{{ .root.Values.metrics.port }}", --every, "
 {{- $processes := 1 -}}
 {{- if eq .component "trainer" -}}{{- $processes = mul (max 1 (int $own.gpus)) (max 1 (int $own.ray.workers)) -}}{{- end -}}
 {{- if gt $processes 1 -}}{{- $_ := set $derived.trainer "processes" $processes -}}{{- end -}}
-{{- if and .root.Values.signing.privateSecret (has .component (list "trainer" "tuner")) -}}
+{{- if and .root.Values.signing.privateSecret (has .component (list "trainer" "tuner" "calls")) -}}
 {{- $_ := set $derived.adapters "signing_key" "/etc/streamward/signing/adapters.key" -}}
 {{- end -}}
 {{- if has .component (list "policy" "serve") -}}
@@ -218,7 +220,7 @@ audit, --follow, --listen, "0.0.0.0:{{ .root.Values.metrics.port }}", --every, "
 {{- if eq .component "archive" -}}
 {{- $_ := set $derived "archive" (dict "store" (default "/var/lib/streamward/archive" $own.url)) -}}
 {{- end -}}
-{{- if and $values.metrics.port (has .component (list "streams" "scoring" "policy" "trainer" "jobs" "tuner" "serve" "archive" "curate" "datasets" "retrain" "selfplay")) -}}
+{{- if and $values.metrics.port (has .component (list "streams" "scoring" "policy" "trainer" "jobs" "tuner" "calls" "serve" "archive" "curate" "datasets" "retrain" "selfplay")) -}}
 {{- $_ := set $derived "metrics" (dict "host" "0.0.0.0" "port" (int $values.metrics.port)) -}}
 {{- end -}}
 {{- range $section, $keys := $derived -}}
@@ -238,13 +240,13 @@ audit, --follow, --listen, "0.0.0.0:{{ .root.Values.metrics.port }}", --every, "
 {{- end -}}
 
 {{- define "streamward.signingSecret" -}}
-{{- if has .component (list "trainer" "tuner") }}{{ .root.Values.signing.privateSecret }}{{ end -}}
+{{- if has .component (list "trainer" "tuner" "calls") }}{{ .root.Values.signing.privateSecret }}{{ end -}}
 {{- if has .component (list "policy" "serve") }}{{ .root.Values.signing.publicSecret }}{{ end -}}
 {{- end -}}
 
 {{/* Credentials for the object store of the adapters, or of the archive. */}}
 {{- define "streamward.storeSecret" -}}
-{{- $store := get (dict "policy" .root.Values.adapterStore "trainer" .root.Values.adapterStore "tuner" .root.Values.adapterStore "serve" .root.Values.adapterStore "archive" .root.Values.archive) .component -}}
+{{- $store := get (dict "policy" .root.Values.adapterStore "trainer" .root.Values.adapterStore "tuner" .root.Values.adapterStore "calls" .root.Values.adapterStore "serve" .root.Values.adapterStore "archive" .root.Values.archive) .component -}}
 {{- with $store }}{{ if .url }}{{ .credentialsSecret }}{{ end }}{{ end -}}
 {{- end -}}
 
@@ -319,7 +321,7 @@ capabilities:
 {{- if (include "streamward.own" . | fromJson).secretSettings }}
 - {name: secrets, mountPath: /etc/streamward/secrets, readOnly: true}
 {{- end }}
-{{- if has .component (list "policy" "trainer" "tuner" "serve") }}
+{{- if has .component (list "policy" "trainer" "tuner" "calls" "serve") }}
 - {name: cache, mountPath: /var/lib/streamward/cache}
 {{- if not .root.Values.adapterStore.url }}
 - {name: adapters, mountPath: /var/lib/streamward/adapters}
@@ -331,7 +333,7 @@ capabilities:
 {{- if and (eq .component "archive") (not .root.Values.archive.url) }}
 - {name: archive, mountPath: /var/lib/streamward/archive}
 {{- end }}
-{{- if eq .component "trainer" }}
+{{- if has .component (list "trainer" "calls") }}
 - {name: checkpoints, mountPath: /var/lib/streamward/checkpoints}
 {{- end }}
 {{- if include "streamward.fileName" . }}
@@ -406,7 +408,7 @@ capabilities:
           items: [{key: {{ $from.key }}, path: {{ $setting }}}]
     {{- end }}
 {{- end }}
-{{- if has .component (list "policy" "trainer" "tuner" "serve") }}
+{{- if has .component (list "policy" "trainer" "tuner" "calls" "serve") }}
 - name: cache
   emptyDir: {sizeLimit: {{ (include "streamward.own" . | fromJson).cache.size }}}
 {{- if not .root.Values.adapterStore.url }}
@@ -427,7 +429,7 @@ capabilities:
   persistentVolumeClaim:
     claimName: {{ default (printf "%s-archive" $name) .root.Values.archive.existingClaim }}
 {{- end }}
-{{- if eq .component "trainer" }}
+{{- if has .component (list "trainer" "calls") }}
 - name: checkpoints
   persistentVolumeClaim:
     claimName: {{ default (printf "%s-checkpoints" $name) .root.Values.trainer.checkpoints.existingClaim }}
@@ -442,7 +444,7 @@ capabilities:
     claimName: {{ .root.Values.improve.datasets.existingClaim }}
 {{- end }}
 {{- with include "streamward.signingSecret" . }}
-{{- $key := ternary "adapters.key" "adapters.pub" (has $.component (list "trainer" "tuner")) }}
+{{- $key := ternary "adapters.key" "adapters.pub" (has $.component (list "trainer" "tuner" "calls")) }}
 - name: signing
   secret:
     secretName: {{ . }}

@@ -72,6 +72,8 @@ def test_the_program_takes_every_command_line(case: str) -> None:
         expected["topics"] = "topics apply"
     if "tuner" in VALUES[case]:
         expected["tuner"] = "tune"
+    if "calls" in VALUES[case]:
+        expected["calls"] = "calls"
     if "improve" in VALUES[case]:
         expected |= {"curate": "curate follow", "datasets": "datasets follow"}
         expected |= {"retrain": "retrain follow", "selfplay": "selfplay run"}
@@ -433,4 +435,4 @@ def test_compose_and_chart_run_the_same_commands_from_the_same_images() -> None:
     assert repositories == {
         name for name in (service["image"].partition(":")[0] for service in compose.values()) if "streamward" in name
     }
-    assert {"topics", "streams", "scoring", "policy", "trainer", "jobs", "tuner", "serve"} <= set(compose)
+    assert {"topics", "streams", "scoring", "policy", "trainer", "jobs", "tuner", "calls", "serve"} <= set(compose)

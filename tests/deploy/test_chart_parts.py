@@ -97,7 +97,7 @@ def test_keda_asks_prometheus_for_the_lag_of_that_component() -> None:
 
 def test_a_budget_goes_by_the_most_replicas() -> None:
     budgets = {name_of(one).rpartition("-")[2] for one in of_kind("scaled", "PodDisruptionBudget")}
-    assert budgets == {"streams", "scoring", "policy", "jobs", "tuner", "curate"}
+    assert budgets == {"streams", "scoring", "policy", "jobs", "tuner", "calls", "curate"}
     assert {name_of(one).rpartition("-")[2] for one in of_kind("least", "PodDisruptionBudget")} == {
         "streams",
         "scoring",
@@ -255,6 +255,23 @@ def test_who_tunes_has_the_store_the_key_and_a_place_for_the_model_and_none_of_t
     settings = settings_of("scaled", "tuner", tmp_path)
     assert (settings.metrics.port, str(settings.adapters.signing_key)) == (9464, "/etc/streamward/signing/adapters.key")
     assert not any(name_of(one).endswith("-tuner") for one in objects("least"))
+
+
+def test_the_worker_of_training_loops_has_the_key_and_the_volumes_of_versions_and_of_states(tmp_path: Path) -> None:
+    deployment = component("scaled", "Deployment", "calls")
+    assert deployment["spec"]["replicas"] == 2 and "Recreate" not in str(deployment["spec"]["strategy"])
+    (container,) = spec_of(deployment)["containers"]
+    assert container["args"] == ["calls"] and container["image"].endswith("-cpu")
+    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    claims = {
+        volume["persistentVolumeClaim"]["claimName"]
+        for volume in spec_of(deployment)["volumes"]
+        if "persistentVolumeClaim" in volume
+    }
+    assert claims == {"one-streamward-adapters", "one-streamward-checkpoints"}
+    settings = settings_of("scaled", "calls", tmp_path)
+    assert (settings.metrics.port, str(settings.adapters.signing_key)) == (9464, "/etc/streamward/signing/adapters.key")
+    assert not any(name_of(each).endswith("-calls") for each in objects("least"))
 
 
 # --- what learns from served runs -------------------------------------------------------------------------------------

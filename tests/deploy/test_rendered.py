@@ -1,6 +1,6 @@
 """The processes of the chart, started as it renders them, on a real log: command, environment and mounted files.
 
-    helm template ──► hook: the topics ──► streams, scoring, policy, trainer, jobs, tuner, serve, audit, archive,
+    helm template ──► hook: the topics ──► streams, scoring, policy, trainer, jobs, tuner, calls, serve, audit, archive,
                       what learns from served runs
                       all replicas ──► their probes say ready ──► tasks ──► a version, trained and served
                       ──► a call with a key ──► helm test, audit
@@ -47,7 +47,19 @@ from tests.unit.test_adapter_signing import key_pair
 pytestmark = [pytest.mark.kafka, needs_helm]
 
 IMPROVERS = ("curate", "datasets", "retrain", "selfplay")
-COMPONENTS = ("streams", "scoring", "policy", "trainer", "jobs", "tuner", "serve", "audit", "archive", *IMPROVERS)
+COMPONENTS = (
+    "streams",
+    "scoring",
+    "policy",
+    "trainer",
+    "jobs",
+    "tuner",
+    "calls",
+    "serve",
+    "audit",
+    "archive",
+    *IMPROVERS,
+)
 PREFIX = "secured."
 USERS = {name: f'{name} "and"; = \\\\ü' for name in ("topics", *COMPONENTS)}
 """Passwords by user; no two are alike, and each has what a format might stumble over."""
@@ -166,6 +178,7 @@ SECURED: Object = {
     **{name: {"saslSecret": f"for-{name}"} for name in USERS if name not in IMPROVERS},
     "improve": merged(IMPROVE, {name: {"saslSecret": f"for-{name}"} for name in IMPROVERS}),
     "tuner": {"saslSecret": "for-tuner", "enabled": True},
+    "calls": {"saslSecret": "for-calls", "enabled": True},
     "serve": {"saslSecret": "for-serve", "enabled": True, "loginSecret": "login"},
     "audit": {"saslSecret": "for-audit", "enabled": True, "everySeconds": 2},
     "archive": {"saslSecret": "for-archive", "enabled": True, "settings": {"archive": {"follow_s": 1}}},
@@ -299,13 +312,13 @@ def test_the_topics_are_those_of_the_program(release: Release) -> None:
 
 
 def test_a_principal_may_not_write_what_is_not_its_own(release: Release) -> None:
-    for name in ("scoring", "policy", "trainer", "tuner", "audit", "archive", "curate", "datasets", "retrain"):
+    for name in ("scoring", "policy", "trainer", "tuner", "calls", "audit", "archive", "curate", "datasets", "retrain"):
         done = release.by_name[name][0].execute("streamward", "tasks", "submit", "-", stdin=asked(17))
         assert done.returncode == 5 and "authorization failed" in done.stderr
 
 
 def test_only_who_makes_versions_can_sign_and_only_agents_have_what_they_verify_with(release: Release) -> None:
-    for file, who in {"adapters.key": {"trainer", "tuner"}, "adapters.pub": {"policy", "serve"}}.items():
+    for file, who in {"adapters.key": {"trainer", "tuner", "calls"}, "adapters.pub": {"policy", "serve"}}.items():
         having = {process.container.name for process in release.every if list(process.root.rglob(f"signing/{file}"))}
         assert having == who
 

@@ -49,6 +49,7 @@ and what each part does.
 | a StatefulSet of vLLM servers, its Service and a volume claim | `vllm.enabled` |
 | a Deployment `jobs`, the controller | `jobs.enabled` |
 | a Deployment `tuner`, which serves fine-tuning jobs | `tuner.enabled` |
+| a Deployment `calls`, which does the work of training loops | `calls.enabled` |
 | Deployments `curate`, `datasets`, `retrain`, `selfplay`, which learn from served runs | `improve.….enabled` |
 | a Deployment `serve`, its Service, NetworkPolicy and, with `serve.ingress`, Ingress | `serve.enabled` |
 | a Deployment `audit` | `audit.enabled` |

@@ -97,6 +97,7 @@ VALUES: dict[str, Object] = {
         "signing": {"privateSecret": "private", "publicSecret": "public"},
         "jobs": {"replicas": 2, "settings": {"jobs": {"max_budget_usd": 100.0}}},
         "tuner": {"enabled": True, "replicas": 2},
+        "calls": {"enabled": True, "replicas": 2},
         "improve": IMPROVE,
         "serve": {
             "enabled": True,
@@ -186,6 +187,7 @@ FACTORS: dict[str, tuple[Object, ...]] = {
     "signing": ({}, {"signing": {"privateSecret": "private", "publicSecret": "public"}}),
     "jobs": ({}, {"jobs": {"replicas": 2}}, {"jobs": {"enabled": False}}),
     "tuner": ({}, {"tuner": {"enabled": True, "gpus": 1}}),
+    "calls": ({}, {"calls": {"enabled": True}, "tuner": {"gpus": 1, "cache": {"size": "40Gi"}}}),
     "improve": ({}, {"improve": IMPROVE}),
     "serve": (
         {},

@@ -19,6 +19,7 @@ PRINCIPALS = (
     "agents",
     "jobs",
     "tuner",
+    "calls",
     "curate",
     "datasets",
     "retrain",
