@@ -48,6 +48,7 @@ from gateway.log.selfplay_runs import SelfPlayRuns
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
 from gateway.mcp.mcp_mount import McpMount
+from gateway.mcp.own_tools import record_own_tools, report_changes
 from gateway.page.mount import PageMount, mount
 from gateway.people.auth import OwnPermissions, PasswordLogins
 from gateway.people.cookie import LoginCookie, PageEntrance
@@ -68,6 +69,7 @@ from streams.access.oidc import Issuer
 from streams.access.request_log import RequestLog
 from streams.adapters import signing
 from streams.engines.build import build_tokens
+from streams.errors import LogError, NotFoundError, RefusedError
 from streams.files import program_version
 from streams.jobs.job_log import JobLog
 from streams.kafka.registry import client as schema_registry
@@ -133,6 +135,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                     mcp=McpMount(keys=keys is not None),
                 )
                 meter.ready("kafka")
+                _watch_tools(log_view, meter)
                 meter.begin("answering")
                 garbage.settle()
                 sys.setswitchinterval(SWITCH_S)
@@ -143,6 +146,21 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                     runner.run(parts.mcp.close())
         finally:
             engine.close()
+
+
+def _watch_tools(log_view: OpenLog, meter: Meter) -> None:
+    """Record the tools that this server offers, and report entries that changed; not in a log without the topic."""
+    try:
+        record_own_tools(log_view.tools)
+    except (NotFoundError, RefusedError, LogError) as exc:
+        log.warning("the tools of this server are not recorded: %s", exc)
+        return
+
+    def report() -> None:
+        with contextlib.suppress(LogError):  # of a broker that is away, which other metrics say
+            report_changes(log_view.tools, meter)
+
+    meter.collect(report)
 
 
 async def _serve(

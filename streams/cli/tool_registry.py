@@ -92,6 +92,7 @@ def tools_add(
 @pass_call
 def tools_list(call: AppContext, output: Output) -> None:
     """Print every tool by its id."""
+    from schemas.events import Tool
     from streams import output as show
     from streams.environments.registry import tool_log
 
@@ -104,7 +105,7 @@ def tools_list(call: AppContext, output: Output) -> None:
             "about": tool.description,
         }
         for entry in tool_log.read(call.settings).values()
-        for name, tool in entry.names.items()
+        for name, tool in (entry.names.items() or [(entry.tool_id, Tool(name="", description="our own server"))])
     ]
     columns = [show.Column(title, title) for title in ("tool", "kind", "endpoint", "state")]
     show.rows(rows, [*columns, show.Column("about", lambda row: row["about"].partition("\n")[0][:60])], output)

@@ -13,17 +13,24 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
+from gateway.mcp.own_tools import offer_of, record_own_tools, report_changes
 from schemas.events import AccessRole, RequestEvent, ToolEvent
+from schemas.tool_text import offer_digest
 from streams.access.access_log import AccessLog
 from streams.access.roles import ROLES
 from streams.cli.root import cli
 from streams.environments.registry import tool_log
+from streams.environments.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
+from streams.environments.registry.tool_state import Offer
 from streams.kafka import admin
+from streams.observability import catalog
+from streams.observability.metrics import Meter
 from streams.settings.load import to_env
 from streams.settings.model import Environments, Settings
 from tests.support.agent_server import serving, settings_of
 from tests.support.documented import HOOKS
 from tests.support.processes import read
+from tests.support.scrape import parse
 
 pytestmark = pytest.mark.kafka
 
@@ -211,3 +218,31 @@ def test_an_entry_that_is_removed_is_not_called(registry: Registry) -> None:
     assert registry.http("POST", "/mcp/tools/gone/invoke", {}).status_code == 404
     recorded = [event for _, event in read(registry.settings, RequestEvent) if event.resource.endswith("/gone/invoke")]
     assert [event.status for event in recorded] == [404]
+
+
+def test_a_server_writes_what_it_offers_once_and_an_other_list_alarms_until_it_is_accepted(made: Settings) -> None:
+    ann, meter = RegistryDecision("ann", "read it"), Meter("serve")
+
+    def alarms(log: ToolLog) -> float:
+        report_changes(log, meter)
+        return parse(meter.text()).total(catalog.TOOLS_CHANGED.name)
+
+    with ToolLog(made) as log:
+        fewer = offer_of("log").tools[1:]  # as an earlier version of ours
+        log.add(EntryOrder("mcp:log", "/mcp"), Offer(tools=fewer, digest=offer_digest(fewer)), ann)
+        record_own_tools(log)
+        record_own_tools(log)  # a second server of the same version
+        assert alarms(log) == 1
+        log.accept("mcp:log", offer_of("log").digest, ann)
+        assert alarms(log) == 0
+    kinds = [(event.tool_id, event.kind) for _, event in read(made, ToolEvent)]
+    assert sorted(kinds) == [
+        *(("mcp:control", "added"), ("mcp:log", "accepted"), ("mcp:log", "added"), ("mcp:log", "changed")),
+        *(("mcp:policy", "added"), ("mcp:scoring", "added")),
+    ]
+
+
+def test_a_server_that_starts_has_written_its_tools(registry: Registry) -> None:
+    entries = tool_log.read(registry.settings)
+    assert entries["mcp:log"].is_trusted and entries["mcp:log"].accepted_by == "serve"
+    assert "mcp:log" not in {row["entry"] for row in registry.http("GET", "/mcp/tools").json()["data"]}

@@ -52,6 +52,7 @@ BARE = (
     "streamward_responses_open",
     "streamward_serve_answers_open",
     "streamward_serve_trajectories_remembered",
+    "streamward_tools_changed",
     "streamward_jobs",
     "streamward_job_iterations",
 )

@@ -51,7 +51,7 @@ class ToolState:
 
     @property
     def kind(self) -> EndpointKind:
-        """The kind of its endpoint."""
+        """The kind of its endpoint, if it exists."""
         return endpoint_kind(self.endpoint)
 
     @property
@@ -67,8 +67,10 @@ class ToolState:
     @property
     def names(self) -> dict[str, Tool]:
         """Its accepted tools by their ids: its own where it is one tool, and ID.NAME where it is a server's."""
-        tools = () if self.accepted is None else self.accepted.tools
-        if self.added is not None and self.kind in ("function", "http"):
+        if self.accepted is None or self.kind == "own":
+            return {}
+        tools = self.accepted.tools
+        if self.kind in ("function", "http"):
             return {self.tool_id: tools[0]} if tools else {}
         return {f"{self.tool_id}.{tool.name}": tool for tool in tools}
 
