@@ -146,7 +146,7 @@ def _contamination(call: AppContext, adapters: AdapterHistory, version: int, sui
     settings, log = call.settings, LogHistory(call.settings)
     index = KnownSuites(settings, log, file=suite).index(adapters.state.policy)
     read_dataset = rebuild.reader(settings, log)
-    return find_exposure(settings, adapters, version, index, log, lambda *build: read_dataset(*build).texts).plain()
+    return find_exposure(adapters, version, index, log, lambda *build: read_dataset(*build).texts).plain()
 
 
 @adapters.command("lineage")

@@ -78,13 +78,16 @@ def audit(
 ) -> None:
     """Check the log for lost, duplicated or made-up records.
 
-    Recounts the topics alone, with none of the code that wrote them; the rows of data sets are built again. Names every
-    record that does not add up by topic[partition]@offset. The exit code is 0 only if everything balances. Nothing is
-    committed.
+    Recounts the topics alone, with none of the code that wrote them; the rows of data sets are built again, and what
+    versions were trained on is compared with the held-out questions that they name. Names every record that does not
+    add up by topic[partition]@offset. The exit code is 0 only if everything balances. Nothing is committed.
     """
     from streams.improve.datasets.dataset_audit import with_rows
+    from streams.improve.datasets.dataset_rebuild import reader
+    from streams.kafka.history import LogHistory
     from streams.kafka.times import parse_time
     from streams.tools.audit.reading import Audit
+    from streams.tools.contamination_recount import with_contamination
 
     since_ms = None if since is None else parse_time(since, "--since")
     look = Audit(call.settings, policy=policy, since_ms=since_ms, settled=settled)
@@ -92,7 +95,9 @@ def audit(
         call.working = True
         _follow(look, listen, every_s)
         return
+    read_dataset = reader(call.settings, LogHistory(call.settings))
     report = with_rows(call.settings, look.look(), policy)
+    report = with_contamination(call.settings, report, policy, lambda *build: read_dataset(*build).texts)
     if output == "json":
         from streams import output as show
 

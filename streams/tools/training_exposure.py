@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Task, TuningMethod
 from streams.adapters.decisions import AdapterHistory
 from streams.data.contamination.suite_index import RowTexts, SuiteIndex, SuiteQuestion, row_of_task
 from streams.kafka.history import History
 from streams.kafka.record import Record
-from streams.settings.model import Settings
 from streams.tools.lineage import parents
 
 DatasetTexts = Callable[[str, str, TuningMethod], Sequence[tuple[str, ...]]]
@@ -59,7 +58,6 @@ def sentences(plain: Mapping[str, Any]) -> Iterator[str]:
 
 
 def find_exposure(
-    settings: Settings,
     adapters: AdapterHistory,
     version: int,
     index: SuiteIndex,
@@ -71,11 +69,11 @@ def find_exposure(
     chain = [event for number in parents(adapters, version) if (event := adapters.trained_event(number)) is not None]
     if not len(index) or not chain:
         return found
-    leaks = _leaking_tasks(history, index)
-    by_group = _groups_of(settings, history, leaks) if leaks else {}
-    by_batch = _offsets_of_batches(settings, history, adapters.state.policy)
+    leaks = leaking_tasks(history, index)
+    by_group = groups_of(history, leaks) if leaks else {}
+    batches = batches_of(history, adapters.state.policy)
     for event in chain:
-        for key in _groups_trained(settings, adapters, event, by_batch):
+        for key in groups_trained(adapters, event, batches):
             for question in leaks.get(by_group.get(key, ""), ()):
                 found.add(question, event.version)
         tuning = event.tuning
@@ -91,10 +89,10 @@ def find_exposure(
     return found
 
 
-def _leaking_tasks(history: History, index: SuiteIndex) -> dict[str, list[SuiteQuestion]]:
+def leaking_tasks(history: History, index: SuiteIndex) -> dict[str, list[SuiteQuestion]]:
     """Return the questions that tasks of the log give away, by task."""
     leaks: dict[str, list[SuiteQuestion]] = {}
-    for record in _all(history, "tasks"):
+    for record in whole_topic(history, "tasks"):
         task = record.decode(Task)
         if isinstance(task, Task) and task.task_id not in leaks:
             questions = [match.question for match in index.matches(row_of_task(task, "")) if match.is_leak]
@@ -107,45 +105,54 @@ GroupPlace = tuple[int, int]
 """Partition and offset."""
 
 
-def _groups_of(settings: Settings, history: History, task_ids: Mapping[str, object]) -> dict[GroupPlace, str]:
+def groups_of(history: History, task_ids: Mapping[str, object]) -> dict[GroupPlace, str]:
     """Return the task of each group of these tasks, by its place."""
     places: dict[GroupPlace, str] = {}
-    for record in _all(history, "groups"):
+    for record in whole_topic(history, "groups"):
         group = record.decode(AdvantagedGroup)
         if isinstance(group, AdvantagedGroup) and group.task_id in task_ids:
             places[record.at.partition, record.at.offset] = group.task_id
     return places
 
 
-def _offsets_of_batches(settings: Settings, history: History, policy: str) -> dict[int, tuple[GroupPlace, ...]]:
-    """Return the places of the groups of each batch of a policy, by its number."""
-    batches: dict[int, tuple[GroupPlace, ...]] = {}
-    for record in _all(history, "batches"):
+class PlacedBatch(NamedTuple):
+    """The groups of a batch, and when it was written."""
+
+    groups: tuple[GroupPlace, ...]
+    written_ms: int
+
+
+def batches_of(history: History, policy: str) -> dict[int, PlacedBatch]:
+    """Return the batches of a policy, by number."""
+    batches: dict[int, PlacedBatch] = {}
+    for record in whole_topic(history, "batches"):
         batch = record.decode(Batch)
         if isinstance(batch, Batch) and batch.policy == policy:
             places = tuple((batch.groups_partition, offset) for offset in batch.groups_offsets)
-            batches.setdefault(batch.sequence, places)
+            batches.setdefault(batch.sequence, PlacedBatch(places, record.timestamp_ms))
     return batches
 
 
-def _groups_trained(
-    settings: Settings,
-    adapters: AdapterHistory,
-    event: AdapterEvent,
-    by_batch: Mapping[int, tuple[GroupPlace, ...]],
+def batch_numbers(adapters: AdapterHistory, event: AdapterEvent) -> range:
+    """Return the numbers of the batches that made a version of its parent; none if it was tuned."""
+    if event.tuning is not None or event.last_batch is None:
+        return range(0)
+    parent = adapters.state.versions.get(event.parent_version or 0)
+    return range(0 if parent is None else parent.trained_batches, event.last_batch + 1)
+
+
+def groups_trained(
+    adapters: AdapterHistory, event: AdapterEvent, batches: Mapping[int, PlacedBatch]
 ) -> Iterator[GroupPlace]:
     """Yield the places of the groups that a version was trained on, after its parent."""
-    tuning = event.tuning
-    if tuning is not None:
-        yield from ((tuning.groups_partition or 0, group.offset) for group in tuning.groups)
-    elif event.last_batch is not None:
-        parent = adapters.state.versions.get(event.parent_version or 0)
-        first = 0 if parent is None else parent.trained_batches
-        for sequence in range(first, event.last_batch + 1):
-            yield from by_batch.get(sequence, ())
+    if event.tuning is not None:
+        yield from ((event.tuning.groups_partition or 0, group.offset) for group in event.tuning.groups)
+    for sequence in batch_numbers(adapters, event):
+        if (batch := batches.get(sequence)) is not None:
+            yield from batch.groups
 
 
-def _all(history: History, label: str) -> Iterator[Record]:
+def whole_topic(history: History, label: str) -> Iterator[Record]:
     bounds = history.bounds([label])
     return iter(
         history.read({tp: first for tp, (first, _) in bounds.items()}, {tp: end for tp, (_, end) in bounds.items()})

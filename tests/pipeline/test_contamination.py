@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from click.testing import CliRunner, Result
 
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import AdapterEvent, Message
+from schemas.serde import encode
 from streams.cli.root import cli
 from streams.data.contamination.contamination_report import CONTAMINATION
 from streams.data.contamination.training_gate import TrainingGate
 from streams.engines.base_model import Base
 from streams.errors import ContaminatedError
-from streams.kafka import admin
+from streams.kafka import admin, times
 from streams.kafka.producer import Producer
+from streams.kafka.topics import topics
 from streams.settings.model import Model, Settings
 from tests.pipeline.test_tuning import DPO, SFT, lines, made
 from tests.support import factories
@@ -50,21 +53,22 @@ def submit(settings: Settings, base: Base, sequence: int, text: str, **changes: 
             producer.send(factories.task(task_id=group.task_id, policy=group.policy, messages=messages, **changes))
 
 
-def evaluate(settings: Settings, text: str, policy: str = "default") -> None:
+def evaluate(settings: Settings, text: str, policy: str = "default", age_ms: int = 0) -> None:
     """Write the task of a suite of one question that was asked of version 0."""
     metadata = {"suite": "cities@1", "suite_size": "1", "suite_index": "0"}
+    task = factories.task(
+        task_id=f"held-out {policy}",
+        policy=policy,
+        purpose="eval",
+        adapter_version=0,
+        group_size=1,
+        metadata=metadata,
+        messages=(Message(role="user", content=text),),
+    )
     with Producer(settings) as producer:
-        producer.send(
-            factories.task(
-                task_id=f"held-out {policy}",
-                policy=policy,
-                purpose="eval",
-                adapter_version=0,
-                group_size=1,
-                metadata=metadata,
-                messages=(Message(role="user", content=text),),
-            )
-        )
+        topic = topics(settings.topics)["tasks"].name
+        at_ms = times.now_ms() - age_ms
+        producer.send_bytes(topic, task.task_id.encode(), encode(task), timestamp_ms=at_ms)
 
 
 def suite_file(folder: Path, *texts: str) -> Path:
@@ -130,6 +134,65 @@ def test_a_task_of_a_job_that_may_be_trained_on_is(settings: Settings, base: Bas
     evaluate(settings, LEAKED)
     write(settings, base, range(1))
     assert train(settings, 1)[-1].metadata == {CONTAMINATION: '{"cities@1": 1}', CONTAMINATION_ALLOWED_BY: "carol"}
+
+
+# --- the audit --------------------------------------------------------------------------------------------------------
+
+
+def contradictions(settings: Settings) -> list[str]:
+    """Return what the audit says of the versions of the log."""
+    plain = json.loads(CliRunner().invoke(cli, ("audit",), env=environment(settings)).stdout)
+    return [finding["what"] for finding in plain["contradictory"] if ".adapters[" in finding["at"]]
+
+
+def test_a_version_that_says_what_it_was_trained_on_balances_and_any_other_word_of_it_is_a_finding(
+    settings: Settings, base: Base
+) -> None:
+    evaluate(settings, LEAKED, age_ms=10 * 60_000)
+    allowed = {CONTAMINATION_ALLOWED_BY: "ann"}
+    said: list[dict[str, str]] = [
+        {CONTAMINATION: '{"cities@1": 1}', **allowed},
+        {},
+        {CONTAMINATION: '{"cities@1": 2}', **allowed},
+        {CONTAMINATION: '{"cities@1": 1}'},
+        {CONTAMINATION: "[1]", **allowed},
+        {CONTAMINATION: '{"a suite of a file that is gone@2": 1}', **allowed},
+    ]
+    for sequence in range(len(said)):
+        submit(settings, base, sequence, LEAKED)
+    write(settings, base, range(len(said)))
+    assert train(settings, 1, allowed_by="ann")[0].metadata == said[0]
+    assert contradictions(settings) == []
+    for forged in said[1:]:
+        fleet.run(settings, steps=1, stop=threading.Event(), check=lambda *_, forged=forged: forged)
+    assert contradictions(settings) == [
+        "version 2: it was trained on 1 held-out questions (cities@1), and says 0",
+        "version 3: it says 2 questions of suite cities@1, and its records have 1",
+        "version 4: it names no person who allowed its held-out questions",
+        "version 5: `contamination` is no count by suite",
+    ]
+
+
+def test_a_batch_that_several_people_let_in_says_every_question_and_name(settings: Settings, base: Base) -> None:
+    with Producer(settings) as producer:
+        for name, group, text in zip(("ann", "bob"), groups_of(base, 0), (LEAKED, CLEAN), strict=True):
+            task = factories.task(task_id=group.task_id, policy=group.policy, metadata={CONTAMINATION_ALLOWED_BY: name})
+            producer.send(replace(task, messages=(Message(role="user", content=text),)))
+    evaluate(settings, LEAKED)
+    metadata = {"suite": "sums@1", "suite_size": "1", "suite_index": "0"}
+    with Producer(settings) as producer:
+        question = (Message(role="user", content=CLEAN),)
+        producer.send(
+            factories.task(
+                task_id="h2", purpose="eval", adapter_version=0, group_size=1, metadata=metadata, messages=question
+            )
+        )
+    write(settings, base, range(1))
+    assert train(settings, 1)[-1].metadata == {
+        CONTAMINATION: '{"cities@1": 1, "sums@1": 1}',
+        CONTAMINATION_ALLOWED_BY: "ann, bob",
+    }
+    assert contradictions(settings) == []
 
 
 # --- tuning -----------------------------------------------------------------------------------------------------------

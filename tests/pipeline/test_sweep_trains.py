@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from schemas.events import AdapterEvent, Response
+from schemas.events import AdapterEvent, Response, Task
 from streams.cli.root import cli
 from streams.engines.base_model import load_base
 from streams.errors import StreamwardError
@@ -22,7 +22,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Model, Settings
 from streams.tools.replay import experiments
 from streams.tools.replay.replay_context import Stopped
-from tests.support.log.replay_source import shaped, write
+from tests.support.log.replay_source import name_of, shaped, write
 from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny import save_tiny
 from tests.support.processes import command, environment, read, until
@@ -125,6 +125,21 @@ def test_a_larger_grid_continues_what_is_there_until_its_budget_is_spent(
     assert row["rounds"] == "0 of 1" and "best" not in row and row["tokens"] > 1
     assert list(experiments.read(source)).count("spent-base") == 1
     assert not [name for name in experiments.read(source) if name.startswith("spent-") and name != "spent-base"]
+
+
+def test_a_suite_whose_questions_were_trained_on_is_refused_before_anything_is_paid_for(
+    source: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (asked,) = {task.messages[-1].content for _, task in read(source, Task) if task.task_id == name_of(0)}
+    lines = [{"prompt": text, "answer": "1", "reward_sources": ["exact"]} for text in (asked, "7?", "8?", "9?")]
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "suite.yaml").write_text("name: own\nscenarios: {all: {file: questions.jsonl}}\n")
+    text = SWEEP.replace('"rates"', '"leak"').replace('generator = "sums"\ncount = 4', 'file = "suite.yaml"')
+    (tmp_path / "sweep.toml").write_text(text)
+    result = CliRunner().invoke(cli, ["sweep", "sweep.toml"], env=to_env(source))
+    assert result.exit_code == 4 and "sweep leak: contaminated" in result.stderr, result.output
+    assert not [name for name in experiments.read(source) if name.startswith("leak-")]
 
 
 def test_recipes_are_shown_before_anything_is_written(

@@ -58,8 +58,16 @@ class KnownSuites:
         """Return every question that is held out from a policy by now. Raises LogError."""
         self._read()
         if (known := self._indexes.get(policy)) is None:
-            known = self._indexes[policy] = SuiteIndex([*self._of_files, *self._of_policy.get(policy, ())])
+            known = self._indexes[policy] = SuiteIndex(self._questions(policy))
         return known
+
+    def questions(self, policy: str) -> list[SuiteQuestion]:
+        """Return every question that is held out from a policy by now, also if two suites have it. Raises LogError."""
+        self._read()
+        return self._questions(policy)
+
+    def _questions(self, policy: str) -> list[SuiteQuestion]:
+        return [*self._of_files, *self._of_policy.get(policy, ())]
 
     def _read(self) -> None:
         bounds = self._history.bounds(["tasks"])

@@ -62,13 +62,16 @@ class TrainingGate:
         index = self._suites.index(policy)
         if not len(index):
             return {}
-        by_allowance: defaultdict[str | None, list[RowTexts]] = defaultdict(list)
+        report, refused, allowed_by = ContaminationReport(len(index)), ContaminationReport(len(index)), set[str]()
         for task in self._tasks(task_ids):
-            by_allowance[task.metadata.get(CONTAMINATION_ALLOWED_BY) or self._allowed_by].append(_row(task))
-        recorded: dict[str, str] = {}
-        for allowed_by, texts in by_allowance.items():
-            recorded |= _decide(check_rows(index, texts), place, allowed_by, BATCH_WAY_OUT)
-        return recorded
+            row = row_of_task(task, f"task {task.task_id}")
+            matches, name = index.matches(row), task.metadata.get(CONTAMINATION_ALLOWED_BY) or self._allowed_by
+            if report.add(row, matches) and name is not None:
+                allowed_by.add(name)
+            if name is None:
+                refused.add(row, matches)
+        refused.refuse(place, BATCH_WAY_OUT)
+        return _metadata(report, place, ", ".join(sorted(allowed_by)))
 
     def check_texts(self, policy: str, texts: Iterable[RowTexts], place: str) -> Mapping[str, str]:
         """Return what to record of these rows. Raises RefusedError if one gives a held-out question away."""
@@ -102,12 +105,11 @@ class TrainingGate:
 def _decide(report: ContaminationReport, place: str, allowed_by: str | None, way_out: str) -> Mapping[str, str]:
     if allowed_by is None:
         report.refuse(place, way_out)
-        return {}
+    return _metadata(report, place, allowed_by or "")
+
+
+def _metadata(report: ContaminationReport, place: str, allowed_by: str) -> Mapping[str, str]:
     recorded = report.metadata(allowed_by)
     if recorded:
         log.warning("%s: held-out questions, allowed by %s: %s", place, allowed_by, recorded[CONTAMINATION])
     return recorded
-
-
-def _row(task: Task) -> RowTexts:
-    return row_of_task(task, f"task {task.task_id}")

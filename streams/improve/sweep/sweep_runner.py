@@ -18,8 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from schemas.events import Task
+from schemas.serde import Poison
 from streams.adapters import versions as adapters
 from streams.adapters.versions import AdapterState
+from streams.data.contamination.contamination_report import check_rows
+from streams.data.contamination.suite_index import SuiteIndex, questions_of, row_of_task
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.evaluation.suite import Suite
 from streams.improve.sweep import sweep_file
@@ -35,6 +39,8 @@ from streams.improve.sweep.sweep_plan import (
     rounds_of,
 )
 from streams.jobs.state import JobUsage, cost_usd
+from streams.kafka.history import LogHistory
+from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.replay import experiments, held_out, run_replay, selection
 from streams.tools.replay.experiments import Experiment
@@ -147,10 +153,13 @@ class SweepRun:
     def run(self) -> SweepReport:
         """Do what the log lacks, and return its end.
 
-        Raises SettingsError for an engine without weights, Stopped, what replays and evaluations raise.
+        Raises SettingsError for an engine without weights, ContaminatedError if a task to train on gives a question of
+        the suite away, Stopped, what replays and evaluations raise.
         """
         if self.settings.policy.engine == "scripted":
             raise SettingsError("policy.engine=scripted has no weights, and a sweep trains; use another engine")
+        if self.sweep.recipes[0].name not in experiments.read(self.settings):
+            _refuse_contaminated(self.settings, self.sweep)
         before: Train | Score | None = None
         while True:
             recorded = experiments.read(self.settings)
@@ -190,6 +199,23 @@ class SweepRun:
 
     def _prefix_report(self, recipe: Recipe) -> Report:
         return lambda stage, done, total: self.report(f"{recipe.name} {stage}" if stage else "", done, total)
+
+
+def _refuse_contaminated(settings: Settings, sweep: Sweep) -> None:
+    """Raise ContaminatedError if a task to train on gives a question of the suite away."""
+    history, request = LogHistory(settings), sweep.request
+    among = None
+    if request.selection.where is not None and request.where is not None:
+        among = request.where(settings, request.selection.where)
+    ranges = selection.ranges_of(settings, history, request.selection)
+    keys = selection.choose(settings, history, request.selection, ranges, among).keys
+    starts, ends = selection.bounds(ranges, topics(settings.topics)["tasks"].name)
+    tasks = (record.decode(Task) for record in history.read(starts, ends) if record.key in keys)
+    index = SuiteIndex(question for suite in sweep.suites.values() for question in questions_of(suite))
+    rows = (row_of_task(task, f"task {task.task_id}") for task in tasks if not isinstance(task, Poison))
+    check_rows(index, rows).refuse(
+        f"sweep {sweep.name}", "Nothing was trained. Leave the questions out of [suite], or the tasks out of [tasks]."
+    )
 
 
 def _version(step: Train | Score) -> int:

@@ -58,13 +58,15 @@ def parse(policy: str, options: Mapping[str, Any]) -> Selection:
     Raises SettingsError for a time that cannot be read.
     """
     limits = {name: options.get(name) for name in ("since", "until", "from", "to", "key", "scenario", "where")}
-    since, until = (
-        None if limits[name] is None else parse_time(limits[name], f"--{name}") for name in ("since", "until")
-    )
+
+    def time_of(name: str) -> int | None:
+        text = limits[name]
+        return None if text is None else parse_time(text, f"--{name}")
+
     return Selection(
         policy=policy,
-        since_ms=since,
-        until_ms=until,
+        since_ms=time_of("since"),
+        until_ms=time_of("until"),
         first=limits["from"],
         next=limits["to"],
         key=limits["key"],
