@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from gateway.acp.acp_agents import AcpAgents
+from gateway.acp.acp_runs import AcpRuns
+from gateway.acp.acp_store import AcpStore
+from gateway.acp.acp_threads import AcpThreads
 from gateway.agents.agent_runs import AgentRuns
 from gateway.agents.feedback import FeedbackBox
 from gateway.agents.protocols import AgentProtocols
@@ -67,6 +71,7 @@ ROOMS: tuple[type, ...] = (
     *(SentTasks, SelfPlayRuns, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
     *(RunVerdictRoutes, BuiltDatasets, PromptTemplates, RegisteredTools),
     *(TinkerService, TinkerTraining, TinkerWeights, TinkerSampling, TinkerFutures, TinkerRuns, TinkerNotOffered),
+    *(AcpAgents, AcpThreads, AcpRuns, AcpStore),
     *(OidcLogins, OwnPermissions, PasswordLogins),
 )
 ROUTES: tuple[Route, ...] = tuple(route for room in ROOMS for route in routes_of(room))

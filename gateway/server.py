@@ -20,6 +20,12 @@ from functools import partial
 from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
 
+from gateway.acp.acp_agents import AcpAgents
+from gateway.acp.acp_runs import AcpRuns
+from gateway.acp.acp_store import AcpStore
+from gateway.acp.acp_threads import AcpThreads
+from gateway.acp.known_agents import KnownAgents
+from gateway.acp.run_execution import ThreadRuns
 from gateway.agents.agent_runs import AgentRuns
 from gateway.agents.feedback import FeedbackBox
 from gateway.agents.named_prompts import without_prompts
@@ -119,6 +125,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                 open_recorder(settings, engine, rendering, stop, meter, fleet=fleet) as recorder,
                 JobLog(settings) as jobs,
                 OpenLog(settings) as log_view,
+                ThreadRuns(settings, recorder, lambda: log_view.memory) as threads,
                 OpenCalls(settings, jobs.month) as calls,
                 _keys(settings) as keys,
                 _requests(settings) as requests,
@@ -129,6 +136,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                     jobs=jobs,
                     log=log_view,
                     calls=calls,
+                    threads=threads,
                     keys=keys,
                     requests=requests,
                     page=page,
@@ -142,7 +150,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                 with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
                     app = build_application(settings, parts)
                     answering = quiet_server(app, grace_s=GRACE_S, tls=tls, open_connections=connections)
-                    runner.run(_serve(settings, recorder, answering, listening, stop, meter))
+                    runner.run(_serve(settings, parts, answering, listening, stop, meter))
                     runner.run(parts.mcp.close())
         finally:
             engine.close()
@@ -165,12 +173,13 @@ def _watch_tools(log_view: OpenLog, meter: Meter) -> None:
 
 async def _serve(
     settings: Settings,
-    recorder: Recorder,
+    parts: ServerParts,
     server: QuietServer,
     listening: socket.socket,
     stop: threading.Event,
     meter: Meter,
 ) -> None:
+    recorder = parts.recorder
     host, port = listening.getsockname()[:2]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     name = "every policy" if recorder.is_fleet else settings.policy.name
@@ -178,6 +187,7 @@ async def _serve(
     log.info("%s (%s) answers at %s://%s/v1", name, settings.policy.engine, scheme, address)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     recorder.runs.finish()
+    resuming = asyncio.create_task(parts.threads.resume())
     rounds = 0
     while not stop.is_set() and not serving.done():
         await asyncio.sleep(LOOK_S)
@@ -186,7 +196,10 @@ async def _serve(
             recorder.runs.end_idle()
             meter.heartbeat()
     server.should_exit = True
+    parts.threads.stop()
     await serving
+    await resuming
+    await parts.threads.close()
     await recorder.close()
 
 
@@ -198,6 +211,7 @@ class ServerParts:
     jobs: JobLog
     log: OpenLog
     calls: OpenCalls
+    threads: ThreadRuns
     keys: AccessLog | None
     """None: the server asks for none."""
     requests: RequestLog | None
@@ -213,6 +227,7 @@ def build_application(settings: Settings, parts: ServerParts) -> ASGIApp:
         *job_rooms(settings, parts.jobs, fleet=parts.recorder.is_fleet),
         *log_rooms(settings, parts.log),
         *tinker_rooms(settings, parts.calls),
+        *thread_rooms(settings, parts.threads, parts.log),
     ]
     if keys is not None:
         rooms += people_rooms(settings, parts.page.logins)
@@ -283,6 +298,12 @@ def tinker_rooms(settings: Settings, calls: OpenCalls) -> list[object]:
         TinkerRuns(settings, calls),
         TinkerNotOffered(),
     ]
+
+
+def thread_rooms(settings: Settings, threads: ThreadRuns, log: OpenLog) -> list[object]:
+    """Return the rooms of the Agent Protocol."""
+    agents = KnownAgents(lambda: log.agents, settings.policy.name)
+    return [AcpAgents(agents), AcpThreads(threads), AcpRuns(threads, agents), AcpStore(lambda: log.memory)]
 
 
 def people_rooms(settings: Settings, logins: Logins | None) -> list[object]:

@@ -57,6 +57,7 @@ ALONE = (
     "docs/data.md",
     "docs/prompts.md",
     "docs/mcp.md",
+    "docs/agent-protocol.md",
 )
 STOP = "kill $(jobs -p); wait"
 """The command with which the README's last block begins."""
@@ -83,6 +84,7 @@ OURS = (
     "gateway.toml",
     "improve.toml",
     "mcp.toml",
+    "threads.toml",
     "prompts.toml",
 )
 """Settings files of the node that the README starts."""

@@ -163,6 +163,14 @@ class TinkerErrorAnswer(Answer):
     param: str | None
 
 
+class ThreadErrorAnswer(Answer):
+    """Why a request has no other answer, as the Agent Protocol has it."""
+
+    code: str
+    message: str
+    metadata: dict[str, Any]
+
+
 # --- dialects ---------------------------------------------------------------------------------------------------------
 
 
@@ -172,6 +180,12 @@ class Dialect(ABC):
     model: type[Answer]
     refuses_bodies: tuple[int, ...] = (400, 408, 413)
     """Statuses of a route that takes a body."""
+    invalid_status = 400
+    """Status of a request that says something wrong."""
+
+    def status(self, kind: CallErrorKind) -> int:
+        """Return the status of an error."""
+        return self.invalid_status if STATUS[kind] == 400 else STATUS[kind]
 
     @abstractmethod
     def problem(self, error: CallError) -> Answer:
@@ -265,8 +279,24 @@ class TinkerDialect(Dialect):
         return TinkerErrorAnswer(detail=message, category="server" if status >= 500 else "user", param=None)
 
 
+class AgentProtocolDialect(Dialect):
+    """Errors as the Agent Protocol has them: what a request says wrong has status 422."""
+
+    model = ThreadErrorAnswer
+    refuses_bodies = (408, 413, 422)
+    invalid_status = 422
+
+    def problem(self, error: CallError) -> ThreadErrorAnswer:
+        action = error.way_out or ACTIONS[error.kind]
+        metadata = {"parameter": error.parameter, "suggested_action": action}
+        return ThreadErrorAnswer(code=error.kind, message=error.message, metadata=metadata)
+
+    def refusal(self, status: int, message: str) -> ThreadErrorAnswer:
+        return ThreadErrorAnswer(code=REFUSALS[status][0], message=message, metadata={})
+
+
 OPENAI, REST, MESSAGES, RPC = OpenAiDialect(), RestDialect(), MessagesDialect(), RpcDialect()
-TINKER = TinkerDialect()
+TINKER, AGENT_PROTOCOL = TinkerDialect(), AgentProtocolDialect()
 
 
 # --- responses --------------------------------------------------------------------------------------------------------
@@ -288,7 +318,7 @@ def response(error: CallError, dialect: Dialect) -> Response:
         headers["x-should-retry"] = "false"  # OpenAI's clients would send it again, and be told the same
     if error.kind == "request_timeout":
         headers["Connection"] = "close"  # the rest of the body may still come
-    return json_response(dialect.problem(error), STATUS[error.kind], headers)
+    return json_response(dialect.problem(error), dialect.status(error.kind), headers)
 
 
 def refusal(status: int, message: str, dialect: Dialect, *, retry_after_s: float | None = None) -> Response:

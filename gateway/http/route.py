@@ -68,6 +68,10 @@ class Interface:
         """Declare a route that replaces something."""
         return Route("PUT", path, self, may=may, **declared)
 
+    def patch(self, path: str, *, may: May, **declared: Any) -> Route:
+        """Declare a route that changes a part of something."""
+        return Route("PATCH", path, self, may=may, **declared)
+
     def delete(self, path: str, *, may: May, **declared: Any) -> Route:
         """Declare a route that deletes."""
         return Route("DELETE", path, self, may=may, **declared)
@@ -85,6 +89,7 @@ PLAIN = Interface()
 OPENAI = Interface(("/v1",))
 REST = Interface(("", "/api/v1"), errors.REST)
 TINKER = Interface(("/api/v1",), errors.TINKER, is_described=False)
+ACP = Interface(("/acp",), errors.AGENT_PROTOCOL, is_described=False)
 
 
 class Reply(NamedTuple, Generic[T]):

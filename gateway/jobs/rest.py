@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from starlette.requests import Request
 
 from gateway.http.body import Body, Whole, compact
@@ -50,6 +50,7 @@ from streams.jobs import job_log, job_view, request as requests
 from streams.jobs.job_log import JobLog
 from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState
+from streams.knowledge.agent_log import AgentMemory, capability_problem, read_memory
 from streams.output import moment
 from streams.prompts import prompt_log
 from streams.scorers.scorer_check import unusable_scorer
@@ -145,6 +146,15 @@ class AgentTool(Body):
     parameters: ToolSchema | None = None
 
 
+def _check_capability(capability: str) -> str:
+    if (problem := capability_problem(capability)) is not None:
+        raise ValueError(problem)
+    return capability
+
+
+Capability = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_capability)]
+
+
 class AgentConfig(Body):
     """What an agent is, as the log has it."""
 
@@ -152,8 +162,10 @@ class AgentConfig(Body):
     name: str | None = Field(None, min_length=1, max_length=200, description="for people; default: agent_id")
     type: AgentType | None = Field(None, description="how it came about; default: PROMPT_BASED")
     model_id: str = Field(description="the policy that answers its calls, or POLICY@7")
-    memory_config: dict[str, Any] | None = Field(None, description="recorded")
-    capabilities: Annotated[list[str], Field(max_length=100)] | None = Field(None, description="recorded")
+    memory_config: AgentMemory | None = Field(None, description="what it reads of its thread and of the agents' store")
+    capabilities: Annotated[list[Capability], Field(max_length=100)] | None = Field(
+        None, description="what it can do, as its card says it to other agents"
+    )
     tools: Annotated[list[AgentTool], Field(max_length=100)] | None = Field(None, description="recorded")
     reward_sources: Annotated[list[RewardSourceLine], Field(max_length=MOST_SOURCES)] | None = Field(
         None, description="scorers of its tasks and jobs that name none"
@@ -409,7 +421,7 @@ class TrainingJobs:
             name=body.name or body.agent_id,
             type=body.type or "PROMPT_BASED",
             model_id=body.model_id,
-            memory_config=compact(body.memory_config or {}, "memory_config"),
+            memory_config=_memory_config(body.memory_config),
             capabilities=tuple(body.capabilities or ()),
             tools=tuple(tools),
             reward_sources=sources,
@@ -489,6 +501,16 @@ def _training_job(job: JobState) -> TrainingJob:
         code=job.code,
         suggested_action=job.suggested_action,
     )
+
+
+def _memory_config(memory: AgentMemory | None) -> str:
+    """Return what an agent remembers as the log has it. Raises CallError."""
+    text = compact({} if memory is None else memory.model_dump(exclude_none=True), "memory_config")
+    try:
+        read_memory(text)
+    except EventError as exc:
+        raise CallError("invalid", str(exc), "memory_config") from exc
+    return text
 
 
 def _agent(event: AgentEvent) -> RegisteredAgent:

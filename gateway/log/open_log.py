@@ -2,6 +2,7 @@
 
 rows ──► LogOverHttp, which needs DuckDB        ids of tasks ──► TaskIndex        rules ──► TriggerLog
 prompts ──► PromptLog                           tools ──► ToolLog, and the processes that call them
+items of the store ──► MemoryLog                agents ──► AgentLog
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from streams.environments.registry.tool_caller import ToolCaller
 from streams.environments.registry.tool_log import ToolLog
 from streams.errors import CallError, NotFoundError
 from streams.improve.triggers.trigger_log import TriggerLog
+from streams.knowledge.agent_log import AgentLog
+from streams.knowledge.memory_log import MemoryLog
 from streams.prompts.prompt_log import PromptLog
 from streams.settings.model import Settings
 from streams.stages.tasks.task_index import SubmittedTask, TaskIndex
@@ -43,6 +46,8 @@ class OpenLog:
         self._prompts: PromptLog | None = None
         self._tools: ToolLog | None = None
         self._tool_caller: ToolCaller | None = None
+        self._memory: MemoryLog | None = None
+        self._agents: AgentLog | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -105,6 +110,22 @@ class OpenLog:
                 caller = ToolCaller(self._settings.environments)
                 self._tool_caller = self._stack.enter_context(contextlib.closing(caller))
             return self._tool_caller
+
+    @property
+    def memory(self) -> MemoryLog:
+        """The agents' store. Raises as `MemoryLog`."""
+        with self._lock:
+            if self._memory is None or self._memory.is_broken:
+                self._memory = self._stack.enter_context(MemoryLog(self._settings))
+            return self._memory
+
+    @property
+    def agents(self) -> AgentLog:
+        """Every registered agent. Raises as `AgentLog`."""
+        with self._lock:
+            if self._agents is None or self._agents.is_broken:
+                self._agents = self._stack.enter_context(AgentLog(self._settings))
+            return self._agents
 
     def find_task(self, request: Request, task_id: str) -> SubmittedTask:
         """Return a task that a request may see. Raises NotFoundError, and as `tasks`."""

@@ -22,7 +22,7 @@ from gateway.http.body import MOST_LEVELS, Body, check_values, read
 from gateway.http.route import BODY_BYTES, BODY_VALUES, CONVERSATION, LARGE_BODY, Route
 from gateway.jobs.form_data import HEAD_BYTES, parts
 from gateway.routes import ROUTES
-from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms, tinker_rooms
+from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms, thread_rooms, tinker_rooms
 from schemas import json_text
 from schemas.conversation import Conversation
 from schemas.faults import LONGEST_PATH
@@ -33,7 +33,9 @@ from tests.support.documented import document
 
 TAKING_JSON = [route for route in ROUTES if route.takes_json]
 CALLS = {"create_chat_completion", "create_completion", "create_response", "create_message", "count_tokens"}
-CALLS |= {"tinker_sample"}
+CALLS |= {"tinker_sample", "acp_patch_thread", "acp_create_run", "acp_create_and_wait_run"}
+CALLS |= {"acp_create_and_stream_run", "acp_create_thread_run", "acp_create_and_wait_thread_run"}
+CALLS |= {"acp_create_and_stream_thread_run"}
 TENSORS = {"tinker_forward", "tinker_forward_backward"}
 """Routes whose body is read as a message of tensors."""
 LARGE = {"call_jsonrpc", "create_training_job", "submit_task", "upload_file", "start_selfplay", "optimize_prompt"}
@@ -109,13 +111,14 @@ def application() -> Application:
         *job_rooms(settings, nothing),
         *log_rooms(settings, nothing),
         *tinker_rooms(settings, nothing),
+        *thread_rooms(settings, nothing, nothing),
         *people_rooms(settings, nothing),
     ]
     return Application(rooms, version="0", max_body_bytes=16_000_000)
 
 
 PATH_NAMES = ("agent_id", "trajectory_id", "job_id", "policy", "task_id", "run_id", "name", "session_id", "model_id")
-PATH_NAMES += ("kind", "sampler_id", "tool_id")
+PATH_NAMES += ("kind", "sampler_id", "tool_id", "thread_id")
 
 
 def posted(app: Application, route: Route, raw: bytes) -> httpx.Response:

@@ -23,7 +23,7 @@ from gateway.people.auth import OwnPermissions
 from gateway.people.cookie import LoginCookie
 from gateway.people.door import OF_ALL_TENANTS, UNLISTED, Door
 from gateway.routes import ROUTES, TABLE
-from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms, tinker_rooms
+from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms, thread_rooms, tinker_rooms
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, problems
 from streams.access import keys, users
 from streams.access.keys import AccessKey
@@ -77,6 +77,7 @@ def application(hosts: Collection[str] = page_app.LOOPBACK) -> Application:
         *job_rooms(settings, nothing),
         *log_rooms(settings, nothing),
         *tinker_rooms(settings, nothing),
+        *thread_rooms(settings, nothing, nothing),
         *people_rooms(settings, nothing),
     ]
     app = Application(rooms, version="0", max_body_bytes=1, keys=True)

@@ -25,7 +25,7 @@ LAYERS = [
     ["streams.kafka"],
     [
         *("streams.engines", "streams.scorers", "streams.adapters", "streams.arrow", "streams.samples"),
-        *("streams.worker", "streams.calls", "streams.prompts"),
+        *("streams.worker", "streams.calls", "streams.prompts", "streams.knowledge"),
     ],
     ["streams.environments", "streams.evaluation"],
     ["streams.stages", "trainer"],

@@ -16,7 +16,7 @@ from gateway.http.limits import KeyLimits
 from gateway.http.route import REST, Reply, RouteTable, routes_of
 from gateway.people.door import Door
 from gateway.routes import ROOMS, ROUTES
-from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms, tinker_rooms
+from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms, thread_rooms, tinker_rooms
 from streams.errors import NotFoundError
 from streams.settings.model import Login, Serve, Settings
 from tests.support.documented import differences
@@ -151,6 +151,7 @@ def test_every_room_is_served_and_no_operation_has_the_name_of_another() -> None
         *job_rooms(settings, nothing),
         *log_rooms(settings, nothing),
         *tinker_rooms(settings, nothing),
+        *thread_rooms(settings, nothing, nothing),
         *people_rooms(settings, nothing),
     ]
     assert [type(room) for room in rooms] == list(ROOMS)

@@ -26,6 +26,16 @@ class ActivateBody(TypedDict):
     reason: NotRequired[str]
 
 
+class AgentMemory(TypedDict):
+    """
+    What an agent gets to read of its thread and of the store; nothing is left out unless it says so.
+    """
+
+    turns: NotRequired[int | None]
+    namespace: NotRequired[list[str] | None]
+    items: NotRequired[int | None]
+
+
 class AgentTool(TypedDict):
     """
     A function that an agent calls.
@@ -1761,7 +1771,7 @@ class AgentConfig(TypedDict):
     name: NotRequired[str | None]
     type: NotRequired[Literal["PROMPT_BASED", "FINE_TUNED", "RL_TRAINED"] | None]
     model_id: str
-    memory_config: NotRequired[dict[str, Any] | None]
+    memory_config: NotRequired[AgentMemory | None]
     capabilities: NotRequired[list[str] | None]
     tools: NotRequired[list[AgentTool] | None]
     reward_sources: NotRequired[list[RewardSourceLine] | None]

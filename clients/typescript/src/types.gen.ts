@@ -106,13 +106,11 @@ export type AgentConfig = {
      */
     model_id: string;
     /**
-     * recorded
+     * what it reads of its thread and of the agents' store
      */
-    memory_config?: {
-        [key: string]: unknown;
-    } | null;
+    memory_config?: AgentMemory | null;
     /**
-     * recorded
+     * what it can do, as its card says it to other agents
      */
     capabilities?: Array<string> | null;
     /**
@@ -123,6 +121,24 @@ export type AgentConfig = {
      * scorers of its tasks and jobs that name none
      */
     reward_sources?: Array<RewardSourceLine> | null;
+};
+
+/**
+ * What an agent gets to read of its thread and of the store; nothing is left out unless it says so.
+ */
+export type AgentMemory = {
+    /**
+     * the thread's last questions, with what followed
+     */
+    turns?: number | null;
+    /**
+     * of the store: its items are given with a run
+     */
+    namespace?: Array<string> | null;
+    /**
+     * most of them; default: 100
+     */
+    items?: number | null;
 };
 
 /**

@@ -111,12 +111,12 @@ def _check_reads(tree: Any) -> None:
         name = str(node.get("table_name") or "").lower()
         if node.get("type") == "BASE_TABLE":
             schema = str(node.get("schema_name") or "").lower()
-            if schema not in _SCHEMAS or name in _system_names():
+            if schema not in _SCHEMAS or name in _system_views():
                 full_name = f"{schema}.{name}" if schema else name
                 raise SettingsError(f"{full_name} is no view of the log; SHOW TABLES names them")
         elif node.get("type") == "SHOW_REF":
             is_special = node.get("show_type") == "SHOW_SPECIAL" and name != _SHOWN
-            if is_special or name.startswith("__") or name in _system_names():
+            if is_special or name.startswith("__") or name in _system_views() | _settings():
                 raise SettingsError(f"SHOW {name} is not about the log; SHOW TABLES names its views")
         elif node.get("type") == "TABLE_FUNCTION":
             function = str(node["function"].get("function_name")).lower()
@@ -134,10 +134,18 @@ def _function_refusal(name: str) -> RefusedError:
 
 
 @cache
-def _system_names() -> frozenset[str]:
-    """Return the names of DuckDB's own views that need no schema, and of its settings, which SHOW knows."""
-    sql = """SELECT lower(view_name) FROM duckdb_views() WHERE internal AND schema_name <> 'information_schema'
-             UNION SELECT lower(name) FROM duckdb_settings()"""
+def _system_views() -> frozenset[str]:
+    """Return the names of DuckDB's own views that need no schema."""
+    return _names("SELECT lower(view_name) FROM duckdb_views() WHERE internal AND schema_name <> 'information_schema'")
+
+
+@cache
+def _settings() -> frozenset[str]:
+    """Return the names of DuckDB's settings, which SHOW knows, and FROM does not: `threads` is a view of ours."""
+    return _names("SELECT lower(name) FROM duckdb_settings()")
+
+
+def _names(sql: str) -> frozenset[str]:
     with duckdb.connect() as con:
         return frozenset(name for (name,) in con.execute(sql).fetchall())
 

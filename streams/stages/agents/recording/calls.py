@@ -1,6 +1,6 @@
 """A model call and its answer, in no protocol's words.
 
-    chat, completions, responses, messages ──► ModelCall ──► recorder ──► CallInProgress ──► Begun, Delta …, Done …
+    chat, completions, responses, messages, threads ──► ModelCall ──► recorder ──► CallInProgress ──► Begun, Delta, Done
 
 Each protocol of `gateway/` translates its requests into a `ModelCall` and these pieces into its answers; only the
 recorder knows what lies between. One call has one `Begun`, any number of `Delta`, and one `Done` for each choice. A
@@ -21,7 +21,7 @@ from streams.stages.agents.trajectories.call_chains import Digests
 
 NO_HISTORY = Digests((), ())
 
-CallProtocol = Literal["chat", "completions", "responses", "messages"]
+CallProtocol = Literal["chat", "completions", "responses", "messages", "threads"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,101 @@
+"""The agents that threads run: those that are registered, and `default`, which is the server's own policy.
+
+agent_id, or none ──► the registered one of that name ──► the model that answers, its tools, what it remembers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from gateway.http.principal import DEFAULT_AGENT, may_ask, principal_of, tenant_of
+from schemas.events import AgentEvent, Tool
+from streams.access.tenants.tenant_names import SEPARATOR, is_of, named
+from streams.errors import CallError, EventError
+from streams.knowledge.agent_log import AgentLog, capability_problem, read_memory
+
+LISTED = "POST /acp/agents/search lists agents"
+"""Where the names of agents are found."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningAgent:
+    """An agent that may be run."""
+
+    agent_id: str
+    """As the caller names it."""
+    logged: str
+    """Its name in the log."""
+    model: str
+    name: str
+    capabilities: tuple[str, ...] = ()
+    memory_config: str = "{}"
+    tools: tuple[Tool, ...] = ()
+    created_at: int | None = None
+    """None: it is not registered."""
+
+
+class KnownAgents:
+    """The agents of a server."""
+
+    def __init__(self, agents: Callable[[], AgentLog], policy: str) -> None:
+        """`agents` opens those of the log; `policy` is that of the server."""
+        self._agents, self._policy = agents, policy
+
+    def of(self, request: Request) -> list[RunningAgent]:
+        """Return the agents that a request may run, in order. Raises as `AgentLog`."""
+        registered = [self._agent_of(request, event) for event in self._agents().agents.values()]
+        known = {agent.agent_id: agent for agent in registered if agent is not None}
+        known.setdefault(DEFAULT_AGENT, self._default(request))
+        principal = principal_of(request)
+        own = None if principal is None else principal.agent_id
+        return [known[agent_id] for agent_id in sorted(known) if own in (None, agent_id)]
+
+    def get(self, request: Request, agent_id: str | None) -> RunningAgent:
+        """Return an agent that a request may run; None: the key's own, or `default`. Raises CallError."""
+        principal = principal_of(request)
+        own = None if principal is None else principal.agent_id
+        name = agent_id or own or DEFAULT_AGENT
+        agents = {agent.agent_id: agent for agent in self.of(request)}
+        agent = agents.get(name)
+        if agent is None:
+            raise CallError("not_found", f"there is no agent {name[:80]!r}", "agent_id", way_out=LISTED)
+        return agent
+
+    def check(self, agent: RunningAgent) -> None:
+        """Raise CallError for an agent that was registered with what nothing here obeys."""
+        try:
+            read_memory(agent.memory_config)
+        except EventError as exc:
+            problem = f"agent {agent.agent_id} cannot run: {exc}; register it again"
+            raise CallError("conflict", problem, "agent_id") from exc
+        for capability in agent.capabilities:
+            if (reason := capability_problem(capability)) is not None:
+                text = f"agent {agent.agent_id} cannot run: capability {reason}; register it again"
+                raise CallError("conflict", text, "agent_id")
+
+    def _agent_of(self, request: Request, event: AgentEvent) -> RunningAgent | None:
+        """Return an agent as a request may know it; None if it is another tenant's, or its model is."""
+        tenant = tenant_of(request)
+        is_own = is_of(tenant, event.agent_id)
+        if not is_own and SEPARATOR in event.agent_id:
+            return None
+        if not may_ask(request, event.model_id, self._policy):
+            return None
+        agent_id = event.agent_id if tenant is None or not is_own else event.agent_id.removeprefix(tenant + SEPARATOR)
+        return RunningAgent(
+            agent_id=agent_id,
+            logged=named(tenant, event.agent_id),
+            model=event.model_id,
+            name=event.name,
+            capabilities=event.capabilities,
+            memory_config=event.memory_config,
+            tools=event.tools,
+            created_at=event.created_at,
+        )
+
+    def _default(self, request: Request) -> RunningAgent:
+        logged = named(tenant_of(request), DEFAULT_AGENT)
+        return RunningAgent(DEFAULT_AGENT, logged, self._policy, DEFAULT_AGENT)

@@ -1,0 +1,337 @@
+"""Answer the runs of threads, by the recorder that answers every call of an agent.
+
+    threads ──► the run in progress of each ──► ModelCall, of the trajectory with its id ──► recorder ──► turn
+                                                                              run_ended ──► threads ◄──┘
+
+A run is in the log before it is acknowledged, and nothing about it is here alone. After kill -9 the next server finds
+the runs that are in progress and makes the same calls again: the recorder gives the answer that is in the log, or
+samples one, with the same seed.
+
+Not covered: two servers on one log, which the recorder does not cover either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from gateway.acp.run_frames import StreamPlace, end_id, frames
+from gateway.http import errors
+from schemas import json_text
+from schemas.events import Message, RunEnding, ThreadEvent, derive_id
+from streams.access.tenants.tenant_names import tenant_in
+from streams.errors import CallError, EventError, LogError, NotFoundError
+from streams.kafka import times
+from streams.knowledge.agent_log import MOST_ITEMS, last_turns, read_memory, with_items
+from streams.knowledge.memory_log import MemoryLog
+from streams.knowledge.thread_log import Appended, ThreadLog
+from streams.knowledge.thread_state import RunState, ThreadState
+from streams.settings.model import Settings
+from streams.stages.agents.recording.calls import Delta, Done, ModelCall, Piece
+
+ACTOR = "serve"
+"""The actor of the events that end runs."""
+AGAIN_S = 0.5
+"""How long after a call that could not be taken it is made again."""
+TRIES = 120
+"""How often it is made."""
+
+log = logging.getLogger("streamward.threads")
+
+
+class AnswersCall(Protocol):
+    """The recorder of the agents' stage."""
+
+    def answer(self, call: ModelCall) -> Any:
+        """Answer, `Begun` first. Raises CallError."""
+
+
+class RunOutcome(NamedTuple):
+    """What a run came to."""
+
+    ending: RunEnding
+    messages: tuple[Message, ...] = ()
+    turn_id: str | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class RunFeed:
+    """What a run's readers wait for: the text as it is sampled, and that something has changed."""
+
+    thread_id: str
+    text: str = ""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    readers: int = 0
+
+    def tell(self) -> None:
+        """Wake every reader."""
+        self.news.set()
+        self.news = asyncio.Event()
+
+
+class ThreadRuns:
+    """The threads of a server, and the runs that it answers. Use as a context manager, around its event loop."""
+
+    def __init__(self, settings: Settings, recorder: AnswersCall, memory: Callable[[], MemoryLog]) -> None:
+        """`memory` opens the agents' store."""
+        self._settings, self._recorder, self._memory = settings, recorder, memory
+        self._stack, self._opening = ExitStack(), threading.Lock()
+        self._log: ThreadLog | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._feeds: dict[str, RunFeed] = {}
+        self._stopping = False
+
+    def __enter__(self) -> ThreadRuns:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    # --- the log ------------------------------------------------------------------------------------------------------
+
+    async def open(self) -> ThreadLog:
+        """Return the threads; the first time, answer the runs that are in progress. Raises CallError."""
+        if self._log is None or self._log.is_broken:
+            self._loop = asyncio.get_running_loop()
+            opened = await errors.apart(self._open_log)
+            for state in opened.threads():
+                self._take(state)
+        return self._log if self._log is not None else await self.open()
+
+    async def resume(self) -> None:
+        """Answer the runs that a server before this one was stopped over."""
+        try:
+            await self.open()
+        except CallError as exc:
+            log.warning("threads are not read before a request needs them: %s", exc)
+
+    async def append(self, event: ThreadEvent) -> Appended:
+        """Write an event. Raises CallError."""
+        threads = await self.open()
+        try:
+            return await errors.apart(threads.append, event)
+        except EventError as exc:
+            raise CallError("invalid", str(exc)) from exc
+
+    def _open_log(self) -> ThreadLog:
+        with self._opening:
+            if self._log is None or self._log.is_broken:
+                self._log = self._stack.enter_context(ThreadLog(self._settings, self._pass_on))
+            return self._log
+
+    def _pass_on(self, state: ThreadState) -> None:
+        """Tell the event loop of a thread that has changed."""
+        if self._log is not None and self._loop is not None and not self._loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # it was closed meanwhile
+                self._loop.call_soon_threadsafe(self._take, state)
+
+    # --- answering ----------------------------------------------------------------------------------------------------
+
+    def _take(self, state: ThreadState) -> None:
+        """Take in a thread: answer its run in progress, and no other."""
+        for run_id, feed in list(self._feeds.items()):
+            if feed.thread_id == state.thread_id:
+                feed.tell()
+                task = self._running.get(run_id)
+                if task is not None and state.active != run_id:
+                    task.cancel()
+        run = None if self._stopping else state.runs.get(state.active or "")
+        if run is None or run.run_id in self._running:
+            return
+        feed = self._feed(run)
+        task = asyncio.get_running_loop().create_task(self._run(run, feed))
+        self._running[run.run_id] = task
+        task.add_done_callback(lambda _: self._forget(run.run_id))
+
+    def _feed(self, run: RunState) -> RunFeed:
+        return self._feeds.setdefault(run.run_id, RunFeed(run.thread_id))
+
+    def _forget(self, run_id: str) -> None:
+        self._running.pop(run_id, None)
+        feed = self._feeds.get(run_id)
+        if feed is not None and not feed.readers:
+            del self._feeds[run_id]
+
+    async def _run(self, run: RunState, feed: RunFeed) -> None:
+        try:
+            outcome = await self._outcome(run, feed)
+            await self._write_end(run, outcome)
+        except asyncio.CancelledError:
+            return  # it was cancelled, or the server stops and the next one goes on
+        except Exception:  # whatever a model does: its run must not stand for ever
+            log.exception("run %s failed", run.run_id)
+            await self._write_end(run, RunOutcome("error", error="the server failed; its output says why"))
+
+    async def _outcome(self, run: RunState, feed: RunFeed) -> RunOutcome:
+        """Return what the agent answers."""
+        limit_s = self._settings.serve.answer_s or None
+        try:
+            async with asyncio.timeout(limit_s):
+                for _ in range(TRIES):
+                    try:
+                        return await self._answer(await self._call(run), feed)
+                    except CallError as exc:
+                        if exc.kind != "busy":
+                            return RunOutcome("error", error=exc.message)
+                        problem = exc.message
+                    await asyncio.sleep(AGAIN_S)
+        except TimeoutError:
+            return RunOutcome("timeout", error=f"there is no answer after {limit_s:g} s (serve.answer_s)")
+        return RunOutcome("error", error=problem)
+
+    async def _answer(self, call: ModelCall, feed: RunFeed) -> RunOutcome:
+        done: Done | None = None
+        feed.text = ""
+        pieces: AsyncIterator[Piece]
+        async with aclosing(self._recorder.answer(call)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Delta):
+                    feed.text += piece.text
+                    feed.tell()
+                elif isinstance(piece, Done):
+                    done = piece
+        if done is None:
+            return RunOutcome("error", error="the answer broke off")
+        return RunOutcome("success", (done.message,), done.turn_id)
+
+    async def _call(self, run: RunState) -> ModelCall:
+        """Return the call that a run makes. Raises CallError."""
+        messages = () if run.checkpoint is None else run.checkpoint.messages()
+        text = await errors.apart(self._readable_messages, run, tuple(message.message for message in messages))
+        return ModelCall(
+            agent_id=run.agent_id,
+            trajectory_id=run.run_id,
+            model=run.request.model or "",
+            protocol="threads",
+            messages=text,
+            tools=run.tools,
+            sampling=run.sampling,
+            request_digest=hashlib.sha256(json_text.one_line([run.thread_id, run.run_id]).encode()).hexdigest(),
+            retry_key=run.run_id,
+        )
+
+    def _readable_messages(self, run: RunState, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """Return what the model gets to read, as the agent's memory_config says."""
+        memory = read_memory(run.request.memory_config or "{}")
+        messages = last_turns(messages, memory.turns)
+        if memory.namespace is None:
+            return messages
+        tenant = tenant_in(run.thread_id) or tenant_in(run.agent_id)
+        namespace = tuple(memory.namespace) if tenant is None else (tenant, *memory.namespace)
+        items = self._memory().read(lambda state: list(state.below(namespace)))
+        return with_items(messages, iter(items), memory.items or MOST_ITEMS)
+
+    async def _write_end(self, run: RunState, outcome: RunOutcome) -> None:
+        event = ThreadEvent(
+            event_id=end_id(run),
+            thread_id=run.thread_id,
+            created_at=times.now_ms(),
+            kind="run_ended",
+            actor=ACTOR,
+            run_id=run.run_id,
+            ending=outcome.ending,
+            turn_id=outcome.turn_id,
+            error=outcome.error,
+            messages=outcome.messages,
+        )
+        while True:
+            try:
+                await self.append(event)
+            except CallError as exc:
+                log.warning("run %s has ended, and that is not recorded yet: %s", run.run_id, exc)
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    async def wait(self, run_id: str) -> RunState:
+        """Return a run once it has ended. Raises CallError."""
+        async with aclosing(self._changes(run_id)) as changes:
+            async for run, _ in changes:
+                if run.status != "pending":
+                    return run
+        raise AssertionError("not reached")
+
+    async def stream(self, run_id: str, modes: tuple[str, ...], after: StreamPlace) -> AsyncGenerator[bytes, None]:
+        """Yield the events of a run after a place, until it has ended. Raises CallError."""
+        async with aclosing(self._changes(run_id)) as changes:
+            async for run, text in changes:
+                for frame in frames(run, text, modes, after):
+                    after = frame.place
+                    yield frame.encode()
+
+    async def _changes(self, run_id: str) -> AsyncGenerator[tuple[RunState, str], None]:
+        """Yield a run and its text so far, again and again until it has ended."""
+        feed = self._feed(run_of(await self.open(), run_id))
+        feed.readers += 1
+        try:
+            while True:
+                news = feed.news
+                run = run_of(await self.open(), run_id)
+                yield run, feed.text
+                if run.status != "pending":
+                    return
+                await news.wait()
+        finally:
+            feed.readers -= 1
+            if run_id not in self._running:
+                self._forget(run_id)
+
+    # --- stopping -----------------------------------------------------------------------------------------------------
+
+    def leave(self, run_id: str, actor: str) -> None:
+        """Cancel a run whose client has hung up, unless that is because the server stops."""
+        if not self._stopping:
+            task = asyncio.get_running_loop().create_task(self.cancel(run_id, actor))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def cancel(self, run_id: str, actor: str, *, rolled_back: bool = False) -> None:
+        """Let a run be over, if it is not yet. Raises CallError."""
+        run = run_of(await self.open(), run_id)
+        if run.status == "pending":
+            await self.append(run_event(run, "run_cancelled", actor, rolled_back=rolled_back))
+
+    def stop(self) -> None:
+        """Begin no run any more; those in progress end, or are the next server's."""
+        self._stopping = True
+
+    async def close(self) -> None:
+        """Leave the runs in progress to the next server."""
+        self.stop()
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def run_of(threads: ThreadLog, run_id: str) -> RunState:
+    """Return a run. Raises CallError."""
+    try:
+        return threads.run(run_id)
+    except NotFoundError as exc:
+        raise CallError("not_found", str(exc), "run_id") from exc
+    except LogError as exc:
+        raise CallError("busy", f"{exc}; try again") from exc
+
+
+def run_event(run: RunState, kind: Any, actor: str, **fields: Any) -> ThreadEvent:
+    """Return an event about a run."""
+    return ThreadEvent(
+        event_id=derive_id(run.thread_id, run.run_id, kind),
+        thread_id=run.thread_id,
+        created_at=times.now_ms(),
+        kind=kind,
+        actor=actor,
+        run_id=run.run_id,
+        **fields,
+    )

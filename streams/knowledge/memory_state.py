@@ -1,0 +1,86 @@
+"""The agents' store, as the fold of its events.
+
+    memory: put, deleted ──► take ──► items by namespace and key
+
+The newest event of a key counts. A namespace is a path of labels, which its events have joined by dots, so no label has
+one. Items are in the order of their keys, whatever the order of their writes.
+
+Not covered: a search by meaning, and items that expire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.events import MemoryEvent
+from streams.knowledge.json_object import object_of
+
+Labels = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryItem:
+    """A value that an agent keeps under a key."""
+
+    namespace: Labels
+    key: str
+    value: str
+    """JSON object."""
+    created_at: int
+    """When it was first put, since it was deleted the last time; milliseconds since the epoch, as `updated_at`."""
+    updated_at: int
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The value."""
+        return object_of(self.value)
+
+
+class MemoryState:
+    """Every item. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._items: dict[Labels, dict[str, MemoryItem]] = {}
+
+    def take(self, event: MemoryEvent) -> None:
+        """Take in an event, in the order of its partition."""
+        namespace = tuple(event.namespace.split("."))
+        items = self._items.setdefault(namespace, {})
+        before = items.get(event.key)
+        if event.value is None:
+            items.pop(event.key, None)
+        else:
+            created_at = event.created_at if before is None else before.created_at
+            items[event.key] = MemoryItem(namespace, event.key, event.value, created_at, event.created_at)
+        if not items:
+            del self._items[namespace]
+
+    def get(self, namespace: Labels, key: str) -> MemoryItem | None:
+        """Return an item; None if there is none."""
+        return self._items.get(namespace, {}).get(key)
+
+    def below(self, prefix: Labels) -> Iterator[MemoryItem]:
+        """Yield the items of every namespace that begins with these labels."""
+        for namespace in self.namespaces(prefix):
+            for _, item in sorted(self._items[namespace].items()):
+                yield item
+
+    def search(self, prefix: Labels, fields: Mapping[str, Any]) -> Iterator[MemoryItem]:
+        """Yield the items below a namespace whose values have these fields."""
+        for item in self.below(prefix):
+            if not fields or _has(item.fields, fields):
+                yield item
+
+    def namespaces(self, prefix: Labels = (), suffix: Labels = ()) -> list[Labels]:
+        """Return the namespaces with items that begin and end with these labels, in order."""
+        return sorted(name for name in self._items if _begins(name, prefix) and _begins(name[::-1], suffix[::-1]))
+
+
+def _begins(labels: Sequence[str], prefix: Sequence[str]) -> bool:
+    return tuple(labels[: len(prefix)]) == tuple(prefix)
+
+
+def _has(value: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
+    return all(name in value and value[name] == field for name, field in fields.items())

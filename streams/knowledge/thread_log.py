@@ -1,0 +1,113 @@
+"""The threads of the log, followed, and the commands about them.
+
+    threads ──► a thread that follows ──► ThreadState of each ──► readers that wait for a change
+    append ──► event ──► threads ──► own fold has passed it ──► it took effect, or why not
+
+Which run of a thread is in progress is part of its fold; the server that has the engine answers that one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from schemas.events import ThreadEvent, problems
+from schemas.serde import Poison
+from streams.errors import EventError, NotFoundError
+from streams.kafka.followed import FollowedTopic
+from streams.kafka.record import Record, cut
+from streams.knowledge.thread_state import RunState, ThreadState, fold, refusal
+from streams.settings.model import Settings
+
+log = logging.getLogger("streamward.threads")
+
+
+class Appended(NamedTuple):
+    """What an event came to."""
+
+    state: ThreadState | None
+    """The thread, with the event taken in."""
+    refusal: str | None
+    """Why it changed nothing."""
+
+
+class ThreadLog(FollowedTopic):
+    """Every thread, followed. Use as a context manager; methods may be called from any thread."""
+
+    def __init__(self, settings: Settings, on_change: Callable[[ThreadState], None] = lambda _: None) -> None:
+        """`on_change` gets each thread that an event changed, in the thread that follows.
+
+        Raises NotFoundError without the topic, LogError if the broker does not answer.
+        """
+        super().__init__(settings, "threads")
+        self._partitions = settings.topics.policy_partitions
+        self._on_change = on_change
+        self._states: dict[str, ThreadState] = {}
+        self._thread_of: dict[str, str] = {}
+        """The thread of each run."""
+        self._awaited: dict[str, str | None] = {}
+        """Why events that are being written took no effect, by their ids."""
+
+    def find(self, thread_id: str) -> ThreadState | None:
+        """Return a thread that was not deleted; None if there is none. Raises LogError once the log cannot be read."""
+        with self._changed:
+            self._raise_error()
+            state = self._states.get(thread_id)
+        return None if state is None or state.deleted else state
+
+    def get(self, thread_id: str) -> ThreadState:
+        """Return a thread. Raises NotFoundError, LogError."""
+        state = self.find(thread_id)
+        if state is None or state.stateless:
+            raise NotFoundError(f"there is no thread {thread_id[:80]}")
+        return state
+
+    def run(self, run_id: str) -> RunState:
+        """Return a run. Raises NotFoundError, LogError."""
+        with self._changed:
+            self._raise_error()
+            state = self._states.get(self._thread_of.get(run_id, ""))
+        run = None if state is None else state.runs.get(run_id)
+        if run is None:
+            raise NotFoundError(f"there is no run {run_id[:80]}")
+        return run
+
+    def threads(self) -> list[ThreadState]:
+        """Return every thread, single runs included, the newest first. Raises LogError once the log cannot be read."""
+        with self._changed:
+            self._raise_error()
+            states = [state for state in self._states.values() if not state.deleted]
+        return sorted(states, key=lambda state: (-state.updated_at, state.thread_id))
+
+    def append(self, event: ThreadEvent) -> Appended:
+        """Write an event, and return what it came to. Raises EventError that says what is wrong with it, LogError."""
+        if problem := next(problems(event), None):
+            raise EventError(problem)
+        with self._changed:
+            self._awaited[event.event_id] = None
+        try:
+            self._write(event)
+            with self._changed:
+                return Appended(self._states.get(event.thread_id), self._awaited[event.event_id])
+        finally:
+            with self._changed:
+                self._awaited.pop(event.event_id, None)
+
+    def _take(self, record: Record) -> None:
+        event = record.decode_placed(ThreadEvent, self._partitions)
+        if isinstance(event, Poison):
+            log.warning("skipped: %s", cut(event.error), extra=record.log_extra)
+            return
+        before = self._states.get(event.thread_id)
+        if (reason := refusal(before, event)) is not None:
+            if event.event_id in self._awaited:
+                self._awaited[event.event_id] = reason
+            return
+        after = fold(before, event)
+        if after is None:
+            return
+        self._states[event.thread_id] = after
+        if event.kind == "run_requested" and event.run_id is not None:
+            self._thread_of[event.run_id] = event.thread_id
+        self._on_change(after)

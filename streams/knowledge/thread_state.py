@@ -1,0 +1,322 @@
+"""A thread: a conversation with agents, as the fold of its events.
+
+    threads[id]: created, changed, deleted ──────────────────────────┐
+                 run_requested, run_cancelled, run_ended, run_deleted ┴──► fold ──► ThreadState
+
+A thread answers one run at a time. A run is waiting until the one before it has ended, and then its messages are the
+thread's; its answer is, once it has ended. Of two requests that meet, the first in the partition is the one that runs,
+and the other is refused, waits, or interrupts it: every reader of the events comes to the same decision.
+
+Every state of the messages is kept as a checkpoint, which is what came to the one before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from schemas.events import Message, Sampling, ThreadEvent, Tool, derive_id
+from streams.knowledge.json_object import object_of
+
+RunStatus = Literal["pending", "success", "error", "timeout", "interrupted"]
+ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadMessage:
+    """A message of a thread."""
+
+    message_id: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ThreadCheckpoint:
+    """A state of a thread's messages: those of the one before it, and what came to them."""
+
+    checkpoint_id: str
+    created_at: int
+    parent: ThreadCheckpoint | None = field(repr=False)
+    added: tuple[ThreadMessage, ...]
+    values: Mapping[str, Any]
+    """The thread's context then."""
+    run_id: str | None = None
+    """The run that added them."""
+
+    def line(self) -> Iterator[ThreadCheckpoint]:
+        """Yield this state and those before it, the newest first."""
+        state: ThreadCheckpoint | None = self
+        while state is not None:
+            yield state
+            state = state.parent
+
+    def messages(self) -> tuple[ThreadMessage, ...]:
+        """Return every message, the oldest first."""
+        newest_first = [message for state in self.line() for message in reversed(state.added)]
+        return tuple(reversed(newest_first))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """A run on a thread."""
+
+    request: ThreadEvent
+    status: RunStatus = "pending"
+    updated_at: int
+    checkpoint: ThreadCheckpoint | None = None
+    """The thread with its messages: what the agent gets to read; None while it waits."""
+    answer: tuple[ThreadMessage, ...] = ()
+    turn_id: str | None = None
+    error: str | None = None
+
+    @property
+    def run_id(self) -> str:
+        """Its id."""
+        return self.request.run_id or ""
+
+    @property
+    def thread_id(self) -> str:
+        """The thread, by its name in the log."""
+        return self.request.thread_id
+
+    @property
+    def agent_id(self) -> str:
+        """The agent that answers."""
+        return self.request.agent_id or ""
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are drawn."""
+        return self.request.sampling or Sampling()
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """What the agent may call."""
+        return self.request.tools
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """The rest of what the client sent."""
+        return object_of(self.request.request)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadState:
+    """Everything that the events of one thread say."""
+
+    thread_id: str
+    created_at: int
+    updated_at: int
+    agent_id: str | None = None
+    """The only agent that it is for; None: any."""
+    stateless: bool = False
+    """Whether it is a single run that belongs to no thread."""
+    deleted: bool = False
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    head: ThreadCheckpoint
+    runs: Mapping[str, RunState] = field(default_factory=dict)
+    """In the order of their requests."""
+    active: str | None = None
+    """The run that is answered now."""
+    waiting: tuple[str, ...] = ()
+    """Those after it, in order."""
+    last: str | None = None
+    """The run that ended last."""
+
+    @property
+    def status(self) -> ThreadStatus:
+        """Whether a run is in progress, and how the last one ended."""
+        if self.active is not None:
+            return "busy"
+        ended = self.runs.get(self.last or "")
+        if ended is None or ended.status in ("pending", "success"):
+            return "idle"
+        return "interrupted" if ended.status == "interrupted" else "error"
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Its context."""
+        return self.head.values
+
+    @property
+    def messages(self) -> tuple[ThreadMessage, ...]:
+        """Its messages, the oldest first."""
+        return self.head.messages()
+
+    @property
+    def participants(self) -> list[str]:
+        """The agents that ran on it, in order."""
+        return list(dict.fromkeys(run.agent_id for run in self.runs.values()))
+
+
+def refusal(state: ThreadState | None, event: ThreadEvent) -> str | None:
+    """Return why an event changes nothing about a thread in this state; None if it takes effect."""
+    exists = state is not None and not state.deleted
+    if event.kind == "created":
+        return "the thread exists already" if exists else None
+    if event.kind == "run_requested" and event.stateless:
+        return None if state is None else f"run {event.run_id} was requested already"
+    if state is None or not exists:
+        return "there is no such thread"
+    if event.kind == "run_requested":
+        if event.run_id in state.runs:
+            return f"run {event.run_id} was requested already"
+        if state.agent_id not in (None, event.agent_id):
+            return f"the thread is for agent {state.agent_id} alone"
+        if state.active is not None and event.if_busy == "reject":
+            return f"the thread is busy with run {state.active}"
+        return None
+    if event.kind == "changed":
+        return _why_no_change(state, event)
+    if event.kind == "deleted":
+        return None
+    run = state.runs.get(event.run_id or "")
+    if run is None:
+        return f"there is no run {event.run_id}"
+    if event.kind == "run_ended" and state.active != event.run_id:
+        return f"run {event.run_id} is not in progress: it is {run.status}"
+    if event.kind == "run_cancelled" and run.status != "pending":
+        return f"run {event.run_id} has ended: {run.status}"
+    return None
+
+
+def _why_no_change(state: ThreadState, event: ThreadEvent) -> str | None:
+    if event.checkpoint is None:
+        return None
+    if state.active is not None:
+        return f"the thread is busy with run {state.active}, whose messages would be lost"
+    if all(event.checkpoint != earlier.checkpoint_id for earlier in state.head.line()):
+        return f"the thread has no checkpoint {event.checkpoint}"
+    return None
+
+
+def fold(state: ThreadState | None, event: ThreadEvent) -> ThreadState | None:
+    """Return a thread after an event; one that is refused changes nothing."""
+    if refusal(state, event) is not None:
+        return state
+    if state is None or event.kind == "created":
+        state = _new(event)
+        if event.kind == "created":
+            return state
+    state = replace(state, updated_at=max(state.updated_at, event.created_at))
+    return _APPLY[event.kind](state, event)
+
+
+def _new(event: ThreadEvent) -> ThreadState:
+    is_created = event.kind == "created"
+    values = object_of(event.values) if is_created else {}
+    added = _messages(event) if is_created else ()
+    return ThreadState(
+        thread_id=event.thread_id,
+        created_at=event.created_at,
+        updated_at=event.created_at,
+        agent_id=event.agent_id,
+        stateless=event.stateless,
+        labels=object_of(event.labels) if is_created else {},
+        head=ThreadCheckpoint(event.event_id, event.created_at, None, added, values),
+    )
+
+
+def _messages(event: ThreadEvent) -> tuple[ThreadMessage, ...]:
+    return tuple(
+        ThreadMessage(derive_id(event.event_id, number), message) for number, message in enumerate(event.messages)
+    )
+
+
+def _change(state: ThreadState, event: ThreadEvent) -> ThreadState:
+    state = replace(state, labels={**state.labels, **object_of(event.labels)})
+    if event.checkpoint is None and event.values is None and not event.messages:
+        return state
+    base = state.head
+    if event.checkpoint is not None:
+        base = next(earlier for earlier in base.line() if earlier.checkpoint_id == event.checkpoint)
+    values = {**base.values, **object_of(event.values)}
+    return replace(state, head=ThreadCheckpoint(event.event_id, event.created_at, base, _messages(event), values))
+
+
+def _delete(state: ThreadState, event: ThreadEvent) -> ThreadState:
+    head = ThreadCheckpoint(event.event_id, event.created_at, None, (), {})
+    return replace(state, deleted=True, labels={}, head=head, runs={}, active=None, waiting=(), last=None)
+
+
+def _request(state: ThreadState, event: ThreadEvent) -> ThreadState:
+    run_id = event.run_id or ""
+    state = replace(state, runs={**state.runs, run_id: RunState(request=event, updated_at=event.created_at)})
+    if state.active is None:
+        return _begin(state, run_id, event.created_at)
+    if event.if_busy == "interrupt":
+        interrupted = state.active
+        state = _close_run(state, interrupted, event, status="interrupted")
+        return _begin(state, run_id, event.created_at)
+    return replace(state, waiting=(*state.waiting, run_id))
+
+
+def _begin(state: ThreadState, run_id: str, now: int) -> ThreadState:
+    """Let a run be the one in progress: its messages are the thread's now."""
+    run = state.runs[run_id]
+    head = ThreadCheckpoint(
+        run.request.event_id, now, state.head, _messages(run.request), state.head.values, run_id=run_id
+    )
+    run = replace(run, checkpoint=head, updated_at=now)
+    return replace(state, head=head, active=run_id, runs={**state.runs, run_id: run})
+
+
+def _close_run(state: ThreadState, run_id: str, event: ThreadEvent, **outcome: Any) -> ThreadState:
+    """Let a run have ended."""
+    run = replace(state.runs[run_id], updated_at=event.created_at, **outcome)
+    waiting = tuple(other for other in state.waiting if other != run_id)
+    active = None if state.active == run_id else state.active
+    return replace(state, runs={**state.runs, run_id: run}, active=active, waiting=waiting, last=run_id)
+
+
+def _next(state: ThreadState, event: ThreadEvent) -> ThreadState:
+    """Let the next run begin, if none is in progress."""
+    if state.active is not None or not state.waiting:
+        return state
+    run_id, *waiting = state.waiting
+    return _begin(replace(state, waiting=tuple(waiting)), run_id, event.created_at)
+
+
+def _end(state: ThreadState, event: ThreadEvent) -> ThreadState:
+    run_id, answer = event.run_id or "", _messages(event)
+    outcome = {"status": event.ending, "answer": answer, "turn_id": event.turn_id, "error": event.error}
+    state = _close_run(state, run_id, event, **outcome)
+    if answer:
+        head = ThreadCheckpoint(event.event_id, event.created_at, state.head, answer, state.head.values, run_id=run_id)
+        state = replace(state, head=head)
+    return _next(state, event)
+
+
+def _cancel(state: ThreadState, event: ThreadEvent) -> ThreadState:
+    run_id = event.run_id or ""
+    state = _close_run(state, run_id, event, status="interrupted")
+    return _next(_without(state, run_id) if event.rolled_back else state, event)
+
+
+def _forget(state: ThreadState, event: ThreadEvent) -> ThreadState:
+    run_id = event.run_id or ""
+    if state.runs[run_id].status == "pending":
+        state = _close_run(state, run_id, event, status="interrupted")
+    kept = {name: run for name, run in state.runs.items() if name != run_id}
+    return _next(replace(state, runs=kept, last=None if state.last == run_id else state.last), event)
+
+
+def _without(state: ThreadState, run_id: str) -> ThreadState:
+    """Return a thread without a run, and without its messages if nothing came to them."""
+    checkpoint = state.runs[run_id].checkpoint
+    head = state.head
+    if checkpoint is not None and checkpoint is head and checkpoint.parent is not None:
+        head = checkpoint.parent
+    kept = {name: run for name, run in state.runs.items() if name != run_id}
+    return replace(state, runs=kept, head=head, last=None)
+
+
+_APPLY = {
+    "changed": _change,
+    "deleted": _delete,
+    "run_requested": _request,
+    "run_cancelled": _cancel,
+    "run_ended": _end,
+    "run_deleted": _forget,
+}

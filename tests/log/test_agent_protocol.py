@@ -1,0 +1,413 @@
+"""Threads, runs and the store as their users meet them: a real log, several tenants, and kill -9."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from gateway.http.route import ACP
+from gateway.routes import ROUTES
+from schemas.events import AccessRole, MemoryEvent, ThreadEvent, Turn
+from streams.access.access_log import AccessLog
+from streams.access.roles import ALLOWED, ROLES
+from streams.kafka import admin
+from streams.settings.model import Settings
+from tests.support.agent_server import serving, settings_of
+from tests.support.processes import command, environment, read, said, until
+
+pytestmark = pytest.mark.kafka
+SCRIPT: dict[str, Any] = {
+    "replies": [{"when": "1 + 7 =", "reply": "8"}, {"when": "and twice that?", "reply": "16"}],
+}
+SLOW = {**SCRIPT, "latency_ms": 1500}
+"""Long enough to do something to a thread while it is busy."""
+SECRET = {"likes": "sums"}
+
+
+class Client(NamedTuple):
+    """Somebody who calls."""
+
+    url: str
+    headers: dict[str, str]
+
+    def ask(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        return httpx.request(method, self.url + path, json=body, headers=self.headers, timeout=60)
+
+    def send(self, method: str, path: str, body: Any = None, status: int = 200) -> Any:
+        response = self.ask(method, f"/acp{path}", body)
+        assert response.status_code == status, response.text
+        return response.json() if response.content else None
+
+    def thread(self, **body: Any) -> str:
+        return str(self.send("POST", "/threads", body)["thread_id"])
+
+    def run(self, thread: str, text: str = "1 + 7 =", **body: Any) -> Any:
+        return self.send("POST", "/runs/wait", {"thread_id": thread, "input": text, **body})
+
+    def stream(self, method: str, path: str, body: Any = None, after: str | None = None) -> Iterator[dict[str, str]]:
+        headers = {} if after is None else {"Last-Event-ID": after}
+        headers |= self.headers
+        with httpx.stream(method, f"{self.url}/acp{path}", json=body, headers=headers, timeout=60) as response:
+            assert response.status_code == 200, response.read()
+            fields: dict[str, str] = {}
+            for line in response.iter_lines():
+                name, _, value = line.partition(": ")
+                if line:
+                    fields[name] = value
+                else:
+                    yield fields
+                    fields = {}
+
+
+class Served(NamedTuple):
+    """A server with keys."""
+
+    settings: Settings
+    url: str
+    keys: dict[str, str]
+
+    def client(self, key: str) -> Client:
+        agent = {"x-agent-id": "calc"} if key == "calc" else {}
+        return Client(self.url, {"x-api-key": self.keys[key], **agent})
+
+
+@pytest.fixture(scope="module")
+def served(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    settings = settings_of(kafka_bootstrap, tmp_path_factory.mktemp("acp"), SCRIPT, auth="keys")
+    admin.apply_topics(settings)
+    with AccessLog(settings) as person:
+        keys: dict[str, str] = {role: person.create(role=role, actor="ann").text for role in ROLES}
+        for tenant in ("red", "blue"):
+            keys[tenant] = person.create(role="submitter", tenant=tenant, actor="ann").text
+        keys["calc"] = person.create(role="submitter", agent_id="calc", actor="ann").text
+    with serving(settings) as url:
+        yield Served(settings, url, keys)
+
+
+@pytest.fixture(scope="module")
+def slow(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with serving(settings_of(kafka_bootstrap, tmp_path_factory.mktemp("slow"), SLOW)) as url:
+        yield Client(url, {})
+
+
+@pytest.fixture
+def red(served: Served) -> Client:
+    return served.client("red")
+
+
+class ServeProcess:
+    """`streamward serve` in a process of its own, started again where it was."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.settings, self.folder = settings, folder
+        self.url = f"http://127.0.0.1:{settings.serve.port}"
+        self.start()
+
+    def start(self) -> None:
+        with (self.folder / "serve.log").open("a") as log:
+            self.process = subprocess.Popen(command("serve"), env=environment(self.settings), stderr=log)
+        until(self._answers, "the server answers", folder=self.folder)
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, said(self.folder)
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(self.url + "/healthz").status_code == 200
+        return False
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        assert self.process.wait(60) == 0, said(self.folder)
+
+
+def contents(answer: Any) -> list[str]:
+    return [message["content"] for message in answer["messages"]]
+
+
+# --- threads and runs -------------------------------------------------------------------------------------------------
+
+
+def test_a_run_answers_its_thread_and_the_next_one_reads_what_was_said(red: Client, served: Served) -> None:
+    thread = red.thread(metadata={"topic": "sums"})
+    first = red.run(thread)
+    second = red.run(thread, "and twice that?")
+    assert (first["run"]["status"], contents(first)) == ("success", ["1 + 7 =", "8"])
+    assert contents(second) == ["1 + 7 =", "8", "and twice that?", "16"]
+    seen = red.send("GET", f"/threads/{thread}")
+    assert contents(seen) == contents(second)
+    assert (seen["status"], seen["participants"], seen["metadata"]) == ("idle", ["default"], {"topic": "sums"})
+    turns = [turn for _, turn in read(served.settings, Turn) if turn.trajectory_id == second["run"]["run_id"]]
+    assert [(turn.agent_id, turn.protocol, turn.reply.content) for turn in turns] == [("red.default", "threads", "16")]
+
+
+def test_a_run_is_in_the_log_when_it_is_acknowledged(red: Client, served: Served) -> None:
+    run = red.send("POST", "/runs", {"thread_id": red.thread(), "input": "1 + 7 ="})
+    events = [event for _, event in read(served.settings, ThreadEvent) if event.run_id == run["run_id"]]
+    assert events[0].kind == "run_requested"
+    assert red.send("GET", f"/runs/{run['run_id']}/wait")["run"]["status"] == "success"
+
+
+def test_a_thread_that_is_there_is_made_again_only_if_that_is_nothing(red: Client) -> None:
+    thread = red.thread()
+    refused = red.send("POST", "/threads", {"thread_id": thread}, 409)
+    assert (refused["code"], refused["metadata"]["parameter"]) == ("conflict", None)
+    assert red.thread(thread_id=thread, if_exists="do_nothing") == thread
+
+
+def test_a_run_on_a_missing_thread_is_refused_or_makes_it(red: Client) -> None:
+    missing = str(uuid.uuid4())
+    red.send("POST", "/runs", {"thread_id": missing, "input": "1 + 7 ="}, 404)
+    assert contents(red.run(missing, if_not_exists="create")) == ["1 + 7 =", "8"]
+    assert contents(red.send("GET", f"/threads/{missing}")) == ["1 + 7 =", "8"]
+
+
+def test_of_two_runs_at_once_on_a_thread_one_wins_and_one_is_told(slow: Client) -> None:
+    thread, answers = slow.thread(), []
+
+    def ask() -> None:
+        body = {"thread_id": thread, "input": "slowly"}
+        answers.append(slow.ask("POST", "/acp/runs", body).status_code)
+
+    asking = [threading.Thread(target=ask) for _ in range(4)]
+    for each in asking:
+        each.start()
+    for each in asking:
+        each.join()
+    assert sorted(answers) == [200, 409, 409, 409]
+
+
+def test_a_run_on_a_busy_thread_waits_or_interrupts_if_it_says_so(slow: Client) -> None:
+    thread = slow.thread()
+    first = slow.send("POST", "/runs", {"thread_id": thread, "input": "slowly"})
+    waiting = {"thread_id": thread, "input": "1 + 7 =", "multitask_strategy": "enqueue"}
+    later = slow.send("POST", "/runs", waiting)
+    assert slow.send("GET", f"/threads/{thread}")["status"] == "busy"
+    last = slow.send("POST", "/runs/wait", {**waiting, "multitask_strategy": "interrupt"})
+    assert (last["run"]["status"], contents(last)) == ("success", ["slowly", "1 + 7 =", "8"])
+    statuses = [slow.send("GET", f"/runs/{run['run_id']}/wait")["run"]["status"] for run in (first, later)]
+    assert statuses == ["interrupted", "success"]
+
+
+def test_a_stream_has_the_answer_as_it_is_sampled_and_goes_on_after_any_event(red: Client) -> None:
+    body = {"thread_id": red.thread(), "input": "1 + 7 =", "stream_mode": ["values", "messages", "updates"]}
+    events = list(red.stream("POST", "/runs/stream", body))
+    names = [event["event"] for event in events]
+    assert names[:2] == ["metadata", "values"]
+    assert names[-4:] == ["messages/complete", "updates", "values", "end"]
+    run = json.loads(events[0]["data"])["run_id"]
+    path = f"/runs/{run}/stream?stream_mode=values&stream_mode=messages&stream_mode=updates"
+    whole = [event for event in events if event["event"] != "messages/partial"]
+    assert list(red.stream("GET", path)) == whole
+    for place, event in enumerate(whole[:-1]):
+        assert list(red.stream("GET", path, after=event["id"])) == whole[place + 1 :]
+    assert list(red.stream("GET", path, after=whole[-1]["id"])) == []
+
+
+def test_a_cancelled_run_is_interrupted_and_rolled_back_it_never_was(slow: Client) -> None:
+    thread = slow.thread()
+    run = slow.send("POST", "/runs", {"thread_id": thread, "input": "slowly"})["run_id"]
+    slow.send("POST", f"/runs/{run}/cancel", status=204)
+    assert slow.send("GET", f"/runs/{run}/wait")["run"]["status"] == "interrupted"
+    again = slow.send("POST", "/runs", {"thread_id": thread, "input": "slowly"})["run_id"]
+    slow.send("POST", f"/runs/{again}/cancel?action=rollback", status=204)
+    slow.send("GET", f"/runs/{again}", status=404)
+    assert contents(slow.send("GET", f"/threads/{thread}")) == ["slowly"]
+
+
+def test_a_thread_deleted_while_a_run_goes_on_takes_its_run_with_it(slow: Client) -> None:
+    thread = slow.thread()
+    run = slow.send("POST", "/runs", {"thread_id": thread, "input": "slowly"})["run_id"]
+    slow.send("DELETE", f"/threads/{thread}", status=204)
+    slow.send("GET", f"/threads/{thread}", status=404)
+    slow.send("GET", f"/runs/{run}", status=404)
+    slow.send("POST", "/runs", {"thread_id": thread, "input": "1 + 7 ="}, 404)
+    assert slow.thread(thread_id=thread) == thread
+    assert slow.send("GET", f"/threads/{thread}")["messages"] == []
+
+
+def test_history_has_each_state_and_a_thread_goes_on_from_one_of_them(red: Client) -> None:
+    thread = red.thread()
+    red.run(thread)
+    red.run(thread, "and twice that?")
+    states = red.send("GET", f"/threads/{thread}/history")
+    assert [len(state["messages"]) for state in states] == [4, 3, 2, 1, 0]
+    patched = red.send("PATCH", f"/threads/{thread}", {"checkpoint": states[2]["checkpoint"], "values": {"x": 1}})
+    assert (contents(patched), patched["context"]) == (["1 + 7 =", "8"], {"x": 1})
+    copy = red.send("POST", f"/threads/{thread}/copy")
+    assert (contents(copy), copy["values"]) == (["1 + 7 =", "8"], {"x": 1})
+    assert copy["thread_id"] != thread
+
+
+def test_a_run_of_no_thread_leaves_none(red: Client) -> None:
+    result = red.send("POST", "/runs/wait", {"input": {"messages": [{"type": "human", "content": "1 + 7 ="}]}})
+    assert contents(result) == ["1 + 7 =", "8"]
+    assert "thread_id" not in result["run"]
+    red.send("GET", f"/threads/{result['run']['run_id']}", status=404)
+    assert red.send("GET", f"/runs/{result['run']['run_id']}")["status"] == "success"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "parameter"),
+    [
+        ("/runs", {"input": "1", "webhook": "http://a.example"}, "webhook"),
+        ("/runs", {"input": "1", "thread_id": "nowhere"}, "thread_id"),
+        ("/runs", {"input": "1", "multitask_strategy": "rollback"}, "multitask_strategy"),
+        ("/runs", {}, "messages"),
+        ("/threads", {"ttl": 5}, "ttl"),
+        ("/store", {"namespace": ["a.b"], "key": "k", "value": {}}, "namespace"),
+        ("/store", {"namespace": [".."], "key": "k", "value": {}}, "namespace"),
+        ("/store", {"namespace": [], "key": "k", "value": {}}, "namespace"),
+        ("/store/items/search", {"query": "who likes sums?"}, "query"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_its_name(red: Client, path: str, body: Any, parameter: str) -> None:
+    refused = red.send("POST", path, body, 422)
+    assert refused["metadata"]["parameter"] == parameter
+
+
+# --- who may ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_tenant_knows_nothing_of_another_ones_threads_runs_and_items(red: Client, served: Served) -> None:
+    blue = served.client("blue")
+    thread = red.thread()
+    run = red.run(thread)["run"]["run_id"]
+    red.send("PUT", "/store/items", {"namespace": ["people"], "key": "ann", "value": SECRET}, 204)
+    assert thread not in [each["thread_id"] for each in blue.send("POST", "/threads/search", {"limit": 1000})]
+    assert run not in [each["run_id"] for each in blue.send("POST", "/runs/search", {"limit": 1000})]
+    blue.send("GET", f"/threads/{thread}", status=404)
+    blue.send("GET", f"/runs/{run}", status=404)
+    blue.send("POST", "/runs", {"thread_id": thread, "input": "1 + 7 ="}, 404)
+    blue.send("GET", "/store/items?key=ann&namespace=people", status=404)
+    blue.send("GET", "/store/items?key=ann&namespace=red&namespace=people", status=404)
+    assert blue.send("POST", "/store/items/search", {"namespace_prefix": []}) == {"items": []}
+    assert blue.send("POST", "/store/namespaces", {}) == []
+    assert blue.thread(thread_id=thread) == thread, "the id of another tenant's thread is free"
+    assert contents(blue.send("GET", f"/threads/{thread}")) == []
+
+
+def test_a_key_of_an_agent_has_its_own_threads_and_its_own_namespaces(red: Client, served: Served) -> None:
+    calc, submitter = served.client("calc"), served.client("submitter")
+    submitter.send("POST", "/store", {"namespace": ["people"], "key": "ann", "value": SECRET})
+    other = submitter.thread()
+    calc.send("GET", f"/threads/{other}", status=404)
+    calc.send("GET", "/store/items?key=ann&namespace=people", status=403)
+    calc.send("PUT", "/store/items", {"namespace": ["calc", "notes"], "key": "a", "value": {}}, 204)
+    assert calc.send("POST", "/store/namespaces", {"prefix": ["calc"]}) == [["calc", "notes"]]
+    assert [agent["agent_id"] for agent in calc.send("POST", "/agents/search", {})] in ([], ["calc"])
+
+
+DENIED = [
+    (role, route)
+    for route in ROUTES
+    if route.interface is ACP
+    for role in ROLES
+    if route.may is not None and route.may not in ALLOWED[role]
+]
+
+
+@pytest.mark.parametrize(("role", "route"), DENIED, ids=lambda value: getattr(value, "name", value))
+def test_a_role_that_may_not_call_a_model_may_use_no_thread(served: Served, role: AccessRole, route: Any) -> None:
+    path = route.path.format(thread_id=uuid.uuid4(), run_id=uuid.uuid4(), agent_id="default")
+    response = served.client(role).ask(route.method, f"/acp{path}", {})
+    assert (response.status_code, response.json()["code"]) == (403, "permission_denied")
+
+
+def test_without_a_key_nothing_is_told(served: Served) -> None:
+    refused = httpx.post(f"{served.url}/acp/threads/search", json={})
+    assert (refused.status_code, refused.json()["code"]) == (401, "invalid_api_key")
+
+
+# --- the store --------------------------------------------------------------------------------------------------------
+
+
+def test_an_item_is_put_found_replaced_and_deleted_and_the_log_has_it_all(red: Client, served: Served) -> None:
+    put = red.send("POST", "/store", {"namespace": ["people", "staff"], "key": "bob", "value": SECRET})
+    assert (put["namespace"], put["value"]) == (["people", "staff"], SECRET)
+    red.send("PUT", "/store/items", {"namespace": ["people", "staff"], "key": "bob", "value": {"likes": "tea"}}, 204)
+    replaced = red.send("GET", "/store/items?key=bob&namespace=people.staff")
+    assert (replaced["value"], replaced["created_at"]) == ({"likes": "tea"}, put["created_at"])
+    assert red.send("GET", "/store/items?key=bob&namespace=people&namespace=staff") == replaced
+    found = red.send("POST", "/store/items/search", {"namespace_prefix": ["people"], "filter": {"likes": "tea"}})
+    assert found == {"items": [replaced]}
+    red.send("DELETE", "/store/items", {"namespace": ["people", "staff"], "key": "bob"}, 204)
+    red.send("DELETE", "/store/items", {"namespace": ["people", "staff"], "key": "bob"}, 404)
+    events = [event for _, event in read(served.settings, MemoryEvent) if event.key == "bob"]
+    assert [(event.namespace, event.kind) for event in events] == [
+        ("red.people.staff", "put"),
+        ("red.people.staff", "put"),
+        ("red.people.staff", "deleted"),
+    ]
+
+
+# --- agents -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_an_agent_remembers_is_what_its_registration_says(served: Served) -> None:
+    admin_client, submitter = served.client("admin"), served.client("submitter")
+    agent = {
+        "agent_id": "friend",
+        "model_id": "sums",
+        "memory_config": {"turns": 1, "namespace": ["friends"]},
+        "capabilities": ["arithmetic"],
+    }
+    registered = admin_client.ask("POST", "/rl/agents", agent)
+    assert registered.status_code in (201, 404), registered.text
+    if registered.status_code == 404:
+        pytest.skip("no version of the policy was published")
+    submitter.send("POST", "/store", {"namespace": ["friends"], "key": "ann", "value": SECRET})
+    thread = submitter.thread()
+    submitter.run(thread, agent_id="friend")
+    run = submitter.run(thread, "and twice that?", agent_id="friend")["run"]["run_id"]
+    [turn] = [turn for _, turn in read(served.settings, Turn) if turn.trajectory_id == run]
+    assert [message.role for message in turn.messages] == ["system", "user"]
+    assert '"friends/ann": {"likes": "sums"}' in turn.messages[0].content
+    card = submitter.send("GET", "/agents/friend")
+    assert card["capabilities"] == {"ap.io.messages": True, "ap.io.streaming": True, "arithmetic": True}
+    for wrong in ({"memory_config": {"window": 1}}, {"capabilities": ["ap.io.voice"]}):
+        refused = admin_client.ask("POST", "/rl/agents", {**agent, **wrong})
+        assert refused.status_code == 400
+
+
+# --- kill -9 ----------------------------------------------------------------------------------------------------------
+
+
+def test_after_kill_9_every_acknowledged_run_and_item_is_back_and_a_joined_stream_goes_on(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    settings = settings_of(kafka_bootstrap, tmp_path, SLOW)
+    admin.apply_topics(settings)
+    server = ServeProcess(settings, tmp_path)
+    client = Client(server.url, {})
+    thread, other = client.thread(), client.thread()
+    client.run(thread)
+    client.send("PUT", "/store/items", {"namespace": ["people"], "key": "ann", "value": SECRET}, 204)
+    waits = client.send("POST", "/runs", {"thread_id": other, "input": "1 + 7 ="})["run_id"]
+    body = {"thread_id": thread, "input": "and twice that?", "stream_mode": ["messages", "values"]}
+    events = client.stream("POST", "/runs/stream", body)
+    before = [next(events), next(events)]
+    run = json.loads(before[0]["data"])["run_id"]
+    server.kill()
+    events.close()
+    server.start()
+    path = f"/runs/{run}/stream?stream_mode=messages&stream_mode=values"
+    rest = list(client.stream("GET", path, after=before[-1]["id"]))
+    assert [event["event"] for event in rest][-3:] == ["messages/complete", "values", "end"]
+    assert contents(json.loads(rest[-2]["data"])) == ["1 + 7 =", "8", "and twice that?", "16"]
+    assert contents(client.send("GET", f"/runs/{waits}/wait")) == ["1 + 7 =", "8"]
+    assert client.send("GET", "/store/items?key=ann&namespace=people")["value"] == SECRET
+    ended = [event for _, event in read(settings, ThreadEvent) if event.kind == "run_ended"]
+    assert sorted(event.run_id for event in ended if event.run_id in (run, waits)) == sorted([run, waits])
+    server.stop()
