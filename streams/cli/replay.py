@@ -30,6 +30,7 @@ from streams.cli.runtime import (
 from streams.cli.task_file import TaskFileOptions, map_option, read_tasks, split_option
 
 if TYPE_CHECKING:
+    from schemas.events import PromptUse
     from streams.evaluation.suite import Suite
     from streams.kafka.history import History
     from streams.output import Output
@@ -67,6 +68,13 @@ OPTIONS = (
         metavar="NAME[=JSON]",
         help="Score the recorded responses with this instead. May be repeated; the rewards are added.",
     ),
+    click.option(
+        "--prompt",
+        default=None,
+        metavar="NAME@VERSION",
+        help="Ask the tasks again with this prompt, of version 0; only with --no-train.",
+    ),
+    click.option("--values", default="{}", metavar="JSON", help="The value of each variable of --prompt."),
     click.option(
         "--recipe",
         type=click.Path(path_type=Path),
@@ -137,8 +145,9 @@ def replay_run(
     """Replay tasks into an experiment with its own log.
 
     Copies the chosen tasks, their responses and rewards; scores again with --scorer; joins, cuts and trains with the
-    other settings. Live processes are not affected. Ctrl-C stops it cleanly, and the same command resumes it; its
-    progress is recorded in the topic `experiments`.
+    other settings. With --prompt nothing but the questions is copied: they are asked again after that prompt, and
+    scored, by agents in this process. Live processes are not affected. Ctrl-C stops it cleanly, and the same command
+    resumes it; its progress is recorded in the topic `experiments`.
 
     With --on, executors of Ray or Spark read, copy and join the archive; the result has the same bytes
     (docs/scale.md).
@@ -202,6 +211,7 @@ def _request(settings: Settings, options: dict[str, Any], source: Source) -> Rep
     }
     return ReplayRequest(
         name=options["name"],
+        prompt=_prompt(settings, options["prompt"], options["values"]),
         selection=selected,
         changes={key: value for key, value in changes.items() if value is not None} | _recipe(options["recipe"]),
         origin="the options" if options["recipe"] is None else str(options["recipe"]),
@@ -210,6 +220,20 @@ def _request(settings: Settings, options: dict[str, Any], source: Source) -> Rep
         train=not options["no_train"],
         folder=options["folder"],
         where=partial(matching_tasks, source=source) if options["where"] is not None else None,
+    )
+
+
+def _prompt(settings: Settings, reference: str | None, values: str) -> PromptUse | None:
+    """Return the version that --prompt means now, with its values. Raises EventError, NotFoundError, LogError."""
+    from streams.prompts import prompt_log, prompt_use
+    from streams.prompts.prompt_use import PromptReference
+
+    if reference is None:
+        return None
+    parsed = PromptReference.parse(reference)
+    version = prompt_log.resolver(settings)(parsed, "")
+    return prompt_use.use(
+        version, PromptReference(parsed.name, version=version.number), json_object(values, "--values")
     )
 
 

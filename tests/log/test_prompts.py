@@ -22,7 +22,7 @@ from streams.kafka.producer import Producer
 from streams.prompts import prompt_log, prompt_use
 from streams.prompts.prompt_log import Activation, PromptLog, PromptText
 from streams.prompts.prompt_use import PromptReference
-from streams.settings.load import to_env
+from streams.settings.load import load, to_env
 from streams.settings.model import Settings
 from streams.stages.tasks import suites
 from tests.support.agent_server import serving, settings_of
@@ -319,3 +319,41 @@ def test_a_suite_names_a_prompt_and_is_another_suite_once_its_alias_moves(made: 
     words = "prompt_version: prompt greet@2: variable language (string) has no value; give it one"
     refused = command(made, "evaluate", "--suite", str(suite))
     assert (refused.exit_code, words in refused.stderr) == (2, True), refused.stderr
+
+
+def test_recorded_tasks_are_asked_again_with_another_prompt_in_an_experiment_of_their_own(
+    made: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scripted = made.model_copy(update={"policy": made.policy.model_copy(update={"engine": "scripted"})})
+    with PromptLog(scripted) as log:
+        for text in texts("Answer.", "Answer in {{language}}."):
+            log.create(replace(text, variables=(PromptVariable(name="language"),) if "{{" in str(text) else ()))
+    line = {"system": "Be brief.", "group_size": 2}
+    lines = [line | {"prompt": f"{n % 3} + 1 =", "answer": n % 3 + 1, "metadata": {"n": str(n)}} for n in range(4)]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    assert command(scripted, "tasks", "submit", "tasks.jsonl").exit_code == 0
+    refused = command(scripted, "replay", "run", "x", "--prompt", "greet@1")
+    assert (refused.exit_code, "add --no-train" in refused.stderr) == (2, True)
+    missing = command(scripted, "replay", "run", "x", "--no-train", "--prompt", "greet@2")
+    assert "prompt greet@2: variable language (string) has no value; give it one" in missing.stderr
+    others = {"a": ("greet@1",), "b": ("greet@2", "--values", '{"language": "French"}')}
+    for name, prompt in others.items():
+        for _ in range(2):  # repeating it adds nothing
+            done = command(scripted, "replay", "run", name, "--no-train", "--prompt", *prompt, "--output", "jsonl")
+            assert (done.exit_code, json.loads(done.stdout)["groups"]) == (0, 3), done.stderr
+    again = command(
+        scripted, "replay", "run", "a", "--no-train", "--prompt", "greet@2", "--values", '{"language": "x"}'
+    )
+    assert (again.exit_code, "exists (finished) with prompt=greet@1 {}" in again.stderr) == (4, True)
+    log_of_b = load(file=tmp_path / ".streamward" / "experiments" / "b" / "streamward.toml")
+    asked = [task for _, task in read(log_of_b, Task)]
+    assert {task.messages[0].content for task in asked} == {"Answer in French."} and len(asked) == 3
+    shown = command(
+        log_of_b, "query", "SELECT prompt, version, count(*) AS n FROM prompt_rewards GROUP BY ALL", "--output", "jsonl"
+    )
+    assert json.loads(shown.stdout) == {"prompt": "greet", "version": 2, "n": 3}, shown.stderr
+    compared = command(scripted, "experiments", "compare", "a", "b", "--output", "jsonl")
+    assert compared.exit_code == 0, (compared.stdout, compared.stderr)
+    [row] = [json.loads(text) for text in compared.stdout.splitlines()]
+    assert row["suite"].startswith("recorded@"), row

@@ -87,7 +87,7 @@ def settings_of(source: Settings, name: str, folder: Path, changes: Mapping[str,
 
 def of(source: Settings, experiment: Experiment) -> Settings:
     """Return the settings of an experiment, as its events record them. Raises SettingsError."""
-    fixed = ("trainer.off_policy", "scorers")
+    fixed = ("trainer.off_policy", "scorers", "prompt")
     changes = {key: text for key, text in experiment.settings.items() if key not in fixed}
     return settings_of(source, experiment.name, experiment.folder, changes, f"experiment {experiment.name}")
 

@@ -104,12 +104,21 @@ def run(
         )
     settings = experiments.of(source, experiment)
     with experiments.hold(experiment.folder, name):
-        questions = _questions(settings, suite)
-        submit.submit(settings, questions.values())
-        since_ms = experiment.created_at - SKEW_MS
-        with _agents(settings) as failed:
-            _wait(settings, questions, since_ms, failed, stop, report or (lambda *_: None))
-        return _join(settings, questions, since_ms)
+        return ask(settings, suite, since_ms=experiment.created_at - SKEW_MS, stop=stop, report=report)
+
+
+def ask(
+    settings: Settings, suite: HeldOutSuite, *, since_ms: int, stop: threading.Event, report: Report | None
+) -> dict[int, AdapterEvent]:
+    """Ask every question in the log of an experiment that began at `since_ms`, and return the result of each version.
+
+    Raises as `run`.
+    """
+    questions = _questions(settings, suite)
+    submit.submit(settings, questions.values())
+    with _agents(settings) as failed:
+        _wait(settings, questions, since_ms, failed, stop, report or (lambda *_: None))
+    return _join(settings, questions, since_ms)
 
 
 def _questions(settings: Settings, suite: HeldOutSuite) -> dict[str, Task]:

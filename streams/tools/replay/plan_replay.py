@@ -18,7 +18,7 @@ from typing import Any
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Coordinates, Response, Task
 from schemas.serde import Poison
-from streams.errors import RefusedError
+from streams.errors import RefusedError, SettingsError
 from streams.kafka import admin
 from streams.kafka.history import History, LogHistory
 from streams.kafka.record import Record
@@ -108,6 +108,8 @@ class _RangeCounts:
 
 def plan(source: Settings, request: ReplayRequest, history: History | None = None) -> ReplayPlan:
     """Return what `replay.run` would make of this request. Raises as it does before anything is written."""
+    if request.prompt is not None:
+        raise SettingsError("--prompt asks tasks again, and a plan counts recorded answers alone; leave it out")
     history = history or LogHistory(source)
     settings = settings_of(source, request)
     experiment = new_experiment(source, history, request, settings)

@@ -3,6 +3,7 @@
     select ──► copy ──► score again? ──► join ──► cut ──► train
     source     tasks, responses,         groups   batches  adapters        all below <prefix>experiment.NAME.
                rewards, group-control
+         └───► ask again with another prompt (other_prompt.py)
                (copy and join of an archive may be spread over machines: distributed_replay.py)
 
 Where an experiment came from is an event in the source's `experiments`; nothing else is written to the source, and no
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from schemas.events import RewardSource
+from schemas.events import PromptUse, RewardSource
 from streams.adapters import versions as adapters
 from streams.errors import RefusedError, SettingsError
 from streams.kafka import admin
@@ -33,7 +34,7 @@ from streams.settings.load import save
 from streams.settings.model import Settings
 from streams.tools.distributed.connect import connect
 from streams.tools.distributed.data_engine import DataEngine, EngineName, require
-from streams.tools.replay import distributed_replay, experiments, recorded_lag, rescore, selection
+from streams.tools.replay import distributed_replay, experiments, other_prompt, recorded_lag, rescore, selection
 from streams.tools.replay.copy import commit_ends, copy
 from streams.tools.replay.experiments import Experiment, Journal
 from streams.tools.replay.regroup import write_batches, write_groups
@@ -57,6 +58,8 @@ class ReplayRequest:
     origin: str = "replay"
     """Where the settings come from, for messages."""
     scorers: tuple[RewardSource, ...] = ()
+    prompt: PromptUse | None = None
+    """Ask the tasks again with this prompt, in place of what was recorded."""
     steps: int | None = None
     """The most versions to train; None: one per batch."""
     train: bool = True
@@ -64,6 +67,12 @@ class ReplayRequest:
     where: Condition | None = None
     """Needed with selection.where."""
     actor: str = "replay"
+
+    @property
+    def others(self) -> dict[str, str]:
+        """Changes to the source that no setting makes."""
+        scorers = {"scorers": rescore.as_text(self.scorers)} if self.scorers else {}
+        return scorers | ({} if self.prompt is None else {"prompt": other_prompt.text_of(self.prompt)})
 
     @property
     def place(self) -> Path:
@@ -113,7 +122,6 @@ def new_experiment(source: Settings, history: History, request: ReplayRequest, s
     Raises RefusedError if retention has deleted part of its range.
     """
     deciding, source_settings = experiments.deciding(settings), experiments.deciding(source)
-    scorers = {"scorers": rescore.as_text(request.scorers)} if request.scorers else {}
     return Experiment(
         name=request.name,
         policy=request.selection.policy,
@@ -122,8 +130,8 @@ def new_experiment(source: Settings, history: History, request: ReplayRequest, s
         reason="",
         code_version="",
         selection=request.selection.plain(),
-        settings=deciding | scorers,
-        changed=tuple(sorted(key for key in deciding if deciding[key] != source_settings[key])) + tuple(scorers),
+        settings=deciding | request.others,
+        changed=tuple(sorted(key for key in deciding if deciding[key] != source_settings[key])) + tuple(request.others),
         ranges=selection.ranges_of(source, history, request.selection),
         folder=request.place,
     )
@@ -148,6 +156,8 @@ def run(
     """
     history = history or LogHistory(source)
     settings = settings_of(source, request)
+    if request.prompt is not None and request.train:
+        raise SettingsError("--prompt asks tasks again to compare, and trains nothing; add --no-train")
     if request.train and source.policy.engine == "scripted":
         raise SettingsError("policy.engine=scripted has no weights to train; leave the training out with --no-train")
     if on is not None:
@@ -171,7 +181,10 @@ def run(
                     source=source, settings=settings, history=history, about=about, keys=chosen.keys,
                     scorers=request.scorers, folder=request.place, writer=Writer(settings, producer), progress=progress,
                 )  # fmt: skip
-                _write(replay, counts, engine)
+                if request.prompt is not None:
+                    counts += other_prompt.ask(replay, request.prompt)
+                else:
+                    _write(replay, counts, engine)
             connection.close()
             if request.train:
                 _train(settings, min(counts["batches"], request.steps or counts["batches"]), counts, progress)
@@ -189,6 +202,8 @@ def _refuse_engine(on: EngineName, request: ReplayRequest) -> None:
     """Raise SettingsError if this cannot be replayed on an engine."""
     if request.scorers:
         raise SettingsError(f"--on {on} copies the recorded rewards, and --scorer gives new ones here; leave one out")
+    if request.prompt is not None:
+        raise SettingsError(f"--on {on} copies what was recorded, and --prompt asks again here; leave one out")
     require(on)
 
 
@@ -225,9 +240,8 @@ def _begin(source: Settings, history: History, request: ReplayRequest, settings:
 
 def _check_same_request(existing: Experiment, request: ReplayRequest, settings: Settings) -> None:
     """Raise RefusedError unless the request is the one that this experiment was started with."""
-    scorers = {"scorers": rescore.as_text(request.scorers)} if request.scorers else {}
     recorded = dict(_identity(existing.selection)) | dict(existing.settings)
-    requested = dict(_identity(request.selection.plain())) | experiments.deciding(settings) | scorers
+    requested = dict(_identity(request.selection.plain())) | experiments.deciding(settings) | request.others
     for key in sorted(recorded.keys() | requested.keys()):
         if recorded.get(key) != requested.get(key):
             raise RefusedError(
