@@ -74,7 +74,7 @@ class SampleQueue:
         self.writer = writer_name()
         self._stop = Event()
         self._outage = BrokerOutage(settings.kafka, self._stop)
-        """Of whoever writes; whoever reads has another one."""
+        """Of the thread that writes; the one that reads has its own."""
         self._reading_outage = self._outage.of_another_thread()
         self.log = QueueLog(settings, self._outage.of_another_thread())
         self._sequence = 0
