@@ -38,6 +38,7 @@ from streams.cli.page import page
 from streams.cli.policy import policy
 from streams.cli.prompt_versions import prompts
 from streams.cli.query import query
+from streams.cli.queues import queues
 from streams.cli.release import adapters
 from streams.cli.replay import replay
 from streams.cli.reproduce import reproduce
@@ -70,7 +71,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Train and compare": (tune, jobs, evaluate, replay, experiments, sweep, reproduce),
     "Improve by what was served": (improve, curate, data, datasets, retrain, selfplay, prompts),
     "Operate": (config, capacity, offsets, dlq, rescore, archive, dashboards),
-    "Connect": (serve, calls, mcp, tools, access, agents, environments, export, schemas),
+    "Connect": (serve, calls, mcp, tools, access, agents, environments, export, queues, schemas),
 }
 """The commands by what a user wants, in the order in which --help lists them."""
 COMPLETION = """\b

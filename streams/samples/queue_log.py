@@ -48,6 +48,12 @@ class QueueLog(FollowedTopic):
             self._raise_error()
             return self._states.get(queue) or QueueState(queue=queue)
 
+    def states(self) -> list[QueueState]:
+        """Return every queue after the records that were read, by name. Raises LogError."""
+        with self._changed:
+            self._raise_error()
+            return [self._states[queue] for queue in sorted(self._states)]
+
     def current(self, queue: str) -> QueueState:
         """Return a queue after all that is in the log now. Raises LogError."""
         tp = (self._topic.name, partition_of(queue, self._topic.partitions))

@@ -87,11 +87,11 @@ class SampleFold:
     def starts(self, ends: Sequence[int]) -> tuple[int, ...]:
         """Return by partition the first record that is still needed; where it ends, if there is none."""
         starts = list(ends)
-        for partition, offset in self._needed():
+        for partition, offset in self._needed_places():
             starts[partition] = min(starts[partition], offset)
         return tuple(starts)
 
-    def _needed(self) -> Iterator[Place]:
+    def _needed_places(self) -> Iterator[Place]:
         """Yield the records that fields, tags, and puts of which parts may still come are in."""
         for sample in self.samples.values():
             yield from (place for stored in sample.fields.values() for place in stored.places)
