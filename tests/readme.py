@@ -58,6 +58,7 @@ ALONE = (
     "docs/prompts.md",
     "docs/mcp.md",
     "docs/agent-protocol.md",
+    "docs/tinker.md",
 )
 STOP = "kill $(jobs -p); wait"
 """The command with which the README's last block begins."""
@@ -86,6 +87,7 @@ OURS = (
     "mcp.toml",
     "threads.toml",
     "prompts.toml",
+    "tinker.toml",
 )
 """Settings files of the node that the README starts."""
 LOOP = r"""

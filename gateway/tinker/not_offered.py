@@ -46,7 +46,7 @@ class TinkerNotOffered:
     @TINKER.get("/billing/usage/events", may="training.call", answers={}, refuses=())
     async def tinker_usage(self) -> Response:
         """Refuse bills."""
-        refuse("billing/usage/events", "`streamward query` sums training_results.cost_usd")
+        refuse("billing/usage/events", "GET /costs sums what sessions used")
 
     @TINKER.get("/billing/usage/checkpoints/current", may="training.call", answers={}, refuses=())
     async def tinker_storage_usage(self) -> Response:

@@ -1,9 +1,10 @@
 """Tinker's SDK and recipes of its cookbook against a server of ours, left alone or killed.
 
 walk.py ──► every public method of the SDK         recipe.py ──► six recipes, a few steps of each
+page.py ──► the program in docs/tinker.md
 a recipe, and the same while server and worker are killed ──► the weights of both, byte for byte
 
-python -m tests.strangers.tinker.suite [walk|recipes|kills …]      default: all; exit 1 if one differs from before
+python -m tests.strangers.tinker.suite [walk|page|recipes|kills …]      default: all; exit 1 if one differs from before
 python -m tests.strangers.tinker.suite --write                     write what they find into findings.json
 """
 
@@ -103,6 +104,15 @@ def walk(bootstrap: str, folder: Path) -> list[Any]:
     return [json.loads(line) for line in output.splitlines() if line.startswith("[")]
 
 
+def page(bootstrap: str, folder: Path) -> dict[str, Any]:
+    """Return what the program in docs/tinker.md gave."""
+    suite = Suite(bootstrap, folder)
+    with Served(suite.settings, folder) as served:
+        output, _ = suite.start(served.url, "page.py").communicate(timeout=PATIENCE_S)
+    found = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    return found[0] if found else {"failed": output.splitlines()[-LAST:]}
+
+
 def recipes(bootstrap: str, folder: Path) -> dict[str, str]:
     """Return how each recipe ended."""
     suite, ends = Suite(bootstrap, folder), dict[str, str]()
@@ -151,12 +161,13 @@ def _read_all(process: subprocess.Popen[str], over: threading.Event) -> None:
 
 def main() -> int:
     """Run what the arguments name, and print what each found."""
-    chosen = [name for name in sys.argv[1:] if name != "--write"] or ["walk", "recipes", "kills"]
+    chosen = [name for name in sys.argv[1:] if name != "--write"] or ["walk", "page", "recipes", "kills"]
     before = json.loads(FINDINGS.read_text(encoding="utf-8")) if FINDINGS.exists() else {}
     now = dict(before)
     with tempfile.TemporaryDirectory() as temporary, broker.embedded(Path(temporary) / "kafka") as node:
         for name in chosen:
-            now[name] = {"walk": walk, "recipes": recipes, "kills": kills}[name](node.bootstrap, Path(temporary) / name)
+            part = {"walk": walk, "page": page, "recipes": recipes, "kills": kills}[name]
+            now[name] = part(node.bootstrap, Path(temporary) / name)
             print(json.dumps({name: now[name]}, indent=2), flush=True)
     if "--write" in sys.argv[1:]:
         FINDINGS.write_text(json.dumps(now, indent=2, sort_keys=True) + "\n", encoding="utf-8")
