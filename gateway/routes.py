@@ -19,6 +19,7 @@ from gateway.agents.protocols import AgentProtocols
 from gateway.http.application import DESCRIPTION
 from gateway.http.body import Answer
 from gateway.http.route import PLAIN, Route, RouteTable, routes_of
+from gateway.jobs.environment_trials import EnvironmentTrials
 from gateway.jobs.fine_tuning import FineTuning
 from gateway.jobs.job_costs import JobCosts
 from gateway.jobs.rest import TrainingJobs
@@ -69,7 +70,7 @@ ROOMS: tuple[type, ...] = (
     *(AgentProtocols, FeedbackBox, Health, AgentRuns),
     *(JsonRpc, UploadedFiles, TrainingRows, FineTuning, TrainingJobs, JobCosts),
     *(SentTasks, SelfPlayRuns, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
-    *(RunVerdictRoutes, BuiltDatasets, PromptTemplates, RegisteredTools),
+    *(RunVerdictRoutes, BuiltDatasets, PromptTemplates, RegisteredTools, EnvironmentTrials),
     *(TinkerService, TinkerTraining, TinkerWeights, TinkerSampling, TinkerFutures, TinkerRuns, TinkerNotOffered),
     *(AcpAgents, AcpThreads, AcpRuns, AcpStore),
     *(OidcLogins, OwnPermissions, PasswordLogins),

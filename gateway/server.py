@@ -34,6 +34,7 @@ from gateway.http.application import Application
 from gateway.http.connection import OpenConnections
 from gateway.http.limits import KeyLimits, TimeLimits
 from gateway.http.uvicorn_server import QuietServer, TlsFiles, allow_open_files, bound, quiet_server
+from gateway.jobs.environment_trials import EnvironmentTrials
 from gateway.jobs.fine_tuning import FineTuning
 from gateway.jobs.job_costs import JobCosts
 from gateway.jobs.rest import TrainingJobs
@@ -284,6 +285,7 @@ def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
         BuiltDatasets(settings),
         PromptTemplates(settings, log),
         RegisteredTools(settings, log),
+        EnvironmentTrials(settings, log),
     ]
 
 

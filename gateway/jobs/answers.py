@@ -9,7 +9,8 @@ from pydantic import ConfigDict, Field
 
 from gateway.http.body import Answer
 from gateway.http.errors import RpcFailure
-from schemas.events import AgentType, JobKind
+from schemas import json_text
+from schemas.events import AgentType, JobKind, Tool
 from streams.errors import CallError
 
 Status = Literal["queued", "running", "paused", "succeeded", "failed", "cancelled"]
@@ -316,6 +317,29 @@ class TriedEnvironment(Answer):
     actions: int
     ended: bool
     success: bool | None
+    name: str | None = Field(None, description="of the entry that keeps it")
+
+
+class KeptEnvironment(Answer):
+    """An environment of the registry, as tasks name it."""
+
+    name: str
+    environment: str
+    settings: dict[str, Any]
+    seed: int = Field(description="of the episode that describes it")
+    max_turns: int | None
+    version: str | None
+    trusted: bool = Field(description="false: it shows something else than was accepted")
+    digest: str
+    messages: list[ShownMessage]
+    tools: list[ToolAnswer]
+
+
+class KeptEnvironments(Answer):
+    """The environments of the registry."""
+
+    object: Literal["list"]
+    data: list[KeptEnvironment]
 
 
 class RpcResult(Answer):
@@ -335,3 +359,19 @@ class RpcRefusal(Answer):
 
 
 RpcOutcome = RpcResult | RpcRefusal
+
+
+def shown_tools(tools: Sequence[Tool]) -> list[ToolAnswer]:
+    """Return tools as answers have them."""
+    return [
+        ToolAnswer(name=tool.name, description=tool.description, parameters=json_or_text(tool.parameters))
+        for tool in tools
+    ]
+
+
+def json_or_text(text: str) -> Any:
+    """Return what JSON text says; what is none stays text."""
+    try:
+        return json_text.parse(text)
+    except ValueError:
+        return text

@@ -1,8 +1,8 @@
-"""Jobs, agents and environments as Streamward's own REST.
+"""Jobs and agents as Streamward's own REST.
 
     POST /finetune/jobs {type: RL_TRAINING | FINE_TUNING, …}, /finetune/peft ──► JobLog ──► TrainingJob
     GET  /finetune/jobs/JOB/status, /rl/training/JOB/metrics ◄── its fold
-    POST /rl/agents ──► an AgentEvent                POST /rl/environments ──► played three times, and described
+    POST /rl/agents ──► an AgentEvent
 
 The paths are also below /api/v1. Nothing is kept here. Errors have OpenAI's fields, and `details.suggested_action` and
 `timestamp` with them. An order over HTTP names no address and no function that a server would call.
@@ -11,14 +11,14 @@ The paths are also below /api/v1. Nothing is kept here. Errors have OpenAI's fie
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from starlette.requests import Request
 
-from gateway.http.body import Body, Whole, compact
-from gateway.http.principal import AGENT_NAME
+from gateway.http.body import Body, compact
+from gateway.http.principal import AGENT_NAME, tenant_of
 from gateway.http.route import IDEMPOTENCY_KEY, LARGE_BODY, REST
 from gateway.jobs import tuning_orders
 from gateway.jobs.answers import (
@@ -29,22 +29,22 @@ from gateway.jobs.answers import (
     OrderedConfig,
     OrderedSource,
     RegisteredAgent,
-    ShownMessage,
-    ToolAnswer,
     TrainingJob,
     TrainingMetrics,
-    TriedEnvironment,
+    json_or_text,
+    shown_tools,
 )
 from gateway.jobs.tenant_jobs import TenantJobs, idempotency_key, jobs_of
 from gateway.log.named_code import check_scorers
-from schemas import json_text
+from schemas.conventions import TOOL_IDS
 from schemas.conversation import ToolSchema
-from schemas.events import AgentEvent, AgentType, EpisodeStart, JobEvent, RewardSource, Tool
+from schemas.events import AgentEvent, AgentType, JobEvent, RewardSource, Tool
 from schemas.faults import refusal
+from streams.access.tenants.tenant_names import named
 from streams.adapters.versions import read_state
-from streams.environments.environment_pool import EnvironmentPool
-from streams.environments.episodes.trial_episode import TrialEpisode, handwritten_actions, try_twice
-from streams.errors import CallError, CallErrorKind, EventError, NotFoundError, RefusedError
+from streams.environments.registry import tool_log
+from streams.environments.registry.named_tools import NamedTools, named_tools
+from streams.errors import CallError, NotFoundError, RefusedError
 from streams.improve.prompts import search_request
 from streams.jobs import job_log, job_view, request as requests
 from streams.jobs.job_log import JobLog
@@ -76,11 +76,7 @@ OF_TYPE: dict[str, tuple[OrderType, ...]] = {
 """Fields of an order that have an effect for one type of job."""
 JOBS_LISTED = "GET /v1/fine_tuning/jobs lists jobs"
 """Where the ids of jobs are found."""
-MOST_ACTIONS = 64
 MOST_SOURCES = 16
-DEFAULT_ACTIONS = 32
-KINDS: dict[str, CallErrorKind] = {"unknown_environment": "not_found", "not_allowed": "unsupported"}
-"""Of an environment's errors, those that are not about how it was asked for."""
 
 
 def _possible(kind: Any) -> Any:
@@ -167,22 +163,11 @@ class AgentConfig(Body):
         None, description="what it can do, as its card says it to other agents"
     )
     tools: Annotated[list[AgentTool], Field(max_length=100)] | None = Field(None, description="recorded")
+    tool_ids: Annotated[list[str], Field(max_length=100)] | None = Field(
+        None, description="tools of the registry, which its key may call"
+    )
     reward_sources: Annotated[list[RewardSourceLine], Field(max_length=MOST_SOURCES)] | None = Field(
         None, description="scorers of its tasks and jobs that name none"
-    )
-
-
-class EnvironmentBody(Body):
-    """An environment to try."""
-
-    environment: str = Field(min_length=1, max_length=500, description="a listed one, or a reference that is allowed")
-    seed: Annotated[Whole, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(None, description="default: 0")
-    settings: dict[str, Any] | None = Field(None, description="of the environment")
-    actions: Annotated[list[str], Field(min_length=1, max_length=MOST_ACTIONS)] | None = Field(
-        None, description="what the policy writes, text or calls of tools; default: at random"
-    )
-    max_turns: Annotated[Whole, Field(ge=1, le=MOST_ACTIONS)] | None = Field(
-        None, description=f"most actions; default: {DEFAULT_ACTIONS}"
     )
 
 
@@ -369,27 +354,6 @@ class TrainingJobs:
         return _training_job(jobs.start(self._tuning(jobs, jobs.agents(), body), key=key))
 
     @REST.post(
-        "/rl/environments",
-        may="code.run",
-        ids="`streamward environments list` prints those of this machine",
-        refuses=(404,),
-        at_once=1,  # each may take minutes, and a process of its own
-        sends={"environment": "calculator", "seed": 1},
-    )
-    def try_environment(self, body: EnvironmentBody) -> TriedEnvironment:
-        """Play an episode of an environment three times, and say what it shows."""
-        settings = compact(body.settings or {}, "settings")
-        start = EpisodeStart(name=body.environment, settings=settings, seed=body.seed or 0)
-        actions = None if body.actions is None else handwritten_actions(body.actions)
-        with closing(EnvironmentPool(self._settings.environments)) as pool:
-            try:
-                episode = try_twice(pool.open, start, body.max_turns or DEFAULT_ACTIONS, actions)
-            except EventError as exc:
-                parameter = "settings" if exc.reason == "bad_settings" else "environment"
-                raise CallError(KINDS.get(exc.reason, "invalid"), str(exc), parameter) from exc
-        return _environment(body, episode)
-
-    @REST.post(
         "/rl/agents",
         may="agents.write",
         ids="GET /v1/models lists models",
@@ -413,17 +377,19 @@ class TrainingJobs:
             Tool(name=tool.name, description=tool.description or "", parameters=compact(tool.parameters or {}, "tools"))
             for tool in body.tools or ()
         ]
+        registered = self._registered_tools(request, body.tool_ids or (), tools)
         event = AgentEvent(
             event_id="",
             agent_id=body.agent_id,
             created_at=0,
+            metadata={TOOL_IDS: " ".join(registered.references)} if registered.references else {},
             kind="registered",
             name=body.name or body.agent_id,
             type=body.type or "PROMPT_BASED",
             model_id=body.model_id,
             memory_config=_memory_config(body.memory_config),
             capabilities=tuple(body.capabilities or ()),
-            tools=tuple(tools),
+            tools=(*tools, *registered.tools),
             reward_sources=sources,
         )
         return _agent(register(self._settings, event, key=key))
@@ -443,6 +409,15 @@ class TrainingJobs:
             iterations=[_figures(event) for event in events if event.kind == "iteration"],
             evaluations=[_figures(event) for event in events if event.kind == "evaluated"],
         )
+
+    def _registered_tools(self, request: Request, ids: Sequence[str], others: Sequence[Tool]) -> NamedTools:
+        """Return the tools of the registry that an agent names. Raises CallError."""
+        tenant = tenant_of(request)
+        entries = cache(lambda: tool_log.read(self._settings))
+        try:
+            return named_tools([named(tenant, tool_id) for tool_id in ids], entries, others)
+        except ValueError as exc:
+            raise CallError("invalid", str(exc), "tool_ids") from exc
 
     def _check_sources(self, request: Request, sources: tuple[RewardSource, ...]) -> None:
         """Raise CallError for reward sources that cannot score, or that the sender may not name."""
@@ -519,42 +494,12 @@ def _agent(event: AgentEvent) -> RegisteredAgent:
         name=event.name,
         type=event.type,
         model_id=event.model_id,
-        memory_config=_value(event.memory_config),
+        memory_config=json_or_text(event.memory_config),
         capabilities=list(event.capabilities),
-        tools=_tools(event.tools),
+        tools=shown_tools(event.tools),
         reward_sources=[
-            OrderedSource(name=source.name, weight=source.weight, settings=_value(source.settings))
+            OrderedSource(name=source.name, weight=source.weight, settings=json_or_text(source.settings))
             for source in event.reward_sources
         ],
         created_at=moment(event.created_at),
     )
-
-
-def _environment(body: EnvironmentBody, episode: TrialEpisode) -> TriedEnvironment:
-    observation = episode.observed[0]
-    return TriedEnvironment(
-        environment=observation.environment,
-        seed=observation.seed,
-        settings=body.settings or {},
-        deterministic=True,
-        messages=[ShownMessage(role=message.role, content=message.content) for message in episode.observation.messages],
-        tools=_tools(episode.observation.tools),
-        digest=observation.digest,
-        actions=len(episode.steps),
-        ended=bool(episode.steps) and episode.steps[-1][1].is_over,
-        success=episode.success,
-    )
-
-
-def _tools(tools: Sequence[Tool]) -> list[ToolAnswer]:
-    return [
-        ToolAnswer(name=tool.name, description=tool.description, parameters=_value(tool.parameters)) for tool in tools
-    ]
-
-
-def _value(text: str) -> Any:
-    """Return what JSON text says; what is none stays text."""
-    try:
-        return json_text.parse(text)
-    except ValueError:
-        return text

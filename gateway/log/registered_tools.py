@@ -36,8 +36,8 @@ from streams.access.tenants.tenant_names import is_of, named
 from streams.environments.episodes.environment import EpisodeError
 from streams.environments.registry.tool_body import ToolBody, read_body
 from streams.environments.registry.tool_caller import ToolOutput
-from streams.environments.registry.tool_log import RegisteredTool, RegistryDecision
-from streams.environments.registry.tool_state import ToolState
+from streams.environments.registry.tool_log import RegistryDecision
+from streams.environments.registry.tool_state import RegisteredTool, ToolState
 from streams.errors import CallError, CallErrorKind, EventError, StreamwardError
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import tools_of_agents

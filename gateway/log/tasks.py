@@ -27,6 +27,7 @@ from schemas.conversation import Conversation
 from schemas.events import Task
 from streams.access.tenants.tenant_names import is_of, named
 from streams.engines.prompt_check import unanswerable_prompts
+from streams.environments.registry.named_tools import Entries, no_entries
 from streams.errors import CallError, EventError
 from streams.kafka import times
 from streams.observability import trace_context
@@ -72,6 +73,8 @@ class LogNames(NamedTuple):
     agents: Mapping[str, KnownAgent] = MappingProxyType({})
     """Those that are registered."""
     prompts: Resolver = no_prompts
+    entries: Entries = no_entries
+    """Of the registry of tools."""
 
 
 NO_NAMES = LogNames()
@@ -105,6 +108,8 @@ def task_of(
                 fields[name] = named(tenant, fields[name])
         if "prompt_version" in fields:
             fields["prompt_version"] = _own_prompt(tenant, fields["prompt_version"])
+        if "tool_ids" in fields:
+            fields["tool_ids"] = [named(tenant, tool_id) for tool_id in fields["tool_ids"]]
     agent = names.agents.get(fields.get("agent", ""), NO_AGENT)
     if (question := fields.pop("input", None)) is not None:
         fields["prompt" if isinstance(question, str) else "messages"] = question
@@ -119,6 +124,7 @@ def task_of(
         offers_map=False,
         rewards_of_agent=lambda _: agent.reward_sources,
         prompts=names.prompts,
+        entries=names.entries,
     )
     checked = check_rows([(1, fields)], actor, reading)
     if checked.problems:
@@ -183,7 +189,9 @@ class SentTasks:
         sent = read_fields(TaskBody, raw)
         tenant, actor = tenant_of(request), actor_of(request)
         agents = known_agents(self._settings) if sent.get("agent") is not None else {}
-        names = LogNames(agents, no_prompts if sent.get("prompt_version") is None else self._log.prompts.resolve)
+        prompts = no_prompts if sent.get("prompt_version") is None else self._log.prompts.resolve
+        uses_registry = sent.get("tool_ids") or sent.get("environment")
+        names = LogNames(agents, prompts, (lambda: self._log.tools.entries) if uses_registry else no_entries)
         task = task_of(sent, self._settings, tenant=tenant, actor=actor, now_ms=times.now_ms(), names=names)
         if not may_train(self._settings, tenant, task.policy):
             problem = f"there is no policy {task.policy[:80]!r} that {tenant} may train"

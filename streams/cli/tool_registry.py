@@ -120,7 +120,7 @@ def tools_show(call: AppContext, name: str, output: Output) -> None:
     from schemas.faults import nearest
     from streams import output as show
     from streams.environments.registry import tool_log
-    from streams.environments.registry.tool_caller import changes_of
+    from streams.environments.registry.tool_state import changes_of
     from streams.errors import NotFoundError
 
     entries = tool_log.read(call.settings)

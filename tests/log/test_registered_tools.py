@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.mcp.own_tools import offer_of, record_own_tools, report_changes
-from schemas.events import AccessRole, RequestEvent, ToolEvent
+from schemas.conventions import TOOL_IDS
+from schemas.events import AccessRole, RequestEvent, Task, ToolEvent
 from schemas.tool_text import offer_digest
 from streams.access.access_log import AccessLog
 from streams.access.roles import ROLES
@@ -246,3 +247,51 @@ def test_a_server_that_starts_has_written_its_tools(registry: Registry) -> None:
     entries = tool_log.read(registry.settings)
     assert entries["mcp:log"].is_trusted and entries["mcp:log"].accepted_by == "serve"
     assert "mcp:log" not in {row["entry"] for row in registry.http("GET", "/mcp/tools").json()["data"]}
+
+
+def test_a_task_that_names_tools_has_their_descriptions_and_says_which_were_accepted(registry: Registry) -> None:
+    for name in ("times", "more.times"):
+        body = {"tool_id": name, "endpoint": "registered_functions:add", "name": "times", "description": "Multiply."}
+        assert registry.http("POST", "/mcp/tools", body).status_code == 201
+    line = {"task_id": "named", "input": "4 * 7 =", "answer": 28, "tool_ids": ["times"]}
+    sent = registry.http("POST", "/tasks", line)
+    assert sent.status_code == 201, sent.text
+    [task] = [task for _, task in read(registry.settings, Task) if task.task_id == "named"]
+    assert [tool.description for tool in task.tools] == ["Multiply."]
+    accepted = tool_log.read(registry.settings)["times"].accepted
+    assert accepted is not None and task.metadata[TOOL_IDS] == f"times@{accepted.digest[:16]}"
+    for ids, problem in (
+        (["tmies"], "there is no tool 'tmies'; did you mean times"),
+        (["times", "more.times"], "times and more.times are both called times"),
+    ):
+        refused = registry.http("POST", "/tasks", {**line, "task_id": "bad", "tool_ids": ids})
+        assert refused.status_code == 400 and problem in error(refused)
+
+
+def test_an_environment_that_was_tried_is_kept_under_a_name_that_tasks_use(registry: Registry) -> None:
+    nine = {"environment": "guess", "settings": {"highest": 9}, "name": "nine", "max_turns": 5}
+    tried = registry.http("POST", "/rl/environments", nine)
+    assert (tried.status_code, tried.json().get("name")) == (200, "nine"), tried.text
+    [kept] = registry.http("GET", "/rl/environments").json()["data"]
+    assert (kept["name"], kept["environment"], kept["settings"]) == ("nine", "guess", {"highest": 9})
+    assert kept["messages"] == tried.json()["messages"]
+    body = {"task_id": "guessed", "input": "x", "agent": "calc", "environment": {"name": "nine", "seed": 3}}
+    body |= {"reward_sources": [{"name": "environment"}], "group_size": 2}
+    sent = registry.http("POST", "/tasks", body)
+    assert sent.status_code == 201, sent.text
+    [task] = [task for _, task in read(registry.settings, Task) if task.task_id == "guessed"]
+    start = task.environment
+    assert start is not None and (start.name, start.seed, json.loads(start.settings)) == ("guess", 3, {"highest": 9})
+    assert task.max_turns == 5 and task.metadata[TOOL_IDS].startswith("nine@")
+    again = registry.http("POST", "/rl/environments", {"environment": "guess", "name": "guess"})
+    assert again.status_code == 400 and "as a built-in environment is called" in error(again)
+
+
+def test_an_agents_key_calls_the_tools_that_its_agent_is_registered_with(registry: Registry) -> None:
+    registry.http("POST", "/mcp/tools", {"tool_id": "mine", "endpoint": "registered_functions:add"})
+    call = {"arguments": {"a": 1}}
+    assert registry.http("POST", "/mcp/tools/mine/invoke", call, role="bound").status_code == 403
+    agent = {"agent_id": "calc", "model_id": "sums", "tool_ids": ["mine"]}
+    registered = registry.http("POST", "/rl/agents", agent)
+    assert registered.status_code == 201 and registered.json()["tools"][0]["name"] == "mine", registered.text
+    assert registry.http("POST", "/mcp/tools/mine/invoke", call, role="bound").json()["content"] == "2.0"

@@ -33,7 +33,8 @@ def test_every_metric_of_the_server_is_there_and_counts_once_however_often_someb
         remembered.take(turn(0, trajectory_id=name, task_id=name, sampling_id=None, observed=shown))
     for _ in range(2):
         found = parse(meter.text())
-    wanted = {metric.name: metric.kind for metric in catalog.all_metrics() if metric.processes == ("serve",) and not metric.needs}
+    of_server = [metric for metric in catalog.all_metrics() if metric.processes == ("serve",) and not metric.needs]
+    wanted = {metric.name: metric.kind for metric in of_server}
     assert {name: found.kinds[name] for name in wanted} == wanted
     assert found.total(catalog.SERVE_TOKENS.name) == 3
     assert found.total(catalog.SERVE_TRAJECTORIES.name) == 2

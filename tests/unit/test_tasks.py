@@ -156,7 +156,7 @@ def test_a_line_knows_every_field_that_its_event_has() -> None:
     pairs += [(RewardSourceLine, RewardSource), (EnvironmentLine, EpisodeStart)]
     for line, event in pairs:
         fields = {field.name: field for field in dataclasses.fields(event)}
-        assert set(line.model_fields) - {"prompt", "system", "answer"} == set(fields)
+        assert set(line.model_fields) - {"prompt", "system", "answer", "tool_ids"} == set(fields)
     for line, event in pairs[1:]:
         least = {Sampling: {}, EpisodeStart: {"name": "x", "seed": 1}}.get(event, {"name": "x"})
         plain = event(**least)

@@ -221,12 +221,13 @@ class EnvironmentBody(TypedDict):
     seed: NotRequired[int | None]
     settings: NotRequired[dict[str, Any] | None]
     actions: NotRequired[list[str] | None]
+    name: NotRequired[str | None]
     max_turns: NotRequired[int | None]
 
 
 class EnvironmentLine(TypedDict):
     """
-    The environment that a task takes place in; its settings as an object or as their JSON text.
+    The environment that a task takes place in, or an entry of the registry; settings as an object or JSON text.
     """
 
     name: str
@@ -1665,6 +1666,7 @@ class TriedEnvironment(TypedDict):
     actions: int
     ended: bool
     success: bool | None
+    name: NotRequired[str | None]
 
 
 class TriedScore(TypedDict):
@@ -1774,6 +1776,7 @@ class AgentConfig(TypedDict):
     memory_config: NotRequired[AgentMemory | None]
     capabilities: NotRequired[list[str] | None]
     tools: NotRequired[list[AgentTool] | None]
+    tool_ids: NotRequired[list[str] | None]
     reward_sources: NotRequired[list[RewardSourceLine] | None]
 
 
@@ -2067,6 +2070,32 @@ class GroupAnswer(TypedDict):
     as_of: str
 
 
+class KeptEnvironment(TypedDict):
+    """
+    An environment of the registry, as tasks name it.
+    """
+
+    name: str
+    environment: str
+    settings: dict[str, Any]
+    seed: int
+    max_turns: int | None
+    version: str | None
+    trusted: bool
+    digest: str
+    messages: list[ShownMessage]
+    tools: list[ToolAnswer]
+
+
+class KeptEnvironments(TypedDict):
+    """
+    The environments of the registry.
+    """
+
+    object: Literal["list"]
+    data: list[KeptEnvironment]
+
+
 class MadeCall(TypedDict):
     """
     A call that the model makes.
@@ -2316,6 +2345,7 @@ class TaskBody(TypedDict):
     environment: NotRequired[EnvironmentLine | None]
     prompt_version: NotRequired[PromptLine | None]
     tools: NotRequired[list[ToolIn]]
+    tool_ids: NotRequired[list[str]]
     reward_sources: NotRequired[list[RewardSourceLine] | None]
     messages: NotRequired[list[MessageIn] | None]
     input: NotRequired[str | list[MessageIn] | None]

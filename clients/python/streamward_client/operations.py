@@ -176,11 +176,6 @@ class Operations(Sender):
         answer: models.TrainingJob = self.send("POST", "/finetune/peft", json=body, headers={"Idempotency-Key": idempotency_key})
         return answer
 
-    def try_environment(self, body: models.EnvironmentBody) -> models.TriedEnvironment:
-        """Play an episode of an environment three times, and say what it shows."""
-        answer: models.TriedEnvironment = self.send("POST", "/rl/environments", json=body)
-        return answer
-
     def register_agent(self, body: models.AgentConfig, *, idempotency_key: str | None = None) -> models.RegisteredAgent:
         """Write what an agent is."""
         answer: models.RegisteredAgent = self.send("POST", "/rl/agents", json=body, headers={"Idempotency-Key": idempotency_key})
@@ -319,6 +314,16 @@ class Operations(Sender):
     def stream_tools(self, body: models.StreamBody) -> None:
         """Call several tools at once. Each answer is an event with the id of its call."""
         self.send("POST", "/mcp/stream", json=body)
+
+    def list_environments(self) -> models.KeptEnvironments:
+        """List the environments of the registry."""
+        answer: models.KeptEnvironments = self.send("GET", "/rl/environments")
+        return answer
+
+    def try_environment(self, body: models.EnvironmentBody) -> models.TriedEnvironment:
+        """Play an episode of an environment three times, say what it shows, and keep it if it gets a name."""
+        answer: models.TriedEnvironment = self.send("POST", "/rl/environments", json=body)
+        return answer
 
     def get_permissions(self) -> models.PermissionsAnswer:
         """Return who asks, and what they may do."""
@@ -513,11 +518,6 @@ class AsyncOperations(AsyncSender):
         answer: models.TrainingJob = await self.send("POST", "/finetune/peft", json=body, headers={"Idempotency-Key": idempotency_key})
         return answer
 
-    async def try_environment(self, body: models.EnvironmentBody) -> models.TriedEnvironment:
-        """Play an episode of an environment three times, and say what it shows."""
-        answer: models.TriedEnvironment = await self.send("POST", "/rl/environments", json=body)
-        return answer
-
     async def register_agent(self, body: models.AgentConfig, *, idempotency_key: str | None = None) -> models.RegisteredAgent:
         """Write what an agent is."""
         answer: models.RegisteredAgent = await self.send("POST", "/rl/agents", json=body, headers={"Idempotency-Key": idempotency_key})
@@ -656,6 +656,16 @@ class AsyncOperations(AsyncSender):
     async def stream_tools(self, body: models.StreamBody) -> None:
         """Call several tools at once. Each answer is an event with the id of its call."""
         await self.send("POST", "/mcp/stream", json=body)
+
+    async def list_environments(self) -> models.KeptEnvironments:
+        """List the environments of the registry."""
+        answer: models.KeptEnvironments = await self.send("GET", "/rl/environments")
+        return answer
+
+    async def try_environment(self, body: models.EnvironmentBody) -> models.TriedEnvironment:
+        """Play an episode of an environment three times, say what it shows, and keep it if it gets a name."""
+        answer: models.TriedEnvironment = await self.send("POST", "/rl/environments", json=body)
+        return answer
 
     async def get_permissions(self) -> models.PermissionsAnswer:
         """Return who asks, and what they may do."""

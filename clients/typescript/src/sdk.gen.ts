@@ -2,7 +2,7 @@
 
 import { type Client, formDataBodySerializer, type Options as Options2, type TDataShape } from './client';
 import { client } from './client.gen';
-import type { AcceptToolData, AcceptToolErrors, AcceptToolResponses, ActivateTemplateData, ActivateTemplateErrors, ActivateTemplateResponses, AddToolData, AddToolErrors, AddToolResponses, BeginRunData, BeginRunErrors, BeginRunResponses, CallJsonrpcData, CallJsonrpcErrors, CallJsonrpcResponses, CancelFineTuningJobData, CancelFineTuningJobErrors, CancelFineTuningJobResponses, CheckRowsData, CheckRowsErrors, CheckRowsResponses, CleanRowsData, CleanRowsErrors, CleanRowsResponses, CountTokensData, CountTokensErrors, CountTokensResponses, CreateChatCompletionData, CreateChatCompletionErrors, CreateChatCompletionResponses, CreateCompletionData, CreateCompletionErrors, CreateCompletionResponses, CreateFineTuningJobData, CreateFineTuningJobErrors, CreateFineTuningJobResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateResponseData, CreateResponseErrors, CreateResponseResponses, CreateTemplateData, CreateTemplateErrors, CreateTemplateResponses, CreateTrainingJobData, CreateTrainingJobErrors, CreateTrainingJobResponses, CreateTuningJobData, CreateTuningJobErrors, CreateTuningJobResponses, DeleteFileData, DeleteFileErrors, DeleteFileResponses, EndRunData, EndRunErrors, EndRunResponses, EvaluatePromptData, EvaluatePromptErrors, EvaluatePromptResponses, GenerateRowsData, GenerateRowsErrors, GenerateRowsResponses, GetFileContentData, GetFileContentErrors, GetFileContentResponses, GetFileData, GetFileErrors, GetFileResponses, GetFineTuningJobData, GetFineTuningJobErrors, GetFineTuningJobResponses, GetGroupData, GetGroupErrors, GetGroupResponses, GetHealthData, GetHealthResponses, GetModelData, GetModelErrors, GetModelResponses, GetPermissionsData, GetPermissionsErrors, GetPermissionsResponses, GetRunData, GetRunErrors, GetRunResponses, GetTrainingJobData, GetTrainingJobErrors, GetTrainingJobResponses, GetTrainingMetricsData, GetTrainingMetricsErrors, GetTrainingMetricsResponses, GiveFeedbackData, GiveFeedbackErrors, GiveFeedbackResponses, GiveRewardData, GiveRewardErrors, GiveRewardResponses, IngestRowsData, IngestRowsErrors, IngestRowsResponses, InvokeToolData, InvokeToolErrors, InvokeToolResponses, JudgeRunData, JudgeRunErrors, JudgeRunResponses, ListAdaptersData, ListAdaptersErrors, ListAdaptersResponses, ListCostsData, ListCostsErrors, ListCostsResponses, ListDatasetsData, ListDatasetsErrors, ListDatasetsResponses, ListFilesData, ListFilesErrors, ListFilesResponses, ListFineTuningCheckpointsData, ListFineTuningCheckpointsErrors, ListFineTuningCheckpointsResponses, ListFineTuningEventsData, ListFineTuningEventsErrors, ListFineTuningEventsResponses, ListFineTuningJobsData, ListFineTuningJobsErrors, ListFineTuningJobsResponses, ListModelsData, ListModelsErrors, ListModelsResponses, ListPublicKeysData, ListPublicKeysResponses, ListReviewQueueData, ListReviewQueueErrors, ListReviewQueueResponses, ListRunsData, ListRunsErrors, ListRunsResponses, ListTemplatesData, ListTemplatesErrors, ListTemplatesResponses, ListToolsData, ListToolsErrors, ListToolsResponses, LogInData, LogInErrors, LogInResponses, LogOutData, LogOutErrors, LogOutResponses, OptimizePromptData, OptimizePromptErrors, OptimizePromptResponses, PauseFineTuningJobData, PauseFineTuningJobErrors, PauseFineTuningJobResponses, PromoteAdapterData, PromoteAdapterErrors, PromoteAdapterResponses, QueryLogData, QueryLogErrors, QueryLogResponses, RefreshTokensData, RefreshTokensErrors, RefreshTokensResponses, RegisterAgentData, RegisterAgentErrors, RegisterAgentResponses, RejectAdapterData, RejectAdapterErrors, RejectAdapterResponses, RemoveToolData, RemoveToolErrors, RemoveToolResponses, ResumeFineTuningJobData, ResumeFineTuningJobErrors, ResumeFineTuningJobResponses, RollbackAdapterData, RollbackAdapterErrors, RollbackAdapterResponses, StartSelfplayData, StartSelfplayErrors, StartSelfplayResponses, StreamToolsData, StreamToolsErrors, StreamToolsResponses, SubmitTaskData, SubmitTaskErrors, SubmitTaskResponses, TryEnvironmentData, TryEnvironmentErrors, TryEnvironmentResponses, TryScorerData, TryScorerErrors, TryScorerResponses, UploadFileData, UploadFileErrors, UploadFileResponses } from './types.gen';
+import type { AcceptToolData, AcceptToolErrors, AcceptToolResponses, ActivateTemplateData, ActivateTemplateErrors, ActivateTemplateResponses, AddToolData, AddToolErrors, AddToolResponses, BeginRunData, BeginRunErrors, BeginRunResponses, CallJsonrpcData, CallJsonrpcErrors, CallJsonrpcResponses, CancelFineTuningJobData, CancelFineTuningJobErrors, CancelFineTuningJobResponses, CheckRowsData, CheckRowsErrors, CheckRowsResponses, CleanRowsData, CleanRowsErrors, CleanRowsResponses, CountTokensData, CountTokensErrors, CountTokensResponses, CreateChatCompletionData, CreateChatCompletionErrors, CreateChatCompletionResponses, CreateCompletionData, CreateCompletionErrors, CreateCompletionResponses, CreateFineTuningJobData, CreateFineTuningJobErrors, CreateFineTuningJobResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateResponseData, CreateResponseErrors, CreateResponseResponses, CreateTemplateData, CreateTemplateErrors, CreateTemplateResponses, CreateTrainingJobData, CreateTrainingJobErrors, CreateTrainingJobResponses, CreateTuningJobData, CreateTuningJobErrors, CreateTuningJobResponses, DeleteFileData, DeleteFileErrors, DeleteFileResponses, EndRunData, EndRunErrors, EndRunResponses, EvaluatePromptData, EvaluatePromptErrors, EvaluatePromptResponses, GenerateRowsData, GenerateRowsErrors, GenerateRowsResponses, GetFileContentData, GetFileContentErrors, GetFileContentResponses, GetFileData, GetFileErrors, GetFileResponses, GetFineTuningJobData, GetFineTuningJobErrors, GetFineTuningJobResponses, GetGroupData, GetGroupErrors, GetGroupResponses, GetHealthData, GetHealthResponses, GetModelData, GetModelErrors, GetModelResponses, GetPermissionsData, GetPermissionsErrors, GetPermissionsResponses, GetRunData, GetRunErrors, GetRunResponses, GetTrainingJobData, GetTrainingJobErrors, GetTrainingJobResponses, GetTrainingMetricsData, GetTrainingMetricsErrors, GetTrainingMetricsResponses, GiveFeedbackData, GiveFeedbackErrors, GiveFeedbackResponses, GiveRewardData, GiveRewardErrors, GiveRewardResponses, IngestRowsData, IngestRowsErrors, IngestRowsResponses, InvokeToolData, InvokeToolErrors, InvokeToolResponses, JudgeRunData, JudgeRunErrors, JudgeRunResponses, ListAdaptersData, ListAdaptersErrors, ListAdaptersResponses, ListCostsData, ListCostsErrors, ListCostsResponses, ListDatasetsData, ListDatasetsErrors, ListDatasetsResponses, ListEnvironmentsData, ListEnvironmentsErrors, ListEnvironmentsResponses, ListFilesData, ListFilesErrors, ListFilesResponses, ListFineTuningCheckpointsData, ListFineTuningCheckpointsErrors, ListFineTuningCheckpointsResponses, ListFineTuningEventsData, ListFineTuningEventsErrors, ListFineTuningEventsResponses, ListFineTuningJobsData, ListFineTuningJobsErrors, ListFineTuningJobsResponses, ListModelsData, ListModelsErrors, ListModelsResponses, ListPublicKeysData, ListPublicKeysResponses, ListReviewQueueData, ListReviewQueueErrors, ListReviewQueueResponses, ListRunsData, ListRunsErrors, ListRunsResponses, ListTemplatesData, ListTemplatesErrors, ListTemplatesResponses, ListToolsData, ListToolsErrors, ListToolsResponses, LogInData, LogInErrors, LogInResponses, LogOutData, LogOutErrors, LogOutResponses, OptimizePromptData, OptimizePromptErrors, OptimizePromptResponses, PauseFineTuningJobData, PauseFineTuningJobErrors, PauseFineTuningJobResponses, PromoteAdapterData, PromoteAdapterErrors, PromoteAdapterResponses, QueryLogData, QueryLogErrors, QueryLogResponses, RefreshTokensData, RefreshTokensErrors, RefreshTokensResponses, RegisterAgentData, RegisterAgentErrors, RegisterAgentResponses, RejectAdapterData, RejectAdapterErrors, RejectAdapterResponses, RemoveToolData, RemoveToolErrors, RemoveToolResponses, ResumeFineTuningJobData, ResumeFineTuningJobErrors, ResumeFineTuningJobResponses, RollbackAdapterData, RollbackAdapterErrors, RollbackAdapterResponses, StartSelfplayData, StartSelfplayErrors, StartSelfplayResponses, StreamToolsData, StreamToolsErrors, StreamToolsResponses, SubmitTaskData, SubmitTaskErrors, SubmitTaskResponses, TryEnvironmentData, TryEnvironmentErrors, TryEnvironmentResponses, TryScorerData, TryScorerErrors, TryScorerResponses, UploadFileData, UploadFileErrors, UploadFileResponses } from './types.gen';
 
 export type Options<TData extends TDataShape = TDataShape, ThrowOnError extends boolean = boolean, TResponse = unknown> = Options2<TData, ThrowOnError, TResponse> & {
     /**
@@ -451,21 +451,6 @@ export const createTuningJob = <ThrowOnError extends boolean = false>(options: O
 });
 
 /**
- * Try environment
- *
- * Play an episode of an environment three times, and say what it shows.
- */
-export const tryEnvironment = <ThrowOnError extends boolean = false>(options: Options<TryEnvironmentData, ThrowOnError>) => (options.client ?? client).post<TryEnvironmentResponses, TryEnvironmentErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/rl/environments',
-    ...options,
-    headers: {
-        'Content-Type': 'application/json',
-        ...options.headers
-    }
-});
-
-/**
  * Register agent
  *
  * Write what an agent is.
@@ -830,6 +815,32 @@ export const invokeTool = <ThrowOnError extends boolean = false>(options: Option
 export const streamTools = <ThrowOnError extends boolean = false>(options: Options<StreamToolsData, ThrowOnError>) => (options.client ?? client).post<StreamToolsResponses, StreamToolsErrors, ThrowOnError>({
     security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
     url: '/mcp/stream',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * List environments
+ *
+ * List the environments of the registry.
+ */
+export const listEnvironments = <ThrowOnError extends boolean = false>(options?: Options<ListEnvironmentsData, ThrowOnError>) => (options?.client ?? client).get<ListEnvironmentsResponses, ListEnvironmentsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/rl/environments',
+    ...options
+});
+
+/**
+ * Try environment
+ *
+ * Play an episode of an environment three times, say what it shows, and keep it if it gets a name.
+ */
+export const tryEnvironment = <ThrowOnError extends boolean = false>(options: Options<TryEnvironmentData, ThrowOnError>) => (options.client ?? client).post<TryEnvironmentResponses, TryEnvironmentErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/rl/environments',
     ...options,
     headers: {
         'Content-Type': 'application/json',

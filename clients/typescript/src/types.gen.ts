@@ -118,6 +118,10 @@ export type AgentConfig = {
      */
     tools?: Array<AgentTool> | null;
     /**
+     * tools of the registry, which its key may call
+     */
+    tool_ids?: Array<string> | null;
+    /**
      * scorers of its tasks and jobs that name none
      */
     reward_sources?: Array<RewardSourceLine> | null;
@@ -824,13 +828,17 @@ export type EnvironmentBody = {
      */
     actions?: Array<string> | null;
     /**
+     * keep it in the registry under this name, which tasks may use
+     */
+    name?: string | null;
+    /**
      * most actions; default: 32
      */
     max_turns?: number | null;
 };
 
 /**
- * The environment that a task takes place in; its settings as an object or as their JSON text.
+ * The environment that a task takes place in, or an entry of the registry; settings as an object or JSON text.
  */
 export type EnvironmentLine = {
     name: string;
@@ -1325,6 +1333,38 @@ export type JwksAnswer = {
     keys: Array<{
         [key: string]: string;
     }>;
+};
+
+/**
+ * An environment of the registry, as tasks name it.
+ */
+export type KeptEnvironment = {
+    name: string;
+    environment: string;
+    settings: {
+        [key: string]: unknown;
+    };
+    /**
+     * of the episode that describes it
+     */
+    seed: number;
+    max_turns: number | null;
+    version: string | null;
+    /**
+     * false: it shows something else than was accepted
+     */
+    trusted: boolean;
+    digest: string;
+    messages: Array<ShownMessage>;
+    tools: Array<ToolAnswer>;
+};
+
+/**
+ * The environments of the registry.
+ */
+export type KeptEnvironments = {
+    object: 'list';
+    data: Array<KeptEnvironment>;
 };
 
 /**
@@ -2716,6 +2756,10 @@ export type TaskBody = {
      */
     prompt_version?: PromptLine | null;
     tools?: Array<ToolIn>;
+    /**
+     * tools of the registry by their ids
+     */
+    tool_ids?: Array<string>;
     reward_sources?: Array<RewardSourceLine> | null;
     messages?: Array<MessageIn> | null;
     /**
@@ -3144,6 +3188,10 @@ export type TriedEnvironment = {
     actions: number;
     ended: boolean;
     success: boolean | null;
+    /**
+     * of the entry that keeps it
+     */
+    name?: string | null;
 };
 
 /**
@@ -4181,31 +4229,6 @@ export type CreateTuningJobResponses = {
 
 export type CreateTuningJobResponse = CreateTuningJobResponses[keyof CreateTuningJobResponses];
 
-export type TryEnvironmentData = {
-    body: EnvironmentBody;
-    path?: never;
-    query?: never;
-    url: '/rl/environments';
-};
-
-export type TryEnvironmentErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type TryEnvironmentError = TryEnvironmentErrors[keyof TryEnvironmentErrors];
-
-export type TryEnvironmentResponses = {
-    /**
-     * Done
-     */
-    200: TriedEnvironment;
-};
-
-export type TryEnvironmentResponse = TryEnvironmentResponses[keyof TryEnvironmentResponses];
-
 export type RegisterAgentData = {
     body: AgentConfig;
     headers?: {
@@ -4994,6 +5017,56 @@ export type StreamToolsResponses = {
      */
     200: unknown;
 };
+
+export type ListEnvironmentsData = {
+    body?: never;
+    path?: never;
+    query?: never;
+    url: '/rl/environments';
+};
+
+export type ListEnvironmentsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type ListEnvironmentsError = ListEnvironmentsErrors[keyof ListEnvironmentsErrors];
+
+export type ListEnvironmentsResponses = {
+    /**
+     * Done
+     */
+    200: KeptEnvironments;
+};
+
+export type ListEnvironmentsResponse = ListEnvironmentsResponses[keyof ListEnvironmentsResponses];
+
+export type TryEnvironmentData = {
+    body: EnvironmentBody;
+    path?: never;
+    query?: never;
+    url: '/rl/environments';
+};
+
+export type TryEnvironmentErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type TryEnvironmentError = TryEnvironmentErrors[keyof TryEnvironmentErrors];
+
+export type TryEnvironmentResponses = {
+    /**
+     * Done
+     */
+    200: TriedEnvironment;
+};
+
+export type TryEnvironmentResponse = TryEnvironmentResponses[keyof TryEnvironmentResponses];
 
 export type GetPermissionsData = {
     body?: never;

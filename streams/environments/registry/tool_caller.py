@@ -19,9 +19,9 @@ from schemas.events import EpisodeStart, Tool, ToolCall
 from schemas.tool_text import endpoint_kind, offer_digest
 from streams.environments.environment_pool import EnvironmentPool, credential_of
 from streams.environments.episodes.environment import Action, Environment, EpisodeError
-from streams.environments.registry.tool_log import EntryOrder, RegisteredTool, RegistryDecision, ToolLog
-from streams.environments.registry.tool_state import Offer, ToolState
-from streams.errors import EventError, RefusedError
+from streams.environments.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
+from streams.environments.registry.tool_state import Offer, RegisteredTool, check_trusted
+from streams.errors import EventError
 from streams.settings.model import Environments
 
 
@@ -106,27 +106,3 @@ def _schema(tool: Tool) -> Any:
         return json_text.parse(tool.parameters)
     except ValueError as exc:
         raise EventError(f"tool {tool.name[:140]}: parameters is no JSON: {exc}") from exc
-
-
-def check_trusted(entry: ToolState) -> None:
-    """Raise RefusedError if an entry is described otherwise than it was accepted."""
-    if entry.accepted is not None and entry.seen is not None and not entry.is_trusted:
-        raise RefusedError(
-            f"{entry.tool_id} is described otherwise than {entry.accepted_by} accepted: {changes_of(entry)}; look at "
-            f"it with `streamward tools show {entry.tool_id}`, and accept digest {entry.seen.digest} or remove it"
-        )
-
-
-def changes_of(entry: ToolState) -> str:
-    """Return in words how the newest description differs from the accepted one."""
-    if entry.accepted is None or entry.seen is None:
-        return "nothing"
-    before = {tool.name: tool for tool in entry.accepted.tools}
-    now = {tool.name: tool for tool in entry.seen.tools}
-    parts = {
-        "new": sorted(now.keys() - before.keys()),
-        "gone": sorted(before.keys() - now.keys()),
-        "other": sorted(name for name in now.keys() & before.keys() if now[name] != before[name]),
-    }
-    words = [f"{word} {', '.join(names)}" for word, names in parts.items() if names]
-    return "; ".join(words) or "its first messages"

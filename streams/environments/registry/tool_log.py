@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from schemas.events import EpisodeStart, Tool, ToolEvent, ToolKind, derive_id, problems
+from schemas.events import EpisodeStart, ToolEvent, ToolKind, derive_id, problems
 from schemas.faults import nearest
 from schemas.serde import Poison
-from streams.environments.registry.tool_state import Offer, ToolState, fold, refusal
+from streams.environments.registry.tool_state import Offer, RegisteredTool, ToolState, find, fold, refusal
 from streams.errors import EventError, NotFoundError, RefusedError
 from streams.kafka import times
 from streams.kafka.admin import read_topic
@@ -43,14 +43,6 @@ class EntryOrder(NamedTuple):
     auth_required: bool = False
     environment: EpisodeStart | None = None
     max_turns: int | None = None
-
-
-class RegisteredTool(NamedTuple):
-    """A tool by its id, and the entry that it is of."""
-
-    tool_id: str
-    tool: Tool
-    entry: ToolState
 
 
 class ToolLog(FollowedTopic):
@@ -180,14 +172,6 @@ def read(settings: Settings) -> dict[str, ToolState]:
         before = states.get(event.tool_id) or ToolState(tool_id=event.tool_id)
         states[event.tool_id] = fold(before, event, record.at)
     return _existing(states)
-
-
-def find(entries: Mapping[str, ToolState], tool_id: str) -> RegisteredTool:
-    """Return a tool by its id. Raises NotFoundError."""
-    tools = {name: (tool, entry) for entry in entries.values() for name, tool in entry.names.items()}
-    if tool_id not in tools:
-        raise NotFoundError(f"there is no tool {tool_id[:140]!r}; {nearest(tool_id, tools)}")
-    return RegisteredTool(tool_id, *tools[tool_id])
 
 
 def _existing(states: Mapping[str, ToolState]) -> dict[str, ToolState]:

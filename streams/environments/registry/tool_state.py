@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from schemas.events import Coordinates, EpisodeStart, Message, Tool, ToolEvent
+from schemas.faults import nearest
 from schemas.tool_text import EndpointKind, endpoint_kind
+from streams.errors import NotFoundError, RefusedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,14 @@ class ToolState:
         return {f"{self.tool_id}.{tool.name}": tool for tool in tools}
 
 
+class RegisteredTool(NamedTuple):
+    """A tool by its id, and the entry that it is of."""
+
+    tool_id: str
+    tool: Tool
+    entry: ToolState
+
+
 def refusal(state: ToolState, event: ToolEvent) -> str | None:
     """Return why an event changes nothing about an entry in this state; None if it takes effect."""
     if event.sequence != state.sequence:
@@ -105,3 +116,35 @@ def fold(state: ToolState, event: ToolEvent, at: Coordinates) -> ToolState:
     offer = Offer(tools=event.tools, digest=event.digest or "", messages=event.messages, version=event.version)
     after = replace(after, seen=offer, seen_at=event.created_at)
     return after if event.kind == "changed" else replace(after, added=event, accepted=offer, accepted_by=event.actor)
+
+
+def check_trusted(entry: ToolState) -> None:
+    """Raise RefusedError if an entry is described otherwise than it was accepted."""
+    if entry.accepted is not None and entry.seen is not None and not entry.is_trusted:
+        raise RefusedError(
+            f"{entry.tool_id} is described otherwise than {entry.accepted_by} accepted: {changes_of(entry)}; look at "
+            f"it with `streamward tools show {entry.tool_id}`, and accept digest {entry.seen.digest} or remove it"
+        )
+
+
+def changes_of(entry: ToolState) -> str:
+    """Return in words how the newest description differs from the accepted one."""
+    if entry.accepted is None or entry.seen is None:
+        return "nothing"
+    before = {tool.name: tool for tool in entry.accepted.tools}
+    now = {tool.name: tool for tool in entry.seen.tools}
+    parts = {
+        "new": sorted(now.keys() - before.keys()),
+        "gone": sorted(before.keys() - now.keys()),
+        "other": sorted(name for name in now.keys() & before.keys() if now[name] != before[name]),
+    }
+    words = [f"{word} {', '.join(names)}" for word, names in parts.items() if names]
+    return "; ".join(words) or "its first messages"
+
+
+def find(entries: Mapping[str, ToolState], tool_id: str) -> RegisteredTool:
+    """Return a tool by its id. Raises NotFoundError."""
+    tools = {name: (tool, entry) for entry in entries.values() for name, tool in entry.names.items()}
+    if tool_id not in tools:
+        raise NotFoundError(f"there is no tool {tool_id[:140]!r}; {nearest(tool_id, tools)}")
+    return RegisteredTool(tool_id, *tools[tool_id])

@@ -25,11 +25,14 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from pydantic_core import PydanticCustomError
 
 from schemas import serde
-from schemas.conventions import CONTAMINATION_ALLOWED_BY
+from schemas.conventions import CONTAMINATION_ALLOWED_BY, TOOL_IDS
 from schemas.conversation import Conversation, ToolIn
 from schemas.events import EpisodeStart, Message, PromptUse, Purpose, RewardSource, Sampling, Task, derive_id
 from schemas.faults import OutsideObject, ValueFault, faults, names_in_quotes, nearest
 from streams.arrow.file_rows import Row, fields_of
+from streams.environments.listed import LISTED
+from streams.environments.registry.named_tools import Entries, named_environment, named_tools, no_entries, reference
+from streams.environments.registry.tool_state import ToolState
 from streams.errors import EventError, NotFoundError
 from streams.prompts import prompt_use
 from streams.prompts.prompt_use import PromptReference, Resolver, no_prompts
@@ -110,7 +113,7 @@ class SamplingLine(OutsideObject):
 
 
 class EnvironmentLine(OutsideObject):
-    """The environment that a task takes place in; its settings as an object or as their JSON text."""
+    """The environment that a task takes place in, or an entry of the registry; settings as an object or JSON text."""
 
     name: str = Field(min_length=1)
     settings: str | dict[str, Any] = "{}"
@@ -179,6 +182,7 @@ class TaskLine(OutsideObject):
     environment: EnvironmentLine | None = None
     prompt_version: PromptLine | None = Field(None, description="a prompt of the log, before the task's own messages")
     tools: list[ToolIn] = Field(default_factory=list)
+    tool_ids: list[str] = Field(default_factory=list, description="tools of the registry by their ids")
     reward_sources: list[RewardSourceLine] | None = None
     messages: Conversation | None = None
 
@@ -231,6 +235,8 @@ class Reading:
     """Of tasks that name an agent and no reward sources."""
     prompts: Resolver = no_prompts
     """Of tasks that name a prompt."""
+    entries: Entries = no_entries
+    """Of tasks that name tools or an environment of the registry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,11 +467,17 @@ def _task(fields: dict[str, Any], place: str, reading: Reading) -> Task:
     prompt = None if line.prompt_version is None else line.prompt_version.use(line.thread or task_id, reading)
     if prompt is not None and line.task_id is None:  # asked with another version it is another task
         task_id = derive_id("line", task_id, prompt)
+    own_tools = tuple(tool.tool for tool in line.tools)
+    named = named_tools(line.tool_ids, reading.entries, own_tools)
+    start, entry = _environment(line.environment, reading)
+    references = (*named.references, *([] if entry is None else [reference(entry.tool_id, entry)]))
+    if references and line.task_id is None:  # described otherwise it is another task
+        task_id = derive_id("line", task_id, *references)
     return Task(
         task_id=task_id,
         created_at=reading.now_ms if line.created_at is None else line.created_at,
         traceparent=line.traceparent,
-        metadata={"source": place, **line.metadata},
+        metadata={"source": place, **line.metadata, **({TOOL_IDS: " ".join(references)} if references else {})},
         policy=line.policy,
         purpose=line.purpose,
         scenario=line.scenario,
@@ -476,11 +488,11 @@ def _task(fields: dict[str, Any], place: str, reading: Reading) -> Task:
         sampling=Sampling(**line.sampling.model_dump()),
         verifier=_verifier(line),
         agent=line.agent,
-        max_turns=line.max_turns,
+        max_turns=line.max_turns if entry is None or line.max_turns is not None else _max_turns(entry),
         thread=line.thread,
-        environment=_environment(line.environment),
+        environment=start,
         prompt_version=prompt,
-        tools=tuple(tool.tool for tool in line.tools),
+        tools=(*own_tools, *named.tools),
         reward_sources=_sources(line, reading),
         messages=_messages(line) if prompt is None else after_prompt(prompt, _messages(line)),
     )
@@ -535,10 +547,23 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _environment(given: EnvironmentLine | None) -> EpisodeStart | None:
+def _environment(given: EnvironmentLine | None, reading: Reading) -> tuple[EpisodeStart | None, ToolState | None]:
+    """Return the environment of a task, and the entry that it is named by. Raises ValueError."""
     if given is None:
-        return None
-    return EpisodeStart(name=given.name, settings=_json(given.settings), seed=given.seed)
+        return None, None
+    settings = _json(given.settings)
+    entry = None
+    if given.name not in LISTED and ":" not in given.name:
+        entry = named_environment(given.name, reading.entries)
+    if entry is None or entry.environment is None:
+        return EpisodeStart(name=given.name, settings=settings, seed=given.seed), None
+    if settings != "{}":
+        raise ValueError(f"environment: {given.name} is registered with its settings; leave settings out")
+    return replace(entry.environment, seed=given.seed), entry
+
+
+def _max_turns(entry: ToolState) -> int | None:
+    return None if entry.added is None else entry.added.max_turns
 
 
 def _messages(line: TaskLine) -> tuple[Message, ...]:

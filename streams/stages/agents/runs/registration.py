@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from schemas.conventions import tool_ids
+from schemas.conventions import TOOL_IDS, tool_ids
 from schemas.events import AgentEvent, AgentType, RewardSource, derive_id
 from schemas.serde import Poison
 from streams.errors import RefusedError
@@ -94,7 +94,7 @@ def register(settings: Settings, proposed: AgentEvent, *, key: str | None = None
             f"Idempotency-Key {key!r} was used for agent {earlier.agent_id}, with other parameters; take a new key"
         )
     before = by_agent.get(proposed.agent_id, [])
-    event = next_event(before, replace(proposed, metadata={} if key is None else {KEY: key}))
+    event = next_event(before, replace(proposed, metadata=proposed.metadata | ({} if key is None else {KEY: key})))
     if event is None:
         return before[-1]
     with Producer(settings, linger_ms=0) as producer:
@@ -115,6 +115,12 @@ def _event_with_key(by_agent: Iterable[Sequence[AgentEvent]], key: str) -> Agent
 def _is_same(first: AgentEvent, second: AgentEvent) -> bool:
     """Whether two events say the same about their agent."""
     first, second = (
-        replace(event, event_id="", created_at=0, metadata={}, traceparent=None) for event in (first, second)
+        replace(event, event_id="", created_at=0, metadata=_tools_in(event), traceparent=None)
+        for event in (first, second)
     )
     return first == second
+
+
+def _tools_in(event: AgentEvent) -> dict[str, str]:
+    """Return what metadata say of an agent itself: the tools that it names."""
+    return {name: value for name, value in event.metadata.items() if name == TOOL_IDS}
