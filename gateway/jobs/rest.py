@@ -44,7 +44,7 @@ from streams.access.tenants.tenant_names import named
 from streams.adapters.versions import read_state
 from streams.environments.registry import tool_log
 from streams.environments.registry.named_tools import NamedTools, named_tools
-from streams.errors import CallError, NotFoundError, RefusedError
+from streams.errors import CallError, EventError, NotFoundError, RefusedError
 from streams.improve.prompts import search_request
 from streams.jobs import job_log, job_view, request as requests
 from streams.jobs.job_log import JobLog
