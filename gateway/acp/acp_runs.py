@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from gateway.acp.acp_threads import LISTED, thread_event
 from gateway.acp.known_agents import KnownAgents, RunningAgent
@@ -26,7 +26,6 @@ from gateway.acp.run_frames import BEFORE, DEFAULT_MODES, StreamPlace, place_of
 from gateway.acp.thread_access import id_of, own_agent, read_uuid, sees_thread, thread_name
 from gateway.acp.thread_answers import (
     RunResult,
-    ThreadMessageAnswer,
     ThreadRunAnswer,
     agent_name,
     list_response,
@@ -36,7 +35,6 @@ from gateway.acp.thread_answers import (
 from gateway.acp.thread_bodies import AliasRunBody, CancelQuery, RunBody, RunSearch
 from gateway.agents.parameters import MAX_TOKENS
 from gateway.http import errors, sse
-from gateway.http.body import Answer
 from gateway.http.principal import actor_of, principal_of, sees
 from gateway.http.route import ACP, CONVERSATION, Reply
 from schemas import json_text
@@ -48,13 +46,6 @@ from streams.knowledge.thread_state import RunState, ThreadState
 RUNS_LISTED = "POST /acp/runs/search lists runs"
 """Where the ids of runs are found."""
 NEW_RUN: dict[str, Any] = {**CONVERSATION, "may": "chat.call", "refuses": (404, 409)}
-
-
-class RunValues(Answer):
-    """What a run came to, as langgraph-sdk waits for it."""
-
-    messages: list[ThreadMessageAnswer]
-    values: dict[str, Any]
 
 
 class AcpRuns:
@@ -69,13 +60,13 @@ class AcpRuns:
     async def acp_create_run(self, request: Request, body: RunBody) -> Reply[ThreadRunAnswer]:
         """Request a run, and do not wait for it."""
         run = await self._request(request, body)
-        return Reply(run_answer(request, run), _headers(request, run, ""))
+        return Reply(run_answer(request, run), _headers(run))
 
     @ACP.post("/runs/wait", **NEW_RUN)
     async def acp_create_and_wait_run(self, request: Request, body: RunBody) -> Reply[RunResult]:
         """Request a run, and wait until it has ended."""
         run = await self._wait_new(request, await self._request(request, body), body)
-        return Reply(run_result(request, run), _headers(request, run, "wait"))
+        return Reply(run_result(request, run), _headers(run, "wait"))
 
     @ACP.post("/runs/stream", **NEW_RUN, streams=True)
     async def acp_create_and_stream_run(self, request: Request, body: RunBody) -> StreamingResponse:
@@ -88,15 +79,13 @@ class AcpRuns:
     ) -> Reply[ThreadRunAnswer]:
         """Request a run on a thread, and do not wait for it."""
         run = await self._request(request, _on(thread_id, body))
-        return Reply(run_answer(request, run), _headers(request, run, ""))
+        return Reply(run_answer(request, run), _headers(run))
 
     @ACP.post("/threads/{thread_id}/runs/wait", **NEW_RUN, ids=LISTED)
-    async def acp_create_and_wait_thread_run(
-        self, request: Request, thread_id: str, body: AliasRunBody
-    ) -> Reply[RunValues]:
+    async def acp_create_and_wait_thread_run(self, request: Request, thread_id: str, body: AliasRunBody) -> Response:
         """Request a run on a thread, and wait until it has ended."""
         run = await self._wait_new(request, await self._request(request, _on(thread_id, body)), body)
-        return Reply(_values(request, run), _headers(request, run, "join"))
+        return _values(request, run)
 
     @ACP.post("/threads/{thread_id}/runs/stream", **NEW_RUN, streams=True, ids=LISTED)
     async def acp_create_and_stream_thread_run(
@@ -145,8 +134,10 @@ class AcpRuns:
     async def acp_stream_run(self, request: Request, run_id: str) -> StreamingResponse:
         """Stream what a run does; after `Last-Event-ID`, if that is sent, else from its beginning."""
         run = await self._find(request, run_id)
-        modes = tuple(request.query_params.getlist("stream_mode")) or ("values", "messages")
-        return self._stream(request, run, modes, place_of(request.headers.get("last-event-id")))
+        query = request.query_params
+        modes = tuple(mode for mode in query.getlist("stream_mode") if mode) or ("values", "messages")
+        after, cancels = place_of(request.headers.get("last-event-id")), query.get("cancel_on_disconnect") == "true"
+        return self._stream(request, run, modes, after, cancels=cancels)
 
     @ACP.post("/runs/{run_id}/cancel", may="chat.call", ids=RUNS_LISTED, status=204, refuses=(404,))
     async def acp_cancel_run(self, request: Request, run_id: str, query: CancelQuery) -> None:
@@ -164,8 +155,14 @@ class AcpRuns:
         """Look at a run of a thread."""
         return run_answer(request, await self._find(request, run_id, thread_id))
 
+    @ACP.delete("/threads/{thread_id}/runs/{run_id}", may="chat.call", ids=RUNS_LISTED, status=204)
+    async def acp_delete_thread_run(self, request: Request, thread_id: str, run_id: str) -> None:
+        """Delete a run of a thread."""
+        await self._find(request, run_id, thread_id)
+        await self.acp_delete_run(request, run_id)
+
     @ACP.get("/threads/{thread_id}/runs/{run_id}/join", may="chat.call", ids=RUNS_LISTED)
-    async def acp_join_thread_run(self, request: Request, thread_id: str, run_id: str) -> RunValues:
+    async def acp_join_thread_run(self, request: Request, thread_id: str, run_id: str) -> Response:
         """Wait until a run of a thread has ended."""
         run = await self._find(request, run_id, thread_id)
         return _values(request, await self._runs.wait(run.run_id))
@@ -270,7 +267,7 @@ class AcpRuns:
                 if cancels and not whole:
                     self._runs.leave(run.run_id, actor)
 
-        headers = sse.HEADERS | _headers(request, run, "stream")
+        headers = sse.HEADERS | _headers(run, "stream")
         return StreamingResponse(events(), headers=headers, media_type=sse.MEDIA_TYPE)
 
 
@@ -312,18 +309,21 @@ def _sees(request: Request, run: RunState) -> bool:
     return sees(principal_of(request), run.agent_id)
 
 
-def _values(request: Request, run: RunState) -> RunValues:
-    result = run_result(request, run)
-    return RunValues(messages=result.messages, values=result.values)
+def _values(request: Request, run: RunState) -> Response:
+    """Return what a run came to as langgraph-sdk waits for it: the context of its thread, with the messages in it."""
+    result = run_result(request, run).model_dump(mode="json", exclude_unset=True)
+    return JSONResponse({**result["values"], "messages": result["messages"]}, headers=_headers(run, "join"))
 
 
-def _headers(request: Request, run: RunState, behind: str) -> dict[str, str]:
-    """Return where a run is, and where it can be joined again; both are on this server, whatever its name is."""
+def _headers(run: RunState, action: str = "") -> dict[str, str]:
+    """Return where a run is, and where it can be joined again.
+
+    Both are below /acp, as langgraph-sdk reads them: an address would name this server, and not the proxy before it.
+    """
     path = f"/runs/{run.run_id}"
     if not run.request.stateless:
         path = f"/threads/{id_of(run.thread_id)}{path}"
     place = {"content-location": path, "x-streamward-trajectory": run.run_id}
-    if behind:
-        base = path if behind == "join" else f"/runs/{run.run_id}"
-        place["location"] = str(request.url.replace(path=f"/acp{base}/{behind}", query=""))
+    if action:
+        place["location"] = f"{path if action == 'join' else f'/runs/{run.run_id}'}/{action}"
     return place

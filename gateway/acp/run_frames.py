@@ -67,14 +67,10 @@ def _frames(run: RunState, text: str, modes: tuple[str, ...]) -> Iterator[Frame]
     if run.status == "pending":
         if text and "messages" in modes:
             yield Frame(StreamPlace(2, len(text)), "messages/partial", lambda: [_partial(run, text)])
-        if text and "messages-tuple" in modes:
-            yield Frame(StreamPlace(2, len(text)), "messages", lambda: [_partial(run, text), {"run_id": run.run_id}])
         return
     if run.answer:
         if "messages" in modes:
             yield Frame(StreamPlace(3), "messages/complete", lambda: _messages(run.answer))
-        if "messages-tuple" in modes:
-            yield Frame(StreamPlace(3), "messages", lambda: [*_messages(run.answer), {"run_id": run.run_id}])
         if "updates" in modes:
             yield Frame(StreamPlace(4), "updates", lambda: {run.agent_id: {"messages": _messages(run.answer)}})
         if "values" in modes:

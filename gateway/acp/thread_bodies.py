@@ -102,7 +102,7 @@ class MessagesInput(Body):
     messages: ThreadMessages
 
 
-StreamMode = Literal["values", "messages", "updates", "custom", "messages-tuple"]
+StreamMode = Literal["values", "messages", "updates", "custom"]
 
 
 def _modes(value: Any) -> Any:

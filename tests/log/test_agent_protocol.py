@@ -21,6 +21,8 @@ from streams.access.access_log import AccessLog
 from streams.access.roles import ALLOWED, ROLES
 from streams.kafka import admin
 from streams.settings.model import Settings
+from tests.strangers import exchanges
+from tests.strangers.agent_protocol import suite
 from tests.support.agent_server import serving, settings_of
 from tests.support.processes import command, environment, read, said, until
 
@@ -379,6 +381,33 @@ def test_what_an_agent_remembers_is_what_its_registration_says(served: Served) -
     for wrong in ({"memory_config": {"window": 1}}, {"capabilities": ["ap.io.voice"]}):
         refused = admin_client.ask("POST", "/rl/agents", {**agent, **wrong})
         assert refused.status_code == 400
+
+
+# --- other people's programs ------------------------------------------------------------------------------------------
+
+
+def test_langgraph_sdk_gets_the_answers_that_it_got_when_its_requests_were_recorded(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    with serving(settings_of(kafka_bootstrap, tmp_path)) as url:
+
+        def ask(method: str, path: str, body: str) -> tuple[int, str, str]:
+            response = httpx.request(method, url + path, content=body or None, timeout=60)
+            return response.status_code, response.headers.get("content-type", ""), response.text
+
+        recorded = exchanges.recorded(suite.FILE)
+        differ = [
+            (each["method"], each["path"], each["status"], status)
+            for each, status, shape in suite.repeated(recorded, ask)
+            if (status, _settled(shape)) != (each["status"], _settled(each["shape"]))
+        ]
+    assert len(recorded) > 20
+    assert differ == []
+
+
+def _settled(shape: Any) -> Any:
+    """Return the shape of an answer, of a run without its status: it may have ended or not."""
+    return {name: each for name, each in shape.items() if name != "status"} if isinstance(shape, dict) else shape
 
 
 # --- kill -9 ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ What a suite finds is in findings.json: for llmprobe its scores and each check t
 own tests how many passed and what the others were told, for schemathesis each check that failed, for each agent of a
 framework what it said and what its calls are to each other (agents_of_others.py), and for the clients in clients/ what
 would change if they are generated again, and what the example prints (described.py). Of MCP's conformance suite it has
-each scenario that fails, with why, and how many pass on the SDK's own server in our mount (mcp_conformance.py). While
+each scenario that fails, with why, and how many pass on the SDK's own server in our mount (mcp_conformance.py). Of the
+Agent Protocol it has what langgraph-sdk reads, and what schemathesis finds by the protocol's document. While
 schemathesis runs, another caller is answered within a second (latency.py).
 """
 
@@ -31,6 +32,7 @@ from xml.etree import ElementTree
 from streams.kafka.node import process as broker
 from streams.settings.model import Settings
 from tests.strangers import agents_of_others, described, exchanges, latency, mcp_conformance
+from tests.strangers.agent_protocol import suite as agent_protocol
 from tests.strangers.described import HOME, run
 from tests.strangers.proxy import Exchange, between
 from tests.strangers.stand_ins import mended
@@ -121,6 +123,9 @@ def main() -> int:
             server = stack.enter_context(serving(settings))
             found["mcp"] = mcp_conformance.conformance(server, folder)
             found["mcp, every feature in our mount"] = mcp_conformance.of_our_mount(settings, folder)
+            with between(server) as (url, of_threads):
+                found["langgraph-sdk"] = agent_protocol.langgraph(url)
+            found["agent protocol"] = agent_protocol.described(server, folder)
             with between(server) as (url, spoken):
                 found["llmprobe"] = llmprobe(url, folder)
                 said += spoken
@@ -140,6 +145,7 @@ def main() -> int:
         FINDINGS.write_text(text, encoding="utf-8")
         exchanges.write(exchanges.compact(said))
         exchanges.write(agents_of_others.in_order(of_frameworks, folder), agents_of_others.FILE)
+        agent_protocol.write(of_threads)
         return 0
     before = json.loads(FINDINGS.read_text(encoding="utf-8"))
     for name in found:

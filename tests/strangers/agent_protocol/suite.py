@@ -1,0 +1,102 @@
+"""What langgraph-sdk and schemathesis make of the Agent Protocol at /acp, and the SDK's requests for `make test`.
+
+    langgraph_program.py ──► proxy ──► /acp ──► what it read
+                               └─► requests, answers, ids by number ──► exchanges.jsonl.xz
+    openapi.json, the protocol's own (MIT, LICENSE) ──► schemathesis ──► checks that failed
+
+Two kinds of those are to stay, and findings.json has them: null is absent here as at every entrance, where the document
+has no null, and the document says that a stream that is joined is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.strangers import exchanges
+from tests.strangers.described import HOME, TRUE, Failed, schemathesis
+from tests.strangers.proxy import Exchange
+
+FOLDER = Path(__file__).parent
+DOCUMENT, FILE = FOLDER / "openapi.json", FOLDER / "exchanges.jsonl.xz"
+UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+NUMBERED = re.compile(r"\{id \d+\}")
+ANOTHER = re.compile(r"(Test Case ID: \w+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d{4}-\d\d-\d\dT[\d:.]+Z)")
+"""What is another one in each run."""
+
+Ask = Callable[[str, str, str], tuple[int, str, str]]
+"""Send method, path and body; return status, type and body of the answer."""
+
+
+def langgraph(url: str) -> dict[str, Any]:
+    """Return what the program read."""
+    command = [str(HOME / "bin" / "python"), str(FOLDER / "langgraph_program.py"), f"{url}/acp"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    read: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return read
+
+
+def described(url: str, folder: Path) -> Failed:
+    """Return which checks of the protocol's document fail, by operation, each once."""
+    failed = schemathesis(f"{url}/acp", folder, str(DOCUMENT), "--checks", ",".join((*TRUE, "negative_data_rejection")))
+    return {name: sorted({_rule(text) for text in texts}) for name, texts in failed.items()}
+
+
+def _rule(text: str) -> str:
+    """Return which rule a check says is broken, and where."""
+    found = re.search(r"ST\d+|Undocumented Content-Type|Schema-violating request accepted", text)
+    component = re.search(r"Invalid component: ([\w -]+)", text)
+    return " ".join(
+        part for part in (found[0] if found else ANOTHER.sub("…", text)[:80], component[1] if component else "") if part
+    ).strip()
+
+
+def in_order(said: Iterable[Exchange]) -> list[dict[str, Any]]:
+    """Return requests in their order; an id that an answer gave is there as the number of its first place."""
+    numbers: dict[str, str] = {}
+    recorded = []
+    for each in said:
+        path, body = (_filled(text, numbers, UUID) for text in (each.path, each.body))
+        recorded.append(
+            {
+                "method": each.method,
+                "path": path,
+                "body": body,
+                "status": each.status,
+                "shape": exchanges.shape_of(each.kind, each.answer),
+            }
+        )
+        _number(each.answer, numbers)
+    return recorded
+
+
+def repeated(recorded: Iterable[dict[str, Any]], ask: Ask) -> Iterable[tuple[dict[str, Any], int, Any]]:
+    """Send recorded requests again, with the ids of today; yield each with status and shape of its answer."""
+    numbers: dict[str, str] = {}
+    for each in recorded:
+        names = {number: uuid for uuid, number in numbers.items()}
+        path, body = (_filled(each[part], names) for part in ("path", "body"))
+        status, kind, answer = ask(each["method"], path, body)
+        yield each, status, exchanges.shape_of(kind, answer)
+        _number(answer, numbers)
+
+
+def _filled(text: str, names: dict[str, str], pattern: re.Pattern[str] = NUMBERED) -> str:
+    """Return a text with other names for what is found in it."""
+    return pattern.sub(lambda match: names.get(match[0], match[0]), text)
+
+
+def _number(answer: str, numbers: dict[str, str]) -> None:
+    for uuid in UUID.findall(answer):
+        numbers.setdefault(uuid, f"{{id {len(numbers)}}}")
+
+
+def write(said: Iterable[Exchange]) -> None:
+    """Replace the recorded requests."""
+    exchanges.write(in_order(said), FILE)
