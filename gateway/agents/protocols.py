@@ -41,7 +41,7 @@ from gateway.agents.protocol_answers import (
 from gateway.agents.responses_body import Item, ItemReference, ResponsesBody
 from gateway.http import errors, sse
 from gateway.http.connection import WHEN_UNREAD
-from gateway.http.principal import may_ask, principal_of, sees, tenant_of
+from gateway.http.principal import DEFAULT_AGENT, may_ask, principal_of, sees, tenant_of
 from gateway.http.request_record import RequestRecord, record_of
 from gateway.http.route import CONVERSATION, Reply
 from schemas.events import Message
@@ -60,6 +60,9 @@ class AnswersCalls(FindsAgents, Protocol):
 
     async def count_tokens(self, call: ModelCall) -> int:
         """Return how many tokens the call's prompt has. Raises CallError."""
+
+    async def prompt_of(self, call: ModelCall) -> str | None:
+        """Return the prompt that a call's agent is registered with. Raises CallError."""
 
     async def is_continued(self, call: ModelCall) -> bool:
         """Return whether the history of a call begins with a recorded one and its answer."""
@@ -225,9 +228,12 @@ class AgentProtocols:
     async def _with_prompt(
         self, request: Request, call: ModelCall, prompt: PromptParameter | None, user: str | None
     ) -> ModelCall:
-        """Return the call, after the prompt that it names. Raises CallError for one that cannot be used."""
+        """Return the call, after the prompt that it or else its agent names. Raises CallError for one of no use."""
         if prompt is None:
-            return call
+            name = None if call.agent_id == DEFAULT_AGENT else await self._recorder.prompt_of(call)
+            if name is None:
+                return call
+            return await with_prompt(call, PromptParameter(id=name), self._prompts, self._recorder, None, user)
         return await with_prompt(call, prompt, self._prompts, self._recorder, tenant_of(request), user)
 
     async def _begin(self, request: Request, call: ModelCall) -> tuple[Begun, AsyncGenerator[Piece, None]]:

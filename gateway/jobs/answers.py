@@ -294,6 +294,7 @@ class RegisteredAgent(Answer):
     capabilities: list[str]
     tools: list[ToolAnswer]
     reward_sources: list[OrderedSource] = Field(description="of its tasks and jobs that name none")
+    prompt: str | None = Field(None, description="that its tasks begin with where they name none")
     created_at: str
 
 

@@ -52,7 +52,8 @@ from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState
 from streams.knowledge.agent_log import AgentMemory, capability_problem, read_memory
 from streams.output import moment
-from streams.prompts import prompt_log
+from streams.prompts import prompt_log, prompt_use
+from streams.prompts.prompt_use import PromptReference, own_name
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import KnownAgent, register
@@ -168,6 +169,9 @@ class AgentConfig(Body):
     )
     reward_sources: Annotated[list[RewardSourceLine], Field(max_length=MOST_SOURCES)] | None = Field(
         None, description="scorers of its tasks and jobs that name none"
+    )
+    prompt: str | None = Field(
+        None, min_length=1, max_length=200, description="PROMPT_BASED: NAME@VERSION or NAME@ALIAS of its tasks"
     )
 
 
@@ -391,6 +395,7 @@ class TrainingJobs:
             capabilities=tuple(body.capabilities or ()),
             tools=(*tools, *registered.tools),
             reward_sources=sources,
+            prompt=self._prompt_of(request, body),
         )
         return _agent(register(self._settings, event, key=key))
 
@@ -428,6 +433,22 @@ class TrainingJobs:
             raise CallError("invalid", problem, "reward_sources")
         if reason := unusable_scorer(self._settings.scoring, sources):
             raise CallError("invalid", f"reward_sources: {reason}", "reward_sources")
+
+    def _prompt_of(self, request: Request, body: AgentConfig) -> str | None:
+        """Return the prompt of an agent by its name in the log. Raises CallError for one that it cannot answer with."""
+        if body.prompt is None:
+            return None
+        if (kind := body.type or "PROMPT_BASED") != "PROMPT_BASED":
+            problem = f"prompt: an agent of type {kind} answers as it was trained; register a PROMPT_BASED one"
+            raise CallError("invalid", problem, "prompt")
+        try:
+            reference = PromptReference.parse(own_name(tenant_of(request), body.prompt))
+            prompt_use.use(prompt_log.resolver(self._settings)(reference, body.agent_id), reference, {})
+        except NotFoundError as exc:
+            raise CallError("not_found", f"prompt: {exc}", "prompt") from exc
+        except EventError as exc:
+            raise CallError("invalid", f"prompt: {exc}", "prompt") from exc
+        return str(reference)
 
     def _check_model(self, model_id: str) -> None:
         """Raise CallError for a model that there is not."""
@@ -501,5 +522,6 @@ def _agent(event: AgentEvent) -> RegisteredAgent:
             OrderedSource(name=source.name, weight=source.weight, settings=json_or_text(source.settings))
             for source in event.reward_sources
         ],
+        prompt=event.prompt,
         created_at=moment(event.created_at),
     )

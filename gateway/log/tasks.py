@@ -123,6 +123,7 @@ def task_of(
         min_group=settings.advantages.min_group,
         offers_map=False,
         rewards_of_agent=lambda _: agent.reward_sources,
+        prompt_of_agent=lambda _: agent.prompt,
         prompts=names.prompts,
         entries=names.entries,
     )
@@ -189,7 +190,9 @@ class SentTasks:
         sent = read_fields(TaskBody, raw)
         tenant, actor = tenant_of(request), actor_of(request)
         agents = known_agents(self._settings) if sent.get("agent") is not None else {}
-        prompts = no_prompts if sent.get("prompt_version") is None else self._log.prompts.resolve
+        agent = agents.get(sent.get("agent") or "", NO_AGENT)
+        needs_prompts = sent.get("prompt_version") is not None or agent.prompt is not None
+        prompts = self._log.prompts.resolve if needs_prompts else no_prompts
         uses_registry = sent.get("tool_ids") or sent.get("environment")
         names = LogNames(agents, prompts, (lambda: self._log.tools.entries) if uses_registry else no_entries)
         task = task_of(sent, self._settings, tenant=tenant, actor=actor, now_ms=times.now_ms(), names=names)

@@ -144,6 +144,7 @@ def read_tasks(
     *,
     agent: str | None = None,
     rewards_of_agent: Callable[[str], tuple[RewardSource, ...]] = lambda _: (),
+    prompt_of_agent: Callable[[str], str | None] = lambda _: None,
 ) -> Checked:
     """Return the tasks of a file, `-` for stdin, in every epoch; print problems on stderr.
 
@@ -167,6 +168,7 @@ def read_tasks(
         defaults=options.defaults(settings) | ({} if agent is None else {"agent": agent}),
         names=options.fields_of_columns(),
         rewards_of_agent=rewards_of_agent,
+        prompt_of_agent=prompt_of_agent,
         prompts=resolver(settings),
         entries=cache(lambda: tool_log.read(settings)),
     )

@@ -357,3 +357,34 @@ def test_recorded_tasks_are_asked_again_with_another_prompt_in_an_experiment_of_
     assert compared.exit_code == 0, (compared.stdout, compared.stderr)
     [row] = [json.loads(text) for text in compared.stdout.splitlines()]
     assert row["suite"].startswith("recorded@"), row
+
+
+def test_a_prompt_based_agent_answers_calls_and_tasks_with_the_prompt_it_is_registered_with(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    settings = settings_of(kafka_bootstrap, tmp_path, {"replies": [{"when": "Hi.", "reply": "Hello."}]})
+    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client, PromptLog(settings) as log:
+        log.create(texts("Be kind.")[0])
+        log.create(replace(texts("In {{x}}.")[0], variables=(PromptVariable(name="x"),)))
+        log.activate(activation(1))
+        agent = {"agent_id": "host", "model_id": "sums", "prompt": "greet"}
+        made = client.post(f"{url}/rl/agents", json=agent)
+        assert (made.status_code, made.json()["prompt"]) == (201, "greet@production"), made.text
+        for changes, status, problem in (
+            ({"type": "FINE_TUNED"}, 400, "an agent of type FINE_TUNED answers as it was trained"),
+            ({"prompt": "great@1"}, 404, "there is no prompt 'great'"),
+            ({"prompt": "greet@2"}, 400, "prompt greet@2: variable x (string) has no value; give it one"),
+        ):
+            refused = client.post(f"{url}/rl/agents", json=agent | changes)
+            assert (refused.status_code, problem in refused.json()["error"]["message"]) == (status, True), refused.text
+        for path in ("agents/host/v1", "v1"):
+            said = client.post(f"{url}/{path}/chat/completions", json=of_protocol("chat/completions", ["Hi."]))
+            assert said.status_code == 200, said.text
+        task = client.post(f"{url}/tasks", json={"input": "Hi?", "agent": "host"})
+        assert task.status_code == 201, task.text
+    line = json.dumps({"prompt": "Hi!", "answer": "Hello.", "agent": "host"})
+    (tmp_path / "tasks.jsonl").write_text(line, encoding="utf-8")
+    assert command(settings, "tasks", "submit", str(tmp_path / "tasks.jsonl")).exit_code == 0
+    turns = sorted((turn for _, turn in read(settings, Turn)), key=lambda turn: turn.created_at)
+    assert [turn.prompt_version for turn in turns] == ["greet@1", None]
+    assert [str(task.prompt_version) for _, task in read(settings, Task)] == ["greet@1"] * 2

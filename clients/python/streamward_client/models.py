@@ -1778,6 +1778,7 @@ class AgentConfig(TypedDict):
     tools: NotRequired[list[AgentTool] | None]
     tool_ids: NotRequired[list[str] | None]
     reward_sources: NotRequired[list[RewardSourceLine] | None]
+    prompt: NotRequired[str | None]
 
 
 class AssistantTurn(TypedDict):
@@ -2250,6 +2251,7 @@ class RegisteredAgent(TypedDict):
     capabilities: list[str]
     tools: list[ToolAnswer]
     reward_sources: list[OrderedSource]
+    prompt: NotRequired[str | None]
     created_at: str
 
 

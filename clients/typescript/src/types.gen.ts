@@ -125,6 +125,10 @@ export type AgentConfig = {
      * scorers of its tasks and jobs that name none
      */
     reward_sources?: Array<RewardSourceLine> | null;
+    /**
+     * PROMPT_BASED: NAME@VERSION or NAME@ALIAS of its tasks
+     */
+    prompt?: string | null;
 };
 
 /**
@@ -2058,6 +2062,10 @@ export type RegisteredAgent = {
      * of its tasks and jobs that name none
      */
     reward_sources: Array<OrderedSource>;
+    /**
+     * that its tasks begin with where they name none
+     */
+    prompt?: string | null;
     created_at: string;
 };
 

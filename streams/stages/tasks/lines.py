@@ -233,6 +233,8 @@ class Reading:
     """Whether the caller has --map, which messages may then offer."""
     rewards_of_agent: Callable[[str], tuple[RewardSource, ...]] = lambda _: ()
     """Of tasks that name an agent and no reward sources."""
+    prompt_of_agent: Callable[[str], str | None] = lambda _: None
+    """Of tasks that name an agent and no prompt."""
     prompts: Resolver = no_prompts
     """Of tasks that name a prompt."""
     entries: Entries = no_entries
@@ -464,7 +466,8 @@ def _task(fields: dict[str, Any], place: str, reading: Reading) -> Task:
     except (TypeError, ValueError, RecursionError) as exc:  # a number too long to be text, or a value of no JSON type
         raise ValueError(f"not usable as JSON: {exc}") from exc
     task_id = line.task_id or _derived_id(fields, line)
-    prompt = None if line.prompt_version is None else line.prompt_version.use(line.thread or task_id, reading)
+    prompt_line = line.prompt_version or _prompt_of_agent(line, reading)
+    prompt = None if prompt_line is None else prompt_line.use(line.thread or task_id, reading)
     if prompt is not None and line.task_id is None:  # asked with another version it is another task
         task_id = derive_id("line", task_id, prompt)
     own_tools = tuple(tool.tool for tool in line.tools)
@@ -573,6 +576,11 @@ def _messages(line: TaskLine) -> tuple[Message, ...]:
         system = () if line.system is None else (Message(role="system", content=line.system),)
         return (*system, Message(role="user", content=line.prompt or ""))
     return tuple(message.message for message in line.messages)
+
+
+def _prompt_of_agent(line: TaskLine, reading: Reading) -> PromptLine | None:
+    name = None if line.agent is None else reading.prompt_of_agent(line.agent)
+    return None if name is None else PromptLine(name=name)
 
 
 def _sources(line: TaskLine, reading: Reading) -> tuple[RewardSource, ...]:

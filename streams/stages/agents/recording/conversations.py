@@ -306,6 +306,11 @@ class Conversations:
             text = f"trajectory {trajectory_id} is in the log, and is remembered no longer: {reason}"
             raise CallError("conflict", f"{text}; use another trajectory")
 
+    def is_run(self, trajectory_id: str | None) -> bool:
+        """Return whether a trajectory is the run of a task."""
+        conversation = self.by_id.get(trajectory_id or "")
+        return conversation is not None and conversation.sampling_id is not None
+
     def find_continued(self, call: ModelCall) -> Conversation | None:
         """Return the trajectory that a call belongs to, or None for a new one. Raises CallError (conflict)."""
         if call.trajectory_id is not None:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from schemas.conventions import RatedAnswer
-from schemas.events import Message
+from schemas.events import AgentEvent, Message
 from streams.engines.protocol import TokenEngine
 from streams.engines.rendering.rendering import Rendering
 from streams.errors import CallError, LogError
@@ -39,7 +39,7 @@ from streams.stages.agents.runs.registration import registrations
 from streams.stages.agents.runs.run_end import RunEnd
 
 AGENTS_S = 5.0
-"""How old what is known of agents may be when a call names an unknown model, seconds."""
+"""How old the registrations of agents may be when a call needs one, seconds."""
 
 
 class Recorder:
@@ -58,8 +58,8 @@ class Recorder:
         self._prompts = CallPrompts(engine, rendering)
         self._io = RecordingIO(settings.serve, rendering, writer, self._prompts)
         self._recorders: dict[str, PolicyRecorder] = {}
-        self._agents: dict[str, str] = {}
-        """The model of each registered agent, as of `_agents_at`."""
+        self._agents: dict[str, AgentEvent] = {}
+        """The newest event about each agent, as of `_agents_at`."""
         self._agents_at = -AGENTS_S
         self.is_fleet = versions.single is None
         self.runs = ServedRuns(self, conversations)
@@ -83,6 +83,17 @@ class Recorder:
     async def is_continued(self, call: ModelCall) -> bool:
         """Return whether the history of a call begins with a recorded one and its answer."""
         return any(conversations.is_continued(call) for conversations in self._conversations)
+
+    async def prompt_of(self, call: ModelCall) -> str | None:
+        """Return the prompt of the log that a call's agent is registered with; None for a run, whose task has its own.
+
+        Raises CallError if the broker does not answer.
+        """
+        if any(conversations.is_run(call.trajectory_id) for conversations in self._conversations):
+            return None
+        await self._read_agents()
+        agent = self._agents.get(call.agent_id)
+        return None if agent is None or agent.kind == "removed" else agent.prompt
 
     async def conversation(self, turn_id: str) -> tuple[Message, ...] | None:
         """Return the messages up to a recorded turn, its answer included; None if there is no such turn."""
@@ -187,15 +198,21 @@ class Recorder:
 
     async def _model_of_agent(self, agent_id: str) -> str | None:
         """Return the model of a registered agent, which is a policy that is known, or one version of it."""
-        if agent_id not in self._agents and time.monotonic() >= self._agents_at + AGENTS_S:
-            try:
-                agents = await asyncio.to_thread(registrations, self._settings)
-            except LogError as exc:
-                raise CallError("busy", f"{exc}; try again") from exc
-            self._agents = {name: events[-1].model_id for name, events in agents.items()}
-            self._agents_at = time.monotonic()
-        model = self._agents.get(agent_id)
-        return model if model is not None and self._is_known(model.partition("@")[0]) else None
+        if agent_id not in self._agents:
+            await self._read_agents()
+        agent = self._agents.get(agent_id)
+        return agent.model_id if agent is not None and self._is_known(agent.model_id.partition("@")[0]) else None
+
+    async def _read_agents(self) -> None:
+        """Read the agents that are registered, unless that was done AGENTS_S ago or less. Raises CallError."""
+        if time.monotonic() < self._agents_at + AGENTS_S:
+            return
+        try:
+            agents = await asyncio.to_thread(registrations, self._settings)
+        except LogError as exc:
+            raise CallError("busy", f"{exc}; try again") from exc
+        self._agents = {name: events[-1] for name, events in agents.items()}
+        self._agents_at = time.monotonic()
 
 
 class ServedRuns:

@@ -48,13 +48,15 @@ class KnownAgent(NamedTuple):
     """Of its tasks and jobs that name none."""
     type: AgentType = "PROMPT_BASED"
     """How it came about."""
+    prompt: str | None = None
+    """NAME@VERSION or NAME@ALIAS that its tasks begin with where they name none."""
 
 
 def known_agents(settings: Settings) -> dict[str, KnownAgent]:
     """Return every agent that is registered. Raises as `read_topic`."""
     newest = (events[-1] for events in registrations(settings).values())
     return {
-        event.agent_id: KnownAgent(event.model_id.partition("@")[0], event.reward_sources, event.type)
+        event.agent_id: KnownAgent(event.model_id.partition("@")[0], event.reward_sources, event.type, event.prompt)
         for event in newest
         if event.kind == "registered"
     }
@@ -70,6 +72,12 @@ def default_rewards(settings: Settings) -> Callable[[str], tuple[RewardSource, .
     """Return the function that gives an agent's reward sources; its first call reads the log, and raises as that."""
     agents = cache(lambda: known_agents(settings))
     return lambda agent_id: agents()[agent_id].reward_sources if agent_id in agents() else ()
+
+
+def default_prompts(settings: Settings) -> Callable[[str], str | None]:
+    """Return the function that gives an agent's prompt; its first call reads the log, and raises as that."""
+    agents = cache(lambda: known_agents(settings))
+    return lambda agent_id: agents()[agent_id].prompt if agent_id in agents() else None
 
 
 def next_event(before: Sequence[AgentEvent], proposed: AgentEvent) -> AgentEvent | None:
