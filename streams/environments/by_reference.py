@@ -2,6 +2,7 @@
 
 module:Class     one's own: a class with `version`, `reset(seed)` and `step(action)`
 gymnasium:ID     an environment that Gymnasium knows        gymnasium_env.py
+llamagym:module:Class:ID   one of Gymnasium, with the three methods of LlamaGym's agents  llamagym_env.py
 textarena:ID     a game of TextArena for one player         textarena_env.py
 openenv:URL      an environment behind a server of OpenEnv  openenv_env.py
 mcp:SERVER       the tools of an MCP server                 mcp_env.py
@@ -21,6 +22,7 @@ from streams.references import describe_module
 
 ADAPTERS = {
     "gymnasium": ("streams.environments.adapters.gymnasium_env", "GymnasiumEnvironment"),
+    "llamagym": ("streams.environments.adapters.llamagym_env", "LlamaGymEnvironment"),
     "textarena": ("streams.environments.adapters.textarena_env", "TextArenaEnvironment"),
     "openenv": ("streams.environments.adapters.openenv_env", "OpenEnvEnvironment"),
     "mcp": ("streams.environments.adapters.mcp_env", "McpEnvironment"),
@@ -66,7 +68,7 @@ def imported_module(name: str) -> str:
     kind, _, rest = name.partition(":")
     if kind not in ADAPTERS:
         return kind
-    if kind == "function":
+    if kind in ("function", "llamagym"):
         return rest.partition(":")[0]
     return rest.partition(":")[0] if kind == "gymnasium" and ":" in rest else ""  # gymnasium:module:ID registers the ID
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,3 +83,50 @@ def test_what_gymnasium_does_not_know_is_refused(name: str, settings: dict[str, 
     with pytest.raises(EpisodeError) as caught:
         load(name, settings)
     assert caught.value.reason == reason
+
+
+# --- LlamaGym ---------------------------------------------------------------------------------------------------------
+
+PLAYER = '''
+import re
+
+class Lake:
+    """Written as for LlamaGym."""
+
+    def get_system_prompt(self):
+        return "You cross a frozen lake. Say: Action: 0 to 3."
+
+    def format_observation(self, observation):
+        return f"You are on field {observation}."
+
+    def extract_action(self, response):
+        return int(re.search(r"Action: (\\d)", response).group(1))
+
+class Half:
+    def get_system_prompt(self):
+        return ""
+'''
+
+
+def test_the_three_methods_of_llamagym_are_the_text_of_an_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lake_players.py").write_text(PLAYER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lake = load("llamagym:lake_players:Lake:FrozenLake-v1", {"is_slippery": False})
+    system, user = lake.reset(1).messages
+    assert (system.content, user.content) == ("You cross a frozen lake. Say: Action: 0 to 3.", "You are on field 0.")
+    moved = lake.step(Action("I go down. Action: 1"))
+    assert moved.ok and moved.observation.messages[0].content == "You are on field 4."
+    for text, problem in (("down", "no action"), ("Action: 7", "7 is no action of Discrete(4)")):
+        refused = lake.step(Action(text))
+        assert not refused.ok and problem in refused.observation.messages[0].content
+    for reference, reason in (
+        ("lake_players:Half:FrozenLake-v1", "bad_result"),
+        ("lake_players:Nobody:FrozenLake-v1", "unknown_environment"),
+        ("lake_players:Lake", "unknown_environment"),
+        ("no_such_module:Lake:FrozenLake-v1", "missing_package"),
+    ):
+        with pytest.raises(EpisodeError) as caught:
+            load(f"llamagym:{reference}", {})
+        assert caught.value.reason == reason

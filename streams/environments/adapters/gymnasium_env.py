@@ -44,15 +44,13 @@ class GymnasiumEnvironment:
         """Return the first observation, after a description of actions."""
         observation, _ = self._environment.reset(seed=seed)
         self._environment.action_space.seed(seed)
-        system = "\n".join(
-            part for part in (self._prompt, f"Answer with only {_action_text(self._environment.action_space)}.") if part
-        )
-        return Observation((Message(role="system", content=system), *self._observation(observation).messages))
+        system = Message(role="system", content=self._system_prompt())
+        return Observation((system, *self._observation(observation).messages))
 
     def step(self, action: Action) -> StepResult:
         """Take the action that is written in the text."""
         try:
-            element = _element(self._environment.action_space, action.text.strip())
+            element = self._element(action.text)
         except ValueError as exc:
             return StepResult(Observation((Message(role="user", content=f"error: {exc}"),)), reward=0.0, ok=False)
         observation, reward, terminated, truncated, info = self._environment.step(element)
@@ -66,9 +64,19 @@ class GymnasiumEnvironment:
         )
 
     def _observation(self, observation: Any) -> Observation:
+        return Observation((Message(role="user", content=self._text(observation)),))
+
+    def _system_prompt(self) -> str:
+        asked = f"Answer with only {_action_text(self._environment.action_space)}."
+        return "\n".join(part for part in (self._prompt, asked) if part)
+
+    def _element(self, text: str) -> Any:
+        """Return the action that is written in a text. Raises ValueError."""
+        return _element(self._environment.action_space, text.strip())
+
+    def _text(self, observation: Any) -> str:
         rendered = self._environment.render() if self._environment.render_mode == "ansi" else None
-        text = rendered if isinstance(rendered, str) else json.dumps(_plain(observation))
-        return Observation((Message(role="user", content=text),))
+        return rendered if isinstance(rendered, str) else json.dumps(_plain(observation))
 
 
 def _plain(value: Any) -> Any:
