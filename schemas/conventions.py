@@ -27,6 +27,8 @@ same id, if the trajectory is that of a task), or one turn."""
 FEEDBACK_VERSION = "feedback/1"
 """The `scorer_version` of such a reward."""
 
+THREAD = "thread"
+"""Metadata of a turn: the thread whose run it is, as the Agent Protocol has them."""
 FAILED_TOOLS = "failed_tools"
 """Metadata of a turn: the ids of the calls whose results its client sent as failed, a JSON array."""
 

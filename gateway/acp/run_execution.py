@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from gateway.acp.run_frames import StreamPlace, end_id, frames
+from gateway.acp.thread_access import id_of
 from gateway.http import errors
 from schemas import json_text
 from schemas.events import Message, RunEnding, ThreadEvent, derive_id
@@ -217,6 +218,7 @@ class ThreadRuns:
             sampling=run.sampling,
             request_digest=hashlib.sha256(json_text.one_line([run.thread_id, run.run_id]).encode()).hexdigest(),
             retry_key=run.run_id,
+            thread=None if run.request.stateless else id_of(run.thread_id),
         )
 
     def _readable_messages(self, run: RunState, messages: tuple[Message, ...]) -> tuple[Message, ...]:

@@ -196,6 +196,19 @@ def verdict(answer_id: str, labeller: str, made: str, number: int) -> Event:
     )
 
 
+def test_a_run_of_a_thread_has_the_thread_in_its_row() -> None:
+    events: list[Event] = []
+    for name in ("red.a", "red.b"):
+        run, alone = Recorded(name), {"task_id": name, "agent_id": "red.calc", **ALONE}
+        run.call([user(f"{name} 4 + 7 =")], metadata={"thread": "th9"}, **alone)
+        common = {"trajectory_id": name, "group_size": None, "purpose": "serve", **alone}
+        events += [trajectory("started", **common), *run.turns, trajectory(turns=1, **common)]
+    log = Appended(*events)
+    view, fold = rows_of_view(log), rows_of_fold(log)
+    check_equal(view, fold)
+    assert [row["thread"] for row in view.values()] == ["th9", "th9"]
+
+
 def test_a_log_with_every_kind_of_run_has_the_same_rows_both_ways() -> None:
     log = Appended(*direct_answers(), *chat("red.chat"), *walk(5), *chat("open", ends=False, agent_id="calc"))
     log.write(

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from streams.data.near_duplicates import Clusters, join_similar
 from streams.improve.datasets.judged_runs import JudgedRun
+from streams.improve.runs.run_row import thread_of
 from streams.stages.tasks.resubmit import ORIGIN
 
 
@@ -30,5 +31,5 @@ def keys(run: JudgedRun) -> Iterator[str]:
     yield f"task {run.finished.task_id}"
     if task is not None and ORIGIN in task.metadata:
         yield f"task {task.metadata[ORIGIN]}"
-    if task is not None and task.thread is not None:
-        yield f"thread {task.thread}"
+    if (thread := thread_of(run.finished)) is not None:
+        yield f"thread {thread}"

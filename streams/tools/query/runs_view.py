@@ -31,7 +31,7 @@ once AS (
     SELECT turn_id, trajectory_id, task_id, number, _partition, _offset, adapter_version, continuity, error, malformed,
         started_at, created_at, observed, error IS NULL AND delivered AS is_answered,
         CASE WHEN error IS NULL AND delivered THEN reply.tool_calls ELSE [] END AS calls,
-        len(reply.tool_calls) AS writes,
+        len(reply.tool_calls) AS writes, metadata['thread'] AS thread,
         len(prompt_token_ids) AS prompt_tokens, len(completion_token_ids) AS sampled_tokens,
         TRY(from_json(metadata['failed_tools'], '["VARCHAR"]')) AS failed_calls,
         list_filter(list_transform(messages, lambda m, i: CASE WHEN m.role = 'tool' AND observed IS NULL THEN {
@@ -81,7 +81,8 @@ once AS (
         count(*) FILTER (continuity = 'rewrites') AS rewrites,
         count(*) FILTER (error IS NOT NULL AND number < last_answer) AS recoveries,
         CAST(max(epoch_ms(created_at)) - min(epoch_ms(started_at)) AS DOUBLE) AS latency_ms,
-        CAST(sum(prompt_tokens) AS BIGINT) AS prompt_tokens, CAST(sum(sampled_tokens) AS BIGINT) AS sampled_tokens
+        CAST(sum(prompt_tokens) AS BIGINT) AS prompt_tokens, CAST(sum(sampled_tokens) AS BIGINT) AS sampled_tokens,
+        arg_min(thread, number) AS thread
     FROM placed GROUP BY trajectory_id
 )
 """
@@ -113,7 +114,7 @@ written AS (
     UNION SELECT response_id FROM responses WHERE $OF_TASKS AND $OF_AGENTS
 ), of_agents AS (
     SELECT answer_id, coalesce(r.task_id, b.task_id) AS task_id, coalesce(r.policy, b.policy) AS policy,
-        coalesce(r.agent_id, b.agent_id) AS agent_id, coalesce(b.purpose, r.purpose) AS purpose,
+        coalesce(r.agent_id, b.agent_id) AS agent_id, coalesce(b.purpose, r.purpose) AS purpose, t.thread AS thread,
         r.response_id IS NULL AND b.sampling_id IS NULL AS is_chat,
         CASE WHEN t.turns IS NOT NULL THEN t.versions WHEN r.adapter_version >= 0 THEN [r.adapter_version] ELSE [] END
             AS versions,
@@ -180,7 +181,8 @@ ROWS = """
 SELECT a.answer_id, a.task_id, a.policy, a.agent_id,
     coalesce(q.t.scenario, CASE WHEN a.is_chat THEN 'chat' ELSE 'default' END) AS scenario,
     coalesce(q.t.tenant, CASE WHEN contains(a.agent_id, '.') THEN split_part(a.agent_id, '.', 1) END) AS tenant,
-    coalesce(q.t.purpose, a.purpose, 'serve') AS purpose, q.t.thread AS thread, a.versions, a.began_ms, a.ended_ms,
+    coalesce(q.t.purpose, a.purpose, 'serve') AS purpose,
+    CASE WHEN q.task_id IS NULL THEN a.thread ELSE q.t.thread END AS thread, a.versions, a.began_ms, a.ended_ms,
     a.ending, a.reason, a.turns, a.failed_turns, a.malformed, a.tool_calls, a.failed_tools, a.retries, a.recoveries,
     a.escalations, a.latency_ms, a.prompt_tokens, a.sampled_tokens, $COST AS cost_usd, g.reward,
     coalesce(s.scores, MAP {}) AS scores, f.feedback, a.success, j.verdict,

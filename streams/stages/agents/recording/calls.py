@@ -64,6 +64,8 @@ class ModelCall:
     """The ids of the calls whose results were sent as failed."""
     ignored: tuple[str, ...] = ()
     """Parameters that were sent and change no answer."""
+    thread: str | None = None
+    """The thread whose run it is."""
 
     digests: Digests = field(default=NO_HISTORY, repr=False, compare=False)
     """What its history is recognized by."""

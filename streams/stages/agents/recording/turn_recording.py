@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from schemas import json_text
-from schemas.conventions import FAILED_TOOLS
+from schemas.conventions import FAILED_TOOLS, THREAD
 from schemas.events import Message, Turn
 from schemas.serde import EncodeError
 from schemas.tokens import Logprobs, TokenIds
@@ -180,10 +180,11 @@ def turn_of(
 
 
 def _metadata(call: ModelCall, new: Sequence[Message]) -> dict[str, str]:
-    """Return the metadata of a turn that has these messages: the new results that were sent as failed."""
+    """Return the metadata of a turn with these messages: its thread, and the new results that were sent as failed."""
     sent = {message.tool_call_id for message in new if message.role == "tool"}
     failed = [name for name in call.failed_tools if name in sent]
-    return {FAILED_TOOLS: json_text.one_line(failed)} if failed else {}
+    thread = {} if call.thread is None else {THREAD: call.thread}
+    return thread | ({FAILED_TOOLS: json_text.one_line(failed)} if failed else {})
 
 
 def _bytes_at_most(prepared: PreparedCall) -> int:
