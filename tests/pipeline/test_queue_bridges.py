@@ -7,6 +7,7 @@ batch 0 ──► queues export ──► a queue ──► queues import, anoth
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 from pathlib import Path
 from typing import Any
@@ -131,11 +132,12 @@ def same_as(original: AdvantagedGroup, group: AdvantagedGroup) -> None:
     assert rows[0] == rows[1]
 
 
-def put(settings: Settings, *puts: SamplePut) -> None:
-    """Put samples into the queue q, as a program of verl's does."""
+def put(settings: Settings, *puts: SamplePut, name: str = "q") -> None:
+    """Put samples into a queue, as a program of verl's does."""
     with QueueLog(settings) as log:
-        epoch = QueueOpener(settings, log, "q").open("a test").event.epoch
-    with SampleQueue(settings, "q", epoch) as queue:
+        epoch = QueueOpener(settings, log, name).open("a test").event.epoch
+    puts = tuple(each._replace(sample_id=each.sample_id.replace("q/", f"{name}/")) for each in puts)
+    with SampleQueue(settings, name, epoch) as queue:
         queue.put([each for each in puts if each.fields])
         queue.tag([each for each in puts if not each.fields])
 
@@ -205,3 +207,34 @@ def test_queues_are_listed_with_what_they_have(settings: Settings) -> None:
     put(settings)
     (row,) = (json.loads(line) for line in command(settings, "queues", "list").stdout.splitlines())
     assert (row["queue"], row["epoch"], row["samples"], row["checkpoints"]) == ("q", 2, 1, 0)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "verl.md"
+
+
+def test_every_command_of_the_page_runs(settings: Settings, base: Base) -> None:
+    blocks = PAGE.read_text(encoding="utf-8").split("```sh\n")[1:]
+    lines = [shlex.split(line, comments=True) for block in blocks for line in block.split("```")[0].splitlines()]
+    commands = [line[1:] for line in lines if line[:1] == ["streamward"]]
+    write(settings, base, range(10))
+    queue = next(line[2] for line in commands if line[:2] == ["queues", "import"])
+    put(settings, *(sample(n, f"a_{n}_0", **of_verl(n / 2)) for n in range(2)), name=queue)
+    printed = {" ".join(line[:2]): command(settings, *line).stdout for line in commands}
+    assert len(commands) == 7 and len([line for line in commands if line[0] == "query"]) == 3
+    assert json.loads(printed["queues list"])["samples"] == 0, "as its restore found it"
+    assert json.loads(printed["queues import"])["written"] == 3
+    assert json.loads(printed["queues export"])["samples"] == 6 * 8
+
+
+def test_the_queries_of_the_page_say_what_the_queue_has(settings: Settings) -> None:
+    queries = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("streamward query")]
+    put(settings, *(sample(n, f"a_{n}_0", **of_verl(n / 2)) for n in range(2)), name="qwen-gsm8k")
+    put(settings, name="qwen-gsm8k")
+    events_of, kinds, keys = (
+        [json.loads(row) for row in command(settings, *shlex.split(line)[1:]).stdout.splitlines()] for line in queries
+    )
+    assert [(row["epoch"], row["kind"], row["samples"]) for row in events_of] == [
+        (1, "opened", 0), (1, "restored", 0), (2, "opened", 0), (2, "restored", 2)
+    ]  # fmt: skip
+    assert [list(row.values()) for row in kinds] == [["train", "put", 2]]
+    assert {row["key"] for row in keys} == {"a_0_0", "a_1_0"} and "rm_scores" in str(keys[0])

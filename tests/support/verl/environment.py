@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from streams.settings.model import Settings
 
 ROOT = Path(__file__).parents[3]
@@ -54,6 +56,14 @@ def suite(name: str) -> Path:
     return file
 
 
+def page_configuration() -> dict[str, Any]:
+    """Return the section of verl's configuration that the page shows."""
+    text = (ROOT / "docs" / "verl.md").read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
+    section: dict[str, Any] = yaml.safe_load(text)["transfer_queue"]
+    assert section.pop("enable") is True, "verl's own switch"
+    return section
+
+
 def install_metadata(folder: Path) -> None:
     """Write what an installation of this project says of itself, entry points included, as pip would."""
     script = "import sys; from setuptools import build_meta; build_meta.prepare_metadata_for_build_wheel(sys.argv[1])"
@@ -70,8 +80,8 @@ def queue_environment(
     """
     log = {"kafka.bootstrap": settings.kafka.bootstrap, "topics.prefix": settings.topics.prefix}
     log["topics.policy_partitions"] = str(settings.topics.policy_partitions)
-    section = {"queue": "program", "restore": restore, "settings": log}
-    backend = {"storage_backend": "Streamward", "Streamward": section}
+    configuration = page_configuration()
+    configuration["backend"]["Streamward"] |= {"queue": "program", "restore": restore, "settings": log}
     path = [*([str(installed)] if installed else ()), str(ROOT), str(Path(__file__).parent)]
     register = {} if installed else {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(REGISTERS)}
     return {
@@ -80,6 +90,6 @@ def queue_environment(
         "PYTHONPATH": os.pathsep.join(path),
         "RAY_AUTH_MODE": "disabled",
         "TQ_TEST_BACKEND": "Streamward",
-        "QUEUE_CONFIGURATION": json.dumps({"controller": {"polling_mode": True}, "backend": backend}),
+        "QUEUE_CONFIGURATION": json.dumps({"controller": {"polling_mode": True}, **configuration}),
         **others,
     }
