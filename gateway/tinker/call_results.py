@@ -120,9 +120,16 @@ def sample_message(extra: Mapping[str, Any], tensors: Tensors) -> Any:
 
 
 def _write_topk(field: Any, tokens: Array, logprobs: Array) -> None:
+    tokens, logprobs = _mask_empty(tokens, logprobs)
     field.token_ids = tokens.astype("<i4").tobytes()
     field.logprobs = logprobs.astype("<f4").tobytes()
     field.length, field.k = tokens.shape
+
+
+def _mask_empty(tokens: Array, logprobs: Array) -> tuple[Array, Array]:
+    """Return tokens and logprobs as the SDK reads them where the log has NaN: a place that nothing was computed for."""
+    is_empty = np.isnan(logprobs)
+    return np.where(is_empty, 0, tokens), np.where(is_empty, np.float32(NO_LOGPROB), logprobs)
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
@@ -157,7 +164,7 @@ def _json_sequence(sample: Tensors, reason: str) -> dict[str, Any]:
 
 def _json_topk(tokens: Array, logprobs: Array) -> list[list[list[float]] | None]:
     """Return the likeliest tokens of each place, with their logprobs; None where there are none."""
-    rows = zip(tokens.tolist(), logprobs.tolist(), strict=True)
+    rows = zip(*(array.tolist() for array in _mask_empty(tokens, logprobs)), strict=True)
     pairs = ([[i, p] for i, p in zip(*row, strict=True) if p != NO_LOGPROB] for row in rows)
     return [row or None for row in pairs]
 

@@ -254,6 +254,42 @@ def test_a_result_is_protobuf_for_whom_accepts_it(loop: Loop) -> None:
     ] == [(1, [-0.5, -1.0], []), (1, [-1.5, -2.0], [2])]
 
 
+def test_a_place_of_a_prompt_without_likeliest_tokens_is_none_in_both_formats(loop: Loop) -> None:
+    """As the SDK has it: token 0 with logprob -99999, for the first place and those before prompt_logprobs_last_n."""
+    session = loop.session()
+    name = loop.ask(
+        "create_sampling_session", {"session_id": session, "sampling_session_seq_id": 0, "base_model": BASE}
+    )
+    sampler = name["sampling_session_id"]
+    body = {
+        "sampling_session_id": sampler,
+        "seq_id": 0,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5, 6, 7]}]},
+        "sampling_params": {"max_tokens": 1},
+        "num_samples": 1,
+        "prompt_logprobs": True,
+        "topk_prompt_logprobs": 2,
+    }
+    call_id = loop.ask("asample", body)["request_id"]
+    nan = np.nan
+    arrays = {
+        "0.tokens": np.array([8], "<i4"),
+        "0.logprobs": np.array([-1.0], "<f4"),
+        "prompt_logprobs": np.array([nan, nan, -2.0], "<f4"),
+        "prompt_topk_tokens": np.array([[0, 0], [3, 4], [7, 8]], "<i4"),
+        "prompt_topk_logprobs": np.array([[nan, nan], [nan, nan], [-0.5, -2.0]], "<f4"),
+    }
+    loop.end(call_id, outputs=Octets(tensor_bytes(arrays)), response='{"stop_reasons": ["length"]}')
+    answer = loop.ask("retrieve_future", {"request_id": call_id})
+    assert answer["prompt_logprobs"] == [None, None, -2.0]
+    assert answer["topk_prompt_logprobs"] == [None, None, [[7, -0.5], [8, -2.0]]]
+    accepts = {"accept": "application/x-protobuf"}
+    content = loop.send("retrieve_future", {"request_id": call_id}, headers=accepts).content
+    table = protobuf.read("SampleResponse", content).topk_prompt_logprobs
+    assert np.frombuffer(table.token_ids, "<i4").tolist() == [0, 0, 0, 0, 7, 8]
+    assert np.frombuffer(table.logprobs, "<f4").tolist() == [-99999.0] * 4 + [-0.5, -2.0]
+
+
 def test_a_failure_is_told_with_its_category(loop: Loop) -> None:
     model = loop.model()
     loop.ask("optim_step", {"adam_params": {"learning_rate": 0.1}, "model_id": model, "seq_id": 1})

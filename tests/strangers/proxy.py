@@ -19,12 +19,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-PASSED_ON = ("content-type", "anthropic-version", "x-stainless-retry-count", "accept")
+PASSED_ON = ("content-type", "anthropic-version", "x-stainless-retry-count", "accept", "content-encoding")
 """Headers of a request that the server reads."""
 
 
 class Exchange(NamedTuple):
-    """A request and its answer."""
+    """A request and its answer; bytes that are no text are surrogates of them."""
 
     method: str
     path: str
@@ -66,7 +66,7 @@ def between(server: str, mend: Mend | None = None) -> Iterator[tuple[str, list[E
                     raw.decode(errors="surrogateescape"),
                     answer.status,
                     kind,
-                    content.decode(),
+                    content.decode(errors="surrogateescape"),
                 )
             )
             self.send_response(answer.status)

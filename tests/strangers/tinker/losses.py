@@ -5,7 +5,8 @@
 Needs TINKER_BASE_URL, TINKER_API_KEY and a server. The client's side is forward_backward_custom with a plain function:
 the SDK runs it on logprobs of a forward pass, differentiates it here, and sends weights for cross_entropy. A custom one
 is sent as a graph, and run on the client as a function. Weights after the step are compared by the logprobs that they
-give; Adam's eps is large, so that a step is about as large as its gradient and noise is not blown up to a whole step.
+give, as a share of the nats by which the step moved them, where those are more than one. Adam's eps is large, so that a
+step is about as large as its gradient, and noise is not blown up to a whole step.
 """
 
 from __future__ import annotations
@@ -147,11 +148,12 @@ def compare(service: tinker.ServiceClient, base: str, loss: str) -> dict[str, fl
         ]
         after.append(logprobs_of(model.forward(plain, "cross_entropy").result()))
     before = logprobs_of(server)
+    moved = (after[0] - before).abs().max().item()
     return {
         "loss": abs(server.metrics["loss:sum"] - client.metrics["loss:sum"]) / abs(client.metrics["loss:sum"]),
         "logprobs": (before - logprobs_of(client)).abs().max().item(),
-        "step": (after[0] - after[1]).abs().max().item(),
-        "moved": (after[0] - before).abs().max().item(),
+        "step": (after[0] - after[1]).abs().max().item() / max(moved, 1.0),
+        "moved": moved,
     }
 
 

@@ -1,6 +1,6 @@
 """Data on this machine for the cookbook's recipes: sums, in the form of the sets that the recipes load from the hub.
 
-folder ──► openai/gsm8k, HuggingFaceH4/no_robots, Anthropic/hh-rlhf        found from the folder as working folder
+folder ──► openai/gsm8k, HuggingFaceH4/no_robots, Anthropic/hh-rlhf, …        found from the folder as working folder
 SmolLM2's tokenizer ──► HF_HOME/hub/models--HuggingFaceTB--…               found as if it had been downloaded
 """
 
@@ -28,7 +28,7 @@ def sums(seed: int) -> list[tuple[int, int]]:
 
 
 def write_sets(folder: Path) -> None:
-    """Write the three sets below a folder."""
+    """Write the sets below a folder."""
     for split in ("train", "test"):
         pairs = sums(len(split))
         questions = ({"question": f"What is {a} + {b}?", "answer": f"{a} + {b} = {a + b}\n#### {a + b}"}
@@ -42,6 +42,8 @@ def write_sets(folder: Path) -> None:
         ask = "\n\nHuman: What is {} + {}?\n\nAssistant: {}"
         pairs_of = ({"chosen": ask.format(a, b, a + b), "rejected": ask.format(a, b, a * b + 1)} for a, b in pairs)
         write_split(folder / "Anthropic" / "hh-rlhf", split, pairs_of)
+        lines = ({"text": f"After {a} and {b} came {a + b}, which many had known before."} for a, b in pairs)
+        write_split(folder / "Salesforce" / "wikitext", split, lines, config="wikitext-103-raw-v1")
 
 
 def write_split(folder: Path, split: str, rows: Iterable[dict[str, Any]], config: str = "default") -> None:

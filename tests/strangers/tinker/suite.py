@@ -1,10 +1,11 @@
 """Tinker's SDK and recipes of its cookbook against a server of ours, left alone or killed.
 
 walk.py ──► every public method of the SDK         recipe.py ──► six recipes, a few steps of each
-page.py ──► the program in docs/tinker.md
+losses.py ──► each loss by its name, and computed by the client             page.py ──► the program in docs/tinker.md
+walk.py, a recipe ──► calls.jsonl.xz ──► sent again in `make test` (recorded_calls.py)
 a recipe, and the same while server and worker are killed ──► the weights of both, byte for byte
 
-python -m tests.strangers.tinker.suite [walk|page|recipes|kills …]      default: all; exit 1 if one differs from before
+python -m tests.strangers.tinker.suite [walk|losses|exchanges …]   default: all; exit 1 if one differs from before
 python -m tests.strangers.tinker.suite --write                     write what they find into findings.json
 """
 
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from streams.engines.base_model import folder_of
 from streams.kafka.admin import offsets
 from streams.kafka.node import process as broker
 from tests.strangers.described import HOME
-from tests.strangers.tinker import recipe_data
+from tests.strangers.exchanges import write
+from tests.strangers.proxy import between
+from tests.strangers.tinker import recipe_data, recorded_calls
 from tests.strangers.tinker.served import PARTS, Served, tinker_settings
 from tests.support.processes import read
 
@@ -42,12 +45,17 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
                       "max_tokens=5", "eval_every=0", "save_every=1", FRESH),
     "preference.dpo.train": ("batch_size=4", "max_steps=2", "max_length=256", FRESH),
     "rl_numerics_check.train": ("lora_rank=8", "group_size=2", "groups_per_batch=2", "max_tokens=16",
-                                "max_trajectory_tokens=512", "max_steps=1", FRESH),
+                                "max_trajectory_tokens=2048", "max_steps=1", "task.num_pages_min=1",
+                                "task.num_pages_max=2", "task.page_chars=400", FRESH),
     "multiplayer_rl.guess_number.train": ("renderer_name=qwen3_instruct", "group_size=2", "batch_size=2",
                                           "max_tokens=6", "max_steps=1", "eval_every=0", "save_every=0", FRESH),
 }  # fmt: skip
 """Of each recipe what makes it short; the last plays several turns."""
-KILLED, KILLS = "sl_loop", 5
+RECORDED = KILLED = "sl_loop"
+KILLS = 5
+NEAR = 1e-5
+"""How far apart numbers of the server and of the client may be."""
+WRITE = "--write"
 LOOK_S = 0.5
 PATIENCE_S = 900
 LAST = 15
@@ -126,6 +134,31 @@ def recipes(bootstrap: str, folder: Path) -> dict[str, str]:
     return ends
 
 
+def losses(bootstrap: str, folder: Path) -> dict[str, str]:
+    """Return whether loss, logprobs and a step of each loss are those that the client computes."""
+    suite = Suite(bootstrap, folder)
+    with Served(suite.settings, folder) as served:
+        output, _ = suite.start(served.url, "losses.py").communicate(timeout=PATIENCE_S)
+    apart = json.loads(output.splitlines()[-1])
+    print(json.dumps(apart, indent=2), flush=True)
+    return {
+        name: "moves nothing" if not far.pop("moved") else f"within {NEAR:g}" if max(far.values()) <= NEAR else str(far)
+        for name, far in apart.items()
+    }
+
+
+def exchanges(bootstrap: str, folder: Path) -> list[str]:
+    """Return the routes that the SDK's walk and a recipe use; what they say goes into `recorded_calls.FILE`."""
+    suite = Suite(bootstrap, folder)
+    with Served(suite.settings, folder) as served, between(served.url) as (url, spoken):
+        suite.start(url, "walk.py").communicate(timeout=PATIENCE_S)
+        suite.recipe(url, RECORDED).communicate(timeout=PATIENCE_S)
+        calls = recorded_calls.compact([*spoken, *recorded_calls.in_json(served.url, list(spoken))])
+    if WRITE in sys.argv[1:]:
+        write(calls, recorded_calls.FILE)
+    return recorded_calls.routes(calls)
+
+
 def kills(bootstrap: str, folder: Path, seed: int = 1) -> dict[str, Any]:
     """Return whether a recipe whose server and worker are killed ends with the weights of one that is left alone."""
     drawn, saved, states, exits, kill_at = random.Random(seed), [], [], [], list[int]()
@@ -159,17 +192,26 @@ def _read_all(process: subprocess.Popen[str], over: threading.Event) -> None:
     over.set()
 
 
+PARTS_OF_SUITE: Mapping[str, Callable[[str, Path], Any]] = {
+    "walk": walk,
+    "page": page,
+    "losses": losses,
+    "exchanges": exchanges,
+    "recipes": recipes,
+    "kills": kills,
+}
+
+
 def main() -> int:
     """Run what the arguments name, and print what each found."""
-    chosen = [name for name in sys.argv[1:] if name != "--write"] or ["walk", "page", "recipes", "kills"]
+    chosen = [name for name in sys.argv[1:] if name != WRITE] or list(PARTS_OF_SUITE)
     before = json.loads(FINDINGS.read_text(encoding="utf-8")) if FINDINGS.exists() else {}
     now = dict(before)
     with tempfile.TemporaryDirectory() as temporary, broker.embedded(Path(temporary) / "kafka") as node:
         for name in chosen:
-            part = {"walk": walk, "page": page, "recipes": recipes, "kills": kills}[name]
-            now[name] = part(node.bootstrap, Path(temporary) / name)
+            now[name] = PARTS_OF_SUITE[name](node.bootstrap, Path(temporary) / name)
             print(json.dumps({name: now[name]}, indent=2), flush=True)
-    if "--write" in sys.argv[1:]:
+    if WRITE in sys.argv[1:]:
         FINDINGS.write_text(json.dumps(now, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         return 0
     return int(now != before)
