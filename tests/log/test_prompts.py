@@ -57,6 +57,8 @@ def test_writers_at_once_number_their_versions_without_a_gap_and_the_same_text_o
     [state] = prompt_log.read(made).values()
     assert [version.number for version in state.versions] == list(range(1, 7))
     assert {version.messages[0].content for version in state.versions} == {f"Say {number}." for number in range(6)}
+    audited = command(made, "audit")
+    assert audited.exit_code == 0, audited.output
 
 
 def test_an_alias_moves_only_from_the_version_that_was_expected(made: Settings) -> None:

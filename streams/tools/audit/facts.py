@@ -342,6 +342,19 @@ class ToolFact(NamedTuple):
     """Empty of one that was removed."""
 
 
+class PromptFact(NamedTuple):
+    """An event of a prompt."""
+
+    at: Coordinates
+    kind: str
+    sequence: int
+    has_own_id: bool
+    digest: str
+    """Of the text of one that was created; empty of others."""
+    versions: tuple[int, ...]
+    """That it names."""
+
+
 class CurationFact(NamedTuple):
     """A verdict on a run."""
 
@@ -459,6 +472,7 @@ Fact = (
     | CallFact
     | CallResultFact
     | ToolFact
+    | PromptFact
     | CurationFact
     | DatasetFact
     | QueueFact

@@ -27,6 +27,7 @@ BACKWARDS = (
     *ONLY_PLACED,
     *OF_QUEUES,
     "tools",
+    "prompts",
     "training-results",
     "datasets",
     "curation",
@@ -47,7 +48,7 @@ BACKWARDS = (
 names versions and the crossing that started it, a verdict the end of a run, the result of a training call the version
 that it saved, and a queue the samples that it had. From `requests` nothing follows: it is not read."""
 KEPT_WHOLE = (
-    *("tasks", "adapters", "jobs", "triggers", "curation", "datasets", "tools"),
+    *("tasks", "adapters", "jobs", "triggers", "curation", "datasets", "tools", "prompts"),
     *(*OF_CALLS, *OF_QUEUES, *ONLY_PLACED),
 )
 """Topics that are read from their beginning, however late the recount begins."""

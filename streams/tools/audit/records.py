@@ -27,6 +27,7 @@ from schemas.events import (
     GroupControl,
     GroupResponse,
     JobEvent,
+    PromptEvent,
     QueueEvent,
     Response,
     Reward,
@@ -61,6 +62,7 @@ from streams.tools.audit.facts import (
     LetterFact,
     MemberFact,
     MonthFact,
+    PromptFact,
     QueueFact,
     ResponseFact,
     RewardFact,
@@ -434,6 +436,13 @@ def _tool(record: Record, event: ToolEvent) -> ToolFact:
     return ToolFact(record.at, event.kind, event.sequence, event.event_id == own_id, event.digest or "")
 
 
+def _prompt(record: Record, event: PromptEvent) -> PromptFact:
+    own_id = derive_id(event.prompt, event.kind, event.sequence)
+    versions = tuple(arm.version for arm in event.arms) if event.version is None else (event.version,)
+    has_own_id = event.event_id == own_id
+    return PromptFact(record.at, event.kind, event.sequence, has_own_id, event.digest or "", versions)
+
+
 def _curation(record: Record, event: CurationEvent) -> CurationFact:
     about = (event.rubric_digest, event.transcript_digest)
     own_id = derive_id(event.answer_id, event.labeller, event.actor, *about, event.supersedes or "")
@@ -520,6 +529,7 @@ _FACTS: dict[type[Event], Any] = {
     TrainingCall: _call,
     TrainingResult: _call_result,
     ToolEvent: _tool,
+    PromptEvent: _prompt,
     CurationEvent: _curation,
     DatasetEvent: _dataset,
     QueueEvent: _queue,

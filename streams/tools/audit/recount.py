@@ -55,6 +55,7 @@ from streams.tools.audit.facts import (
     JobFact,
     LetterFact,
     MonthFact,
+    PromptFact,
     QueueFact,
     Reach,
     ResponseFact,
@@ -73,6 +74,7 @@ from streams.tools.audit.recount_curation import ends_of_runs, recount_curation
 from streams.tools.audit.recount_dataset import DatasetStory, recount_dataset
 from streams.tools.audit.recount_job import JobStory, recount_job, recount_months
 from streams.tools.audit.recount_policy import PolicyLedger, first_trained, recount_policy
+from streams.tools.audit.recount_prompts import PromptStory, recount_prompt
 from streams.tools.audit.recount_queue import QueueStory, recount_queue
 from streams.tools.audit.recount_task import JOIN, SCORER, STREAMS, recount_task
 from streams.tools.audit.recount_tools import ToolStory, recount_tool
@@ -99,11 +101,11 @@ READERS = {
 and stage."""
 OF_CALLS = ("training-results", "training-calls")
 OF_QUEUES = ("queues", "samples")
-ONLY_PLACED = ("experiments", "agents", "access", "prompts", "memory", "threads")
+ONLY_PLACED = ("experiments", "agents", "access", "memory", "threads")
 """Topics about other logs, programs, keys and decisions: of their records only this is checked, that each is where its
 key belongs."""
 NO_HORIZON = (
-    *("tasks", "adapters", "turns", "trajectories", "jobs", "triggers", "curation", "datasets", "tools"),
+    *("tasks", "adapters", "turns", "trajectories", "jobs", "triggers", "curation", "datasets", "tools", "prompts"),
     *(*OF_CALLS, *OF_QUEUES, *ONLY_PLACED),
 )
 """Topics whose retention hides nothing of what a group is recounted from."""
@@ -189,6 +191,7 @@ class Ledger:
         self._asked: dict[str, set[str]] = {}
         """The tasks that name a crossing as their run of self-play."""
         self._tools: dict[str, ToolStory] = {}
+        self._prompts: dict[str, PromptStory] = {}
         self._verdicts: list[CurationFact] = []
         self._datasets: dict[str, DatasetStory] = {}
         self._letters: dict[Coordinates, list[LetterFact]] = {}
@@ -249,6 +252,8 @@ class Ledger:
                 self._months.append(fact)
             case ToolFact():
                 self._tools.setdefault(event.tool_id, ToolStory()).events.append(fact)
+            case PromptFact():
+                self._prompts.setdefault(event.prompt, PromptStory()).events.append(fact)
             case CurationFact():
                 self._verdicts.append(fact)
             case DatasetFact():
@@ -325,6 +330,8 @@ class Ledger:
                 _add(whole, recount_queue(queue, view))
             for tool in self._tools.values():
                 _add(whole, recount_tool(tool))
+            for prompt in self._prompts.values():
+                _add(whole, recount_prompt(prompt))
             _add(whole, stray_jobs(self._rules, ordered))
             _add(whole, recount_months(self._months, self._jobs.values()))
             whole.findings += self._useless(view)
