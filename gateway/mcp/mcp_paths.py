@@ -6,8 +6,8 @@ from typing import Literal, get_args
 
 from gateway.http.route import PLAIN, Route
 
-Toolset = Literal["log", "policy", "scoring", "control"]
-"""What a server offers: the log and what is done with it, answers of a policy, scores, or jobs and versions."""
+Toolset = Literal["log", "policy", "scoring", "control", "registered"]
+"""The log and what is done with it, answers of a policy, scores, jobs and versions, or the tools of the registry."""
 TOOLSETS: tuple[Toolset, ...] = get_args(Toolset)
 MCP_PATHS: dict[str, Toolset] = {"/mcp": "log", **{f"/mcp/{toolset}": toolset for toolset in TOOLSETS[1:]}}
 MCP_ROUTES = tuple(

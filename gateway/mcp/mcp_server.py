@@ -18,7 +18,7 @@ from mcp.server.lowlevel.server import Server
 from mcp.shared.exceptions import MCPError
 
 from gateway.mcp import diagnose_prompt, mcp_resources
-from gateway.mcp.toolbox import ToolBox
+from gateway.mcp.toolbox import RegistryTool, ToolBox
 from gateway.mcp.tools import LogTool
 from streams.errors import CallError, LogError
 from streams.files import program_version
@@ -131,6 +131,6 @@ def _protocol_errors(code: int) -> Iterator[None]:
         raise MCPError(code, str(exc)) from exc
 
 
-def _tool(tool: LogTool) -> types.Tool:
+def _tool(tool: LogTool | RegistryTool) -> types.Tool:
     hints = types.ToolAnnotations(read_only_hint=not tool.changes)
     return types.Tool(name=tool.name, description=tool.description, input_schema=tool.input_schema, annotations=hints)

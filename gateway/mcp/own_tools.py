@@ -36,6 +36,8 @@ def offer_of(toolset: Toolset) -> Offer:
 def record_own_tools(log: ToolLog) -> None:
     """Write the lists that the log does not have yet. Raises LogError."""
     for path, toolset in MCP_PATHS.items():
+        if toolset == "registered":  # each is an entry itself
+            continue
         name, offer = f"mcp:{toolset}", offer_of(toolset)
         if log.state(name).added is None:
             log.add(EntryOrder(name, path), offer, RegistryDecision(ACTOR, "the tools of the first server of this log"))

@@ -9,9 +9,10 @@ tool can do with the caller's key is the limit.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import httpx
 
@@ -29,6 +30,17 @@ DATA = (
 CREDENTIALS = ("authorization", "x-api-key", "x-agent-id")
 """Headers of a call that its requests have, too."""
 PERMISSIONS = "/auth/permissions"
+REGISTRY = "/mcp/tools"
+
+
+class RegistryTool(NamedTuple):
+    """A tool of the registry, as this server offers it."""
+
+    name: str
+    description: str
+    input_schema: dict[str, Any]
+    changes: bool = True
+    """It may do anything."""
 
 
 class ToolOutcome(NamedTuple):
@@ -45,8 +57,14 @@ class ToolBox:
     client: httpx.AsyncClient
     toolset: Toolset = "log"
 
-    async def tools(self, credentials: Mapping[str, str]) -> list[LogTool]:
+    async def tools(self, credentials: Mapping[str, str]) -> Sequence[LogTool | RegistryTool]:
         """Return the tools that a caller may call. Raises CallError if the server refuses it, LogError."""
+        if self.toolset == "registered":
+            response = await self._send(ToolRequest("GET", REGISTRY, {}, None), credentials)
+            if response.is_error:
+                raise CallError("permission_denied", _message(response))
+            rows = [row for row in response.json()["data"] if row["trusted"]]
+            return [RegistryTool(row["id"], row["description"], row["parameters"]) for row in rows]
         response = await self._send(ToolRequest("GET", PERMISSIONS, {}, None), credentials)
         if response.status_code == 404:  # a server without keys
             return tools_of(self.toolset)
@@ -57,6 +75,8 @@ class ToolBox:
 
     async def call(self, name: str, arguments: Mapping[str, Any], credentials: Mapping[str, str]) -> ToolOutcome:
         """Call a tool. Raises CallError if the set has none of this name."""
+        if self.toolset == "registered":
+            return await self._invoke(name, arguments, credentials)
         tool = next((tool for tool in TOOLS if tool.name == name and self.toolset in tool.toolsets), None)
         if tool is None:
             raise CallError("not_found", f"there is no tool {name[:80]!r}; tools/list has those that there are")
@@ -68,6 +88,18 @@ class ToolBox:
         is_error = any(response.is_error for response in responses) or "error" in answers[0]
         text = json.dumps(answers if tool.list_name else answers[0], ensure_ascii=False)
         return ToolOutcome([*([DATA] if tool.has_texts else []), *cut(text)], is_error)
+
+    async def _invoke(self, name: str, arguments: Mapping[str, Any], credentials: Mapping[str, str]) -> ToolOutcome:
+        """Call a tool of the registry. Raises CallError if there is none of this name."""
+        path = f"{REGISTRY}/{quote(name, safe='')}/invoke"
+        body = json.dumps({"arguments": dict(arguments)}).encode()
+        response = await self._send(ToolRequest("POST", path, {}, body), credentials)
+        if response.status_code == 404:
+            raise CallError("not_found", _message(response))
+        if response.is_error:
+            return ToolOutcome([_message(response)], is_error=True)
+        answer = response.json()
+        return ToolOutcome(cut(answer["content"]), bool(answer["is_error"]))
 
     async def _send(self, request: ToolRequest, credentials: Mapping[str, str]) -> httpx.Response:
         """Return the response to a request. Raises LogError if the server is unreachable."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.option("--url", default=None, metavar="URL", help="Server to ask.  [default: serve.url]")
 @click.option(
     "--tools",
-    type=click.Choice(["log", "policy", "scoring", "control"]),
+    type=click.Choice(["log", "policy", "scoring", "control", "registered"]),
     default="log",
     show_default=True,
     help="Set of tools to offer.",

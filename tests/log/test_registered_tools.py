@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +16,13 @@ from click.testing import CliRunner, Result
 
 from gateway.mcp.own_tools import offer_of, record_own_tools, report_changes
 from schemas.conventions import TOOL_IDS
-from schemas.events import AccessRole, RequestEvent, Task, ToolEvent
+from schemas.events import AccessRole, EpisodeStart, RequestEvent, Task, ToolCall, ToolEvent
 from schemas.tool_text import offer_digest
 from streams.access.access_log import AccessLog
 from streams.access.roles import ROLES
 from streams.cli.root import cli
+from streams.environments.environment_pool import EnvironmentPool
+from streams.environments.episodes.environment import Action, EpisodeError
 from streams.environments.registry import tool_log
 from streams.environments.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
 from streams.environments.registry.tool_state import Offer
@@ -295,3 +298,24 @@ def test_an_agents_key_calls_the_tools_that_its_agent_is_registered_with(registr
     registered = registry.http("POST", "/rl/agents", agent)
     assert registered.status_code == 201 and registered.json()["tools"][0]["name"] == "mine", registered.text
     assert registry.http("POST", "/mcp/tools/mine/invoke", call, role="bound").json()["content"] == "2.0"
+
+
+def test_trusted_tools_of_the_registry_are_offered_over_mcp_and_play_an_episode(registry: Registry) -> None:
+    registry.http("POST", "/mcp/tools", {"tool_id": "offered", "endpoint": "registered_functions:add"})
+    server = f"mcp:{registry.url}/mcp/registered"
+    credentials = registry.about.parent / "credentials.json"
+    credentials.write_text(json.dumps({server: registry.keys["submitter"]}))
+    limits = Environments(servers=server, credentials=credentials, timeout_s=60)
+    with closing(EnvironmentPool(limits)) as pool:
+        environment = pool.open(EpisodeStart(name=server, settings='{"prompt": "Add 4 and 7."}', seed=1))
+        names = {tool.name for tool in environment.reset(1).tools}
+        assert "offered" in names and "submit_tasks" not in names
+        call = ToolCall(id="1", name="offered", arguments='{"a": 4, "b": 7}')
+        result = environment.step(Action("", (call,)))
+        assert result.ok and result.observation.messages[0].content == "11.0"
+        wrong = ToolCall(id="2", name="offered", arguments='{"a": "four"}')
+        refused = environment.step(Action("", (wrong,)))
+        assert not refused.ok and "a: Input should be a valid number" in refused.observation.messages[0].content
+    del environment
+    with closing(EnvironmentPool(Environments(servers=server, timeout_s=60))) as pool, pytest.raises(EpisodeError):
+        pool.open(EpisodeStart(name=server, settings='{"prompt": "Add."}', seed=1)).reset(1)  # without a key

@@ -84,4 +84,5 @@ def test_the_page_names_every_tool_with_its_route_its_action_and_its_sets() -> N
         (tool.name, f"{tool.route.method} {tool.route.path}", tool.may, ", ".join(tool.toolsets)) for tool in TOOLS
     ]
     assert rows == expected
-    assert {toolset for tool in TOOLS for toolset in tool.toolsets} == set(TOOLSETS) == set(MCP_PATHS.values())
+    of_routes = {toolset for tool in TOOLS for toolset in tool.toolsets}
+    assert of_routes | {"registered"} == set(TOOLSETS) == set(MCP_PATHS.values())
