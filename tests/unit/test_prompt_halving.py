@@ -20,9 +20,11 @@ def test_a_search_asks_only_for_what_is_not_answered_and_within_its_answers() ->
     assert (step.winner, step.answers <= 60, len(answers)) == (None, True, step.answers)
 
 
-def test_a_proposal_that_quotes_a_question_is_seen() -> None:
+def test_a_proposal_that_quotes_a_question_or_an_answer_is_seen() -> None:
     questions = ["How many apples does Ann have in her basket today?", "Name a river."]
     assert quotations("Be brief. Name a river.", questions) == []
+    answers = ['{"answer": "because the river rises every spring"}']
+    assert quotations("Say: the river rises every spring.", answers) == ["the river rises every spring"]
     assert quotations("E.g. how many APPLES does Ann have: 7.", questions) == [
         "how many apples does ann",
         "many apples does ann have",

@@ -276,15 +276,15 @@ class RunningSearch:
     def _create(self, seed: PromptVersion, text: str) -> PromptVersion:
         """Return the version with this text, made now if there is none."""
         messages = (Message(role="system", content=text), *seed.messages[1:])
-        queries = [question.query for question in self._job.spec.questions]
-        if quoted := reflection.quotations(text, queries):
-            log.warning("job %s: a proposal quotes questions: %s", self._job.job_id, quoted[0])
+        texts = [part for question in self._job.spec.questions for part in (question.query, question.verifier)]
+        if quoted := reflection.quotations(text, texts):
+            log.warning("job %s: a proposal quotes questions or answers: %s", self._job.job_id, quoted[0])
         proposal = PromptText(
             prompt=seed.name,
             messages=messages,
             variables=seed.variables,
             actor=ACTOR,
-            reason=f"proposed by reflection; it quotes {len(quoted)} runs of words of the questions",
+            reason=f"proposed by reflection; it quotes {len(quoted)} runs of words of the questions and answers",
             job_id=self._job.job_id,
         )
         return self._worker.prompts.create(proposal).version
