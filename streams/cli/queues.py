@@ -130,6 +130,13 @@ def queues_export(
     show_default=True,
     help="Sampling temperature of samples that do not say theirs.",
 )
+@click.option(
+    "--group-size",
+    type=click.IntRange(2),
+    default=None,
+    metavar="N",
+    help="Sessions of a group (verl's rollout.n).  [default: as many as the largest has]",
+)
 @click.option("--skip-bad", is_flag=True, help="Exit with 0 even if groups are left out.")
 @output_option
 @click.pass_context
@@ -143,10 +150,11 @@ def queues_import(
     partition: str,
     adapter_version: int | None,
     temperature: float,
+    group_size: int | None,
     skip_bad: bool,
     output: Output,
 ) -> None:
-    """Make tasks and responses of a queue's finished groups.
+    """Make tasks and responses of a queue's complete groups.
 
     They are scored, grouped and trained on like all others. The queue stays as it is, also for a program that has it
     open. Groups that are in the log already are not written again. A group that cannot be used is left out and named.
@@ -163,6 +171,7 @@ def queues_import(
         policy=policy or settings.policy.name,
         adapter_version=adapter_version,
         temperature=temperature,
+        group_size=group_size,
     )
     sampled = bridge.bring(settings, order)
     for uid, problem in sampled.left_out.items():

@@ -95,7 +95,7 @@ def test_a_batch_that_was_samples_is_trained_on_as_it_was_and_becomes_the_same_s
     assert (row["groups"], row["samples"], row["epoch"], row["left_out"]) == (2, 8, 1, 0)
     again = json.loads(command(settings, "queues", "export", "q", "--batch", "0").stdout)
     assert (again["groups"], again["samples"], again["epoch"]) == (0, 0, 2)
-    finished = [s.key for s in samples_of(settings, "q").values() if json.loads(s.tags or "{}")["status"] == "finished"]
+    finished = [s.key for s in samples_of(settings, "q").values() if json.loads(s.tags or "{}").get("is_prompt")]
     originals = groups_of(base, 0)
     assert finished == [group.group_id for group in originals]
 
@@ -164,14 +164,14 @@ def test_samples_of_verl_become_tasks_of_its_agent_and_groups_with_their_scores(
         sample(5, "d_0_0", **of_verl(1)),
         sample(6, "d_1_0", **unusable),
         sample(7, "another", **of_verl(1)),
-        sample(8, "a", "finished"),
-        sample(9, "b", "running"),
+        sample(8, "a", "pending", raw_prompt=plain([])),
+        sample(9, "b", "failure", raw_prompt=plain([])),
     )
     done = command(settings, "queues", "import", "q", "--temperature", "0.7", code=1)
     assert json.loads(done.stdout)["left_out"] == 4
     for said in (
-        "b: its prompt is tagged running, and not finished",
-        "c: it has one session, and a response is compared with others of its group",
+        "b: its prompt is tagged failure",
+        "c: it has 1 sessions; expected 2",
         "d: d_1_0 has no rollout_log_probs; verl has them with actor_rollout_ref.rollout.calculate_log_probs=true",
         "another: its key is not that of an output: uid_session_output",
     ):

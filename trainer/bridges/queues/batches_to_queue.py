@@ -132,5 +132,5 @@ def _about(row: BatchRow) -> dict[str, Any]:
 
 def _prompt_tags(group: AdvantagedGroup, batch: TrainingBatch, sample_id: str, partition: str) -> SamplePut:
     """Return the tags of a prompt whose samples are all there."""
-    tags = {STATUS: FINISHED, "global_steps": batch.batch.sequence}
+    tags = {"is_prompt": True, STATUS: FINISHED, "global_steps": batch.batch.sequence}
     return SamplePut(sample_id, partition, {}, group.group_id, plain(tags).data.decode())

@@ -30,7 +30,7 @@ from streams.samples.queue_opener import QueueOpener
 from streams.samples.sample_fold import Sample
 from streams.samples.sample_queue import FieldValue, SampleQueue
 from streams.settings.model import Settings
-from trainer.bridges.queues.sample_fields import FINISHED, STATUS, SampleKey, value_of
+from trainer.bridges.queues.sample_fields import FAILURE, STATUS, SampleKey, value_of
 from trainer.bridges.queues.sample_outputs import Output, chains_of, read_output
 
 AGENT = ENGINE = SCENARIO = "verl"
@@ -50,6 +50,8 @@ class QueueOrder:
     adapter_version: int | None = None
     """None: that of the sample; without one, the newest of the policy."""
     temperature: float = 1.0
+    group_size: int | None = None
+    """Sessions of a group, verl's rollout.n; None: as many as the largest has."""
 
 
 @dataclass(slots=True)
@@ -105,25 +107,28 @@ def bring(settings: Settings, order: QueueOrder) -> SampledTasks:
 
 
 def _complete(samples: Iterable[Sample], order: QueueOrder, left_out: dict[str, str]) -> dict[str, Members]:
-    """Return the samples of each group that is finished, as the tags of its prompt say."""
+    """Return the samples of each group that has all of its sessions.
+
+    That verl has tagged its prompt finished is not in the log: a tag without a field goes past any storage.
+    """
     keyed = {sample.key: sample for sample in samples if sample.partition == order.partition and sample.key}
     complete: dict[str, Members] = {}
-    for key, sample in keyed.items():
-        place = SampleKey.parse(key)
-        if not sample.fields or (place is None and key in {each.rpartition("_")[0] for each in keyed}):
-            continue
+    places = {key: SampleKey.parse(key) for key, sample in keyed.items() if sample.fields}
+    uids = {place.uid for place in places.values() if place is not None}
+    for key, place in places.items():
+        if place is None and key in uids:
+            continue  # the prompt
         if place is None:
             left_out[key] = "its key is not that of an output: uid_session_output"
             continue
         prompt = keyed.get(place.uid)
-        status = None if prompt is None else _tags(prompt).get(STATUS)
-        if status not in (None, FINISHED):
-            left_out[place.uid] = f"its prompt is tagged {status}, and not {FINISHED}"
+        if prompt is not None and _tags(prompt).get(STATUS) == FAILURE:
+            left_out[place.uid] = f"its prompt is tagged {FAILURE}"
             continue
-        complete.setdefault(place.uid, {}).setdefault(place.session, {})[place.output] = sample
-    for uid in [uid for uid, members in complete.items() if len(members) < 2]:
-        del complete[uid]
-        left_out[uid] = "it has one session, and a response is compared with others of its group"
+        complete.setdefault(place.uid, {}).setdefault(place.session, {})[place.output] = keyed[key]
+    expected = order.group_size or max(map(len, complete.values()), default=0)
+    for uid in [uid for uid, members in complete.items() if len(members) < max(2, expected)]:
+        left_out[uid] = f"it has {len(complete.pop(uid))} sessions; expected {max(2, expected)}"
     return complete
 
 

@@ -26,7 +26,7 @@ NEEDED = (PROMPTS, RESPONSES, MASK, LOGPROBS, SCORES)
 """Fields without which a sample is not trained on here."""
 OPTIONAL = ("raw_prompt", "data_source", ABOUT)
 """Fields that are read if they are there."""
-STATUS, FINISHED = "status", "finished"
+STATUS, FINISHED, FAILURE = "status", "finished", "failure"
 NUMPY = frozenset({"int16", "int32", "int64", "float32", "float64", "bool", "uint8"})
 
 
