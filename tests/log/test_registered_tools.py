@@ -33,7 +33,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Environments, Settings
 from tests.support.agent_server import serving, settings_of
 from tests.support.documented import HOOKS
-from tests.support.processes import read
+from tests.support.processes import read, until
 from tests.support.scrape import parse
 
 pytestmark = pytest.mark.kafka
@@ -220,8 +220,12 @@ def test_an_entry_that_is_removed_is_not_called(registry: Registry) -> None:
     registry.http("POST", "/mcp/tools", {"tool_id": "gone", "endpoint": "registered_functions:add"})
     assert registry.http("DELETE", "/mcp/tools/gone").json()["deleted"] is True
     assert registry.http("POST", "/mcp/tools/gone/invoke", {}).status_code == 404
-    recorded = [event for _, event in read(registry.settings, RequestEvent) if event.resource.endswith("/gone/invoke")]
-    assert [event.status for event in recorded] == [404]
+
+    def statuses() -> list[int]:
+        events = [event for _, event in read(registry.settings, RequestEvent)]
+        return [event.status for event in events if event.resource.endswith("/gone/invoke")]
+
+    until(lambda: statuses() == [404], "the refused call in the log of requests")
 
 
 def test_a_server_writes_what_it_offers_once_and_an_other_list_alarms_until_it_is_accepted(made: Settings) -> None:
