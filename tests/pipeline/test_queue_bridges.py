@@ -142,7 +142,7 @@ def put(settings: Settings, *puts: SamplePut, name: str = "q") -> None:
         queue.tag([each for each in puts if not each.fields])
 
 
-def sample(number: int, key: str, status: str = "success", **content: FieldValue) -> SamplePut:
+def sample(number: int, key: str, content: dict[str, FieldValue], status: str = "success") -> SamplePut:
     return SamplePut(f"q/1.{number}", "train", content, key, json.dumps({"status": status}))
 
 
@@ -157,15 +157,15 @@ def test_samples_of_verl_become_tasks_of_its_agent_and_groups_with_their_scores(
     unusable = {name: value for name, value in of_verl(1).items() if name != "rollout_log_probs"}
     put(
         settings,
-        *(sample(slot, f"a_{slot}_0", **of_verl(float(slot), data_source=plain("sums"))) for slot in range(2)),
-        sample(2, "b_0_0", **of_verl(1)),
-        sample(3, "b_1_0", **of_verl(1)),
-        sample(4, "c_0_0", **of_verl(1)),
-        sample(5, "d_0_0", **of_verl(1)),
-        sample(6, "d_1_0", **unusable),
-        sample(7, "another", **of_verl(1)),
-        sample(8, "a", "pending", raw_prompt=plain([])),
-        sample(9, "b", "failure", raw_prompt=plain([])),
+        *(sample(slot, f"a_{slot}_0", of_verl(float(slot), data_source=plain("sums"))) for slot in range(2)),
+        sample(2, "b_0_0", of_verl(1)),
+        sample(3, "b_1_0", of_verl(1)),
+        sample(4, "c_0_0", of_verl(1)),
+        sample(5, "d_0_0", of_verl(1)),
+        sample(6, "d_1_0", unusable),
+        sample(7, "another", of_verl(1)),
+        sample(8, "a", {"raw_prompt": plain([])}, "pending"),
+        sample(9, "b", {"raw_prompt": plain([])}, "failure"),
     )
     done = command(settings, "queues", "import", "q", "--temperature", "0.7", code=1)
     assert json.loads(done.stdout)["left_out"] == 4
@@ -194,7 +194,7 @@ def test_samples_of_another_base_an_unknown_queue_and_an_unknown_version_are_ref
     settings: Settings, base: Base
 ) -> None:
     about = plain({"base_digest": "f" * 64})
-    put(settings, *(sample(slot, f"a_{slot}_0", **of_verl(1.0, streamward=about)) for slot in range(2)))
+    put(settings, *(sample(slot, f"a_{slot}_0", of_verl(1.0, streamward=about)) for slot in range(2)))
     done = command(settings, "queues", "import", "q", code=4)
     assert f"it was sampled with base_digest ffffffffffff, and model.base has {base.base_digest[:12]}" in done.stderr
     assert "there is no queue other" in command(settings, "queues", "import", "other", code=3).stderr
@@ -203,7 +203,7 @@ def test_samples_of_another_base_an_unknown_queue_and_an_unknown_version_are_ref
 
 
 def test_queues_are_listed_with_what_they_have(settings: Settings) -> None:
-    put(settings, sample(0, "a_0_0", **of_verl(1.0)))
+    put(settings, sample(0, "a_0_0", of_verl(1.0)))
     put(settings)
     (row,) = (json.loads(line) for line in command(settings, "queues", "list").stdout.splitlines())
     assert (row["queue"], row["epoch"], row["samples"], row["checkpoints"]) == ("q", 2, 1, 0)
@@ -218,7 +218,7 @@ def test_every_command_of_the_page_runs(settings: Settings, base: Base) -> None:
     commands = [line[1:] for line in lines if line[:1] == ["streamward"]]
     write(settings, base, range(10))
     queue = next(line[2] for line in commands if line[:2] == ["queues", "import"])
-    put(settings, *(sample(n, f"a_{n}_0", **of_verl(n / 2)) for n in range(2)), name=queue)
+    put(settings, *(sample(n, f"a_{n}_0", of_verl(n / 2)) for n in range(2)), name=queue)
     printed = {" ".join(line[:2]): command(settings, *line).stdout for line in commands}
     assert len(commands) == 7 and len([line for line in commands if line[0] == "query"]) == 3
     assert json.loads(printed["queues list"])["samples"] == 0, "as its restore found it"
@@ -228,7 +228,7 @@ def test_every_command_of_the_page_runs(settings: Settings, base: Base) -> None:
 
 def test_the_queries_of_the_page_say_what_the_queue_has(settings: Settings) -> None:
     queries = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("streamward query")]
-    put(settings, *(sample(n, f"a_{n}_0", **of_verl(n / 2)) for n in range(2)), name="qwen-gsm8k")
+    put(settings, *(sample(n, f"a_{n}_0", of_verl(n / 2)) for n in range(2)), name="qwen-gsm8k")
     put(settings, name="qwen-gsm8k")
     events_of, kinds, keys = (
         [json.loads(row) for row in command(settings, *shlex.split(line)[1:]).stdout.splitlines()] for line in queries
