@@ -41,6 +41,7 @@ NAMES = (
     "fleet",
     "jobs",
     "learning",
+    "threads",
     "triggers",
     "vllm",
     "workers",
