@@ -20,7 +20,7 @@ from typing import Any
 from schemas import json_text
 from schemas.faults import in_quotes, names_in_quotes, nearest
 from schemas.file_text import FileTextError, json_object, open_table, stray_byte_of, text_lines
-from streams.errors import EventError, NotFoundError, SettingsError
+from streams.errors import EventError, NotFoundError, SettingsError, StreamwardError
 
 Row = Mapping[str, Any] | bytes | str | ValueError
 """One row: its fields, or the text of a JSON object; an error if it cannot be read."""
@@ -123,7 +123,9 @@ def _next_row(cells: Any, header: Sequence[str], json_columns: Collection[str]) 
 
 
 def _check_header(header: Sequence[str], place: str) -> None:
-    """Raise EventError if a header names a column twice, or is a line of JSON."""
+    """Raise EventError if a header names a column twice, has a byte that is no text, or is a line of JSON."""
+    if (fault := stray_byte_of("".join(header))) is not None:
+        raise EventError(f"{place}: {fault}")
     twice = next((name for name in header if name and header.count(name) > 1), None)
     if twice is not None:
         raise EventError(f"{place}: the column {in_quotes(twice)} is there twice; rename or remove one of them")
@@ -185,7 +187,9 @@ def _data_set(folder: Path, split: str | None) -> Iterator[dict[str, Any]]:
     datasets.disable_progress_bars()
     try:
         yield from map(_present, _chosen_split(folder, split))
-    except (ValueError, OSError, datasets.exceptions.DatasetsError) as exc:
+    except StreamwardError:
+        raise
+    except Exception as exc:  # the library raises what its card or its files make of it: YAML's, Arrow's, KeyError
         raise NotFoundError(
             f"{folder}: not the folder of a data set: {exc}; give one that `save_to_disk` wrote, or one with files of "
             "one format; or name a file in it"

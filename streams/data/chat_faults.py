@@ -102,18 +102,23 @@ def _call_problems(messages: Sequence[Mapping[str, Any]]) -> Iterator[RowProblem
     for number, message in enumerate(messages):
         role = message.get("role")
         if role == "tool":
-            if message.get("tool_call_id") not in open_calls:
+            answers = _call_id(message.get("tool_call_id"))
+            if answers not in open_calls:
                 yield RowProblem(
-                    "tool_call_id",
-                    f"messages[{number}]: tool_call_id {message.get('tool_call_id')!r} answers no call before it",
+                    "tool_call_id", f"messages[{number}]: tool_call_id {answers!r} answers no call before it"
                 )
-            open_calls.pop(message.get("tool_call_id"), None)
+            open_calls.pop(answers, None)
             continue
         for call, at in open_calls.items():
             yield RowProblem("tool_call_id", f"messages[{at}]: no message of role tool answers call {call!r}")
         calls = message.get("tool_calls")
-        ids = [call.get("id") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
-        open_calls = dict.fromkeys(ids, number)
+        listed = calls if isinstance(calls, list) else []
+        open_calls = {_call_id(call.get("id")): number for call in listed if isinstance(call, Mapping)}
+
+
+def _call_id(value: Any) -> str | None:
+    """Return an id; what is none is shown as it is, and is the id of nothing."""
+    return value if value is None or isinstance(value, str) else _kind(value)
 
 
 def _tool_problems(tools: Any) -> Iterator[RowProblem]:

@@ -50,8 +50,12 @@ def join_similar(texts: Sequence[str], bound: float, clusters: Clusters) -> None
     counts = Counter(shingle for row_shingles in by_row.values() for shingle in row_shingles)
     rows_by_shingle: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for row, row_shingles in by_row.items():
+        size = len(row_shingles) - math.ceil(bound * len(row_shingles) - 1e-9) + 1
+        common = [shingle for shingle in row_shingles if counts[shingle] > 1]
+        if len(row_shingles) - len(common) >= size:  # its rarest 5-grams are in no other text
+            continue
         rarest = sorted(row_shingles, key=lambda shingle: (counts[shingle], shingle))
-        prefix = rarest[: len(rarest) - math.ceil(bound * len(rarest) - 1e-9) + 1]
+        prefix = rarest[:size]
         for other in set().union(*(rows_by_shingle[shingle] for shingle in prefix)):
             if clusters.root(other) != clusters.root(row) and jaccard(row_shingles, by_row[other]) >= bound:
                 clusters.join(row, other)

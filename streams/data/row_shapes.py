@@ -45,12 +45,18 @@ def shape_of(fields: Fields) -> Shape:
     >>> shape_of({"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}), shape_of({"prompt": "1 + 1?", "answer": "2"})
     ('preference', 'question')
     """
-    return next((name for name in SHAPES if _columns(fields, name) is not None), "unknown")
+    for name in SHAPES:
+        if _columns(fields, name) is not None:
+            return name
+    return "unknown"
 
 
 def _columns(fields: Fields, shape: Shape) -> _Columns | None:
     for columns in SHAPES.get(shape, ()):
-        if all(fields.get(name) is not None for name in columns.needed):
+        for name in columns.needed:
+            if fields.get(name) is None:
+                break
+        else:
             return columns
     return None
 
@@ -66,21 +72,28 @@ def question_of(fields: Fields) -> str:
     if isinstance(value, str):
         extra = fields.get("input") if columns.question == "instruction" else None
         return f"{value}\n{extra}" if isinstance(extra, str) and extra else value
-    asked = (message for message in value if isinstance(message, Mapping) and message.get("role") == "user")
+    messages = value if isinstance(value, list | tuple) else ()
+    asked = (message for message in messages if isinstance(message, Mapping) and message.get("role") == "user")
     return "\n".join(text for message in asked for text in texts_in(message.get("content")))
 
 
-def texts_in(value: Any, *, by_key: bool = False) -> Iterator[str]:
-    """Yield every text in a value, but roles; `by_key`: in the order of its keys, not as they are written."""
+def texts_in(value: Any, *, by_key: bool = False) -> list[str]:
+    """Return every text in a value, but roles; `by_key`: in the order of its keys, not as they are written."""
+    texts: list[str] = []
+    _collect(value, by_key, texts)
+    return texts
+
+
+def _collect(value: Any, by_key: bool, texts: list[str]) -> None:
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
+        texts.append(value)
+    elif isinstance(value, dict | Mapping):
         for name in sorted(value) if by_key else value:
             if name != "role":
-                yield from texts_in(value[name], by_key=by_key)
-    elif isinstance(value, Sequence):
+                _collect(value[name], by_key, texts)
+    elif isinstance(value, list | Sequence):
         for inner in value:
-            yield from texts_in(inner, by_key=by_key)
+            _collect(inner, by_key, texts)
 
 
 def problems_of(fields: Fields, shape: Shape) -> Iterator[RowProblem]:

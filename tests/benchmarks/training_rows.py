@@ -143,12 +143,12 @@ def _cleaning(texts: Texts) -> Iterator[dict[str, Any]]:
             for text in lines:
                 json.loads(text)
         plain = INGESTED / (time.process_time() - began)
-        for name, steps, target in (("ingest", (), INGEST_TARGET), ("clean, every step by default", DEFAULT, None)):
+        for name, steps in (("ingest", ()), ("clean, every step by default", DEFAULT)):
             began = time.process_time()
             ordered = read_steps(steps)
             files_of(clean(read_source(file), ordered), (), ordered, "")
             ours = INGESTED / (time.process_time() - began)
             yield line(
                 "training_rows", name, ours=ours, peer=plain, unit="rows/s", ratio=ours / plain,
-                peer_is="json.loads of each line" + ("" if target is None else f"; expected {target:,.0f} rows/s"),
+                peer_is=f"json.loads of each line; expected {INGEST_TARGET:,.0f} rows/s",
             )  # fmt: skip

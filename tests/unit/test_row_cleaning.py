@@ -6,6 +6,8 @@ import csv
 import hashlib
 import json
 import random
+import re
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from streams.data.cleaning.check import check
 from streams.data.cleaning.clean import clean, read_steps
 from streams.data.cleaning.data_rows import LONGEST_ROW, UnreadableRow, read_rows, read_source
 from streams.data.cleaning.steps import DEFAULT, STEPS, DataRow
+from streams.data.contamination.question_text import words_of
 from streams.data.contamination.suite_index import SuiteIndex, SuiteQuestion
 from streams.data.row_shapes import ANSWERS, question_of, shape_of
 from streams.data.synthesis.synthetic_rows import answer_questions
@@ -250,6 +253,28 @@ def test_kept_changed_and_dropped_are_all_that_was_read_and_a_second_pass_is_the
     assert counts["dropped"] == cleaned.dropped_by.total() and len(cleaned.rows) == counts["read"] - counts["dropped"]
     again = clean(read_rows(numbered, "rows"), steps)
     assert (cleaned.rows, cleaned.fates) == (again.rows, again.fates)
+
+
+SAME = (str.upper, str.title, lambda text: text.replace(" ", " — "), lambda text: unicodedata.normalize("NFKD", text))
+TEXTS = st.text(st.sampled_from('aBß₂éİŉ\u0345İ1,.=+-_ {"[]}:\u3000日가'), max_size=12)
+
+
+@given(st.lists(TEXTS | st.tuples(TEXTS, st.sampled_from(SAME)).map(lambda pair: pair[1](pair[0])), max_size=8))
+def test_duplicates_are_those_of_their_words_though_most_rows_are_told_apart_by_their_letters(texts: list[str]) -> None:
+    first: dict[object, int] = {}
+    expected = [first.setdefault(words_of(text).exact, number) == number for number, text in enumerate(texts)]
+    outcomes = STEPS["duplicates"].run(rows_of(*({"text": text} for text in texts)), STEPS["duplicates"].options())
+    assert [outcome.fields is not None for outcome in outcomes] == expected
+
+
+@given(st.text(st.sampled_from("ab \t\r\n\u00a0\u200b\x00\x7f\u2028éé"), max_size=12))
+def test_a_text_is_normalised_to_one_form_also_if_it_is_plain(text: str) -> None:
+    (outcome,) = STEPS["normalise"].run(rows_of({"text": text}), STEPS["normalise"].options())
+    assert outcome.fields is not None
+    plain = outcome.fields["text"]
+    by_line = re.sub(r"\r\n?|[\x85\u2028\u2029]", "\n", unicodedata.normalize("NFC", text))
+    without = re.sub("[\x00\x7f\u200b]", "", by_line)
+    assert plain == re.sub("[ \t\u00a0]+(?=\n|$)", "", without).strip()
 
 
 def test_the_same_input_and_steps_give_the_same_bytes_and_the_manifest_has_their_digests(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from streams.data.contamination.question_text import words_of
+from streams.data.contamination.question_text import letters_of, words_of
 from streams.data.contamination.row_texts import texts_of
 from streams.data.contamination.suite_index import RowTexts, SuiteIndex
 from streams.data.near_duplicates import Clusters, join_similar
@@ -71,12 +71,19 @@ def normalise(rows: Sequence[DataRow], options: NormaliseOptions) -> Outcomes:
     """Write texts in one Unicode form, with line ends of one kind, and without invisible characters."""
 
     def plain(text: str) -> str:
-        if not text.isascii():
+        if text.isascii():
+            if text.isprintable():  # one line, and nothing invisible in it
+                return text.strip()
+        else:
             text = unicodedata.normalize(options.form, text)
         text = _INVISIBLE.sub("", _LINE_ENDS.sub("\n", text))
         return _SPACE_AT_END.sub("", text).strip()
 
     return _each(rows, lambda fields: _change(fields, plain, "texts are written in one form"))
+
+
+_FIXED = frozenset({"role", "id", "tool_call_id", "type"})
+"""Keys whose texts are no words of anybody."""
 
 
 def _change(fields: Mapping[str, Any], change: Callable[[str], str], note: str) -> RowOutcome:
@@ -88,9 +95,8 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
     """Return a value with every text changed, but roles and ids of calls."""
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, Mapping):
-        fixed = ("role", "id", "tool_call_id", "type")
-        return {name: inner if name in fixed else map_texts(inner, change) for name, inner in value.items()}
+    if isinstance(value, dict | Mapping):
+        return {name: inner if name in _FIXED else map_texts(inner, change) for name, inner in value.items()}
     return [map_texts(inner, change) for inner in value] if isinstance(value, list | tuple) else value
 
 
@@ -193,18 +199,17 @@ def drop_personal_data(rows: Sequence[DataRow], options: PersonalDataOptions) ->
     """Write [email], [card], … for what looks like personal data or a secret, or drop the row."""
 
     def outcome(fields: Mapping[str, Any]) -> RowOutcome:
-        counts: Counter[str] = Counter()
+        kinds: set[str] = set()
 
         def redact(text: str) -> str:
             spans = personal_data.find(text, options.kinds)
-            counts.update(span.kind for span in spans)
+            kinds.update(span.kind for span in spans)
             return personal_data.redact(text, spans) if spans else text
 
         after = map_texts(fields, redact)
-        if not counts:
+        if not kinds:
             return RowOutcome(fields)
-        kinds = ", ".join(sorted(counts))
-        return RowOutcome(None if options.action == "drop" else after, f"it has {kinds}")
+        return RowOutcome(None if options.action == "drop" else after, f"it has {', '.join(sorted(kinds))}")
 
     return _each(rows, outcome)
 
@@ -237,8 +242,13 @@ def common_shape(rows: Sequence[DataRow]) -> Shape:
 
 def duplicates(rows: Sequence[DataRow], _: StepOptions) -> Outcomes:
     """Drop rows that say what an earlier one says, in any case, punctuation, Unicode form or order of keys."""
+    letters = [hash(tuple(map(letters_of, texts_in(row.fields, by_key=True)))) for row in rows]
+    counts = Counter(letters)
     first: dict[int, str] = {}
-    for row in rows:
+    for row, of_row in zip(rows, letters, strict=True):
+        if counts[of_row] == 1:  # no other row has its letters, so none has its words
+            yield RowOutcome(row.fields)
+            continue
         key = hash(tuple(words_of(text).exact for text in texts_in(row.fields, by_key=True)))
         earlier = first.setdefault(key, row.place)
         yield RowOutcome(row.fields) if earlier == row.place else RowOutcome(None, f"as {earlier}")

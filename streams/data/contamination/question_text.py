@@ -29,6 +29,7 @@ _TOKEN = re.compile(
 )
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _SIGNS = str.maketrans("−–×·÷", "--**/")
+_NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalnum())
 _REMEMBERED = 500_000
 """Words whose reading is remembered."""
 
@@ -73,6 +74,22 @@ def words_of(text: str) -> Words:
         tuple([reading.plain for reading in readings]),
         tuple([r.plain for r in readings if not (r.is_value or (has_names and r.is_name))]),
     )
+
+
+def letters_of(text: str) -> str | bytes:
+    """Return the letters and digits of a text, in one case: texts that differ in them differ in their words.
+
+    It takes a tenth of the time. Those of a JSON text are not told apart, since its keys may be in any order.
+
+    >>> letters_of("What is 4 + 7?") == letters_of("what is 47") != letters_of("What is 4 + 8?")
+    True
+    """
+    plain = text if text.isascii() else unicodedata.normalize("NFKC", text)
+    if plain[:1] in ("{", "["):
+        return ""
+    if plain.isascii():
+        return plain.encode().translate(None, _NO_LETTERS).lower()
+    return "".join(filter(str.isalnum, plain)).casefold()
 
 
 def _tokens(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from tests.fuzz.targets import (
     archive as archive,
+    data_rows as data_rows,
     models as models,
     records as records,
     replies as replies,
