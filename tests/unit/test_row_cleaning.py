@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
+from faker import Faker
 from hypothesis import given, strategies as st
 from pyarrow import parquet
 from starlette.testclient import TestClient
@@ -351,6 +352,24 @@ def test_generated_items_with_checksums_are_found_and_free_texts_are_not() -> No
         find(f"The {digits(5)} men sold {digits(4)} apples at {digits(2)}.{digits(2)} each in {digits(4)}-{digits(2)}.")
         == []
     )
+
+
+LOCALES = ("en_US", "en_GB", "de_DE", "fr_FR")
+
+
+def test_what_looks_like_a_persons_data_in_another_librarys_words_is_found_and_its_texts_are_not() -> None:
+    for locale in LOCALES:
+        fake = Faker(locale)
+        fake.seed_instance(20261126)
+        for _ in range(100):
+            items = {"email": fake.email(), "iban": fake.iban(), "card": fake.credit_card_number("visa16")}
+            items |= {"ip": fake.ipv4()} | ({"ssn": fake.ssn()} if locale == "en_US" else {})
+            for kind, item in items.items():
+                (outcome,) = STEPS["personal_data"].run(
+                    rows_of({"question": f"Write to {item}, please."}), STEPS["personal_data"].options()
+                )
+                assert outcome.fields == {"question": f"Write to [{kind}], please."}, item
+            assert find(fake.paragraph()) == []
 
 
 def test_an_unreadable_row_is_a_row_of_the_check() -> None:

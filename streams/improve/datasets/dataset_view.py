@@ -1,4 +1,4 @@
-"""What is shown of builds: drift by column, and the newest build of each data set.
+"""Views of builds: drift by column, and the newest build of each data set.
 
 DatasetEvent ──► drift_of, newest_builds ──► the command line, the page, metrics
 """
