@@ -19,12 +19,14 @@ import trainer.bridges.transfer_queue  # noqa: F401 - registers the backend
 
 FLOATS = 1024
 """Of 4 bytes: 4 KiB."""
+ACTORS = 4
+"""Ray gives each a CPU, however many there are: the controller, and the memory's storage units, which wait for one."""
 
 
 def main() -> None:
     """Measure, and print one line."""
     order = json.load(sys.stdin)
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=ACTORS, include_dashboard=False, log_to_driver=False)
     transfer_queue.init(OmegaConf.create(order["conf"]))
     rows, seconds = order["rows"], {"put": 0.0, "get": 0.0}
     keys = [f"sample-{number}" for number in range(rows)]
