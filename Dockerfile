@@ -38,6 +38,7 @@ FROM build AS build-streams
 ARG PACKAGES=""
 RUN pip install --constraint requirements.lock --requirement requirements.streams ${PACKAGES}
 COPY pyproject.toml README.md LICENSE ./
+COPY docs docs
 COPY gateway gateway
 COPY schemas schemas
 COPY streams streams
@@ -57,6 +58,7 @@ RUN case "${TORCH}${TORCH_INDEX:+-index}" in \
       cpu|cuda) ;; \
       *) echo "TORCH is ${TORCH} and TORCH_INDEX ${TORCH_INDEX:-empty}; expected cpu or cuda, an index with cpu" >&2; exit 2 ;; \
     esac
+COPY docs docs
 COPY gateway gateway
 COPY schemas schemas
 COPY streams streams

@@ -1,22 +1,28 @@
 """Resources of our MCP server: what an assistant reads to understand the log, and single things of the log.
 
-streamward://schemas/Task ──► schemas/avro           streamward://docs/metrics ──► a page of the documentation
+streamward://schemas/Task ──► schemas/avro           streamward://docs/jobs ──► docs/jobs.md
 streamward://groups/TASK, streamward://runs/RUN ──► the server's routes, with the caller's key
+
+The pages of the documentation are in the wheel, so an assistant reads those of the version that answers it. A link from
+one page to another is read as the page that it leads to; pictures are not served.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote
+from urllib.parse import unquote, urldefrag
 
 from gateway.mcp.toolbox import ToolBox
 from schemas.versions import FOLDER, files
 from streams.errors import CallError
-from streams.observability import catalog
 
 SCHEME = "streamward://"
 SCHEMAS, DOCS = f"{SCHEME}schemas/", f"{SCHEME}docs/"
+PAGES = Path(__file__).parent / "docs"
+"""A link to docs/ in a checkout; in a wheel, its pages."""
 
 
 class Resource(NamedTuple):
@@ -43,19 +49,29 @@ def _newest_schemas() -> dict[str, str]:
     return {schema.event: schema.text for schema in files().schemas.values()}
 
 
-def _pages() -> dict[str, str]:
-    """Return the pages that come with the package."""
-    return {"schemas": (FOLDER / "README.md").read_text(encoding="utf-8"), "metrics": catalog.markdown()}
+def _page_files() -> dict[str, Path]:
+    """Return the file of each page of the documentation."""
+    return {file.stem: file for file in sorted(PAGES.glob("*.md"))} | {"events": FOLDER / "README.md"}
 
 
-RESOURCES = (
-    *(
-        Resource(SCHEMAS + event, event, f"Avro schema of {event}", "application/json")
-        for event in sorted({schema.event for schema in files().schemas.values()})
-    ),
-    Resource(f"{DOCS}schemas", "schemas", "Every event and its fields", "text/markdown"),
-    Resource(f"{DOCS}metrics", "metrics", "Every metric and what it means", "text/markdown"),
-)
+@cache
+def resources() -> tuple[Resource, ...]:
+    """Return all that can be read without a name of the caller's."""
+    return (
+        *(
+            Resource(SCHEMAS + event, event, f"Avro schema of {event}", "application/json")
+            for event in sorted(_newest_schemas())
+        ),
+        *(Resource(DOCS + name, name, _title(file), "text/markdown") for name, file in _page_files().items()),
+    )
+
+
+def _title(page: Path) -> str:
+    """Return the first heading of a page, which is its first line."""
+    with page.open(encoding="utf-8") as lines:
+        return next(lines).removeprefix("# ").strip()
+
+
 TEMPLATES = (
     ResourceTemplate(f"{SCHEME}groups/{{task_id}}", "group", "A task and its answers side by side", "show_group"),
     ResourceTemplate(f"{SCHEME}runs/{{run_id}}", "run", "A run with its turns and scores", "show_run"),
@@ -74,6 +90,11 @@ async def read(tools: ToolBox, uri: str, credentials: Mapping[str, str]) -> tupl
             return "application/json", "\n".join(outcome.texts)
     if uri.startswith(SCHEMAS) and (text := _newest_schemas().get(uri.removeprefix(SCHEMAS))) is not None:
         return "application/json", text
-    if uri.startswith(DOCS) and (page := _pages().get(uri.removeprefix(DOCS))) is not None:
-        return "text/markdown", page
+    if uri.startswith(DOCS) and (page := _page_files().get(_page_name(uri))) is not None:
+        return "text/markdown", page.read_text(encoding="utf-8")
     raise CallError("not_found", f"there is no resource {uri[:200]!r}; resources/list has those that there are")
+
+
+def _page_name(uri: str) -> str:
+    """Return the page that a URI names, also one that comes of a link: streamward://docs/jobs.md#cancel is jobs."""
+    return urldefrag(uri).url.removeprefix(DOCS).removesuffix(".md")

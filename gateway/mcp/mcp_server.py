@@ -57,7 +57,7 @@ class LogHandlers:
         return types.ListResourcesResult(
             resources=[
                 types.Resource(uri=one.uri, name=one.name, description=one.about, mime_type=one.mime_type)
-                for one in mcp_resources.RESOURCES
+                for one in mcp_resources.resources()
             ]
         )
 

@@ -14,6 +14,7 @@ import httpx2
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
 
 from gateway.mcp.toolbox import DATA, MOST_CHARACTERS
 from gateway.mcp.tools import TOOLS, tools_of
@@ -29,6 +30,7 @@ from tests.support.processes import read, until
 
 pytestmark = pytest.mark.kafka
 T = TypeVar("T")
+DOCS, DOCS_URI = Path(__file__).parents[2] / "docs", "streamward://docs/"
 MODERN, EARLIER = "2026-07-28", "2025-11-25"
 LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
 
@@ -200,7 +202,7 @@ def test_schemas_pages_and_single_things_are_resources_and_a_run_can_be_diagnose
     async def use(client: Client) -> tuple[Any, ...]:
         listed = await client.list_resources()
         schema = await client.read_resource("streamward://schemas/Task")
-        page = await client.read_resource("streamward://docs/schemas")
+        page = await client.read_resource("streamward://docs/events")
         prompt = await client.get_prompt("diagnose", {"about": "run-1"})
         return listed, schema, page, prompt
 
@@ -209,6 +211,29 @@ def test_schemas_pages_and_single_things_are_resources_and_a_run_can_be_diagnose
     assert json.loads(schema.contents[0].text)["name"] == "Task"
     assert "CurationEvent" in page.contents[0].text
     assert "run-1" in prompt.messages[0].content.text
+
+
+def test_the_pages_of_the_documentation_are_resources_as_they_are_and_links_lead_from_one_to_another(
+    guarded: Guarded,
+) -> None:
+    names = {page.stem for page in DOCS.glob("*.md")}
+
+    async def use(client: Client) -> tuple[Any, ...]:
+        listed = await client.list_resources()
+        page = await client.read_resource("streamward://docs/jobs")
+        link = await client.read_resource("streamward://docs/tasks.md#watch")
+        missing = []
+        for uri in ("streamward://docs/../pyproject", "streamward://docs/examples/suite.yaml", "streamward://docs/"):
+            with pytest.raises(MCPError, match="there is no resource"):
+                missing.append(await client.read_resource(uri))
+        return listed, page, link, missing
+
+    listed, page, link, missing = guarded.call("viewer", use)
+    pages = {resource.name: resource for resource in listed.resources if str(resource.uri).startswith(DOCS_URI)}
+    assert set(pages) == names | {"events"} and not missing
+    assert (pages["jobs"].description, pages["jobs"].mime_type) == ("Jobs", "text/markdown")
+    texts_read = [content.text for result in (page, link) for content in result.contents]
+    assert texts_read == [(DOCS / name).read_text(encoding="utf-8") for name in ("jobs.md", "tasks.md")]
 
 
 def test_the_command_offers_the_same_tools_on_standard_input_and_output(guarded: Guarded) -> None:
