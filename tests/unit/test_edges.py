@@ -91,6 +91,7 @@ WITHOUT_TRY = {
     "streams/tools/archive/sync.py::_commit_waiting result": "a range's own result or LogError",
     "streams/tools/archive/sync.py::_note result": "likewise",
     "streams/tools/archive/sync.py::_start_writing result": "likewise",
+    "streams/tools/contamination_recount.py::_read json_text.parse": CALLER,
     "streams/tools/dead_letters/originals.py::_bytes b64decode": TRANSLATED,
     "streams/tools/query/dataset_card.py::add json.loads": "a line that the export has just made",
     "streams/tools/query/archived.py::_has_columns read_schema": "of a segment, which is checked when it is read",
