@@ -12,7 +12,6 @@
     PromptEvent: versions of a prompt, and which of them a name means
     MemoryEvent, ThreadEvent: what agents remember, and conversations with them, run by run
     ToolEvent: tools that tasks and agents name, their endpoints, and which description a person accepted
-    TrainingCall, TrainingResult: what somebody else's training loop calls for, call by call, and the answers
     AccessEvent, RequestEvent: who may call, and as what; who did, and what came of it
 
 These frozen dataclasses are the only definition of an event. The Avro files in `avro/` are derived from them
