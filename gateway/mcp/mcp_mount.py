@@ -5,6 +5,9 @@
 
 Until then nothing of the SDK is imported; a server without the extra `mcp` says so. A call passes the door twice, as a
 request to /mcp and as what its tool asks: both are recorded, and both count for the limits of its key.
+
+Our servers send nothing of their own, so a GET, which would wait for that, is refused: a stream that is held open for
+nothing is a connection less, and a server that ends would wait for it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 from fastapi import FastAPI
+from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -29,11 +33,16 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES = 4 * 1024 * 1024
 ANSWER_S = 600.0
 """How long a tool's request may take; the server's own limits (serve.answer_s) are tighter."""
+NO_STREAM = "this server sends nothing of its own, so there is no stream to wait on; send requests with POST"
+INVALID_REQUEST = -32600
 MISSING = "this server offers no MCP: the extra is not installed; run `pip install 'streamward[mcp]'`"
 
 
 class McpMount:
     """The MCP servers of a server, one for each set of tools. Close it in the event loop that answered."""
+
+    streams = False
+    """Whether the server sends messages of its own."""
 
     def __init__(self, *, keys: bool) -> None:
         """`keys`: whether the server asks for keys."""
@@ -51,6 +60,10 @@ class McpMount:
 
     async def answer(self, toolset: Toolset, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        if scope["method"] == "GET" and not self.streams:
+            problem = {"jsonrpc": "2.0", "id": None, "error": {"code": INVALID_REQUEST, "message": NO_STREAM}}
+            await JSONResponse(problem, 405, {"Allow": "POST, DELETE"})(scope, receive, send)
+            return
         async with self._making:
             if toolset not in self._managers:
                 try:

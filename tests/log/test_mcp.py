@@ -24,6 +24,7 @@ from streams.access.roles import ALLOWED, ROLES
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.settings.model import Settings
+from tests.strangers import exchanges, mcp_inspector
 from tests.support.agent_server import serving, settings_of
 from tests.support.factories import response, task
 from tests.support.processes import read, until
@@ -174,6 +175,12 @@ def test_both_revisions_are_spoken_and_unknown_ones_are_refused(guarded: Guarded
     assert (without_key.status_code, "WWW-Authenticate" in without_key.headers) == (401, True)
 
 
+def test_no_stream_is_held_open_for_messages_that_the_server_never_sends(guarded: Guarded) -> None:
+    headers = {"Authorization": f"Bearer {guarded.keys['viewer']}", "Accept": "text/event-stream"}
+    refused = httpx.get(f"{guarded.url}/mcp", headers=headers | {"MCP-Protocol-Version": EARLIER}, timeout=60)
+    assert refused.status_code == 405 and "send requests with POST" in refused.json()["error"]["message"]
+
+
 def test_a_server_without_keys_refuses_the_host_and_the_origin_of_a_stranger(
     kafka_bootstrap: str, tmp_path: Path
 ) -> None:
@@ -252,3 +259,22 @@ def test_the_command_offers_the_same_tools_on_standard_input_and_output(guarded:
     names, shown = asyncio.run(run())
     assert names == [tool.name for tool in tools_of("log", ALLOWED["trainer"])]
     assert json.loads(shown[0])["object"] == "list"
+
+
+def test_the_inspector_gets_the_answers_that_it_got_when_its_requests_were_recorded(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    recorded = exchanges.recorded(mcp_inspector.FILE)
+    with serving(settings_of(kafka_bootstrap, tmp_path)) as url:
+
+        def ask(method: str, path: str, body: str, headers: dict[str, str]) -> tuple[int, str, str]:
+            response = httpx.request(method, url + path, content=body or None, headers=headers, timeout=60)
+            return response.status_code, response.headers.get("content-type", ""), response.text
+
+        differ = [
+            (each["method"], each["body"], each["status"], status)
+            for each, status, shape in mcp_inspector.repeated(recorded, ask)
+            if (status, shape) != (each["status"], each["shape"])
+        ]
+    assert {each["headers"].get("mcp-protocol-version") for each in recorded} >= {MODERN, EARLIER}
+    assert differ == []

@@ -10,9 +10,10 @@ What a suite finds is in findings.json: for llmprobe its scores and each check t
 own tests how many passed and what the others were told, for schemathesis each check that failed, for each agent of a
 framework what it said and what its calls are to each other (agents_of_others.py), and for the clients in clients/ what
 would change if they are generated again, and what the example prints (described.py). Of MCP's conformance suite it has
-each scenario that fails, with why, and how many pass on the SDK's own server in our mount (mcp_conformance.py). Of the
-Agent Protocol it has what langgraph-sdk reads, and what schemathesis finds by the protocol's document. While
-schemathesis runs, another caller is answered within a second (latency.py).
+each scenario that fails, with why, and how many pass on the SDK's own server in our mount (mcp_conformance.py), and of
+MCP's inspector what it reads (mcp_inspector.py). Of the Agent Protocol it has what langgraph-sdk reads, and what
+schemathesis finds by the protocol's document. While schemathesis runs, another caller is answered within a second
+(latency.py).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from xml.etree import ElementTree
 
 from streams.kafka.node import process as broker
 from streams.settings.model import Settings
-from tests.strangers import agents_of_others, described, exchanges, latency, mcp_conformance
+from tests.strangers import agents_of_others, described, exchanges, latency, mcp_conformance, mcp_inspector
 from tests.strangers.agent_protocol import suite as agent_protocol
 from tests.strangers.described import HOME, run
 from tests.strangers.proxy import Exchange, between
@@ -123,6 +124,8 @@ def main() -> int:
             server = stack.enter_context(serving(settings))
             found["mcp"] = mcp_conformance.conformance(server, folder)
             found["mcp, every feature in our mount"] = mcp_conformance.of_our_mount(settings, folder)
+            with between(server) as (url, of_inspector):
+                found["mcp inspector"] = mcp_inspector.inspected(url, folder)
             with between(server) as (url, of_threads):
                 found["langgraph-sdk"] = agent_protocol.langgraph(url)
             found["agent protocol"] = agent_protocol.described(server, folder)
@@ -145,6 +148,7 @@ def main() -> int:
         FINDINGS.write_text(text, encoding="utf-8")
         exchanges.write(exchanges.compact(said))
         exchanges.write(agents_of_others.in_order(of_frameworks, folder), agents_of_others.FILE)
+        mcp_inspector.write(of_inspector)
         agent_protocol.write(of_threads)
         return 0
     before = json.loads(FINDINGS.read_text(encoding="utf-8"))

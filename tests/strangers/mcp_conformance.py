@@ -50,6 +50,8 @@ UNSCORED = re.compile(r"^  [✓✗] ([\w.-]+) \(", re.MULTILINE)
 class EverythingMount(McpMount):
     """Our mount, with the SDK's server of every feature in the place of ours."""
 
+    streams = True
+
     def manager(self, toolset: Toolset, client: httpx.AsyncClient) -> Any:
         """Return its transport, with the sessions and streams that the suite asks for."""
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager

@@ -19,7 +19,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-PASSED_ON = ("content-type", "anthropic-version", "x-stainless-retry-count", "accept", "content-encoding")
+PASSED_ON = (
+    "content-type",
+    "anthropic-version",
+    "x-stainless-retry-count",
+    "accept",
+    "content-encoding",
+    "mcp-protocol-version",
+    "mcp-method",
+    "mcp-name",
+)
 """Headers of a request that the server reads."""
 
 
