@@ -37,6 +37,8 @@ ALONE = {
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
     "CREWAI_DISABLE_TELEMETRY": "true",
     "LITELLM_LOCAL_MODEL_COST_MAP": "true",
+    "PROMPTFOO_DISABLE_TELEMETRY": "1",
+    "PROMPTFOO_DISABLE_UPDATE": "1",
 }
 """Nothing of this is part of a call; without it, a program tries to reach hosts of its maker."""
 LONG, KEPT = 400, 100
@@ -67,6 +69,9 @@ REPLIES = {
     "Output:\n3901": "It is 3901.",
     "Write 47 * 83 into sum.txt.": "sum.txt\n```\n3901\n```",
     "+3901": "Write the product",
+    # promptfoo
+    "Answer in a sentence.": "It is 3901.",
+    "Answer with a number alone.": "3901",
 }
 """What the model says to what comes last of these in a conversation; besides the replies of the calculator."""
 
@@ -110,6 +115,7 @@ def programs(home: Path) -> dict[str, list[str]]:
             f"vercel-{provider}": script("vercel_ai.mjs", provider, runner="node")
             for provider in ("default", "chat", "compatible", "anthropic")
         },
+        "promptfoo": script("promptfoo_eval.mjs", runner="node"),
     }
 
 
