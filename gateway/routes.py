@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from gateway.a2a.agent_cards import A2aCards
+from gateway.a2a.agent_tasks import A2aTasks
 from gateway.acp.acp_agents import AcpAgents
 from gateway.acp.acp_runs import AcpRuns
 from gateway.acp.acp_store import AcpStore
@@ -73,6 +75,7 @@ ROOMS: tuple[type, ...] = (
     *(RunVerdictRoutes, BuiltDatasets, PromptTemplates, RegisteredTools, EnvironmentTrials),
     *(TinkerService, TinkerTraining, TinkerWeights, TinkerSampling, TinkerFutures, TinkerRuns, TinkerNotOffered),
     *(AcpAgents, AcpThreads, AcpRuns, AcpStore),
+    *(A2aCards, A2aTasks),
     *(OidcLogins, OwnPermissions, PasswordLogins),
 )
 ROUTES: tuple[Route, ...] = tuple(route for room in ROOMS for route in routes_of(room))

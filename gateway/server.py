@@ -20,11 +20,14 @@ from functools import partial
 from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
 
+from gateway.a2a.agent_cards import A2aCards
+from gateway.a2a.agent_tasks import A2aTasks
 from gateway.acp.acp_agents import AcpAgents
 from gateway.acp.acp_runs import AcpRuns
 from gateway.acp.acp_store import AcpStore
 from gateway.acp.acp_threads import AcpThreads
 from gateway.acp.known_agents import KnownAgents
+from gateway.acp.requested_runs import RequestedRuns
 from gateway.acp.run_execution import ThreadRuns
 from gateway.agents.agent_runs import AgentRuns
 from gateway.agents.feedback import FeedbackBox
@@ -303,9 +306,17 @@ def tinker_rooms(settings: Settings, calls: OpenCalls) -> list[object]:
 
 
 def thread_rooms(settings: Settings, threads: ThreadRuns, log: OpenLog) -> list[object]:
-    """Return the rooms of the Agent Protocol."""
+    """Return the rooms of the Agent Protocol and of A2A."""
     agents = KnownAgents(lambda: log.agents, settings.policy.name)
-    return [AcpAgents(agents), AcpThreads(threads), AcpRuns(threads, agents), AcpStore(lambda: log.memory)]
+    requested = RequestedRuns(threads, agents)
+    return [
+        AcpAgents(agents),
+        AcpThreads(threads),
+        AcpRuns(threads, requested),
+        AcpStore(lambda: log.memory),
+        A2aCards(agents, settings.login.public_url),
+        A2aTasks(threads, requested, agents),
+    ]
 
 
 def people_rooms(settings: Settings, logins: Logins | None) -> list[object]:

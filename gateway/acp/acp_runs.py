@@ -10,20 +10,18 @@ refused, waits, or interrupts the other, as `multitask_strategy` says; refused i
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from gateway.acp.acp_threads import LISTED, thread_event
-from gateway.acp.known_agents import KnownAgents, RunningAgent
-from gateway.acp.run_execution import ThreadRuns, run_event, run_of
+from gateway.acp.acp_threads import LISTED
+from gateway.acp.requested_runs import RequestedRuns, sees_run
+from gateway.acp.run_execution import ThreadRuns, run_event
 from gateway.acp.run_frames import BEFORE, DEFAULT_MODES, StreamPlace, place_of
-from gateway.acp.thread_access import id_of, own_agent, read_uuid, sees_thread, thread_name
+from gateway.acp.thread_access import id_of, read_uuid, thread_name
 from gateway.acp.thread_answers import (
     RunResult,
     ThreadRunAnswer,
@@ -33,15 +31,12 @@ from gateway.acp.thread_answers import (
     run_result,
 )
 from gateway.acp.thread_bodies import AliasRunBody, CancelQuery, RunBody, RunSearch
-from gateway.agents.parameters import MAX_TOKENS
-from gateway.http import errors, sse
-from gateway.http.principal import actor_of, principal_of, sees
+from gateway.http import sse
+from gateway.http.principal import actor_of
 from gateway.http.route import ACP, CONVERSATION, Reply
-from schemas import json_text
-from schemas.events import Sampling, ThreadEvent
 from streams.errors import CallError
 from streams.knowledge.json_object import object_of
-from streams.knowledge.thread_state import RunState, ThreadState
+from streams.knowledge.thread_state import RunState
 
 RUNS_LISTED = "POST /acp/runs/search lists runs"
 """Where the ids of runs are found."""
@@ -51,40 +46,40 @@ NEW_RUN: dict[str, Any] = {**CONVERSATION, "may": "chat.call", "refuses": (404, 
 class AcpRuns:
     """The runs of a server."""
 
-    def __init__(self, runs: ThreadRuns, agents: KnownAgents) -> None:
-        self._runs, self._agents = runs, agents
+    def __init__(self, runs: ThreadRuns, requested: RequestedRuns) -> None:
+        self._runs, self._requested = runs, requested
 
     # --- new runs -----------------------------------------------------------------------------------------------------
 
     @ACP.post("/runs", **NEW_RUN)
     async def acp_create_run(self, request: Request, body: RunBody) -> Reply[ThreadRunAnswer]:
         """Request a run, and do not wait for it."""
-        run = await self._request(request, body)
+        run = await self._requested.request(request, body)
         return Reply(run_answer(request, run), _headers(run))
 
     @ACP.post("/runs/wait", **NEW_RUN)
     async def acp_create_and_wait_run(self, request: Request, body: RunBody) -> Reply[RunResult]:
         """Request a run, and wait until it has ended."""
-        run = await self._wait_new(request, await self._request(request, body), body)
+        run = await self._wait_new(request, await self._requested.request(request, body), body)
         return Reply(run_result(request, run), _headers(run, "wait"))
 
     @ACP.post("/runs/stream", **NEW_RUN, streams=True)
     async def acp_create_and_stream_run(self, request: Request, body: RunBody) -> StreamingResponse:
         """Request a run, and stream what it does."""
-        return self._stream_new(request, await self._request(request, body), body)
+        return self._stream_new(request, await self._requested.request(request, body), body)
 
     @ACP.post("/threads/{thread_id}/runs", **NEW_RUN, ids=LISTED)
     async def acp_create_thread_run(
         self, request: Request, thread_id: str, body: AliasRunBody
     ) -> Reply[ThreadRunAnswer]:
         """Request a run on a thread, and do not wait for it."""
-        run = await self._request(request, _on(thread_id, body))
+        run = await self._requested.request(request, _on(thread_id, body))
         return Reply(run_answer(request, run), _headers(run))
 
     @ACP.post("/threads/{thread_id}/runs/wait", **NEW_RUN, ids=LISTED)
     async def acp_create_and_wait_thread_run(self, request: Request, thread_id: str, body: AliasRunBody) -> Response:
         """Request a run on a thread, and wait until it has ended."""
-        run = await self._wait_new(request, await self._request(request, _on(thread_id, body)), body)
+        run = await self._wait_new(request, await self._requested.request(request, _on(thread_id, body)), body)
         return _values(request, run)
 
     @ACP.post("/threads/{thread_id}/runs/stream", **NEW_RUN, streams=True, ids=LISTED)
@@ -92,7 +87,7 @@ class AcpRuns:
         self, request: Request, thread_id: str, body: AliasRunBody
     ) -> StreamingResponse:
         """Request a run on a thread, and stream what it does."""
-        return self._stream_new(request, await self._request(request, _on(thread_id, body)), body)
+        return self._stream_new(request, await self._requested.request(request, _on(thread_id, body)), body)
 
     # --- runs that there are ------------------------------------------------------------------------------------------
 
@@ -100,7 +95,7 @@ class AcpRuns:
     async def acp_search_runs(self, request: Request, body: RunSearch) -> Response:
         """List runs, the newest first."""
         threads = await self._runs.open()
-        runs = [run for state in threads.threads() for run in state.runs.values() if _sees(request, run)]
+        runs = [run for state in threads.threads() for run in state.runs.values() if sees_run(request, run)]
         thread = None if body.thread_id is None else thread_name(request, body.thread_id)
         wanted = (body.metadata or {}).items()
         chosen = [
@@ -116,24 +111,24 @@ class AcpRuns:
     @ACP.get("/runs/{run_id}", may="chat.call", ids=RUNS_LISTED)
     async def acp_get_run(self, request: Request, run_id: str) -> ThreadRunAnswer:
         """Look at a run."""
-        return run_answer(request, await self._find(request, run_id))
+        return run_answer(request, await self._requested.find(request, run_id))
 
     @ACP.delete("/runs/{run_id}", may="chat.call", ids=RUNS_LISTED, status=204)
     async def acp_delete_run(self, request: Request, run_id: str) -> None:
         """Delete a run; one in progress is cancelled. What it said stays in its thread."""
-        run = await self._find(request, run_id)
+        run = await self._requested.find(request, run_id)
         await self._runs.append(run_event(run, "run_deleted", actor_of(request)))
 
     @ACP.get("/runs/{run_id}/wait", may="chat.call", ids=RUNS_LISTED)
     async def acp_wait_run(self, request: Request, run_id: str) -> RunResult:
         """Wait until a run has ended."""
-        run = await self._find(request, run_id)
+        run = await self._requested.find(request, run_id)
         return run_result(request, await self._runs.wait(run.run_id))
 
     @ACP.get("/runs/{run_id}/stream", may="chat.call", ids=RUNS_LISTED, streams=True)
     async def acp_stream_run(self, request: Request, run_id: str) -> StreamingResponse:
         """Stream what a run does; after `Last-Event-ID`, if that is sent, else from its beginning."""
-        run = await self._find(request, run_id)
+        run = await self._requested.find(request, run_id)
         query = request.query_params
         modes = tuple(mode for mode in query.getlist("stream_mode") if mode) or ("values", "messages")
         after, cancels = place_of(request.headers.get("last-event-id")), query.get("cancel_on_disconnect") == "true"
@@ -142,7 +137,7 @@ class AcpRuns:
     @ACP.post("/runs/{run_id}/cancel", may="chat.call", ids=RUNS_LISTED, status=204, refuses=(404,))
     async def acp_cancel_run(self, request: Request, run_id: str, query: CancelQuery) -> None:
         """Cancel a run. One that has ended stays as it is."""
-        run = await self._find(request, run_id)
+        run = await self._requested.find(request, run_id)
         await self._runs.cancel(run.run_id, actor_of(request), rolled_back=query.action == "rollback")
 
     @ACP.get("/threads/{thread_id}/runs", may="chat.call", ids=LISTED)
@@ -153,76 +148,33 @@ class AcpRuns:
     @ACP.get("/threads/{thread_id}/runs/{run_id}", may="chat.call", ids=RUNS_LISTED)
     async def acp_get_thread_run(self, request: Request, thread_id: str, run_id: str) -> ThreadRunAnswer:
         """Look at a run of a thread."""
-        return run_answer(request, await self._find(request, run_id, thread_id))
+        return run_answer(request, await self._requested.find(request, run_id, thread_id))
 
     @ACP.delete("/threads/{thread_id}/runs/{run_id}", may="chat.call", ids=RUNS_LISTED, status=204)
     async def acp_delete_thread_run(self, request: Request, thread_id: str, run_id: str) -> None:
         """Delete a run of a thread."""
-        await self._find(request, run_id, thread_id)
+        await self._requested.find(request, run_id, thread_id)
         await self.acp_delete_run(request, run_id)
 
     @ACP.get("/threads/{thread_id}/runs/{run_id}/join", may="chat.call", ids=RUNS_LISTED)
     async def acp_join_thread_run(self, request: Request, thread_id: str, run_id: str) -> Response:
         """Wait until a run of a thread has ended."""
-        run = await self._find(request, run_id, thread_id)
+        run = await self._requested.find(request, run_id, thread_id)
         return _values(request, await self._runs.wait(run.run_id))
 
     @ACP.get("/threads/{thread_id}/runs/{run_id}/stream", may="chat.call", ids=RUNS_LISTED, streams=True)
     async def acp_stream_thread_run(self, request: Request, thread_id: str, run_id: str) -> StreamingResponse:
         """Stream what a run of a thread does."""
-        await self._find(request, run_id, thread_id)
+        await self._requested.find(request, run_id, thread_id)
         return await self.acp_stream_run(request, run_id)
 
     @ACP.post("/threads/{thread_id}/runs/{run_id}/cancel", may="chat.call", ids=RUNS_LISTED, status=204, refuses=(404,))
     async def acp_cancel_thread_run(self, request: Request, thread_id: str, run_id: str, query: CancelQuery) -> None:
         """Cancel a run of a thread."""
-        await self._find(request, run_id, thread_id)
+        await self._requested.find(request, run_id, thread_id)
         await self.acp_cancel_run(request, run_id, query)
 
     # --- how ----------------------------------------------------------------------------------------------------------
-
-    async def _request(self, request: Request, body: RunBody) -> RunState:
-        """Return a run that is in the log, and that its thread has let in. Raises CallError."""
-        agent = await errors.apart(self._agents.get, request, body.agent_id or body.assistant_id)
-        self._agents.check(agent)
-        run_id = str(uuid.uuid4())
-        event = _run_request(request, body, agent, run_id)
-        if body.thread_id is None and body.on_completion == "keep":
-            event = replace(event, thread_id=thread_name(request, str(uuid.uuid4())), stateless=False)
-        await self._check_messages(request, body, event)
-        state, refusal = await self._runs.append(event)
-        if refusal is not None:
-            raise CallError("conflict", f"{refusal}; wait for it, or use multitask_strategy: enqueue or interrupt")
-        if state is None or run_id not in state.runs:
-            raise CallError("conflict", f"run {run_id} was deleted meanwhile")
-        return state.runs[run_id]
-
-    async def _check_messages(self, request: Request, body: RunBody, event: ThreadEvent) -> None:
-        """Make the thread of a run, if it may be made. Raises CallError without a thread, or without a message."""
-        state: ThreadState | None = None
-        if not event.stateless:
-            threads = await self._runs.open()
-            state = threads.find(event.thread_id)
-            if state is not None and not sees_thread(request, state):
-                state = None
-            if state is None:
-                if body.thread_id is not None and body.if_not_exists != "create":
-                    raise CallError("not_found", f"there is no thread {body.thread_id}", "thread_id", way_out=LISTED)
-                created = replace(thread_event(request, event.thread_id, "created"), agent_id=own_agent(request))
-                state, _ = await self._runs.append(created)
-        if not event.messages and (state is None or not state.messages):
-            raise CallError("invalid", "there is nothing to answer; send messages, or input", "messages")
-
-    async def _find(self, request: Request, run_id: str, thread_id: str | None = None) -> RunState:
-        """Return a run that a request may know of. Raises CallError."""
-        threads = await self._runs.open()
-        name = read_uuid(run_id, "run_id")
-        run = run_of(threads, name)
-        if not _sees(request, run):
-            raise CallError("not_found", f"there is no run {name}", "run_id")
-        if thread_id is not None and run.thread_id != thread_name(request, thread_id):
-            raise CallError("not_found", f"thread {thread_id[:80]} has no run {name}", "run_id")
-        return run
 
     async def _wait_new(self, request: Request, run: RunState, body: RunBody) -> RunState:
         """Return a new run once it has ended. If its client hangs up it is cancelled, unless it said otherwise."""
@@ -274,39 +226,6 @@ class AcpRuns:
 def _on(thread_id: str, body: AliasRunBody) -> RunBody:
     """Return a body with the thread of its path. Raises CallError for an id that is no UUID."""
     return body.model_copy(update={"thread_id": read_uuid(thread_id, "thread_id")})
-
-
-def _run_request(request: Request, body: RunBody, agent: RunningAgent, run_id: str) -> ThreadEvent:
-    """Return the event that asks for a run."""
-    chosen = body.configurable
-    thread = run_id if body.thread_id is None else thread_name(request, body.thread_id)
-    rest = {"tags": body.config.tags} if body.config is not None and body.config.tags else {}
-    sampling = Sampling(
-        temperature=1.0 if chosen.temperature is None else chosen.temperature,
-        top_p=1.0 if chosen.top_p is None else chosen.top_p,
-        max_tokens=chosen.max_tokens or MAX_TOKENS,
-        seed=int(run_id[:8], 16) if chosen.seed is None else chosen.seed,
-        stop=tuple(chosen.stop or ()),
-    )
-    return replace(
-        thread_event(request, thread, "created"),
-        kind="run_requested",
-        run_id=run_id,
-        agent_id=agent.logged,
-        labels=json_text.one_line(body.metadata or {}),
-        stateless=body.thread_id is None,
-        if_busy=body.multitask_strategy or "reject",
-        model=agent.model,
-        memory_config=agent.memory_config,
-        sampling=sampling,
-        request=json_text.one_line(rest) if rest else None,
-        messages=body.new_messages,
-        tools=agent.tools,
-    )
-
-
-def _sees(request: Request, run: RunState) -> bool:
-    return sees(principal_of(request), run.agent_id)
 
 
 def _values(request: Request, run: RunState) -> Response:

@@ -258,7 +258,7 @@ class ThreadRuns:
 
     async def wait(self, run_id: str) -> RunState:
         """Return a run once it has ended. Raises CallError."""
-        async with aclosing(self._changes(run_id)) as changes:
+        async with aclosing(self.changes(run_id)) as changes:
             async for run, _ in changes:
                 if run.status != "pending":
                     return run
@@ -266,14 +266,14 @@ class ThreadRuns:
 
     async def stream(self, run_id: str, modes: tuple[str, ...], after: StreamPlace) -> AsyncGenerator[bytes, None]:
         """Yield the events of a run after a place, until it has ended. Raises CallError."""
-        async with aclosing(self._changes(run_id)) as changes:
+        async with aclosing(self.changes(run_id)) as changes:
             async for run, text in changes:
                 for frame in frames(run, text, modes, after):
                     after = frame.place
                     yield frame.encode()
 
-    async def _changes(self, run_id: str) -> AsyncGenerator[tuple[RunState, str], None]:
-        """Yield a run and its text so far, again and again until it has ended."""
+    async def changes(self, run_id: str) -> AsyncGenerator[tuple[RunState, str], None]:
+        """Yield a run and its text so far, again and again until it has ended. Raises CallError."""
         feed = self._feed(run_of(await self.open(), run_id))
         feed.readers += 1
         try:

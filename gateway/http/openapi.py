@@ -66,8 +66,8 @@ The paths of calls (`/v1/chat/completions`, `/v1/completions`, `/v1/responses`, 
 `/v1/models`) are also below `/agents/AGENT_ID` and `/agents/AGENT_ID/trajectories/TRAJECTORY_ID`, those of Streamward's
 own REST (`/finetune`, `/rl`, `/tasks`, `/rewards`, `/score`, `/groups`, `/query`, `/adapters`) below `/api/v1`.
 
-The routes of the Tinker API, also below `/api/v1`, and those of the Agent Protocol below `/acp` are not listed: their
-clients bring their own descriptions.
+The routes of the Tinker API, also below `/api/v1`, of the Agent Protocol below `/acp` and of A2A below `/a2a` are not
+listed: their clients bring their own descriptions.
 """
 BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 """Of numbers, as pydantic leaves them where a validator comes before, by what JSON Schema calls them."""

@@ -90,6 +90,8 @@ OPENAI = Interface(("/v1",))
 REST = Interface(("", "/api/v1"), errors.REST)
 TINKER = Interface(("/api/v1",), errors.TINKER, is_described=False)
 ACP = Interface(("/acp",), errors.AGENT_PROTOCOL, is_described=False)
+A2A = Interface(("/a2a",), errors.RPC, is_described=False)
+A2A_CARDS = Interface(("/a2a",), errors.REST, is_described=False)
 
 
 class Reply(NamedTuple, Generic[T]):

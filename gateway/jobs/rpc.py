@@ -18,14 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.http import errors
+from gateway.http import errors, jsonrpc
 from gateway.http.body import Body
+from gateway.http.jsonrpc import INVALID_PARAMS, RpcError, RpcMethod
 from gateway.http.principal import principal_of
 from gateway.http.request_record import RecordedCall, RequestRecord, record_of
 from gateway.http.route import LARGE_BODY, Interface
-from gateway.jobs import jsonrpc
 from gateway.jobs.answers import RpcOutcome
-from gateway.jobs.jsonrpc import INVALID_PARAMS, RpcError, RpcMethod
 from gateway.jobs.tenant_jobs import TenantJobs, jobs_of
 from streams.access.keys import mask
 from streams.access.roles import Action, Principal, decide

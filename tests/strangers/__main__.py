@@ -12,8 +12,8 @@ framework what it said and what its calls are to each other (agents_of_others.py
 would change if they are generated again, and what the example prints (described.py). Of MCP's conformance suite it has
 each scenario that fails, with why, and how many pass on the SDK's own server in our mount (mcp_conformance.py), and of
 MCP's inspector what it reads (mcp_inspector.py). Of the Agent Protocol it has what langgraph-sdk reads, and what
-schemathesis finds by the protocol's document. While schemathesis runs, another caller is answered within a second
-(latency.py).
+schemathesis finds by the protocol's document; of A2A what a2a-sdk reads. While schemathesis runs, another caller is
+answered within a second (latency.py).
 """
 
 from __future__ import annotations
@@ -128,6 +128,8 @@ def main() -> int:
                 found["mcp inspector"] = mcp_inspector.inspected(url, folder)
             with between(server) as (url, of_threads):
                 found["langgraph-sdk"] = agent_protocol.langgraph(url)
+            with between(server) as (url, of_tasks):
+                found["a2a-sdk"] = agent_protocol.a2a(url)
             found["agent protocol"] = agent_protocol.described(server, folder)
             with between(server) as (url, spoken):
                 found["llmprobe"] = llmprobe(url, folder)
@@ -150,6 +152,7 @@ def main() -> int:
         exchanges.write(agents_of_others.in_order(of_frameworks, folder), agents_of_others.FILE)
         mcp_inspector.write(of_inspector)
         agent_protocol.write(of_threads)
+        agent_protocol.write(of_tasks, agent_protocol.A2A_FILE)
         return 0
     before = json.loads(FINDINGS.read_text(encoding="utf-8"))
     for name in found:

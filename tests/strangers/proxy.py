@@ -28,6 +28,8 @@ PASSED_ON = (
     "mcp-protocol-version",
     "mcp-method",
     "mcp-name",
+    "a2a-version",
+    "host",  # the card of an agent has the address that it was asked for
 )
 """Headers of a request that the server reads."""
 

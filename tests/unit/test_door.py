@@ -13,9 +13,9 @@ from fastapi.testclient import TestClient
 from starlette.routing import Mount
 
 from gateway.http.application import Application
+from gateway.http.jsonrpc import METHOD_NOT_FOUND
 from gateway.http.limits import KeyLimits
 from gateway.jobs import rpc as jobs
-from gateway.jobs.jsonrpc import METHOD_NOT_FOUND
 from gateway.page import app as page_app
 from gateway.page.login import PagePeople
 from gateway.page.mount import mount

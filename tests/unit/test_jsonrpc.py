@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from gateway.jobs.jsonrpc import RpcError, RpcMethod, answer
+from gateway.http.jsonrpc import RpcError, RpcMethod, answer
 
 
 async def subtract(given: dict[str, Any]) -> int:

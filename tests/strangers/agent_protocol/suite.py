@@ -1,7 +1,8 @@
-"""What langgraph-sdk and schemathesis make of the Agent Protocol at /acp, and the SDK's requests for `make test`.
+"""What langgraph-sdk, schemathesis and a2a-sdk make of threads and runs, and the SDKs' requests for `make test`.
 
     langgraph_program.py ──► proxy ──► /acp ──► what it read
                                └─► requests, answers, ids by number ──► exchanges.jsonl.xz
+    a2a_program.py ──► proxy ──► /a2a/default ──► the same, in a2a.jsonl.xz
     openapi.json, the protocol's own (MIT, LICENSE) ──► schemathesis ──► checks that failed
 
 Two kinds of those are to stay, and findings.json has them: null is absent here as at every entrance, where the document
@@ -22,7 +23,7 @@ from tests.strangers.described import HOME, TRUE, Failed, schemathesis
 from tests.strangers.proxy import Exchange
 
 FOLDER = Path(__file__).parent
-DOCUMENT, FILE = FOLDER / "openapi.json", FOLDER / "exchanges.jsonl.xz"
+DOCUMENT, FILE, A2A_FILE = FOLDER / "openapi.json", FOLDER / "exchanges.jsonl.xz", FOLDER / "a2a.jsonl.xz"
 UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 NUMBERED = re.compile(r"\{id \d+\}")
 ANOTHER = re.compile(r"(Test Case ID: \w+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d{4}-\d\d-\d\dT[\d:.]+Z)")
@@ -33,8 +34,17 @@ Ask = Callable[[str, str, str], tuple[int, str, str]]
 
 
 def langgraph(url: str) -> dict[str, Any]:
-    """Return what the program read."""
-    command = [str(HOME / "bin" / "python"), str(FOLDER / "langgraph_program.py"), f"{url}/acp"]
+    """Return what the program with langgraph-sdk read."""
+    return _read_by("langgraph_program.py", f"{url}/acp")
+
+
+def a2a(url: str) -> dict[str, Any]:
+    """Return what the program with a2a-sdk read."""
+    return _read_by("a2a_program.py", url)
+
+
+def _read_by(program: str, url: str) -> dict[str, Any]:
+    command = [str(HOME / "bin" / "python"), str(FOLDER / program), url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)
@@ -97,6 +107,6 @@ def _number(answer: str, numbers: dict[str, str]) -> None:
         numbers.setdefault(uuid, f"{{id {len(numbers)}}}")
 
 
-def write(said: Iterable[Exchange]) -> None:
+def write(said: Iterable[Exchange], file: Path = FILE) -> None:
     """Replace the recorded requests."""
-    exchanges.write(in_order(said), FILE)
+    exchanges.write(in_order(said), file)

@@ -31,6 +31,7 @@ MEANING = {
 JsonObject = dict[str, Any]
 MOST_REQUESTS = 1000
 """Longest batch."""
+NO_BATCH = "requests are taken one by one; send an object"
 
 log = logging.getLogger("streamward.jobs")
 
@@ -51,20 +52,24 @@ class RpcMethod(NamedTuple):
     """None: the call takes positional parameters as `*`, whatever their number."""
 
 
-async def answer(raw: bytes, methods: Mapping[str, RpcMethod]) -> JsonObject | list[JsonObject] | None:
+async def answer(
+    raw: bytes, methods: Mapping[str, RpcMethod], *, batches: bool = True
+) -> JsonObject | list[JsonObject] | None:
     """Return the outcome, or those of a batch, ready for JSON; None if nothing is answered."""
     try:
         body = await read_apart(json_text.parse, raw)
     except json_text.RepeatedKeyError as exc:
-        return _refusal(None, RpcError(PARSE_ERROR, data=str(exc)))
+        return refusal(None, RpcError(PARSE_ERROR, data=str(exc)))
     except ValueError:
-        return _refusal(None, RpcError(PARSE_ERROR))
+        return refusal(None, RpcError(PARSE_ERROR))
     if not isinstance(body, list):
         return await _outcome(body, methods)
+    if not batches:
+        return refusal(None, RpcError(INVALID_REQUEST, data=NO_BATCH))
     if not body:
-        return _refusal(None, RpcError(INVALID_REQUEST))
+        return refusal(None, RpcError(INVALID_REQUEST))
     if len(body) > MOST_REQUESTS:
-        return _refusal(None, RpcError(INVALID_REQUEST, data=f"a batch has at most {MOST_REQUESTS} requests"))
+        return refusal(None, RpcError(INVALID_REQUEST, data=f"a batch has at most {MOST_REQUESTS} requests"))
     outcomes = [await _outcome(request, methods) for request in body]
     return [outcome for outcome in outcomes if outcome is not None] or None
 
@@ -72,15 +77,15 @@ async def answer(raw: bytes, methods: Mapping[str, RpcMethod]) -> JsonObject | l
 async def _outcome(request: Any, methods: Mapping[str, RpcMethod]) -> JsonObject | None:
     """Return the outcome of one request; None if it is a notification."""
     if (problem := _problem(request)) is not None:
-        return _refusal(None, RpcError(INVALID_REQUEST, data=problem))  # no id: what is no request has none
+        return refusal(None, RpcError(INVALID_REQUEST, data=problem))  # no id: what is no request has none
     request_id = request.get("id")
     try:
         outcome = {"jsonrpc": "2.0", "result": await _call(request, methods), "id": request_id}
     except RpcError as exc:
-        outcome = _refusal(request_id, exc)
+        outcome = refusal(request_id, exc)
     except Exception:  # a client gets no more than that it is our fault, whatever it was
         log.exception("%s failed", request["method"])
-        outcome = _refusal(request_id, RpcError(INTERNAL_ERROR))
+        outcome = refusal(request_id, RpcError(INTERNAL_ERROR))
     return outcome if "id" in request else None
 
 
@@ -120,6 +125,7 @@ def _is_id(value: Any) -> bool:
     return value is None or (isinstance(value, str | int) and not isinstance(value, bool))
 
 
-def _refusal(request_id: Any, error: RpcError) -> JsonObject:
+def refusal(request_id: Any, error: RpcError) -> JsonObject:
+    """Return the outcome of a request that has no result."""
     data = {} if error.data is None else {"data": error.data}
     return {"jsonrpc": "2.0", "error": {"code": error.code, "message": str(error), **data}, "id": request_id}

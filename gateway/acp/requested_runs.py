@@ -1,0 +1,128 @@
+"""Runs that are requested, and runs that a request may know of: what every protocol of runs has in common.
+
+    RunBody ──► the agent, its thread ──► run_requested ──► threads ──► acknowledged ──► RunState
+
+A run whose id its client derives may be requested again with the same messages: it is the same run.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+
+from gateway.acp.acp_threads import LISTED, thread_event
+from gateway.acp.known_agents import KnownAgents, RunningAgent
+from gateway.acp.run_execution import ThreadRuns, run_of
+from gateway.acp.thread_access import own_agent, read_uuid, sees_thread, thread_name
+from gateway.acp.thread_bodies import RunBody
+from gateway.agents.parameters import MAX_TOKENS
+from gateway.http import errors
+from gateway.http.principal import principal_of, sees
+from schemas import json_text
+from schemas.events import Sampling, ThreadEvent
+from streams.errors import CallError
+from streams.knowledge.thread_state import RunState, ThreadState
+
+
+class RunOrigin(NamedTuple):
+    """What a run is called by who requests it."""
+
+    run_id: str
+    message_id: str | None = None
+    """What its client calls the message."""
+
+
+class RequestedRuns:
+    """The runs of a server, by who may request them and know of them."""
+
+    def __init__(self, runs: ThreadRuns, agents: KnownAgents) -> None:
+        self._runs, self._agents = runs, agents
+
+    async def request(self, request: Request, body: RunBody, origin: RunOrigin | None = None) -> RunState:
+        """Return a run that is in the log, and that its thread has let in. Raises CallError."""
+        agent = await errors.apart(self._agents.get, request, body.agent_id or body.assistant_id)
+        self._agents.check(agent)
+        origin = origin or RunOrigin(str(uuid.uuid4()))
+        run_id = origin.run_id
+        event = _run_request(request, body, agent, origin)
+        if body.thread_id is None and body.on_completion == "keep":
+            event = replace(event, thread_id=thread_name(request, str(uuid.uuid4())), stateless=False)
+        await self._check_messages(request, body, event)
+        state, refusal = await self._runs.append(event)
+        earlier = None if state is None or refusal is None else state.runs.get(run_id)
+        if earlier is not None:
+            if earlier.request.messages == event.messages:
+                return earlier
+            raise CallError("conflict", f"run {run_id} was requested with other messages; use an id once")
+        if refusal is not None:
+            raise CallError("conflict", f"{refusal}; wait for it, or use multitask_strategy: enqueue or interrupt")
+        if state is None or run_id not in state.runs:
+            raise CallError("conflict", f"run {run_id} was deleted meanwhile")
+        return state.runs[run_id]
+
+    async def _check_messages(self, request: Request, body: RunBody, event: ThreadEvent) -> None:
+        """Make the thread of a run, if it may be made. Raises CallError without a thread, or without a message."""
+        state: ThreadState | None = None
+        if not event.stateless:
+            threads = await self._runs.open()
+            state = threads.find(event.thread_id)
+            if state is not None and not sees_thread(request, state):
+                state = None
+            if state is None:
+                if body.thread_id is not None and body.if_not_exists != "create":
+                    raise CallError("not_found", f"there is no thread {body.thread_id}", "thread_id", way_out=LISTED)
+                created = replace(thread_event(request, event.thread_id, "created"), agent_id=own_agent(request))
+                state, _ = await self._runs.append(created)
+        if not event.messages and (state is None or not state.messages):
+            raise CallError("invalid", "there is nothing to answer; send messages, or input", "messages")
+
+    async def find(self, request: Request, run_id: str, thread_id: str | None = None) -> RunState:
+        """Return a run that a request may know of. Raises CallError."""
+        threads = await self._runs.open()
+        name = read_uuid(run_id, "run_id")
+        run = run_of(threads, name)
+        if not sees_run(request, run):
+            raise CallError("not_found", f"there is no run {name}", "run_id")
+        if thread_id is not None and run.thread_id != thread_name(request, thread_id):
+            raise CallError("not_found", f"thread {thread_id[:80]} has no run {name}", "run_id")
+        return run
+
+
+def _run_request(request: Request, body: RunBody, agent: RunningAgent, origin: RunOrigin) -> ThreadEvent:
+    """Return the event that asks for a run."""
+    run_id = origin.run_id
+    chosen = body.configurable
+    thread = run_id if body.thread_id is None else thread_name(request, body.thread_id)
+    rest: dict[str, Any] = {"tags": body.config.tags} if body.config is not None and body.config.tags else {}
+    if origin.message_id is not None:
+        rest["message_id"] = origin.message_id
+    sampling = Sampling(
+        temperature=1.0 if chosen.temperature is None else chosen.temperature,
+        top_p=1.0 if chosen.top_p is None else chosen.top_p,
+        max_tokens=chosen.max_tokens or MAX_TOKENS,
+        seed=int(run_id[:8], 16) if chosen.seed is None else chosen.seed,
+        stop=tuple(chosen.stop or ()),
+    )
+    return replace(
+        thread_event(request, thread, "created"),
+        kind="run_requested",
+        run_id=run_id,
+        agent_id=agent.logged,
+        labels=json_text.one_line(body.metadata or {}),
+        stateless=body.thread_id is None,
+        if_busy=body.multitask_strategy or "reject",
+        model=agent.model,
+        memory_config=agent.memory_config,
+        sampling=sampling,
+        request=json_text.one_line(rest) if rest else None,
+        messages=body.new_messages,
+        tools=agent.tools,
+    )
+
+
+def sees_run(request: Request, run: RunState) -> bool:
+    """Return whether a request may know of a run."""
+    return sees(principal_of(request), run.agent_id)
