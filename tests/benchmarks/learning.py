@@ -73,7 +73,7 @@ def run() -> Iterator[dict[str, Any]]:
     """Yield what the job gained, with its interval and its cost."""
     with node() as empty, ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streamward-bench-")))
-        settings = _settings(empty, folder)
+        settings = settings_in(empty, folder)
         scripted = settings.model_copy(
             update={"policy": settings.policy.model_copy(update={"engine": "scripted", "script": "{}"})}
         )
@@ -91,7 +91,7 @@ def run() -> Iterator[dict[str, Any]]:
     yield _line(job, newest, asked, seconds)
 
 
-def _settings(empty: Settings, folder: Path) -> Settings:
+def settings_in(empty: Settings, folder: Path) -> Settings:
     """Return the settings of `streamward up`, in folders of this run."""
     from unittest import mock
 
