@@ -42,6 +42,7 @@ NAMES = (
     "jobs",
     "learning",
     "threads",
+    "tools",
     "triggers",
     "vllm",
     "workers",
