@@ -35,7 +35,7 @@ from streams.kafka.record import Record
 from streams.kafka.retry import BrokerOutage
 from streams.observability.metrics import OFF
 from streams.settings.model import Policy, Serve, Settings, Topics
-from streams.stages.agents.recording import turn_writer
+from streams.stages.agents.recording import recorder as recording, turn_writer
 from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.served_conversations import ServedConversations
 from streams.stages.agents.recording.served_versions import ServedVersions
@@ -195,6 +195,7 @@ def serving(
         patch.setattr(turn_writer, "Producer", lambda *_, **__: ProducerInMemory(log))
         patch.setattr(follower, "offsets", lambda *_: defaultdict(lambda: (0, 0)))
         patch.setattr(follower, "PartitionReader", EmptyReader)
+        patch.setattr(recording, "registrations", lambda _: {})
         with (
             ServedVersions(settings, engine, BrokerOutage(settings.kafka, stop, OFF)) as versions,
             TurnWriter(settings, stop, OFF, lambda _: None) as writer,

@@ -49,7 +49,7 @@ FIELDS = {
     "memory": ("namespace", "kind", "key"),
     "threads": ("thread_id", "kind", "error", "messages"),
     "tools": ("tool_id", "kind", "reason"),
-    "training-calls": ("kind", "model", "seq_id"),
+    "training-calls": ("kind", "model", "seq_id", "refusal"),
     "training-results": ("kind", "model", "seq_id", "error"),
 }
 """By the label of a topic: the fields that `summary` reads, which are columns of its view; others: `kind`."""
