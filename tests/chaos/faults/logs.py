@@ -122,7 +122,7 @@ def next_version(folder: Path) -> Path:
     """Return a copy of this code in which a Reward has one field more, and schema files to match."""
     for package in ("schemas", "streams", "trainer", "tests"):
         shutil.copytree(REPO / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "histories"))
-    events = folder / "schemas" / "events.py"
+    events = folder / "schemas" / "response_events.py"
     before = events.read_text()
     one_more = r"\1    annotator: str | None = None\n\2"
     after = re.sub(r"(class Reward:.*?\n)(    components: )", one_more, before, count=1, flags=re.DOTALL)

@@ -1,0 +1,145 @@
+"""Conversations with agents, run by run, and what agents remember."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from schemas import json_text
+from schemas.event_types import Millis
+from schemas.message_types import Message, Tool
+from schemas.task_events import Sampling
+
+MemoryKind = Literal["put", "deleted"]
+ThreadKind = Literal[
+    "created",
+    "changed",
+    "deleted",
+    "run_requested",
+    "run_cancelled",
+    "run_ended",
+    "run_deleted",
+]
+BusyStrategy = Literal["reject", "enqueue", "interrupt"]
+RunEnding = Literal["success", "error", "timeout", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEvent:
+    """An item of the agents' store was put or deleted. The newest event of a key counts."""
+
+    event_id: Annotated[str, "uuid5(namespace, key, writer, number of its write)"]
+    namespace: Annotated[str, "key of the record: its labels, joined by dots; a tenant's begins with the tenant"]
+    created_at: Millis
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    kind: MemoryKind
+    key: Annotated[str, "of the item, in its namespace"]
+    actor: Annotated[str, "the key, the person or the program that did it"]
+    value: Annotated[str | None, "put: JSON object"] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadEvent:
+    """A thread was made, changed or deleted, or a run on it was requested or ended. A thread is the fold of these.
+
+    What a run did are the turns of the trajectory that has its id.
+    """
+
+    event_id: Annotated[str, "created, changed, run_requested: random; the others: uuid5(thread, run, kind)"]
+    thread_id: Annotated[str, "key of the record, a tenant's with the tenant and a dot before it; without one, run_id"]
+    created_at: Millis
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    kind: ThreadKind
+    actor: Annotated[str, "the key, the person or the program that did it"]
+    run_id: Annotated[str | None, "run_*: the run, which is the trajectory of this id"] = None
+    agent_id: Annotated[str | None, "created: the only agent that it is for; run_requested: the one that answers"] = (
+        None
+    )
+    labels: Annotated[str | None, "JSON object, what clients call metadata: created, changed, run_requested"] = None
+    values: Annotated[str | None, "JSON object, the thread's context: created, changed"] = None
+    checkpoint: Annotated[str | None, "changed: the event after whose state it goes on; null: the newest"] = None
+    stateless: Annotated[bool, "run_requested: of no thread"] = False
+    if_busy: Annotated[BusyStrategy | None, "run_requested: what becomes of it while another run goes on"] = None
+    model: Annotated[str | None, "run_requested: POLICY, or POLICY@VERSION"] = None
+    memory_config: Annotated[str | None, "run_requested: JSON object, of the agent: what the model gets to read"] = None
+    sampling: Annotated[Sampling | None, "run_requested: how tokens are drawn"] = None
+    request: Annotated[str | None, "run_requested: JSON object, the rest of what the client sent"] = None
+    rolled_back: Annotated[bool, "run_cancelled: the thread forgets its messages, too"] = False
+    ending: Annotated[RunEnding | None, "run_ended: how"] = None
+    turn_id: Annotated[str | None, "run_ended: the turn with the answer"] = None
+    error: Annotated[str | None, "run_ended: why there is no answer"] = None
+    messages: Annotated[tuple[Message, ...], "created, changed, run_requested: new ones; run_ended: the answer"] = ()
+    tools: Annotated[tuple[Tool, ...], "run_requested: what the agent may call"] = ()
+
+
+MEMORY_LABEL = re.compile(r"[^.\x00-\x1f\x7f]{1,128}")
+"""What a label of a namespace may be: names with a dot would be two labels."""
+MOST_LABELS = 16
+"""Most labels of a namespace, its tenant's among them."""
+MOST_KEY_CHARACTERS = 512
+"""Longest key of an item."""
+
+
+def namespace_problem(namespace: str) -> str | None:
+    """Return what is wrong with a namespace; None if it is one."""
+    labels = namespace.split(".")
+    if len(labels) > MOST_LABELS:
+        return f"namespace has {len(labels)} labels; expected 1 to {MOST_LABELS}"
+    for number, label in enumerate(labels):
+        if MEMORY_LABEL.fullmatch(label) is None:
+            expected = "1 to 128 characters, no control character and no dot among them"
+            return f"namespace[{number}] is {label[:140]!r}; expected {expected}"
+    return None
+
+
+def memory_problems(event: MemoryEvent) -> Iterator[str]:
+    """Return one sentence for each rule that a memory breaks."""
+    if (problem := namespace_problem(event.namespace)) is not None:
+        yield problem
+    if not 1 <= len(event.key) <= MOST_KEY_CHARACTERS:
+        yield f"key has {len(event.key)} characters; expected 1 to {MOST_KEY_CHARACTERS}"
+    if (event.kind == "put") != (event.value is not None):
+        yield f"kind is {event.kind} and value is {'null' if event.value is None else 'set'}; put alone has one"
+    yield from _object_problems("value", event.value)
+
+
+_RUN_FIELDS = ("agent_id", "if_busy", "model", "memory_config", "sampling")
+"""What a request for a run has; of these an event of another kind has an agent at most."""
+
+
+def thread_problems(event: ThreadEvent) -> Iterator[str]:
+    """Return one sentence for each rule that a thread breaks."""
+    if event.kind.startswith("run_") != (event.run_id is not None):
+        yield f"kind is {event.kind} and run_id is {event.run_id!r}; events of a run alone have one"
+    for name in _RUN_FIELDS:
+        if event.kind == "run_requested" and getattr(event, name) is None:
+            yield f"kind is run_requested and {name} is null; a run needs it"
+        elif event.kind != "run_requested" and name != "agent_id" and getattr(event, name) is not None:
+            yield f"kind is {event.kind} and {name} is set; run_requested alone has one"
+    if (event.kind == "run_ended") != (event.ending is not None):
+        yield f"kind is {event.kind} and ending is {event.ending}; run_ended alone has one"
+    if (event.ending == "success") != (event.turn_id is not None):
+        yield f"ending is {event.ending} and turn_id {event.turn_id!r}; a run that succeeds alone has a turn"
+    if (event.ending in ("error", "timeout")) != (event.error is not None):
+        yield f"ending is {event.ending} and error is {event.error!r}; a run that fails alone has one"
+    if event.stateless and event.thread_id != event.run_id:
+        yield f"thread_id is {event.thread_id} of stateless run {event.run_id}; expected the run's"
+    for name in ("labels", "values", "memory_config", "request"):
+        yield from _object_problems(name, getattr(event, name))
+
+
+def _object_problems(name: str, text: str | None) -> Iterator[str]:
+    """Yield why a text that is set is no JSON object."""
+    if text is None:
+        return
+    try:
+        value = json_text.parse(text)
+    except ValueError as exc:
+        yield f"{name} is no JSON: {exc}"
+        return
+    if not isinstance(value, dict):
+        yield f"{name} is {text[:80]}; expected a JSON object"
