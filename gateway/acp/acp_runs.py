@@ -143,7 +143,7 @@ class AcpRuns:
     @ACP.get("/threads/{thread_id}/runs", may="chat.call", ids=LISTED)
     async def acp_list_thread_runs(self, request: Request, thread_id: str) -> Response:
         """List the runs of a thread, the newest first."""
-        return await self.acp_search_runs(request, RunSearch(thread_id=thread_id, limit=1000))
+        return await self.acp_search_runs(request, RunSearch(thread_id=read_uuid(thread_id, "thread_id"), limit=1000))
 
     @ACP.get("/threads/{thread_id}/runs/{run_id}", may="chat.call", ids=RUNS_LISTED)
     async def acp_get_thread_run(self, request: Request, thread_id: str, run_id: str) -> ThreadRunAnswer:

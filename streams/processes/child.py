@@ -11,6 +11,7 @@ The standard library alone: the supervisor of agents' runs imports this, and sta
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 LOOK_EVERY_S = 0.02
 TAIL_BYTES = 64 * 1024
@@ -50,6 +51,16 @@ class ChildProcess(subprocess.Popen[bytes]):
         if self.returncode is None:
             self.signal_group(signal.SIGKILL)
         self.wait()
+
+
+def is_ready(pipe: int, what: Literal["read", "write"], within_s: float) -> bool:
+    """Return whether a pipe can be read or written within `within_s` seconds; one whose other end is gone can.
+
+    With poll: select takes no descriptor above 1,023, and a server with many connections has such.
+    """
+    poller = select.poll()
+    poller.register(pipe, select.POLLIN if what == "read" else select.POLLOUT)
+    return bool(poller.poll(1000 * max(0.0, within_s)))
 
 
 def describe_exit(code: int) -> str:

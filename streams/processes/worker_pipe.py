@@ -27,7 +27,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
-from streams.processes.child import ChildProcess, describe_exit
+from streams.processes.child import ChildProcess, describe_exit, is_ready
 
 START_LIMIT_S = 60.0
 """To start an interpreter, and to import a user's module (sympy takes seconds); not part of a request's limit."""
@@ -86,7 +86,7 @@ class WorkerProcess:
 
     def is_spoilt(self) -> bool:
         """Return whether it ended, or sends something without a request."""
-        return bool(select.select([self._out], [], [], 0)[0])
+        return is_ready(self._out, "read", 0)
 
     def kill(self) -> None:
         """Kill it with all it started, and return when it is gone. Any thread may; a reader sees its end."""
@@ -104,7 +104,7 @@ class WorkerProcess:
         """Send a request for `name`. Raises WorkerError: timeout, crashed."""
         deadline, unsent = time.monotonic() + limit_s, memoryview(_frame(body))
         while unsent:
-            if not select.select([], [self._in], [], max(0.0, deadline - time.monotonic()))[1]:
+            if not is_ready(self._in, "write", deadline - time.monotonic()):
                 raise WorkerError(f"the worker for {name} took no work in {limit_s:g} s", "timeout")
             try:
                 unsent = unsent[os.write(self._in, unsent) :]
@@ -132,7 +132,7 @@ class WorkerProcess:
     def _read(self, name: str, size: int, deadline: float, late: str) -> bytes:
         data = bytearray()
         while len(data) < size:
-            if not select.select([self._out], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not is_ready(self._out, "read", deadline - time.monotonic()):
                 raise WorkerError(late, "timeout")
             chunk = os.read(self._out, size - len(data))
             if not chunk:

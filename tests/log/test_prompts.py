@@ -29,7 +29,7 @@ from tests.support.agent_server import serving, settings_of
 from tests.support.documented import HOOKS
 from tests.support.factories import group, job_event, job_spec, member, prompt_event
 from tests.support.log.unchecked import write_unchecked
-from tests.support.processes import read
+from tests.support.processes import read, until
 
 pytestmark = pytest.mark.kafka
 
@@ -219,13 +219,18 @@ def test_a_call_names_a_prompt_and_its_conversation_keeps_the_version(kafka_boot
         log.activate(activation(2))
         body = {"model": "sums", "input": "Again.", "prompt": prompt, "previous_response_id": first["id"]}
         assert client.post(f"{url}/v1/responses", json=body).status_code == 200
+
+        def missing() -> Any:
+            answer = client.post(
+                f"{url}/v1/responses", json={"model": "sums", "input": "Hi.", "prompt": {"id": "greet"}}
+            )
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+            return answer.json()["error"]["message"]
+
+        says = "prompt greet@2: variable name (string) has no value; give it one"
+        until(lambda: missing() == says, "the server has read where the alias points")
         fresh = client.post(f"{url}/v1/responses", json={"model": "sums", "input": "Hi.", "prompt": prompt})
         assert fresh.status_code == 200
-        missing = client.post(f"{url}/v1/responses", json={"model": "sums", "input": "Hi.", "prompt": {"id": "greet"}})
-        assert (missing.status_code, missing.json()["error"]["param"]) == (400, "prompt")
-        assert missing.json()["error"]["message"] == (
-            "prompt greet@2: variable name (string) has no value; give it one"
-        )
     turns = sorted((turn for _, turn in read(settings, Turn)), key=lambda turn: turn.created_at)
     assert [turn.prompt_version for turn in turns] == ["greet@1", "greet@1", "greet@2"]
     assert [turn.prompt_alias for turn in turns] == ["production"] * 3

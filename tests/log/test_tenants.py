@@ -275,11 +275,17 @@ def test_what_another_tenant_has_is_what_nobody_has(tenants: Tenants, question: 
         is_told_nothing(tenants, question, tenants.blues, who)
 
 
+OF_ONE_WALK = {"agent", "trajectory"}
+"""A tenant's own trajectory, of an earlier question, is refused to another agent."""
+
+
 @hypothesis_settings(max_examples=examples(25))
 @given(st.data())
 def test_no_other_way_of_naming_it_tells_more(tenants: Tenants, data: st.DataObject) -> None:
     question = data.draw(st.sampled_from(QUESTIONS))
     kept = data.draw(st.sets(st.sampled_from(Names._fields)))
+    if kept & OF_ONE_WALK:
+        kept |= OF_ONE_WALK
     cut = data.draw(st.sampled_from([None, 8]))
     changed = {field: getattr(tenants.blues, field)[: cut if field in ("job", "answer") else None] for field in kept}
     is_told_nothing(tenants, question, NOBODYS._replace(**changed), data.draw(st.sampled_from(REDS)))

@@ -28,7 +28,7 @@ def test_every_benchmark_is_listed_with_what_it_measures() -> None:
     assert sorted(listed) == [
         "agents", "columns", "convergence", "conversations", "door", "engines", "fleet", "help", "jobs", "join",
         "learning", "long_conversation", "memory", "offline", "overhead", "page",
-        "queries", "replay", "restart", "samples", "sampling", "threads", "trainer", "training_calls",
+        "queries", "replay", "restart", "samples", "sampling", "threads", "tools", "trainer", "training_calls",
         "training_rows", "triggers",
         "turns", "vllm", "workers",
     ]  # fmt: skip

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,7 +15,14 @@ import psutil
 import pytest
 
 from streams.errors import EXIT_RESTART
-from streams.processes.child import TAIL_BYTES, ChildProcess, describe_exit, last_lines, signal_and_wait
+from streams.processes.child import (
+    TAIL_BYTES,
+    ChildProcess,
+    describe_exit,
+    is_ready,
+    last_lines,
+    signal_and_wait,
+)
 
 FOREVER = "import time\nwhile True: time.sleep(0.05)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)\n{FOREVER}"
@@ -104,3 +113,18 @@ def test_a_watchdog_ends_a_process_only_when_its_beats_stop_and_says_where_it_is
     stuck = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=60)
     assert (stuck.returncode, stuck.stdout) == (EXIT_RESTART, "fed\n")
     assert "the loop has made no step for 0.4 s. Ending this process" in stuck.stderr and "in stuck" in stuck.stderr
+
+
+def test_a_pipe_above_the_descriptors_that_select_takes_is_waited_for() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
+    end, write = os.pipe()
+    high = fcntl.fcntl(end, fcntl.F_DUPFD, 1500)
+    try:
+        assert not is_ready(high, "read", 0)
+        os.write(write, b"!")
+        assert is_ready(high, "read", 1) and is_ready(write, "write", 0)
+    finally:
+        for descriptor in (end, write, high):
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shlex
 import shutil
 import subprocess
@@ -33,7 +32,7 @@ from pydantic import SecretStr
 from schemas.events import Ending, Task
 from streams.errors import SettingsError
 from streams.output import json_line
-from streams.processes.child import ChildProcess, describe_exit
+from streams.processes.child import ChildProcess, describe_exit, is_ready
 from streams.stages.agents.runs import supervisor
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.trajectories.chat_format import message_of, tool_of
@@ -192,7 +191,7 @@ def _supervise(child: ChildProcess, order: bytes, stop: threading.Event) -> byte
         while True:
             if stop.is_set():
                 _close(orders)
-            if select.select([answers], [], [], LOOK_S)[0]:
+            if is_ready(answers.fileno(), "read", LOOK_S):
                 chunk = os.read(answers.fileno(), 1 << 16)
                 if not chunk:
                     return output
