@@ -1,12 +1,14 @@
-"""Five prompts for one-digit sums with SmolLM2, and the search for one that is better than the first.
+"""Five prompts for one-digit sums with SmolLM2: the search for a better one, then GRPO with the first and with it.
 
-    python -m tests.benchmarks.prompt_example [--write]
+    python -m tests.benchmarks.prompt_example [--iterations N] [--write]
 
-    prompts create ──► prompts optimize --method pairs ──► the better version, and its figures on held-out sums
+    prompts create ──► prompts optimize --method pairs ──► the better version
+    sums@1 ──► a job of N versions ──┐
+    the better version ──► the same ─┴──► held-out reward and success, before and after
 
-It is the loop as a user starts it: broker, streams, scoring, policy. The reward is the demo's: of 1 for the sum, 0.2
-are for a bare number and 0.1 for beginning with a digit. `--write` puts what was measured into docs/prompts.md. Nothing
-is asserted. Not covered: another order of the questions; one run is one sample.
+All of it is the loop as a user starts it: broker, streams, scoring, policy, train, jobs. The reward is the demo's: of 1
+for the sum, 0.2 are for a bare number and 0.1 for beginning with a digit. `--iterations 0` trains nothing, `--write`
+puts what was measured into docs/prompts.md. Nothing is asserted. Not covered: another seed; one run is one sample.
 """
 
 from __future__ import annotations
@@ -16,22 +18,28 @@ import json
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from schemas.events import Message
 from streams.demo.improve_tasks import EXAMPLES
+from streams.jobs import request as requests
+from streams.jobs.job_log import JobLog
+from streams.jobs.state import JobState
 from streams.prompts.prompt_log import PromptLog, PromptText
 from streams.settings.model import Settings
 from streams.stages.tasks.generators import SHAPED
 from tests.benchmarks.jobs import Programs
 from tests.benchmarks.learning import settings_in
 from tests.benchmarks.loop import node
+from tests.benchmarks.side_by_side import say
 from tests.support.processes import command, environment
 
 PAGE = Path(__file__).parents[2] / "docs" / "prompts.md"
 BEGIN, END = "<!-- prompt-example:begin -->", "<!-- prompt-example:end -->"
-ANSWERS, MAX_TOKENS = 400, 6
+ANSWERS, MAX_TOKENS, SLOTS, GROUPS = 400, 6, 8, 16
 TEXTS = (
     "Answer with a number alone.",
     "You are a calculator. Write the result and nothing else.",
@@ -69,8 +77,34 @@ def searched(settings: Settings, folder: Path) -> dict[str, Any]:
     """Return the job of the search."""
     (folder / "questions.jsonl").write_text("".join(json.dumps(each) + "\n" for each in SUMS), encoding="utf-8")
     config = json.dumps({"max_tokens": MAX_TOKENS, "reward_sources": REWARD})
-    words = ("--queries", "questions.jsonl", "--answers", str(ANSWERS), "--config", config)
+    words = ("--queries", "questions.jsonl", "--alias", "production", "--answers", str(ANSWERS), "--config", config)
     job: dict[str, Any] = called(settings, folder, "prompts", "optimize", "sums", *words)
+    return job
+
+
+def trained(settings: Settings, version: int, iterations: int) -> JobState:
+    """Return the job that trained a policy with a version of the prompt."""
+    body = {
+        "agent_id": f"sums-{version}",
+        "training_queries": SUMS,
+        "config": {
+            "n_iterations": iterations,
+            "n_trajectories_per_query": SLOTS,
+            "checkpoint_interval": iterations,
+            "max_tokens": MAX_TOKENS,
+            "reward_sources": REWARD,
+            "prompt": f"sums@{version}",
+        },
+    }
+    with JobLog(settings) as jobs:
+        order = requests.order(requests.read_request(body), settings, policies=[f"sums-{version}"], agents={})
+        job = jobs.start(order, actor="benchmark", key=None)
+        deadline, shown = time.monotonic() + LIMIT_S, -1
+        while not (job := jobs.get(job.job_id)).has_ended and time.monotonic() < deadline:
+            if job.iteration != shown:
+                shown = job.iteration
+                say(f"  sums@{version}: iteration {shown}")
+            time.sleep(0.5)
     return job
 
 
@@ -86,32 +120,60 @@ def search_table(job: dict[str, Any], seconds: float) -> str:
         [
             "| version | prompt | mean reward |", "|---|---|---|", *rows, "",
             f"{job['reason']}, with a 95 % interval of {low:+.3f} to {high:+.3f}.",
-            f"e-value {figures['e_value']:.3g}; {figures['answers']:.0f} answers, {seconds:.0f} s.",
+            f"e-value {figures['e_value']:.0f}; {figures['answers']:.0f} answers, {seconds:.0f} s.",
         ]
     )  # fmt: skip
 
 
-def measured() -> str:
-    """Search, and return what came of it."""
-    with node() as empty, tempfile.TemporaryDirectory(prefix="streamward-bench-") as temporary:
-        folder = Path(temporary)
+def training_table(jobs: Sequence[JobState]) -> str:
+    """Return the table of the jobs that trained."""
+    rows = []
+    for job in jobs:
+        newest = job.evaluations[-1].metrics
+        before, after = (
+            f"{newest[f'mean_reward{side}']:.2f}, {newest[f'success{side}']:.2f}" for side in ("_against", "")
+        )
+        interval = f"{newest['gain']:+.2f} ({newest['gain_low']:+.2f} to {newest['gain_high']:+.2f})"
+        rows.append(f"| {job.spec.prompt_version} | {job.iteration} | {before} | {after} | {interval} |")
+    head = "| prompt | iterations | reward, success before | after | gain, 95 % interval |\n|---|---|---|---|---|\n"
+    return head + "\n".join(rows)
+
+
+def measured(iterations: int) -> str:
+    """Search, train with both prompts in turn, and return what came of it."""
+    with node() as empty, ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streamward-bench-")))
         settings = settings_in(empty, folder)
+        settings = settings.model_copy(update={"batches": settings.batches.model_copy(update={"groups": GROUPS})})
         create_versions(settings)
-        with Programs({name: (settings, (name,)) for name in ("streams", "scoring", "policy")}, folder) as programs:
-            began = time.monotonic()
-            try:
-                job = searched(settings, folder)
-            except subprocess.SubprocessError as exc:
-                exc.add_note(programs.said())
-                raise
-            return search_table(job, time.monotonic() - began)
+        names = {name: (settings, (name,)) for name in ("streams", "scoring")}
+        names["policy"] = (settings, ("policy", "--fleet"))
+        programs = stack.enter_context(Programs(names, folder))
+        began = time.monotonic()
+        try:
+            job = searched(settings, folder)
+        except subprocess.SubprocessError as exc:
+            exc.add_note(programs.said())
+            raise
+        tables = [search_table(job, time.monotonic() - began)]
+        say(tables[0])
+        with PromptLog(settings) as log:
+            means = log.get("sums").aliases.get("production")
+        best = None if means is None else means.version
+        if iterations and best is not None:
+            more = {"train": (settings, ("train", "--fleet")), "jobs": (settings, ("jobs", "run"))}
+            stack.enter_context(Programs(more, folder))
+            tables.append(training_table([trained(settings, version, iterations) for version in (1, best)]))
+            say(tables[1])
+    return "\n\n".join(tables)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--iterations", type=int, default=8)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    printed = measured()
+    printed = measured(options.iterations)
     print(printed)
     if options.write:
         text = PAGE.read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ from tests.chaos.faults import (
     processes,
     records,
     sample_queues,
+    threads,
     trainer,
     training_calls,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "processes",
     "records",
     "sample_queues",
+    "threads",
     "trainer",
     "training_calls",
 ]
