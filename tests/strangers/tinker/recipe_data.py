@@ -21,16 +21,16 @@ TOKENIZER_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "sp
                    "chat_template.jinja", "generation_config.json")  # fmt: skip
 
 
-def sums(seed: int) -> list[tuple[int, int]]:
-    """Return pairs of small numbers."""
-    drawn = random.Random(seed)
-    return [(drawn.randint(1, 9), drawn.randint(1, 9)) for _ in range(ROWS)]
+def sums(split: str) -> list[tuple[int, int]]:
+    """Return pairs of small numbers; a pair of `test` is in no other split."""
+    pairs = [(a, b) for a in range(1, 10) for b in range(1, 10) if ((2 * a + b) % 5 == 0) is (split == "test")]
+    return random.Random(split).choices(pairs, k=ROWS)
 
 
 def write_sets(folder: Path) -> None:
     """Write the sets below a folder."""
     for split in ("train", "test"):
-        pairs = sums(len(split))
+        pairs = sums(split)
         questions = ({"question": f"What is {a} + {b}?", "answer": f"{a} + {b} = {a + b}\n#### {a + b}"}
                      for a, b in pairs)  # fmt: skip
         write_split(folder / "openai" / "gsm8k", split, questions, config="main")
