@@ -169,7 +169,7 @@ def _watch_tools(log_view: OpenLog, meter: Meter) -> None:
         return
 
     def report() -> None:
-        with contextlib.suppress(LogError):  # of a broker that is away, which other metrics say
+        with contextlib.suppress(LogError):  # the broker is away; other metrics say so
             report_changes(log_view.tools, meter)
 
     meter.collect(report)

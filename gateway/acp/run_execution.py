@@ -167,7 +167,7 @@ class ThreadRuns:
             outcome = await self._outcome(run, feed)
             await self._write_end(run, outcome)
         except asyncio.CancelledError:
-            return  # it was cancelled, or the server stops and the next one goes on
+            return  # it was cancelled, or the server stops and the next one continues it
         except Exception:  # whatever a model does: its run must not stand for ever
             log.exception("run %s failed", run.run_id)
             await self._write_end(run, RunOutcome("error", error="the server failed; its output says why"))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import http.client
 import itertools
-import json
 import statistics
 import tempfile
 import time
@@ -28,6 +27,7 @@ from streams.access.logins import create_user
 from streams.access.tokens import new_private_key
 from streams.processes.child import free_port
 from streams.settings.model import Login, Serve, Settings
+from tests.benchmarks import local_http
 from tests.benchmarks.loop import node, process
 from tests.benchmarks.side_by_side import line, say
 from tests.support.processes import until
@@ -54,10 +54,11 @@ def run() -> Iterator[dict[str, Any]]:
             create_user(log, "ann", PASSWORD, ["trainer"], actor="bench")
         for here in (opened, closed):
             stack.enter_context(process("streams.cli", "serve", settings=here))
-            until(lambda port=here.serve.port: _answers(port), f"an answer at port {here.serve.port}")
+            until(lambda port=here.serve.port: local_http.answers(port), f"an answer at port {here.serve.port}")
         ports = (opened.serve.port, closed.serve.port, closed.serve.port)
-        browsers = [stack.enter_context(closing(_connection(port))) for port in ports]
-        token = _asked(browsers[2], "/auth/login", {"username": "ann", "password": PASSWORD})["access_token"]
+        browsers = [stack.enter_context(closing(local_http.connection(port))) for port in ports]
+        login = {"username": "ann", "password": PASSWORD}
+        token = local_http.send(browsers[2], "POST", "/auth/login", login)["access_token"]
         seconds = _by_turns(dict(zip(WAYS, zip(browsers, ("", key, token), strict=True), strict=True)), settings)
     for way, percent in itertools.product(WAYS[1:], (50, 99)):
         bare, behind = (statistics.quantiles(seconds[name], n=100)[percent - 1] for name in (WAYS[0], way))
@@ -91,33 +92,9 @@ def _by_turns(ways: Mapping[str, tuple[http.client.HTTPConnection, str]], settin
     for number, (name, (browser, sent)) in itertools.product(range(WARM_UP + CALLS), ways.items()):
         message = {"role": "user", "content": f"{number} with {name}: what is 47 * 83, and why?"}
         body = {"model": settings.policy.name, "messages": [message], "max_tokens": 64}
+        headers = local_http.JSON | ({"Authorization": f"Bearer {sent}"} if sent else {})
         mark = time.perf_counter()
-        _asked(browser, "/agents/bench/v1/chat/completions", body, sent)
+        local_http.send(browser, "POST", "/agents/bench/v1/chat/completions", body, headers=headers)
         if number >= WARM_UP:
             seconds[name].append(time.perf_counter() - mark)
     return seconds
-
-
-def _asked(browser: http.client.HTTPConnection, path: str, body: dict[str, Any], sent: str = "") -> dict[str, Any]:
-    """Return the answer to a request. Raises ValueError for any but 200."""
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {sent}"} if sent else {})
-    browser.request("POST", path, json.dumps(body), headers)
-    response = browser.getresponse()
-    answer = response.read()
-    if response.status != 200:
-        raise ValueError(f"{path}: {response.status}: {answer.decode()[:500]}")
-    found: dict[str, Any] = json.loads(answer)
-    return found
-
-
-def _connection(port: int) -> http.client.HTTPConnection:
-    return http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-
-
-def _answers(port: int) -> bool:
-    with closing(_connection(port)) as browser:
-        try:
-            browser.request("GET", "/healthz")
-            return browser.getresponse().status == 200
-        except OSError:
-            return False

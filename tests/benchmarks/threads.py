@@ -23,6 +23,7 @@ from typing import Any
 
 from streams.processes.child import free_port
 from streams.settings.model import Serve
+from tests.benchmarks import local_http
 from tests.benchmarks.loop import node, process
 from tests.benchmarks.side_by_side import line, say
 from tests.support.processes import until
@@ -47,8 +48,8 @@ def run() -> Iterator[dict[str, Any]]:
         )
         with process("streams.cli", "serve", settings=settings):
             port = settings.serve.port
-            until(lambda: _answers(port), f"an answer at port {port}")
-            with closing(_connection(port)) as chats, closing(_connection(port)) as runs:
+            until(lambda: local_http.answers(port), f"an answer at port {port}")
+            with closing(local_http.connection(port)) as chats, closing(local_http.connection(port)) as runs:
                 seconds = _first_events(chats, runs, settings.policy.name)
                 reads = _reads(runs)
     bare, ours = (statistics.median(seconds[way]) for way in ("chat", "run"))
@@ -88,40 +89,15 @@ def _first_events(
 
 def _reads(connection: http.client.HTTPConnection) -> list[float]:
     """Return how long a long thread takes to be read, seconds."""
-    thread = _send(connection, "POST", "/acp/threads", {})["thread_id"]
+    thread = local_http.send(connection, "POST", "/acp/threads", {})["thread_id"]
     pair = [{"role": role, "content": "What is 47 * 83, and why? " * 4} for role in ("user", "assistant")]
     for _ in range(MESSAGES // 20):
-        _send(connection, "PATCH", f"/acp/threads/{thread}", {"messages": pair * 10})
+        local_http.send(connection, "PATCH", f"/acp/threads/{thread}", {"messages": pair * 10})
     seconds = []
     for _ in range(READS):
         mark = time.perf_counter()
-        found = _send(connection, "GET", f"/acp/threads/{thread}")
+        found = local_http.send(connection, "GET", f"/acp/threads/{thread}")
         seconds.append(time.perf_counter() - mark)
         if len(found["messages"]) != MESSAGES:
             raise ValueError(f"the thread has {len(found['messages'])} messages; expected {MESSAGES}")
     return seconds
-
-
-def _send(connection: http.client.HTTPConnection, method: str, path: str, body: Any = None) -> dict[str, Any]:
-    """Return the answer to a request. Raises ValueError for any but 200."""
-    text = None if body is None else json.dumps(body)
-    connection.request(method, path, text, {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    answer = response.read()
-    if response.status != 200:
-        raise ValueError(f"{path}: {response.status}: {answer.decode()[:500]}")
-    fields: dict[str, Any] = json.loads(answer)
-    return fields
-
-
-def _connection(port: int) -> http.client.HTTPConnection:
-    return http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-
-
-def _answers(port: int) -> bool:
-    with closing(_connection(port)) as browser:
-        try:
-            browser.request("GET", "/healthz")
-            return browser.getresponse().status == 200
-        except OSError:
-            return False

@@ -25,6 +25,7 @@ from typing import Any
 from gateway.mcp.toolbox import PERMISSIONS
 from streams.processes.child import free_port
 from streams.settings.model import Serve
+from tests.benchmarks import local_http
 from tests.benchmarks.loop import node, process
 from tests.benchmarks.side_by_side import line, say
 from tests.benchmarks.threads import LEAST_S
@@ -53,8 +54,8 @@ def run() -> Iterator[dict[str, Any]]:
         )
         with process("streams.cli", "serve", settings=settings):
             port = settings.serve.port
-            until(lambda: _answers(port), f"an answer at port {port}")
-            with closing(_connection(port)) as tools, closing(_connection(port)) as routes:
+            until(lambda: local_http.answers(port), f"an answer at port {port}")
+            with closing(local_http.connection(port)) as tools, closing(local_http.connection(port)) as routes:
                 seconds = _seconds(tools, routes)
     for name, route in (("list", "GET /auth/permissions"), ("call", "POST /score")):
         bare, ours = (statistics.median(seconds[f"{name} by {way}"]) for way in ("route", "tool"))
@@ -78,7 +79,8 @@ def _seconds(tools: http.client.HTTPConnection, routes: http.client.HTTPConnecti
     for number in range(WARM_UP + CALLS):
         for name, (connection, method, path, body) in requests.items():
             mark = time.perf_counter()
-            answer = _send(connection, method, path, body)
+            status = 404 if path == PERMISSIONS else 200  # without keys
+            answer = local_http.send(connection, method, path, body, headers=ACCEPT, status=status)
             if number >= WARM_UP:
                 seconds[name].append(time.perf_counter() - mark)
             if path == "/mcp" and ("error" in answer or answer["result"].get("isError")):
@@ -88,27 +90,3 @@ def _seconds(tools: http.client.HTTPConnection, routes: http.client.HTTPConnecti
 
 def _message(method: str, params: dict[str, Any]) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-
-
-def _send(connection: http.client.HTTPConnection, method: str, path: str, body: Any) -> dict[str, Any]:
-    """Return the answer to a request. Raises ValueError for one that failed."""
-    connection.request(method, path, None if body is None else json.dumps(body), ACCEPT)
-    response = connection.getresponse()
-    answer = response.read()
-    if response.status != (404 if path == PERMISSIONS else 200):
-        raise ValueError(f"{path}: {response.status}: {answer.decode()[:500]}")
-    fields: dict[str, Any] = json.loads(answer)
-    return fields
-
-
-def _connection(port: int) -> http.client.HTTPConnection:
-    return http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-
-
-def _answers(port: int) -> bool:
-    with closing(_connection(port)) as browser:
-        try:
-            browser.request("GET", "/healthz")
-            return browser.getresponse().status == 200
-        except OSError:
-            return False

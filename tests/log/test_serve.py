@@ -8,7 +8,6 @@ import json
 import re
 import signal
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +44,8 @@ from streams.stages.agents.recording.service import open_recorder
 from streams.stages.agents.trajectories.fold import of_each
 from tests.support.log.secured_node import free_ports
 from tests.support.log.shared_node import own_prefix
-from tests.support.processes import command, environment, read, said, until
+from tests.support.processes import read, said, until
+from tests.support.thread_server import ServeProcess
 
 pytestmark = pytest.mark.kafka
 
@@ -65,28 +65,8 @@ WEATHER = {
 }
 
 
-class Server:
-    """`streamward serve` of a log of its own, started again where it was."""
-
-    def __init__(self, settings: Settings, folder: Path) -> None:
-        self.settings, self.folder = settings, folder
-        self.url = f"http://127.0.0.1:{settings.serve.port}"
-        self.start()
-
-    def start(self) -> None:
-        with (self.folder / "serve.log").open("a") as log:
-            self.process = subprocess.Popen(command("serve"), env=environment(self.settings), stderr=log)
-        until(self._answers, "the server answers", folder=self.folder)
-
-    def _answers(self) -> bool:
-        assert self.process.poll() is None, said(self.folder)
-        with contextlib.suppress(httpx.TransportError):
-            return httpx.get(self.url + "/healthz").status_code == 200
-        return False
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+class Server(ServeProcess):
+    """`streamward serve` of a log of its own."""
 
     def client(self, agent: str, **options: Any) -> OpenAI:
         return OpenAI(base_url=f"{self.url}/agents/{agent}/v1", **{"api_key": "none", "max_retries": 0, **options})
