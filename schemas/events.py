@@ -95,6 +95,7 @@ from schemas.improvement_events import (
     trigger_problems,
 )
 from schemas.job_events import (
+    JobEnvironment,
     JobEvent,
     JobKind,
     JobPrices,
@@ -350,6 +351,7 @@ __all__ = [
     "GroupResponse",
     "Int",
     "Int32",
+    "JobEnvironment",
     "JobEvent",
     "JobKind",
     "JobPrices",

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from schemas.event_types import Int, Millis, TuningMethod
-from schemas.message_types import Message
+from schemas.event_types import MAX_TURNS, Int, Millis, TuningMethod
+from schemas.json_text import parse
+from schemas.message_types import Message, Tool
 from schemas.prompt_events import PromptUse, prompt_use_problems
 from schemas.task_events import RewardSource, Sampling
 
@@ -27,6 +28,7 @@ JobKind = Literal[
     "cancelled",
     "month_closed",
 ]
+ONE_SOURCE = "a job trains on questions, or on episodes of one environment: give one of the two"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +95,24 @@ class PromptSearch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnvironment:
+    """The environment whose episodes a job trains on."""
+
+    name: Annotated[str, "a listed environment, or where it comes from: package:name, gymnasium:id, mcp:url, ..."]
+    settings: Annotated[str, "JSON object handed to the environment"] = "{}"
+    entry: Annotated[str | None, "ID@DIGEST of the registry's entry that it was ordered by; null: none"] = None
+    seeds: Annotated[tuple[int, ...], "of the episodes to train on"]
+    held_out_seeds: Annotated[tuple[int, ...], "of those that evaluations play, and that are never trained on"] = ()
+    held_out_temperature: Annotated[float, "at which evaluations play; 0 means greedy"] = 0.0
+    messages: Annotated[tuple[Message, ...], "that the first episode begins with"] = ()
+    tools: Annotated[tuple[Tool, ...], "that it offers"] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What somebody ordered: train a policy on these questions, within a budget; or tune it, or find it a prompt."""
+    """What somebody ordered: train a policy on these questions or episodes, within a budget; or tune it, or find it a
+    prompt.
+    """
 
     iterations: Annotated[Int, "adapter versions at most"]
     batch_size: Annotated[Int, "questions in one iteration"]
@@ -111,6 +129,7 @@ class JobSpec:
     tuning: Annotated[JobTuning | None, "instead of questions: one version by tuning"] = None
     prompt_version: Annotated[PromptUse | None, "that its tasks begin with until it ends; null: no prompt"] = None
     search: Annotated[PromptSearch | None, "instead of training: a search for a better prompt"] = None
+    environment: Annotated[JobEnvironment | None, "instead of questions: episodes in an environment"] = None
     sampling: Annotated[Sampling, "of train tasks"] = field(default_factory=Sampling)
     reward_sources: tuple[RewardSource, ...] = ()
     questions: tuple[JobQuestion, ...] = ()
@@ -209,6 +228,33 @@ def _job_tuning_problems(tuning: JobTuning) -> Iterator[str]:
         yield f"spec.tuning starts from {tuning.start_policy}, and no version is named; name one"
 
 
+def _job_environment_problems(environment: JobEnvironment, spec: JobSpec) -> Iterator[str]:
+    if spec.questions:
+        yield f"spec.questions and spec.environment are both set; {ONE_SOURCE}"
+    if spec.tuning is not None or spec.search is not None:
+        yield "spec.environment is set in a job that tunes or searches; leave it out"
+    if spec.prompt_version is not None:
+        yield "spec.environment and spec.prompt_version are both set; an environment shows its own messages"
+    if spec.agent is None or not 1 <= (spec.max_turns or 0) <= MAX_TURNS:
+        yield (
+            f"spec.environment is set, agent is {spec.agent} and max_turns {spec.max_turns}; name the agent that plays "
+            f"its episodes, and 1 to {MAX_TURNS} turns"
+        )
+    if not environment.seeds:
+        yield "spec.environment.seeds is empty; a job needs at least one to train on"
+    every = (*environment.seeds, *environment.held_out_seeds)
+    if len(set(every)) != len(every):
+        yield "spec.environment has a seed twice in seeds and held_out_seeds; give each once"
+    if not environment.held_out_temperature >= 0:
+        yield f"spec.environment.held_out_temperature is {environment.held_out_temperature}; expected 0 or more"
+    try:
+        is_object = isinstance(parse(environment.settings), dict)
+    except ValueError:
+        is_object = False
+    if not is_object:
+        yield f"spec.environment.settings is {environment.settings[:80]!r}; expected a JSON object"
+
+
 def _job_spec_problems(spec: JobSpec) -> Iterator[str]:
     for name in ("iterations", "batch_size", "group_size", "evaluate_every", "keep_best", "patience"):
         if getattr(spec, name) < 1:
@@ -216,9 +262,12 @@ def _job_spec_problems(spec: JobSpec) -> Iterator[str]:
     if not 0 <= spec.held_out_share < 1:
         yield f"spec.held_out_share is {spec.held_out_share}; expected 0 or more, and less than 1"
     is_live = spec.search is not None and spec.search.method == "live"
-    for name in ("questions", "reward_sources"):
-        if not getattr(spec, name) and spec.tuning is None and not (is_live and name == "questions"):
-            yield f"spec.{name} is empty; a job needs at least one"
+    if not spec.reward_sources and spec.tuning is None:
+        yield "spec.reward_sources is empty; a job needs at least one"
+    if not spec.questions and spec.environment is None and spec.tuning is None and not is_live:
+        yield f"spec.questions is empty and spec.environment null; {ONE_SOURCE}"
+    if spec.environment is not None:
+        yield from _job_environment_problems(spec.environment, spec)
     if spec.tuning is not None:
         yield from _job_tuning_problems(spec.tuning)
     if spec.prompt_version is not None:

@@ -365,9 +365,21 @@ def _whole_spec(spec: JobSpec) -> JobSpec:
         held_out_share=abs(spec.held_out_share) % 1.0,
         max_budget_usd=None if spec.max_budget_usd is None else 1 + abs(spec.max_budget_usd) % 1e9,
         search=None if spec.search is None or spec.tuning is not None else _whole_search(spec.search),
-        questions=spec.questions or (JobQuestion(query="4 + 7 ="),),
         reward_sources=spec.reward_sources[:1] or (RewardSource(name="exact"),),
+        **_whole_questions(spec),
     )
+
+
+def _whole_questions(spec: JobSpec) -> dict[str, Any]:
+    """Return an environment, or at least one question."""
+    others = (spec.tuning, spec.search, spec.prompt_version)
+    if spec.environment is None or any(other is not None for other in others):
+        return {"environment": None, "questions": spec.questions or (JobQuestion(query="4 + 7 ="),)}
+    seeds = sorted({*spec.environment.seeds, *spec.environment.held_out_seeds, 7})
+    whole = {"seeds": tuple(seeds[:1]), "held_out_seeds": tuple(seeds[1:]), "settings": "{}"}
+    temperature = abs(spec.environment.held_out_temperature)
+    environment = dataclasses.replace(spec.environment, **whole, held_out_temperature=temperature)
+    return {"environment": environment, "questions": (), "agent": "environment", "max_turns": 4}
 
 
 def _whole_job_tuning(tuning: JobTuning) -> JobTuning:

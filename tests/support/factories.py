@@ -32,6 +32,7 @@ from schemas.events import (
     ExperimentEvent,
     GroupControl,
     GroupResponse,
+    JobEnvironment,
     JobEvent,
     JobKind,
     JobPrices,
@@ -347,6 +348,14 @@ def job_spec(**changes: Any) -> JobSpec:
         "questions": tuple(JobQuestion(query=f"{n} + 1 =", verifier=f'{{"answer": "{n + 1}"}}') for n in range(2)),
     }
     return JobSpec(**whole | changes)
+
+
+def episodes_spec(**changes: Any) -> JobSpec:
+    """Return an order of three iterations over the episodes of two seeds of `guess`, with two held-out ones."""
+    environment = JobEnvironment(name="guess", seeds=(3, 5), held_out_seeds=(7, 9), held_out_temperature=1.0)
+    rewarded = (RewardSource(name="environment"),)
+    whole = {"questions": (), "agent": "environment", "max_turns": 4, "held_out_share": 0.0}
+    return job_spec(**{**whole, "environment": environment, "reward_sources": rewarded} | changes)
 
 
 def turn(number: int = 0, **changes: Any) -> Turn:
