@@ -312,6 +312,24 @@ def test_the_archived_files_of_a_hidden_topic_cannot_be_opened_either(tmp_path: 
                 list(formats.rows(session.run(hidden)))
 
 
+def test_no_statement_writes_into_the_archive_whose_files_it_may_read(tmp_path: Path) -> None:
+    settings = Settings(archive=Archive(store=str(tmp_path / "archive")))
+    archived(settings, {"tasks": [task()]}, count(T0, 1000))
+    [segment] = (tmp_path / "archive").rglob("*.parquet")
+    before = segment.read_bytes()
+    copy = f"COPY (SELECT 1) TO '{segment}' (FORMAT parquet, USE_TMP_FILE false)"
+    with contextlib.closing(LogOverHttp(settings, "archive")) as view:
+        with view.session() as session:
+            for sql in (copy, f"WITH x AS ({copy}) SELECT 1", f"WITH x AS ({copy}) FROM x", f"EXPLAIN ANALYZE {copy}"):
+                with pytest.raises(CallError, match=r"COPY( in a query)? is refused: a query only reads"):
+                    asked(view, sql)
+                with pytest.raises(RefusedError, match="a query only reads"):
+                    session.parse(sql)
+            assert segment.read_bytes() == before
+            list(formats.rows(session.run(f"WITH x AS ({copy}) SELECT 1")))  # the parser alone prevents it
+        assert segment.read_bytes() != before
+
+
 def test_a_statement_that_runs_too_long_is_ended(view: LogOverHttp) -> None:
     sql = "SELECT sum(a.range * b.range) FROM range(10000000) a, range(1000000) b"
     deaf = "SELECT levenshtein(repeat('a', 1000000), repeat('b', 1000000))"  # within one function nothing is heard

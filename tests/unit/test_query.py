@@ -132,6 +132,26 @@ def test_an_unknown_view_is_named_with_those_there_are(session: Session) -> None
         "/* SELECT */ EXPLAIN (ANALYZE) CREATE TABLE mine (a INT)",
         "BEGIN",
         "USE memory",
+        "PREPARE p AS SELECT 1",
+        "EXECUTE p",
+        "CREATE MACRO m() AS 1",
+        "CREATE SECRET s (TYPE s3)",
+        "DETACH memory",
+        "VACUUM",
+        "UPDATE EXTENSIONS",
+        "MERGE INTO tasks USING rewards USING (task_id) WHEN MATCHED THEN DELETE",
+        "PIVOT tasks ON policy",  # which creates a type
+        "EXPLAIN (FORMAT json, ANALYZE true) DROP VIEW tasks",
+        "\u00a0DROP\u2003VIEW tasks",
+        "WITH x AS (COPY (SELECT 1) TO '/tmp/never.parquet' (USE_TMP_FILE false)) SELECT 1",
+        "WITH x AS (COPY tasks TO '/tmp/never.csv') FROM x",
+        "FROM (WITH x AS MATERIALIZED (COPY tasks TO '/tmp/never.csv') FROM x)",
+        "SELECT (WITH x AS (DELETE FROM tasks RETURNING 1) FROM x)",
+        "WITH x AS (INSERT INTO tasks FROM tasks RETURNING task_id) FROM x",
+        "WITH x AS (UPDATE tasks SET policy = 'x') SELECT 1",
+        "WITH RECURSIVE x AS (SELECT 1 UNION (WITH y AS (COPY tasks TO '/tmp/never.csv') FROM y)) FROM x",
+        "EXPLAIN ANALYZE WITH x AS (COPY tasks TO '/tmp/never.csv') SELECT 1",
+        "DESCRIBE WITH x AS (COPY tasks TO '/tmp/never.csv') SELECT 1",
     ],
 )
 def test_what_does_not_only_read_is_refused(session: Session, sql: str) -> None:
@@ -182,6 +202,10 @@ def test_a_statement_that_reads_cannot_read_files(session: Session, sql: str) ->
         "SELECT list_transform(['temp_directory'], lambda name: name.current_setting())",
         "SELECT getvariable('a')",
         "SELECT write_log('a')",
+        "SELECT json_serialize_plan('SELECT current_setting(''temp_directory'')', optimize := true)",
+        "SELECT get_block_size('memory')",
+        "SELECT system.main.current_setting('threads')",
+        "FROM system.main.duckdb_settings()",
     ],
 )
 def test_a_statement_calls_no_function_that_is_about_more_than_its_rows(session: Session, sql: str) -> None:
@@ -320,7 +344,14 @@ def test_an_error_says_where_and_which_names_are_near(session: Session, sql: str
     assert said in str(raised.value)
 
 
-@pytest.mark.parametrize(("sql", "count"), [("", 0), ("-- nothing", 0), ("SELECT 1; SELECT 2", 2)])
+@pytest.mark.parametrize(
+    ("sql", "count"),
+    [
+        ("", 0), ("-- nothing", 0), (";;", 0), ("SELECT 1; SELECT 2", 2), ("SELECT 1;; DROP VIEW tasks", 2),
+        ("SELECT 1 /* ; */; -- ;\nCOPY tasks TO '/tmp/never.csv'", 2), ("EXPLAIN SELECT 1; DROP VIEW tasks", 2),
+        ("SELECT ';'; SELECT $$;$$; SELECT 1", 3),
+    ],
+)  # fmt: skip
 def test_one_statement_is_run_at_a_time(session: Session, sql: str, count: int) -> None:
     with pytest.raises(SettingsError, match=f"expected one SQL statement, got {count}"):
         session.parse(sql)

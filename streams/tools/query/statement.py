@@ -5,9 +5,12 @@
 DuckDB's own parser decides, so a string or a comment with `COPY` in it is not a COPY. Nothing is bound and no file is
 touched: that is left to the run, and the connection is locked, too (streams/tools/query/session.py).
 
-A SELECT can do more than read the log: table functions open files, show settings, run other statements, and take
-addresses in memory. So those that may be called are listed, as is what a name may stand for. Where files are allowed,
-so are all of these: then the user who runs the process has typed the statement.
+A SELECT can do more than read the log: a CTE may be a COPY or a DELETE, and table functions open files, show settings,
+run other statements, and take addresses in memory. So what may be in a statement is listed: kinds of queries, table
+functions, and what a name may stand for. Where files are allowed, so are all functions and names: then the user who
+runs the process has typed the statement.
+
+The lock would not stop a COPY: DuckDB may write what it may read, which is every segment of the archive.
 """
 
 from __future__ import annotations
@@ -25,8 +28,13 @@ from streams.errors import RefusedError, SettingsError
 ALLOWED = "SELECT, WITH, FROM, VALUES, DESCRIBE, SUMMARIZE, SHOW and EXPLAIN"
 TABLE_FUNCTIONS = ("range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree")
 """Table functions that make rows of their arguments alone."""
-_SETTINGS = ("current_setting", "getvariable", "getenv", "pg_get_viewdef", "write_log")
-"""Functions that are about the process, not about rows."""
+_SETTINGS = (
+    *("current_setting", "getvariable", "getenv", "get_block_size", "write_log"),
+    *("pg_get_viewdef", "pg_get_constraintdef", "json_serialize_plan"),
+)
+"""Functions that are about the process, not about rows; the last plans any statement, settings filled in."""
+_QUERIES = ("SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE")
+"""Kinds of queries, also of those in a query, that only read."""
 _SCHEMAS = ("", "main", "whole")
 _SHOWN = '"tables"'
 """What SHOW TABLES reads."""
@@ -58,15 +66,17 @@ def parse(con: duckdb.DuckDBPyConnection, sql: str, *, allow_files: bool = False
         raise sql_error(exc) from exc
     if len(statements) != 1:
         raise SettingsError(f"expected one SQL statement, got {len(statements)}. Run them one by one")
-    if statements[0].type == duckdb.StatementType.EXPLAIN:
+    kind = _kind(statements[0])
+    if kind == duckdb.StatementType.EXPLAIN:
         head = _EXPLAIN.match(sql)
         inner = parse(con, sql[head.end() :], allow_files=allow_files) if head else None
         if inner is None:
             raise _refusal("an EXPLAIN with comments before or in its head")
         return Statement(sql, inner.tables, False, False)
-    if statements[0].type != duckdb.StatementType.SELECT:
-        raise _refusal(statements[0].type.name)
+    if kind != duckdb.StatementType.SELECT:
+        raise _refusal(kind.name)
     tree = _tree(con, sql)
+    _check_queries(tree)
     if not allow_files:
         _check_reads(tree)
     ctes = {str(entry["key"]).lower() for node in _nodes(tree) for entry in node.get("cte_map", {}).get("map", ())}
@@ -78,6 +88,14 @@ def parse(con: duckdb.DuckDBPyConnection, sql: str, *, allow_files: bool = False
     shows = any(node.get("type") == "SHOW_REF" for node in _nodes(tree))
     plain = not shows and _is_plain(con, tree)
     return Statement(sql, tables - ctes, not shows, plain)
+
+
+def _kind(statement: duckdb.Statement) -> duckdb.StatementType:
+    """Return the kind of a statement. Raises RefusedError for one that DuckDB's Python has no name for."""
+    try:
+        return statement.type
+    except ValueError as exc:
+        raise _refusal("a statement of this kind") from exc
 
 
 def sql_error(exc: duckdb.Error) -> SettingsError | RefusedError:
@@ -103,6 +121,13 @@ def _tree(con: duckdb.DuckDBPyConnection, sql: str) -> Any:
     if tree["error"]:
         raise _refusal(f"a statement that DuckDB cannot take apart ({tree.get('error_message')})")
     return tree["statements"]
+
+
+def _check_queries(tree: Any) -> None:
+    """Raise RefusedError if a query in a statement does more than read: `WITH x AS (COPY … TO …) SELECT 1`."""
+    for node in _nodes(tree):
+        if "cte_map" in node and node.get("type") not in _QUERIES:  # every query has one
+            raise _refusal(f"{str(node.get('type')).removesuffix('_QUERY_NODE')} in a query")
 
 
 def _check_reads(tree: Any) -> None:
