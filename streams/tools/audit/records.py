@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import base64
 import math
-from functools import lru_cache
-from hashlib import blake2b, sha256
+from hashlib import sha256
 from typing import Any
 
 from schemas.conventions import OUTSIDE_ENGINE, SELFPLAY_TASKS, task_time_ms
@@ -25,14 +24,12 @@ from schemas.events import (
     DeadLetter,
     Event,
     GroupControl,
-    GroupResponse,
     JobEvent,
     PromptEvent,
     QueueEvent,
     Response,
     Reward,
     SampleEvent,
-    Sampling,
     Task,
     ToolEvent,
     TrainingCall,
@@ -44,9 +41,17 @@ from schemas.events import (
     derive_id,
 )
 from schemas.serde import Poison
-from schemas.tokens import TokenIds
 from streams.kafka.record import Record
 from streams.kafka.topics import Topic
+from streams.tools.audit.digests import (
+    content_digest,
+    digest,
+    head_digest,
+    mark_of,
+    mark_of_digests,
+    shared_digest,
+    tokens_digest,
+)
 from streams.tools.audit.facts import (
     AdapterFact,
     AgreementFact,
@@ -93,18 +98,6 @@ def fact_of(record: Record, event: Event) -> Fact:
     return fact
 
 
-# --- digests ----------------------------------------------------------------------------------------------------------
-
-
-def mark_of(key: bytes | None, payload: bytes | None) -> int:
-    """Return a digest of a record's key and value, never 0; none at all differs from an empty one."""
-    return _mark(*(None if part is None else sha256(part).hexdigest() for part in (key, payload)))
-
-
-def _mark(key_sha256: str | None, payload_sha256: str | None) -> int:
-    return _digest(f"{key_sha256} {payload_sha256}".encode())
-
-
 LINE_KINDS = (
     *("forward", "forward_backward", "optim_step", "load_weights"),
     *("save_weights", "save_weights_for_sampler", "refused"),
@@ -112,42 +105,6 @@ LINE_KINDS = (
 """Kinds of training calls that a model takes in order."""
 OTHER_ANSWERED = ("create_model", "sample", "unload_model")
 """Further kinds that get a result."""
-
-
-def digest(*parts: object) -> int:
-    """Return a digest of values by their `repr`."""
-    return _digest(repr(parts).encode())
-
-
-def tokens_digest(of: Response | GroupResponse, common: TokenIds = TokenIds()) -> int:
-    """Return a digest of the tokens of all chains, their logprobs and masks; `common`: before those of its prompt."""
-    # of a chain as many of each, so no two of them have the same bytes in a row
-    chains = [(one.completion_token_ids.data, one.logprobs.data, one.loss_mask.data) for one in (of, *of.branches)]
-    places = [len(of.completion_token_ids), *((one.leaves, one.shared_tokens) for one in of.branches)]
-    prompt = (common.data, of.prompt_token_ids.data)
-    return _digest(*prompt, *(part for parts in chains for part in parts), repr(places).encode())
-
-
-@lru_cache(maxsize=256)
-def head_digest(base: str, tokenizer: str, sampling: Sampling, batches: int, prompt_version: str | None) -> int:
-    """Return a digest of what a group says once of all its responses."""
-    return digest(base, tokenizer, sampling, batches, prompt_version)
-
-
-@lru_cache(maxsize=256)
-def _shared_digest(*shared: object) -> int:
-    return digest(*shared)
-
-
-def _digest(*parts: Any) -> int:
-    hashed = blake2b(digest_size=8)
-    for part in parts:
-        hashed.update(part)
-    return int.from_bytes(hashed.digest(), "little") or 1
-
-
-def _without(event: Any, *names: str) -> int:
-    return digest(*(getattr(event, name) for name in event.__slots__ if name not in names))
 
 
 # --- facts ------------------------------------------------------------------------------------------------------------
@@ -158,7 +115,7 @@ def _task(record: Record, task: Task) -> TaskFact:
         at=record.at,
         ms=task_time_ms(task, record.timestamp_ms),
         mark=mark_of(record.key, record.payload),
-        content=_without(task, "created_at", "traceparent", "deadline_at"),
+        content=content_digest(task, "created_at", "traceparent", "deadline_at"),
         policy=task.policy,
         purpose=task.purpose,
         scenario=task.scenario,
@@ -196,7 +153,7 @@ def _response(record: Record, response: Response) -> ResponseFact:
         began_ms=min(response.created_at, record.timestamp_ms) - _whole(response.latency_ms),
         failed=failed,
         finish_reason=response.finish_reason,
-        shared=0 if failed else _shared_digest(*where, drawn.temperature + 0.0, drawn.top_p, *prompted),  # not -0.0
+        shared=0 if failed else shared_digest(*where, drawn.temperature + 0.0, drawn.top_p, *prompted),  # not -0.0
         head=head,
         tokens=tokens,
         counted=_token_counts(response),
@@ -327,7 +284,7 @@ def _turn(record: Record, turn: Turn) -> TurnFact:
     return TurnFact(
         at=record.at,
         event_id=turn.turn_id,
-        content=_without(turn, "created_at", "traceparent"),
+        content=content_digest(turn, "created_at", "traceparent"),
         policy=turn.policy,
         number=turn.number,
         parent_id=turn.parent_id,
@@ -342,7 +299,7 @@ def _run(record: Record, event: TrajectoryEvent) -> RunFact:
     return RunFact(
         at=record.at,
         event_id=event.event_id,
-        content=_without(event, "created_at", "traceparent"),
+        content=content_digest(event, "created_at", "traceparent"),
         policy=event.policy,
         kind=event.kind,
         turns=event.turns,
@@ -357,7 +314,7 @@ def _job(record: Record, event: JobEvent) -> JobFact | MonthFact:
     return JobFact(
         at=record.at,
         event_id=event.event_id,
-        content=_without(event, "created_at", "traceparent"),
+        content=content_digest(event, "created_at", "traceparent"),
         kind=event.kind,
         sequence=event.sequence,
         iteration=event.iteration,
@@ -416,7 +373,7 @@ def _sample(record: Record, event: SampleEvent) -> SampleFact:
     identity = (event.sample_id, event.writer, event.sequence)
     return SampleFact(
         at=record.at,
-        content=_without(event, "created_at", "traceparent"),
+        content=content_digest(event, "created_at", "traceparent"),
         has_own_id=event.event_id == derive_id(*identity, event.part),
         kind=event.kind,
         epoch=event.epoch,
@@ -502,7 +459,7 @@ def _letter(record: Record, letter: DeadLetter) -> LetterFact:
         stage=letter.stage,
         reason=letter.reason,
         source=source,
-        source_mark=_mark(*digests) if any(digests) else mark_of(_bytes(letter.key), _bytes(letter.payload)),
+        source_mark=mark_of_digests(*digests) if any(digests) else mark_of(_bytes(letter.key), _bytes(letter.payload)),
         has_own_id=letter.dead_letter_id == derive_id(letter.stage, *source),
     )
 

@@ -40,6 +40,7 @@ from streams.kafka.headers import LEFT_OUT
 from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.settings.model import Settings
+from streams.tools.audit.digests import mark_of
 from streams.tools.audit.facts import (
     AdapterFact,
     AuditFinding,
@@ -68,7 +69,7 @@ from streams.tools.audit.facts import (
     TurnFact,
     Unusable,
 )
-from streams.tools.audit.records import event_and_key, fact_of, mark_of
+from streams.tools.audit.records import event_and_key, fact_of
 from streams.tools.audit.recount_calls import CallStory, recount_calls
 from streams.tools.audit.recount_curation import ends_of_runs, recount_curation
 from streams.tools.audit.recount_dataset import DatasetStory, recount_dataset
