@@ -76,3 +76,13 @@ def test_an_alias_that_means_a_version_which_is_not_there_and_a_forged_id_are_na
     moved = prompt_event("activated", 1, version=2, alias="production")
     assert wrong(first, moved) == [("contradictory", 1, "it names version 2, and the prompt has 1")]
     assert "its id is not that of its prompt" in wrong(replace(first, event_id="forged"))[0][2]
+
+
+def test_nothing_is_claimed_of_a_prompt_whose_beginning_retention_has_deleted() -> None:
+    log = Written()
+    for number, event in enumerate(prompt()):
+        log.write(event, T0 + number)
+    for gone in range(1, 6):
+        begins = {(log.records[0].at.topic, log.records[0].at.partition): gone}
+        reach = Reach(begins=begins, ends=ends(log.records), settled=True)
+        assert recount(log.records[gone:], SETTINGS, reach).wrong == []

@@ -338,8 +338,13 @@ class ToolFact(NamedTuple):
     kind: str
     sequence: int
     has_own_id: bool
+    content: int
     digest: str
     """Empty of one that was removed."""
+    endpoint: str
+    """The kind of its endpoint; empty of an event that has none."""
+    offered: int
+    """How many tools it offers."""
 
 
 class PromptFact(NamedTuple):
@@ -349,6 +354,7 @@ class PromptFact(NamedTuple):
     kind: str
     sequence: int
     has_own_id: bool
+    content: int
     digest: str
     """Of the text of one that was created; empty of others."""
     versions: tuple[int, ...]

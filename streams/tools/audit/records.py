@@ -41,17 +41,9 @@ from schemas.events import (
     derive_id,
 )
 from schemas.serde import Poison
+from schemas.tool_text import endpoint_kind
 from streams.kafka.record import Record
 from streams.kafka.topics import Topic
-from streams.tools.audit.digests import (
-    content_digest,
-    digest,
-    head_digest,
-    mark_of,
-    mark_of_digests,
-    shared_digest,
-    tokens_digest,
-)
 from streams.tools.audit.facts import (
     AdapterFact,
     AgreementFact,
@@ -78,6 +70,15 @@ from streams.tools.audit.facts import (
     TriggerFact,
     TurnFact,
     Unusable,
+)
+from streams.tools.audit.record_digests import (
+    content_digest,
+    digest,
+    head_digest,
+    mark_of,
+    mark_of_digests,
+    shared_digest,
+    tokens_digest,
 )
 
 
@@ -390,14 +391,30 @@ def _sample(record: Record, event: SampleEvent) -> SampleFact:
 
 def _tool(record: Record, event: ToolEvent) -> ToolFact:
     own_id = derive_id(event.tool_id, event.kind, event.sequence)
-    return ToolFact(record.at, event.kind, event.sequence, event.event_id == own_id, event.digest or "")
+    return ToolFact(
+        at=record.at,
+        kind=event.kind,
+        sequence=event.sequence,
+        has_own_id=event.event_id == own_id,
+        content=content_digest(event, "created_at", "traceparent"),
+        digest=event.digest or "",
+        endpoint="" if event.endpoint is None else endpoint_kind(event.endpoint),
+        offered=len(event.tools),
+    )
 
 
 def _prompt(record: Record, event: PromptEvent) -> PromptFact:
     own_id = derive_id(event.prompt, event.kind, event.sequence)
     versions = tuple(arm.version for arm in event.arms) if event.version is None else (event.version,)
-    has_own_id = event.event_id == own_id
-    return PromptFact(record.at, event.kind, event.sequence, has_own_id, event.digest or "", versions)
+    return PromptFact(
+        at=record.at,
+        kind=event.kind,
+        sequence=event.sequence,
+        has_own_id=event.event_id == own_id,
+        content=content_digest(event, "created_at", "traceparent"),
+        digest=event.digest or "",
+        versions=versions,
+    )
 
 
 def _curation(record: Record, event: CurationEvent) -> CurationFact:

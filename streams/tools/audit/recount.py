@@ -40,7 +40,6 @@ from streams.kafka.headers import LEFT_OUT
 from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.settings.model import Settings
-from streams.tools.audit.digests import mark_of
 from streams.tools.audit.facts import (
     AdapterFact,
     AuditFinding,
@@ -69,16 +68,18 @@ from streams.tools.audit.facts import (
     TurnFact,
     Unusable,
 )
+from streams.tools.audit.record_digests import mark_of
 from streams.tools.audit.records import event_and_key, fact_of
 from streams.tools.audit.recount_calls import CallStory, recount_calls
 from streams.tools.audit.recount_curation import ends_of_runs, recount_curation
 from streams.tools.audit.recount_dataset import DatasetStory, recount_dataset
+from streams.tools.audit.recount_decisions import recount_decisions
 from streams.tools.audit.recount_job import JobStory, recount_job, recount_months
 from streams.tools.audit.recount_policy import PolicyLedger, first_trained, recount_policy
-from streams.tools.audit.recount_prompts import PromptStory, recount_prompt
+from streams.tools.audit.recount_prompts import PromptRules
 from streams.tools.audit.recount_queue import QueueStory, recount_queue
 from streams.tools.audit.recount_task import JOIN, SCORER, STREAMS, recount_task
-from streams.tools.audit.recount_tools import ToolStory, recount_tool
+from streams.tools.audit.recount_tools import ToolRules
 from streams.tools.audit.recount_trajectory import RunStory, recount_run
 from streams.tools.audit.recount_trigger import RuleStory, recount_rule, stray_jobs
 from streams.tools.audit.recount_versions import VersionLedger
@@ -191,8 +192,8 @@ class Ledger:
         self._queues: dict[str, QueueStory] = {}
         self._asked: dict[str, set[str]] = {}
         """The tasks that name a crossing as their run of self-play."""
-        self._tools: dict[str, ToolStory] = {}
-        self._prompts: dict[str, PromptStory] = {}
+        self._tools: dict[str, list[ToolFact]] = {}
+        self._prompts: dict[str, list[PromptFact]] = {}
         self._verdicts: list[CurationFact] = []
         self._datasets: dict[str, DatasetStory] = {}
         self._letters: dict[Coordinates, list[LetterFact]] = {}
@@ -252,9 +253,9 @@ class Ledger:
             case MonthFact():
                 self._months.append(fact)
             case ToolFact():
-                self._tools.setdefault(event.tool_id, ToolStory()).events.append(fact)
+                self._tools.setdefault(event.tool_id, []).append(fact)
             case PromptFact():
-                self._prompts.setdefault(event.prompt, PromptStory()).events.append(fact)
+                self._prompts.setdefault(event.prompt, []).append(fact)
             case CurationFact():
                 self._verdicts.append(fact)
             case DatasetFact():
@@ -330,9 +331,9 @@ class Ledger:
             for queue in self._queues.values():
                 _add(whole, recount_queue(queue, view))
             for tool in self._tools.values():
-                _add(whole, recount_tool(tool))
+                _add(whole, recount_decisions(tool, ToolRules(), view))
             for prompt in self._prompts.values():
-                _add(whole, recount_prompt(prompt))
+                _add(whole, recount_decisions(prompt, PromptRules(), view))
             _add(whole, stray_jobs(self._rules, ordered))
             _add(whole, recount_months(self._months, self._jobs.values()))
             whole.findings += self._useless(view)
