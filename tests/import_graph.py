@@ -36,6 +36,22 @@ def imports(module: str) -> tuple[Import, ...]:
     return tuple(_imports(ast.parse(modules()[module].read_text(encoding="utf-8")), in_register=False))
 
 
+@cache
+def loads(module: str) -> frozenset[str]:
+    """Return what `module` imports when it is imported itself: not what its functions import once they are called."""
+    return frozenset(_loads(ast.parse(modules()[module].read_text(encoding="utf-8"))))
+
+
+def _loads(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        yield from (name for name, _ in _imports(node, in_register=False))
+    elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+        for child in ast.iter_child_nodes(node):
+            yield from _loads(child)
+
+
 def _imports(node: ast.AST, *, in_register: bool) -> Iterator[Import]:
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
         return
@@ -50,14 +66,15 @@ def _imports(node: ast.AST, *, in_register: bool) -> Iterator[Import]:
         yield from _imports(child, in_register=within)
 
 
-def ours(module: str) -> set[str]:
+@cache
+def ours(module: str) -> frozenset[str]:
     """Return the modules of the program that `module` imports."""
-    return {name for name, _ in imports(module) if name in modules()}
+    return frozenset(name for name, _ in imports(module) if name in modules())
 
 
 def between_modules() -> dict[str, set[str]]:
     """Return the graph of the modules."""
-    return {module: ours(module) - {module} for module in modules()}
+    return {module: {*ours(module)} - {module} for module in modules()}
 
 
 def between_folders() -> dict[str, set[str]]:
@@ -107,7 +124,7 @@ def between_rooms(folder: str) -> dict[str, set[str]]:
 
 
 def _room_of(module: str, folder: str) -> str | None:
-    path = str(modules()[module].relative_to(ROOT))
+    path = path_of(module)
     if not path.startswith(f"{folder}/"):
         return None
     return folder + "/" + path.removeprefix(f"{folder}/").partition("/")[0]
@@ -124,7 +141,13 @@ def circles_of_rooms() -> list[list[str]]:
 
 def folder_of(module: str) -> str:
     """Return the folder of a module, as a path: `gateway/page`."""
-    return str(modules()[module].parent.relative_to(ROOT))
+    return path_of(module).rpartition("/")[0]
+
+
+@cache
+def path_of(module: str) -> str:
+    """Return the path of a module: `gateway/page/app.py`."""
+    return modules()[module].relative_to(ROOT).as_posix()
 
 
 def components(graph: Graph) -> list[list[str]]:

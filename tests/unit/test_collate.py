@@ -12,7 +12,8 @@ from streams.engines.rendering.token_table import TokenTable
 from streams.errors import ContradictoryEvent
 from tests.support.factories import changed
 from tests.support.models.tiny import VOCABULARY, tiny_group, tiny_model
-from trainer.step.collate import GroupOrigin, check_group, collate, micro_batches, scale_advantages
+from trainer.step.collate import collate, micro_batches, scale_advantages
+from trainer.step.group_checks import GroupOrigin, check_group
 
 AT = Coordinates("streamward.groups", 2, 41)
 EXPECTED = GroupOrigin(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from tests.import_graph import ROOT, imports, modules, ours
+from tests.import_graph import ROOT, imports, loads, modules, ours
 
 LAYERS = [
     ["schemas", "streams.errors"],
@@ -41,6 +41,7 @@ KNOW_FAUST = ("streams.worker",)
 KNOW_AIOKAFKA = (*KNOW_FAUST, "streams.kafka.transactions")
 """librdkafka shows no markers of transactions."""
 KNOW_TORCH = ("trainer", "streams.engines")
+LOAD_TORCH = (*KNOW_TORCH, "streams.jobs.tuning.job_tuner")
 TORCH = {"torch", "transformers", "peft", "trl", "vllm", "safetensors", "gguf"}
 
 
@@ -125,6 +126,15 @@ def test_only_trainer_and_engines_know_torch() -> None:
         for name, _ in imports(module)
         if name.split(".")[0] in TORCH
     ]
+    assert wrong == []
+
+
+def test_only_a_process_with_a_model_loads_torch() -> None:
+    """It takes four seconds of a core to import, and most commands and every reader of the log need none of it."""
+    heavy = {module for module in modules() if any(name.split(".")[0] in TORCH for name in loads(module))}
+    while more := {module for module in modules() if loads(module) & heavy} - heavy:
+        heavy |= more
+    wrong = sorted(module for module in heavy if not inside(module, *LOAD_TORCH))
     assert wrong == []
 
 

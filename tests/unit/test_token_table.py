@@ -15,7 +15,7 @@ from streams.errors import EventError, SettingsError
 from streams.tools.model_findings import model_findings
 from tests.support.models import chat
 from tests.support.models.families import FAMILIES
-from trainer.step.collate import unknown_token
+from trainer.step.group_checks import unknown_token
 
 CHATML = FAMILIES["chatml"]
 BEGINS = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

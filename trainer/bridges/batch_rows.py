@@ -23,7 +23,8 @@ from streams.kafka.history import History
 from streams.kafka.record import Record, partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from trainer.step.collate import GroupOrigin, scale_advantages
+from trainer.step.collate import scale_advantages
+from trainer.step.group_checks import GroupOrigin
 from trainer.step.token_chains import TokenChain, chains
 from trainer.step.totals import BatchTotals
 from trainer.versions.learner import coordinates_of, cut, groups_in

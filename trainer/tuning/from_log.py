@@ -22,7 +22,7 @@ from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from trainer.step import group_tokens
-from trainer.step.collate import unknown_token
+from trainer.step.group_checks import unknown_token
 from trainer.tuning.curation import Curation
 from trainer.tuning.tuned_examples import TunedChain, TunedExample, answer_of
 

@@ -35,7 +35,7 @@ from trainer.ranks import exchange
 from trainer.ranks.exchange import Ranks
 from trainer.ranks.launcher import Place
 from trainer.step import group_tokens
-from trainer.step.collate import GroupOrigin, check_group
+from trainer.step.group_checks import GroupOrigin, check_group
 from trainer.step.grpo import LogGRPOTrainer
 from trainer.step.model import load_adapter, pin, recipe, wrap
 from trainer.step.shares import Share, set_weights
