@@ -36,6 +36,7 @@ from gateway.agents.protocols import AgentProtocols
 from gateway.http.application import Application
 from gateway.http.connection import OpenConnections
 from gateway.http.limits import KeyLimits, TimeLimits
+from gateway.http.own_machine import OwnMachine
 from gateway.http.uvicorn_server import QuietServer, TlsFiles, allow_open_files, bound, quiet_server
 from gateway.jobs.environment_trials import EnvironmentTrials
 from gateway.jobs.fine_tuning import FineTuning
@@ -144,7 +145,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                     keys=keys,
                     requests=requests,
                     page=page,
-                    mcp=McpMount(keys=keys is not None),
+                    mcp=McpMount(),
                 )
                 meter.ready("kafka")
                 _watch_tools(log_view, meter)
@@ -224,7 +225,7 @@ class ServerParts:
 
 
 def build_application(settings: Settings, parts: ServerParts) -> ASGIApp:
-    """Return every route, with the door in front if there are keys."""
+    """Return every route, with the door in front if there are keys, and for this machine alone if there are none."""
     rule, keys = settings.serve, parts.keys
     rooms = [
         *agent_rooms(settings, parts.recorder, lambda: parts.log.prompts),
@@ -240,7 +241,7 @@ def build_application(settings: Settings, parts: ServerParts) -> ASGIApp:
     parts.mcp.add_to(app)
     if keys is None:
         parts.mcp.server = app
-        return TimeLimits(app, TABLE, rule)
+        return TimeLimits(OwnMachine(app, TABLE), TABLE, rule)
     door = Door(app, TABLE, keys, KeyLimits(rule), parts.requests)
     parts.mcp.server = door
     return TimeLimits(PageEntrance(door, keys, parts.page.logins, LoginCookie.of(settings)), TABLE, rule)

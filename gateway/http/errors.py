@@ -73,6 +73,7 @@ MESSAGES_TYPES: Mapping[CallErrorKind, str] = {
 REFUSALS: Mapping[int, tuple[str, str]] = {
     401: ("invalid_api_key", "authentication_error"),
     403: ("permission_denied", "permission_error"),
+    421: ("misdirected_request", "invalid_request_error"),
     429: ("rate_limit_exceeded", "rate_limit_error"),
     503: ("busy", "overloaded_error"),
     504: ("timeout", "timeout_error"),

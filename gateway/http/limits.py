@@ -28,8 +28,6 @@ from streams.access.token_bucket import TokenBucket, take
 from streams.errors import CallError
 from streams.settings.model import Serve
 
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-"""Hosts of a server without keys: another name, which a web page makes point here, is refused (DNS rebinding)."""
 AT_ONCE_RETRY_S = 1.0
 """When to try again where another request has to end first, which may be any time."""
 

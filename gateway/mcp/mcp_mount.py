@@ -22,13 +22,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http import errors
-from gateway.http.limits import LOOPBACK
 from gateway.mcp.mcp_paths import MCP_PATHS, Toolset
 from streams.errors import CallError
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-    from mcp.server.transport_security import TransportSecuritySettings
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 ANSWER_S = 600.0
@@ -44,9 +42,7 @@ class McpMount:
     streams = False
     """Whether the server sends messages of its own."""
 
-    def __init__(self, *, keys: bool) -> None:
-        """`keys`: whether the server asks for keys."""
-        self._keys = keys
+    def __init__(self) -> None:
         self.server: ASGIApp | None = None
         """Where tools send their requests: the whole server, with its door."""
         self._making, self._closing = asyncio.Lock(), asyncio.Event()
@@ -99,17 +95,6 @@ class McpMount:
             json_response=True,
             stateless=True,
             max_request_body_size=MAX_BODY_BYTES,
-            security_settings=self.security(),
-        )
-
-    def security(self) -> TransportSecuritySettings:
-        """Return which hosts and origins may ask: with keys all, as a browser has no key to send."""
-        from mcp.server.transport_security import TransportSecuritySettings
-
-        return TransportSecuritySettings(
-            enable_dns_rebinding_protection=not self._keys,
-            allowed_hosts=[*LOOPBACK, *(f"{host}:*" for host in LOOPBACK)],
-            allowed_origins=[f"http://{host}:*" for host in LOOPBACK],
         )
 
     async def _run(

@@ -33,7 +33,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from gateway.http import errors
-from gateway.http.limits import LOOPBACK
+from gateway.http.own_machine import LOOPBACK
 from gateway.http.principal import principal_of
 from gateway.log.query_body import MOST
 from gateway.page import chart, live, login

@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.http.limits import LOOPBACK
 from gateway.http.notice import PREFIX, plain_page
+from gateway.http.own_machine import LOOPBACK
 from gateway.people.cookie import LoginCookie
 from streams.access.logins import Logins
 from streams.settings.model import Settings

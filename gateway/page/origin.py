@@ -19,6 +19,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http.notice import HEADERS
+from gateway.http.own_machine import host_name
 from streams.tools.views.visible_text import visible
 
 READS = ("GET", "HEAD")
@@ -46,8 +47,7 @@ class PageGuard:
 
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-        if self._hosts and name not in self._hosts:
+        if self._hosts and host_name(host) not in self._hosts:
             reason = f"{visible(host[:80])}: this page answers only as {' or '.join(self._hosts)}\n"
             await PlainTextResponse(reason, HTTPStatus.MISDIRECTED_REQUEST)(scope, receive, send_guarded)
         elif scope["method"] not in READS and not is_of_ours(headers, self._origin):

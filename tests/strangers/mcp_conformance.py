@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 
 from gateway.http.limits import TimeLimits
+from gateway.http.own_machine import OwnMachine
 from gateway.http.uvicorn_server import bound, quiet_server
 from gateway.mcp.mcp_mount import McpMount
 from gateway.mcp.mcp_paths import Toolset
@@ -66,7 +67,6 @@ class EverythingMount(McpMount):
             everything.mcp._lowlevel_server,
             event_store=everything.event_store,
             retry_interval=100,
-            security_settings=self.security(),
         )
 
 
@@ -107,11 +107,11 @@ def checks(url: str, revision: str, folder: Path) -> list[tuple[str, int, int]]:
 @contextmanager
 def everything_served(settings: Settings) -> Iterator[str]:
     """Yield the address of an application like that of `serve`, with `EverythingMount`."""
-    mount, app = EverythingMount(keys=False), make_application(settings, [Health()])
+    mount, app = EverythingMount(), make_application(settings, [Health()])
     mount.add_to(app)
     mount.server = app
     listening = bound("serve", "127.0.0.1", 0)
-    server = quiet_server(TimeLimits(app, TABLE, settings.serve), grace_s=1)
+    server = quiet_server(TimeLimits(OwnMachine(app, TABLE), TABLE, settings.serve), grace_s=1)
 
     async def serve() -> None:
         await server.serve(sockets=[listening])
