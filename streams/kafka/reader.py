@@ -185,7 +185,7 @@ class PartitionReader(Reader):
         outage: BrokerOutage | None = None,
         fetch_wait_ms: int | None = None,
     ) -> None:
-        """`fetch_wait_ms` is how long the broker keeps a fetch that finds nothing; default: BOUNDED_MS or FOLLOWING_MS."""
+        """`fetch_wait_ms`: how long the broker keeps a fetch that finds nothing; else BOUNDED_MS or FOLLOWING_MS."""
         if fetch_wait_ms is None:
             fetch_wait_ms = FOLLOWING_MS if starts and ends is None else BOUNDED_MS
         super().__init__(
