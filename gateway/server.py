@@ -59,7 +59,9 @@ from gateway.log.selfplay_runs import SelfPlayRuns
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
 from gateway.mcp.mcp_mount import McpMount
+from gateway.mcp.mcp_paths import SOCKET_PATH
 from gateway.mcp.own_tools import record_own_tools, report_changes
+from gateway.mcp.tool_socket import ToolSocket
 from gateway.page.mount import PageMount, mount
 from gateway.people.auth import OwnPermissions, PasswordLogins
 from gateway.people.cookie import LoginCookie, PageEntrance
@@ -154,7 +156,9 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                 sys.setswitchinterval(SWITCH_S)
                 with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
                     app = build_application(settings, parts)
-                    answering = quiet_server(app, grace_s=GRACE_S, tls=tls, open_connections=connections)
+                    answering = quiet_server(
+                        app, grace_s=GRACE_S, tls=tls, open_connections=connections, socket_paths=(SOCKET_PATH,)
+                    )
                     runner.run(_serve(settings, parts, answering, listening, stop, meter))
                     runner.run(parts.mcp.close())
         finally:
@@ -238,13 +242,17 @@ def build_application(settings: Settings, parts: ServerParts) -> ASGIApp:
         rooms += people_rooms(settings, parts.page.logins)
     app = make_application(settings, rooms, keys=keys is not None)
     mount(app, parts.page)
+    tool_socket = ToolSocket()
     parts.mcp.add_to(app)
+    tool_socket.add_to(app)
     if keys is None:
-        parts.mcp.server = app
-        return TimeLimits(OwnMachine(app, TABLE), TABLE, rule)
-    door = Door(app, TABLE, keys, KeyLimits(rule), parts.requests)
-    parts.mcp.server = door
-    return TimeLimits(PageEntrance(door, keys, parts.page.logins, LoginCookie.of(settings)), TABLE, rule)
+        parts.mcp.server, limited = app, TimeLimits(OwnMachine(app, TABLE), TABLE, rule)
+    else:
+        door = Door(app, TABLE, keys, KeyLimits(rule), parts.requests)
+        entrance = PageEntrance(door, keys, parts.page.logins, LoginCookie.of(settings))
+        parts.mcp.server, limited = door, TimeLimits(entrance, TABLE, rule)
+    tool_socket.server = limited
+    return limited
 
 
 def make_application(settings: Settings, rooms: Sequence[object], *, keys: bool = False) -> Application:

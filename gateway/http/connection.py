@@ -3,7 +3,8 @@
     connected ──► OpenConnections ──► one too many in all, or of its address: 503
     bytes ──► head: HEAD_BYTES, MOST_HEADERS, HEAD_S, HTTP/1.1 or 1.0, one Host ──► the application
           │    └──► 431, 408 or 400, and the connection is closed
-          └─► body: the application's (limits.py, body.py); chunk extensions and trailers as a head
+          ├─► body: the application's (limits.py, body.py); chunk extensions and trailers as a head
+          └─► Upgrade: websocket, where there is one ──► a CountedSocket (websocket.py)
     reset by its client ──► WHEN_UNREAD of the scope of the last request is called
 
 uvicorn bounds none of these. A head has HEAD_S from the connection on, from the end of the answer before it, or, on a
@@ -21,6 +22,8 @@ import asyncio
 import ipaddress
 import re
 from collections import Counter
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import httptools
@@ -102,9 +105,12 @@ class WatchedConnection(HttpToolsProtocol):
 class BoundedConnection(WatchedConnection):
     """A connection with bounds."""
 
-    def __init__(self, open_connections: OpenConnections, **of_uvicorn: Any) -> None:
+    def __init__(self, open_connections: OpenConnections, socket_paths: Sequence[str], **of_uvicorn: Any) -> None:
+        """`socket_paths`: those that may become a WebSocket."""
         super().__init__(**of_uvicorn)
         self._open_connections, self._address = open_connections, "unknown"
+        self._socket_paths = frozenset(path.encode() for path in socket_paths)
+        self._becomes_socket = False
         self._in_head = True
         self._unread_bytes = 0
         """Bytes since the last that were a part of a body, or ended a head or a request."""
@@ -155,9 +161,23 @@ class BoundedConnection(WatchedConnection):
         try:
             self.parser.feed_data(part)
         except httptools.HttpParserUpgrade:
-            pass  # it is answered as if it had not asked for another protocol
+            if self._becomes_socket:
+                self.handle_websocket_upgrade()
+            # else it is answered as if it had not asked for another protocol
         except httptools.HttpParserError as exc:
             self._refuse(*self._fault or (CallError("invalid", f"this is no request of HTTP/1.1: {exc}"), None))
+
+    def _should_upgrade(self) -> bool:
+        return self._becomes_socket
+
+    def handle_websocket_upgrade(self) -> None:
+        """Leave the connection to a WebSocket; it remains one of those that are counted."""
+        from gateway.http.websocket import CountedSocket
+
+        self._in_head = False  # so no other head is waited for
+        ended = partial(self._open_connections.remove, self._address)
+        self.ws_protocol_class = partial(CountedSocket, ended)  # type: ignore[assignment]
+        super().handle_websocket_upgrade()
 
     # --- the parser ---------------------------------------------------------------------------------------------------
 
@@ -184,6 +204,12 @@ class BoundedConnection(WatchedConnection):
             self._stop_parsing(CallError("too_large", problem), HEAD_TOO_LARGE)
         self._in_head, self._unread_bytes = False, 0
         self._stop_timer()
+        self._becomes_socket = (
+            self.url.partition(b"?")[0] in self._socket_paths
+            and self.parser.get_method() == b"GET"
+            and self._get_upgrade() == b"websocket"
+            and not self._is_answering
+        )
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

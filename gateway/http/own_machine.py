@@ -32,7 +32,7 @@ class OwnMachine:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http":
+        if scope["type"] != "http":  # a WebSocket asks in HTTP for its handshake
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)

@@ -12,7 +12,7 @@ import contextlib
 import resource
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -26,20 +26,24 @@ from streams.errors import SettingsError
 
 OTHER_FILES = 512
 """Open files of a server that are no connections of clients: the broker's, the model's, its threads'."""
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+"""Of a WebSocket."""
 
 
 class QuietServer(uvicorn.Server):
     """uvicorn without signal handlers of its own: the command's have been set. Its connections have bounds."""
 
-    def __init__(self, config: uvicorn.Config, open_connections: OpenConnections) -> None:
+    def __init__(
+        self, config: uvicorn.Config, open_connections: OpenConnections, socket_paths: Sequence[str] = ()
+    ) -> None:
         super().__init__(config)
-        self._open_connections = open_connections
+        self._open_connections, self._socket_paths = open_connections, socket_paths
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on sockets. uvicorn's own would give a TLS handshake a minute."""
         config, loop = self.config, asyncio.get_running_loop()
-        state, counts = self.server_state, self._open_connections
-        make = partial(BoundedConnection, counts, config=config, server_state=state, app_state={})
+        bounds = self._open_connections, self._socket_paths
+        make = partial(BoundedConnection, *bounds, config=config, server_state=self.server_state, app_state={})
         handshake_s = None if config.ssl is None else connection.HEAD_S
         self.servers = [
             await loop.create_server(
@@ -81,15 +85,22 @@ def _no_password() -> bytes:
 
 
 def quiet_server(
-    app: ASGIApp, *, grace_s: int, tls: TlsFiles | None = None, open_connections: OpenConnections | None = None
+    app: ASGIApp,
+    *,
+    grace_s: int,
+    tls: TlsFiles | None = None,
+    open_connections: OpenConnections | None = None,
+    socket_paths: Sequence[str] = (),
 ) -> QuietServer:
     """Return a server; once it should stop, answers in progress may take `grace_s` seconds.
 
-    `open_connections`: how many it has at most; None: any number.
+    `open_connections`: how many it has at most; None: any number. `socket_paths`: those of WebSockets.
     """
     config = uvicorn.Config(
         app,
-        ws="none",
+        ws="none",  # connection.py makes them
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_per_message_deflate=False,  # a short message could unfold into a long one
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -99,7 +110,7 @@ def quiet_server(
         ssl_certfile=tls and tls.certificate,
         ssl_keyfile=tls and tls.key,
     )
-    return QuietServer(config, open_connections or OpenConnections(0, 0))
+    return QuietServer(config, open_connections or OpenConnections(0, 0), socket_paths)
 
 
 def allow_open_files(connections: int) -> None:

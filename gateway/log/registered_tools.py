@@ -8,8 +8,7 @@
 A tenant's entry has the tenant's name before its own, as its agents have; it sees and calls no other, and adds none,
 as an endpoint is executed. A key that is bound to an agent calls the tools that its agent is registered with.
 
-Not covered: WebSockets. Each request passes the door, its limits and its record as one of HTTP, so /mcp/stream is a
-stream of server-sent events.
+/mcp/stream is a WebSocket, too (gateway/mcp/tool_socket.py).
 """
 
 from __future__ import annotations

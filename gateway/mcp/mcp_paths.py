@@ -1,4 +1,4 @@
-"""The paths of our MCP servers on `serve`, as the door knows them; mcp_mount.py answers them."""
+"""The paths of our MCP servers on `serve`, as the door knows them; mcp_mount.py and tool_socket.py answer them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ Toolset = Literal["log", "policy", "scoring", "control", "registered"]
 """The log and what is done with it, answers of a policy, scores, jobs and versions, or the tools of the registry."""
 TOOLSETS: tuple[Toolset, ...] = get_args(Toolset)
 MCP_PATHS: dict[str, Toolset] = {"/mcp": "log", **{f"/mcp/{toolset}": toolset for toolset in TOOLSETS[1:]}}
-MCP_ROUTES = tuple(
-    Route(method, path, PLAIN, may="models.read")  # what every role may; each tool is decided for itself
-    for path in MCP_PATHS
-    for method in ("POST", "GET", "DELETE")
+SOCKET_PATH = "/mcp/stream"
+MCP_ROUTES = (
+    *(
+        Route(method, path, PLAIN, may="models.read")  # what every role may; each tool is decided for itself
+        for path in MCP_PATHS
+        for method in ("POST", "GET", "DELETE")
+    ),
+    Route("GET", SOCKET_PATH, PLAIN, may="chat.call"),  # the handshake of a WebSocket; tool_socket.py answers it
 )

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import httpx
 import pytest
 from click.testing import CliRunner, Result
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+from websockets.typing import Origin
 
 from gateway.mcp.own_tools import offer_of, record_own_tools, report_changes
 from schemas.conventions import TOOL_IDS
@@ -78,6 +82,10 @@ class Registry(NamedTuple):
         with httpx.Client(event_hooks=HOOKS, timeout=120) as client:
             return client.request(method, self.url + path, json=body, headers=headers)
 
+    def socket(self, role: str) -> connect:
+        headers = {"authorization": f"Bearer {self.keys.get(role, 'swk_none')}"}
+        return connect(f"ws{self.url.removeprefix('http')}/mcp/stream", additional_headers=headers)
+
     def command(self, *words: str) -> Result:
         return CliRunner(env=to_env(self.settings)).invoke(cli, list(words))
 
@@ -99,12 +107,21 @@ def registry(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
     with AccessLog(settings) as person:
         keys: dict[str, str] = {role: person.create(role=role, actor="ann").text for role in ROLES}
         keys["red"] = person.create(role="submitter", actor="ann", tenant="red").text
+        keys["leaving"] = person.create(role="submitter", actor="ann", name="leaving").text
         keys["bound"] = person.create(role="submitter", actor="ann", agent_id="calc").text
     try:
         with serving(settings) as url:
             yield Registry(settings, url, keys, docs, about)
     finally:
         os.environ["PYTHONPATH"] = before
+
+
+@pytest.fixture(scope="module")
+def open_server(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A server without keys, by its port."""
+    settings = settings_of(kafka_bootstrap, tmp_path_factory.mktemp("open"))
+    with serving(settings):
+        yield settings.serve.port
 
 
 def error(response: httpx.Response) -> str:
@@ -137,6 +154,81 @@ def test_answers_of_several_calls_are_streamed_with_their_ids(registry: Registry
     answers = {answer["id"]: answer for answer in map(json.loads, frames)}
     assert end == "[DONE]" and answers["1"]["content"] == "2.0"
     assert answers["2"]["is_error"] and "boom raised RuntimeError: no" in answers["2"]["content"]
+
+
+def test_calls_over_a_websocket_are_answered_with_their_ids_and_each_is_a_request_of_its_key(
+    registry: Registry,
+) -> None:
+    registry.http("POST", "/mcp/tools", {"tool_id": "socket.plus", "endpoint": "registered_functions:add"})
+    with registry.socket("submitter") as calls:
+        for message in (
+            '{"id": "1", "tool": "socket.plus", "arguments": {"a": 1}}',
+            b'{"id": "2", "tool": "socket.plus", "arguments": {"a": 2}}',
+            '{"id": "3", "tool": "socket.nothing"}',
+            '{"id": "4", "tool": "socket.plus", "args": {}}',
+            "no JSON",
+        ):
+            calls.send(message)
+        answers = [json.loads(calls.recv(timeout=60)) for _ in range(5)]
+    by_id = {answer["id"]: answer for answer in answers if answer["id"] is not None}
+    assert (by_id["1"]["content"], by_id["2"]["content"]) == ("2.0", "3.0")
+    assert "socket.nothing" in by_id["3"]["error"]["message"]
+    problems = " ".join(answer["error"]["message"] for answer in answers if answer["id"] is None)
+    assert "args" in problems and "JSON" in problems
+
+    def requests() -> list[tuple[str, int]]:
+        events = [event for _, event in read(registry.settings, RequestEvent)]
+        return sorted((event.resource, event.status) for event in events if "socket." in event.resource)
+
+    expected = [("/mcp/tools/socket.nothing/invoke", 404), *[("/mcp/tools/socket.plus/invoke", 200)] * 2]
+    until(lambda: requests() == expected, "the calls in the log of requests")
+
+
+def test_a_websocket_is_opened_by_who_may_call_and_a_revoked_key_calls_nothing_more(registry: Registry) -> None:
+    registry.http("POST", "/mcp/tools", {"tool_id": "late", "endpoint": "registered_functions:add"})
+    for role, status in (("viewer", 403), ("nobody", 401)):
+        with pytest.raises(InvalidStatus) as refused, registry.socket(role):
+            pass
+        assert refused.value.response.status_code == status
+    assert registry.http("GET", "/mcp/stream").status_code == 426
+    with registry.socket("leaving") as calls, AccessLog(registry.settings) as person:
+        call = '{"id": "1", "tool": "late", "arguments": {"a": 1}}'
+        calls.send(call)
+        assert json.loads(calls.recv(timeout=60))["content"] == "2.0"
+        key_id = registry.keys["leaving"].split("_")[1]
+        person.revoke(key_id, actor="ann", reason="left")
+
+        def is_refused() -> bool:
+            calls.send(call)
+            return "revoked" in str(json.loads(calls.recv(timeout=60)).get("error"))
+
+        until(is_refused, "the key to be refused")
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        ("127.0.0.1", "https://attacker.example", 403),
+        ("127.0.0.1", "null", 403),
+        ("attacker.example", None, 421),
+        ("127.0.0.1.attacker.example", "http://127.0.0.1", 421),
+        ("localhost", "http://localhost:3000", 101),
+        ("[::1]", None, 101),
+    ],
+)
+def test_without_keys_no_web_page_opens_the_websocket(
+    open_server: int, host: str, origin: str | None, status: int
+) -> None:
+    address = f"ws://{host}:{open_server}/mcp/stream"
+    with socket.create_connection(("127.0.0.1", open_server)) as sock:
+        try:
+            with connect(address, sock=sock, origin=cast("Origin | None", origin)) as calls:
+                calls.send('{"id": "1", "tool": "nothing"}')
+                assert "there is no tool" in str(calls.recv(timeout=60))
+                answered = 101
+        except InvalidStatus as refused:
+            answered = refused.response.status_code
+    assert answered == status
 
 
 def test_a_server_that_describes_a_tool_otherwise_is_refused_until_somebody_accepts_it(registry: Registry) -> None:

@@ -6,6 +6,7 @@ Not covered: the bounds of a body, which are the application's (test_limits.py, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -19,6 +20,9 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from gateway.http import connection
 from gateway.http.connection import HEAD_BYTES, MOST_HEADERS, MOST_PIPELINED, OpenConnections, network_of
@@ -28,6 +32,9 @@ from tests.support.log.secured_node import self_signed
 HOST = b"Host: x\r\n"
 GET = b"GET /quick HTTP/1.1\r\n" + HOST
 POST = b"POST /echo HTTP/1.1\r\n" + HOST
+SOCKET = "/socket"
+UPGRADE = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+SOCKET_KEY = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
@@ -39,13 +46,22 @@ class Echo:
         self.paths: list[str] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive, send)
         self.paths.append(scope["path"])
+        if scope["type"] == "websocket":
+            await self._repeat(WebSocket(scope, receive, send))
+            return
+        request = Request(scope, receive, send)
         if scope["path"] == "/slow":
             await asyncio.to_thread(self.slow_ones.acquire)
         body = await request.body() if scope["path"] == "/echo" else b""
         text = json.dumps({"path": scope["path"], "headers": sorted(request.headers), "body": body.decode()})
         await PlainTextResponse(text)(scope, receive, send)
+
+    async def _repeat(self, socket: WebSocket) -> None:
+        await socket.accept()
+        with contextlib.suppress(WebSocketDisconnect):
+            while True:
+                await socket.send_text(await socket.receive_text())
 
 
 class Peer:
@@ -85,6 +101,10 @@ class Peer:
             body += self.socket.recv(65536)
         return (head + body).decode()
 
+    def part(self) -> str:
+        """Return what comes next."""
+        return self.socket.recv(65536).decode()
+
     def close(self) -> None:
         self.socket.close()
 
@@ -108,7 +128,7 @@ class Running:
 def running(counts: OpenConnections | None = None, tls: TlsFiles | None = None) -> Iterator[Running]:
     app = Echo()
     with bound("serve", "127.0.0.1", 0) as listening, ExitStack() as stack:
-        server = quiet_server(app, grace_s=1, tls=tls, open_connections=counts)
+        server = quiet_server(app, grace_s=1, tls=tls, open_connections=counts, socket_paths=(SOCKET,))
         thread = threading.Thread(target=asyncio.run, args=(server.serve(sockets=[listening]),))
         thread.start()
         try:
@@ -291,6 +311,56 @@ def _until_answered(server: Running) -> str:
             return answer
         time.sleep(0.05)
     return answer
+
+
+def test_a_websocket_is_a_place_until_it_ends_and_is_not_waited_for_as_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_S", 0.5)
+    with running(OpenConnections(1, 0)) as server:
+        with connect(f"ws://127.0.0.1:{server.port}{SOCKET}") as held:
+            time.sleep(0.8)
+            held.send("still there")
+            assert held.recv(timeout=30) == "still there"
+            assert status(server.peer().answer()) == 503
+        assert status(_until_answered(server)) == 200
+
+
+def test_a_websocket_ends_with_the_server() -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(running())
+        with connect(f"ws://127.0.0.1:{server.port}{SOCKET}") as held, pytest.raises(ConnectionClosed) as closed:
+            stack.close()
+            held.recv(timeout=30)
+    assert closed.value.rcvd is not None and closed.value.rcvd.code == 1012
+
+
+NO_HANDSHAKES = {
+    "another path": (GET + UPGRADE + SOCKET_KEY, 200),
+    "another protocol": (b"GET /socket HTTP/1.1\r\n" + HOST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n", 200),
+    "another method": (b"POST /socket HTTP/1.1\r\n" + HOST + UPGRADE + SOCKET_KEY, 200),
+    "no key": (b"GET /socket HTTP/1.1\r\n" + HOST + UPGRADE, 400),
+    "a body": (b"GET /socket HTTP/1.1\r\n" + HOST + UPGRADE + SOCKET_KEY + b"Content-Length: 3\r\n", 400),
+    "a long header": (b"GET /socket HTTP/1.1\r\n" + HOST + UPGRADE + SOCKET_KEY + b"X: " + b"x" * 9000 + b"\r\n", 400),
+}
+
+
+@pytest.mark.parametrize(("head", "expected"), NO_HANDSHAKES.values(), ids=list(NO_HANDSHAKES))
+def test_what_is_no_handshake_of_a_websocket_is_answered_as_a_request(
+    server: Running, head: bytes, expected: int
+) -> None:
+    answer = server.peer().send(head + b"\r\n" + b"abc" * (b"Content-Length" in head)).part()
+    assert status(answer) == expected, answer
+    assert server.get().status_code == 200
+
+
+def test_a_handshake_behind_an_answer_in_progress_is_answered_in_its_turn(server: Running) -> None:
+    peer = server.peer().send(b"GET /slow HTTP/1.1\r\n" + HOST + b"\r\n")
+    peer.send(b"GET /socket HTTP/1.1\r\n" + HOST + UPGRADE + SOCKET_KEY + b"\r\n")
+    server.app.slow_ones.release()
+    received = ""
+    while '"path": "/socket"' not in received:
+        received += (part := peer.part())
+        assert part, received
+    assert received.index('"path": "/slow"') < received.index('"path": "/socket"') and "101" not in received
 
 
 def test_connections_are_counted_by_address_and_by_network_of_ipv6() -> None:

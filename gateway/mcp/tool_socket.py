@@ -1,0 +1,118 @@
+"""/mcp/stream as a WebSocket (RFC 6455): a call of a registered tool is a message, and so is its answer when it comes.
+
+    handshake ──► GET /mcp/stream, within the server, with the caller's key ──► 426: accepted, as it may call tools
+    {id, tool, arguments} ──► POST /mcp/tools/{tool}/invoke, likewise ──► {id, …}, in the order in which they end
+
+So the door decides about the handshake and about each call: both are recorded, both count for the limits of the key,
+and a key that is revoked calls nothing more on a connection that it opened before.
+
+Not covered: a call whose client leaves, or whose server ends, continues to its end, and its answer reaches nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from gateway.http import errors
+from gateway.http.body import read
+from gateway.log.registered_tools import MOST_CALLS, StreamCall
+from gateway.mcp.mcp_paths import SOCKET_PATH
+from gateway.mcp.toolbox import CREDENTIALS
+from streams.errors import CallError
+
+UPGRADE_REQUIRED = 426
+NEEDS_SOCKET = "this is a WebSocket; connect with ws:// or wss://, or send the calls with POST"
+
+
+class ToolSocket:
+    """The WebSocket of a server."""
+
+    def __init__(self) -> None:
+        self.server: ASGIApp | None = None
+        """Where its requests go: the whole server, with its door."""
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add the path to an application."""
+        app.router.routes += [Route(SOCKET_PATH, _needs_socket), WebSocketRoute(SOCKET_PATH, self.answer)]
+
+    async def answer(self, socket: WebSocket) -> None:
+        """Answer the calls of one connection until it ends."""
+        assert self.server is not None  # noqa: S101 - set before anything is answered
+        headers = {name: socket.headers[name] for name in CREDENTIALS if name in socket.headers}
+        transport = httpx.ASGITransport(self.server)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
+            refusal = await _refused_handshake(client, socket)
+            if refusal is None:
+                await socket.accept()
+                await _SocketCalls(socket, client).answer()
+            else:
+                await socket.send_denial_response(refusal)
+
+
+class _SocketCalls:
+    """The calls of one connection. It is read no further while `MOST_CALLS` wait for their answers."""
+
+    def __init__(self, socket: WebSocket, client: httpx.AsyncClient) -> None:
+        self._socket, self._client = socket, client
+        self._places = asyncio.Semaphore(MOST_CALLS)
+        self._open: set[asyncio.Task[None]] = set()
+
+    async def answer(self) -> None:
+        try:
+            while (message := await self._socket.receive())["type"] == "websocket.receive":
+                await self._places.acquire()
+                task = asyncio.create_task(self._answer_one(message))
+                self._open.add(task)
+                task.add_done_callback(self._end)
+        finally:
+            for task in self._open:
+                task.cancel()
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._open.discard(task)
+        self._places.release()
+
+    async def _answer_one(self, message: Mapping[str, Any]) -> None:
+        raw = message.get("bytes") or (message.get("text") or "").encode()
+        try:
+            call = read(StreamCall, raw)
+        except CallError as exc:
+            answer = {"id": None, **json.loads(bytes(errors.response(exc, errors.REST).body))}
+        else:
+            path = f"/mcp/tools/{quote(call.tool, safe='')}/invoke"
+            response = await self._client.post(path, json={"arguments": call.arguments}, timeout=None)
+            answer = {"id": call.id, **response.json()}
+        try:
+            await self._socket.send_json(answer)
+        except (RuntimeError, WebSocketDisconnect):
+            return  # the client has left
+
+
+async def _refused_handshake(client: httpx.AsyncClient, socket: WebSocket) -> Response | None:
+    """Return what the server answers to a caller who may not call tools; None to one who may."""
+    names = ("host", "origin")
+    answer = await client.get(
+        SOCKET_PATH, headers={name: socket.headers[name] for name in names if name in socket.headers}
+    )
+    if answer.status_code == UPGRADE_REQUIRED:
+        return None
+    return Response(answer.content, answer.status_code, dict(answer.headers))
+
+
+async def _needs_socket(_: Request) -> Response:
+    response = errors.response(CallError("unsupported", NEEDS_SOCKET), errors.REST)
+    response.status_code = UPGRADE_REQUIRED
+    response.headers["Upgrade"], response.headers["Connection"] = "websocket", "Upgrade"
+    return response
