@@ -29,6 +29,7 @@ from gateway.acp.acp_threads import AcpThreads
 from gateway.acp.known_agents import KnownAgents
 from gateway.acp.requested_runs import RequestedRuns
 from gateway.acp.run_execution import ThreadRuns
+from gateway.acp.thread_views import ThreadViews
 from gateway.agents.agent_runs import AgentRuns
 from gateway.agents.feedback import FeedbackBox
 from gateway.agents.named_prompts import without_prompts
@@ -317,10 +318,11 @@ def tinker_rooms(settings: Settings, calls: OpenCalls) -> list[object]:
 def thread_rooms(settings: Settings, threads: ThreadRuns, log: OpenLog) -> list[object]:
     """Return the rooms of the Agent Protocol and of A2A."""
     agents = KnownAgents(lambda: log.agents, settings.policy.name)
-    requested = RequestedRuns(threads, agents)
+    views = ThreadViews(threads, lambda: log.task_threads)
+    requested = RequestedRuns(threads, views, agents)
     return [
         AcpAgents(agents),
-        AcpThreads(threads),
+        AcpThreads(threads, views),
         AcpRuns(threads, requested),
         AcpStore(lambda: log.memory),
         A2aCards(agents, settings.login.public_url),

@@ -29,6 +29,9 @@ FEEDBACK_VERSION = "feedback/1"
 
 THREAD = "thread"
 """Metadata of a turn: the thread whose run it is, as the Agent Protocol has them."""
+THREAD_TASK, TASK_PARTS = "task_id", "task_parts"
+"""Metadata of a `changed` event of a thread: the task that its messages are of, and which parts of it, `question` and
+`answer`, the thread then has."""
 FAILED_TOOLS = "failed_tools"
 """Metadata of a turn: the ids of the calls whose results its client sent as failed, a JSON array."""
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.acp.run_execution import ThreadRuns
-from gateway.acp.thread_access import check_thread, own_agent, sees_thread, thread_name
+from gateway.acp.thread_access import check_thread, own_agent, thread_name
 from gateway.acp.thread_answers import ThreadAnswer, list_response, state_answer, thread_answer
 from gateway.acp.thread_bodies import HistoryBody, HistoryQuery, ThreadCreate, ThreadPatch, ThreadSearch
+from gateway.acp.thread_views import ThreadViews
 from gateway.http.principal import actor_of
 from gateway.http.route import ACP, CONVERSATION
 from schemas import json_text
@@ -32,37 +34,40 @@ LISTED = "POST /acp/threads/search lists threads"
 class AcpThreads:
     """The threads of a server."""
 
-    def __init__(self, runs: ThreadRuns) -> None:
-        self._runs = runs
+    def __init__(self, runs: ThreadRuns, views: ThreadViews) -> None:
+        self._runs, self._views = runs, views
 
     @ACP.post("/threads", may="chat.call", refuses=(409,))
     async def acp_create_thread(self, request: Request, body: ThreadCreate) -> ThreadAnswer:
         """Create a thread."""
         thread_id = body.thread_id or str(uuid.uuid4())
-        event = thread_event(request, thread_name(request, thread_id), "created")
-        event = replace(event, agent_id=own_agent(request), labels=json_text.one_line(body.metadata or {}))
-        state, refusal = await self._runs.append(event)
-        if refusal is not None and body.if_exists != "do_nothing":
+        name = thread_name(request, thread_id)
+        is_new = body.thread_id is None or await self._views.find(request, name) is None
+        if is_new:
+            event = replace(thread_event(request, name, "created"), agent_id=own_agent(request))
+            state, refusal = await self._runs.append(replace(event, labels=json_text.one_line(body.metadata or {})))
+            check_thread(request, state, thread_id)
+            is_new = refusal is None
+        if not is_new and body.if_exists != "do_nothing":
             raise CallError("conflict", f"there is a thread {thread_id} already; use if_exists: do_nothing")
-        return thread_answer(request, check_thread(request, state, thread_id))
+        return thread_answer(request, await self._views.get(request, thread_id))
 
     @ACP.post("/threads/search", may="chat.call", refuses=())
     async def acp_search_threads(self, request: Request, body: ThreadSearch) -> Response:
         """List threads, the newest first."""
-        threads = await self._runs.open()
-        states = [state for state in threads.threads() if not state.stateless and sees_thread(request, state)]
-        chosen = [state for state in states if _fits(state, body)]
-        return list_response(thread_answer(request, state) for state in chosen[body.offset : body.offset + body.limit])
+        states = await self._views.search(request, partial(_fits, body=body), body.offset, body.limit)
+        return list_response(thread_answer(request, state) for state in states)
 
     @ACP.get("/threads/{thread_id}", may="chat.call", ids=LISTED)
     async def acp_get_thread(self, request: Request, thread_id: str) -> ThreadAnswer:
         """Look at a thread."""
-        return thread_answer(request, await self._find(request, thread_id))
+        return thread_answer(request, await self._views.get(request, thread_id))
 
     @ACP.patch("/threads/{thread_id}", **CONVERSATION, may="chat.call", ids=LISTED)
     async def acp_patch_thread(self, request: Request, thread_id: str, body: ThreadPatch) -> ThreadAnswer:
         """Change a thread."""
-        state = await self._find(request, thread_id)
+        state = await self._views.get(request, thread_id)
+        await self._views.keep(request, state.thread_id)
         changed = replace(
             thread_event(request, state.thread_id, "changed"),
             labels=None if body.metadata is None else json_text.one_line(body.metadata),
@@ -78,13 +83,14 @@ class AcpThreads:
     @ACP.delete("/threads/{thread_id}", may="chat.call", ids=LISTED, status=204)
     async def acp_delete_thread(self, request: Request, thread_id: str) -> None:
         """Delete a thread. A run in progress on it is cancelled."""
-        state = await self._find(request, thread_id)
+        state = await self._views.get(request, thread_id)
+        await self._views.forget(request, state.thread_id)
         await self._runs.append(thread_event(request, state.thread_id, "deleted"))
 
     @ACP.post("/threads/{thread_id}/copy", may="chat.call", ids=LISTED, refuses=(404,))
     async def acp_copy_thread(self, request: Request, thread_id: str) -> ThreadAnswer:
         """Create a thread with the messages, the metadata and the context of another one."""
-        state = await self._find(request, thread_id)
+        state = await self._views.get(request, thread_id)
         copy_id = str(uuid.uuid4())
         copied = replace(
             thread_event(request, thread_name(request, copy_id), "created"),
@@ -99,13 +105,13 @@ class AcpThreads:
     @ACP.get("/threads/{thread_id}/history", may="chat.call", ids=LISTED)
     async def acp_get_thread_history(self, request: Request, thread_id: str, query: HistoryQuery) -> Response:
         """List the states of a thread, the newest first."""
-        return self._history(await self._find(request, thread_id), query.limit, query.before)
+        return self._history(await self._views.get(request, thread_id), query.limit, query.before)
 
     @ACP.post("/threads/{thread_id}/history", may="chat.call", ids=LISTED, refuses=(404,))
     async def acp_post_thread_history(self, request: Request, thread_id: str, body: HistoryBody) -> Response:
         """List the states of a thread, the newest first, as langgraph-sdk asks for them."""
         before = body.before if not isinstance(body.before, dict) else body.before.get("checkpoint_id")
-        return self._history(await self._find(request, thread_id), body.limit, before)
+        return self._history(await self._views.get(request, thread_id), body.limit, before)
 
     def _history(self, state: ThreadState, limit: int, before: str | None) -> Response:
         states = list(state.head.line())
@@ -113,11 +119,6 @@ class AcpThreads:
             ids = [checkpoint.checkpoint_id for checkpoint in states]
             states = states[ids.index(before) + 1 :] if before in ids else []
         return list_response(state_answer(checkpoint) for checkpoint in states[:limit])
-
-    async def _find(self, request: Request, thread_id: str) -> ThreadState:
-        """Return a thread that a request may know of. Raises CallError."""
-        threads = await self._runs.open()
-        return check_thread(request, threads.find(thread_name(request, thread_id)), thread_id)
 
 
 def thread_event(request: Request, thread: str, kind: Any) -> ThreadEvent:

@@ -16,8 +16,9 @@ from starlette.requests import Request
 from gateway.acp.acp_threads import LISTED, thread_event
 from gateway.acp.known_agents import KnownAgents, RunningAgent
 from gateway.acp.run_execution import ThreadRuns, run_of
-from gateway.acp.thread_access import own_agent, read_uuid, sees_thread, thread_name
+from gateway.acp.thread_access import check_thread, id_of, own_agent, read_uuid, thread_name
 from gateway.acp.thread_bodies import RunBody
+from gateway.acp.thread_views import ThreadViews
 from gateway.agents.parameters import MAX_TOKENS
 from gateway.http import errors
 from gateway.http.principal import principal_of, sees
@@ -38,8 +39,8 @@ class RunOrigin(NamedTuple):
 class RequestedRuns:
     """The runs of a server, by who may request them and know of them."""
 
-    def __init__(self, runs: ThreadRuns, agents: KnownAgents) -> None:
-        self._runs, self._agents = runs, agents
+    def __init__(self, runs: ThreadRuns, views: ThreadViews, agents: KnownAgents) -> None:
+        self._runs, self._views, self._agents = runs, views, agents
 
     async def request(self, request: Request, body: RunBody, origin: RunOrigin | None = None) -> RunState:
         """Return a run that is in the log, and that its thread has let in. Raises CallError."""
@@ -67,15 +68,14 @@ class RequestedRuns:
         """Make the thread of a run, if it may be made. Raises CallError without a thread, or without a message."""
         state: ThreadState | None = None
         if not event.stateless:
-            threads = await self._runs.open()
-            state = threads.find(event.thread_id)
-            if state is not None and not sees_thread(request, state):
-                state = None
+            has_to_exist = body.thread_id is not None and body.if_not_exists != "create"
+            if has_to_exist and await self._views.find(request, event.thread_id) is None:
+                raise CallError("not_found", f"there is no thread {body.thread_id}", "thread_id", way_out=LISTED)
+            state = await self._views.keep(request, event.thread_id)
             if state is None:
-                if body.thread_id is not None and body.if_not_exists != "create":
-                    raise CallError("not_found", f"there is no thread {body.thread_id}", "thread_id", way_out=LISTED)
                 created = replace(thread_event(request, event.thread_id, "created"), agent_id=own_agent(request))
                 state, _ = await self._runs.append(created)
+                check_thread(request, state, id_of(event.thread_id))  # it may be one that this key must not know of
         if not event.messages and (state is None or not state.messages):
             raise CallError("invalid", "there is nothing to answer; send messages, or input", "messages")
 

@@ -17,7 +17,7 @@ import contextlib
 import hashlib
 import logging
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -120,6 +120,14 @@ class ThreadRuns:
         threads = await self.open()
         try:
             return await errors.apart(threads.append, event)
+        except EventError as exc:
+            raise CallError("invalid", str(exc)) from exc
+
+    async def append_all(self, events: Sequence[ThreadEvent]) -> None:
+        """Write events. Raises CallError."""
+        threads = await self.open()
+        try:
+            await errors.apart(threads.append_all, events)
         except EventError as exc:
             raise CallError("invalid", str(exc)) from exc
 

@@ -3,6 +3,7 @@
 rows ──► LogOverHttp, which needs DuckDB        ids of tasks ──► TaskIndex        rules ──► TriggerLog
 prompts ──► PromptLog                           tools ──► ToolLog, and the processes that call them
 items of the store ──► MemoryLog                agents ──► AgentLog
+threads that tasks name ──► TaskThreadLog
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from streams.errors import CallError, NotFoundError
 from streams.improve.triggers.trigger_log import TriggerLog
 from streams.knowledge.agent_log import AgentLog
 from streams.knowledge.memory_log import MemoryLog
+from streams.knowledge.task_thread_log import TaskThreadLog
 from streams.prompts.prompt_log import PromptLog
 from streams.settings.model import Settings
 from streams.stages.tasks.task_index import SubmittedTask, TaskIndex
@@ -48,6 +50,7 @@ class OpenLog:
         self._tool_caller: ToolCaller | None = None
         self._memory: MemoryLog | None = None
         self._agents: AgentLog | None = None
+        self._task_threads: TaskThreadLog | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -126,6 +129,17 @@ class OpenLog:
             if self._agents is None or self._agents.is_broken:
                 self._agents = self._stack.enter_context(AgentLog(self._settings))
             return self._agents
+
+    @property
+    def task_threads(self) -> TaskThreadLog:
+        """Every thread that a task names. Raises as `TaskThreadLog`, and CallError while tasks are read at first."""
+        with self._lock:
+            if self._task_threads is None or self._task_threads.is_broken:
+                self._task_threads = self._stack.enter_context(TaskThreadLog(self._settings))
+            threads = self._task_threads
+        if not threads.is_read(READ_S):
+            raise CallError("busy", "the tasks in the log are being read for their threads; try again")
+        return threads
 
     def find_task(self, request: Request, task_id: str) -> SubmittedTask:
         """Return a task that a request may see. Raises NotFoundError, and as `tasks`."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 from schemas.events import Coordinates, Event
@@ -38,7 +38,7 @@ class FollowedTopic:
 
         Raises NotFoundError without the topics, LogError if the broker does not answer.
         """
-        self._settings, self._outage = settings, outage
+        self._settings, self._labels, self._outage = settings, labels, outage
         bounds = LogHistory(settings, outage).bounds(labels)
         starts = {tp: low for tp, (low, _) in bounds.items()}
         self._ends = {tp: end for tp, (_, end) in bounds.items()}
@@ -71,20 +71,36 @@ class FollowedTopic:
         """Whether the topic could no longer be read; then it has to be followed again."""
         return self._error is not None
 
+    def catch_up(self) -> None:
+        """Return once every record that the topics have by now was taken in. Raises LogError."""
+        for tp, (_, end) in LogHistory(self._settings, self._outage).bounds(self._labels).items():
+            self._wait_for(Coordinates(*tp, end - 1))
+
     def _take(self, record: Record) -> None:
         """Take in a record."""
         raise NotImplementedError
 
+    def _take_all(self, records: Sequence[Record]) -> None:
+        """Take in records that came together."""
+        for record in records:
+            self._take(record)
+
     def _write(self, event: Event, headers: Mapping[str, bytes] | None = None) -> Coordinates:
         """Write an event, and return where it is once it was taken in. Raises LogError."""
+        return self._write_all([event], headers)[0]
+
+    def _write_all(self, events: Sequence[Event], headers: Mapping[str, bytes] | None = None) -> list[Coordinates]:
+        """Write events in this order, and return where they are once they were taken in. Raises LogError."""
+        written: list[Coordinates] = []
         with self._writing:
             if self._producer is None:
                 self._producer = Producer(self._settings, linger_ms=0, outage=self._outage)
-            written: list[Coordinates] = []
-            self._producer.send(event, on_ack=written.append, headers=headers)
+            for event in events:
+                self._producer.send(event, on_ack=written.append, headers=headers)
             self._producer.flush()
-        self._wait_for(written[0])
-        return written[0]
+        for coordinates in written:
+            self._wait_for(coordinates)
+        return written
 
     def _wait_for(self, coordinates: Coordinates) -> None:
         """Return once the record at `coordinates` was taken in. Raises LogError if it does not come.
@@ -111,13 +127,12 @@ class FollowedTopic:
             while not self._over.is_set():
                 try:
                     records = self._reader.poll()
+                    with self._changed:
+                        self._take_all(records)
+                        self._positions = self._reader.position
+                        self._changed.notify_all()
                 except StreamwardError as exc:
                     with self._changed:
                         self._error = exc
                         self._changed.notify_all()
                     return
-                with self._changed:
-                    for record in records:
-                        self._take(record)
-                    self._positions = self._reader.position
-                    self._changed.notify_all()

@@ -9,7 +9,7 @@ Which run of a thread is in progress is part of its fold; the server that has th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from schemas.events import ThreadEvent, problems
@@ -49,19 +49,14 @@ class ThreadLog(FollowedTopic):
         self._awaited: dict[str, str | None] = {}
         """Why events that are being written took no effect, by their ids."""
 
-    def find(self, thread_id: str) -> ThreadState | None:
-        """Return a thread that was not deleted; None if there is none. Raises LogError once the log cannot be read."""
+    def last(self, thread_id: str) -> ThreadState | None:
+        """Return a thread, also if it was deleted; None if there never was one.
+
+        Raises LogError once the log cannot be read.
+        """
         with self._changed:
             self._raise_error()
-            state = self._states.get(thread_id)
-        return None if state is None or state.deleted else state
-
-    def get(self, thread_id: str) -> ThreadState:
-        """Return a thread. Raises NotFoundError, LogError."""
-        state = self.find(thread_id)
-        if state is None or state.stateless:
-            raise NotFoundError(f"there is no thread {thread_id[:80]}")
-        return state
+            return self._states.get(thread_id)
 
     def run(self, run_id: str) -> RunState:
         """Return a run. Raises NotFoundError, LogError."""
@@ -93,6 +88,13 @@ class ThreadLog(FollowedTopic):
         finally:
             with self._changed:
                 self._awaited.pop(event.event_id, None)
+
+    def append_all(self, events: Sequence[ThreadEvent]) -> None:
+        """Write events, and return once they were taken in; some may come to nothing. Raises as `append`."""
+        for event in events:
+            if problem := next(problems(event), None):
+                raise EventError(problem)
+        self._write_all(events)
 
     def _take(self, record: Record) -> None:
         event = record.decode_placed(ThreadEvent, self._partitions)

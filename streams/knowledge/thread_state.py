@@ -8,6 +8,9 @@ thread's; its answer is, once it has ended. Of two requests that meet, the first
 and the other is refused, waits, or interrupts it: every reader of the events comes to the same decision.
 
 Every state of the messages is kept as a checkpoint, which is what came to the one before it.
+
+Questions and answers of tasks that name the thread (streams/knowledge/task_threads.py) come as `changed` events, each
+once, also if the thread was deleted meanwhile.
 """
 
 from __future__ import annotations
@@ -16,11 +19,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from schemas.conventions import TASK_PARTS, THREAD_TASK
 from schemas.events import Message, Sampling, ThreadEvent, Tool, derive_id
 from streams.knowledge.json_object import object_of
 
 RunStatus = Literal["pending", "success", "error", "timeout", "interrupted"]
 ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
+TaskPart = tuple[str, str]
+"""The id of a task, and `question` or `answer`."""
+NO_PARTS: frozenset[TaskPart] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +130,10 @@ class ThreadState:
     """Those after it, in order."""
     last: str | None = None
     """The run that ended last."""
+    task_parts: frozenset[TaskPart] = NO_PARTS
+    """What it has of tasks, or had when it was deleted."""
+    task_agents: tuple[str, ...] = ()
+    """The agents or policies of those tasks."""
 
     @property
     def status(self) -> ThreadStatus:
@@ -146,8 +157,8 @@ class ThreadState:
 
     @property
     def participants(self) -> list[str]:
-        """The agents that ran on it, in order."""
-        return list(dict.fromkeys(run.agent_id for run in self.runs.values()))
+        """The agents of its tasks, and those that ran on it."""
+        return list(dict.fromkeys((*self.task_agents, *(run.agent_id for run in self.runs.values()))))
 
 
 def refusal(state: ThreadState | None, event: ThreadEvent) -> str | None:
@@ -181,7 +192,17 @@ def refusal(state: ThreadState | None, event: ThreadEvent) -> str | None:
     return None
 
 
+def parts_of(event: ThreadEvent) -> frozenset[TaskPart]:
+    """Return the parts of a task that an event brings to its thread."""
+    task_id = event.metadata.get(THREAD_TASK)
+    if task_id is None:
+        return NO_PARTS
+    return frozenset((task_id, part) for part in event.metadata.get(TASK_PARTS, "").split())
+
+
 def _why_no_change(state: ThreadState, event: ThreadEvent) -> str | None:
+    if THREAD_TASK in event.metadata and parts_of(event) <= state.task_parts:
+        return f"the thread has this part of task {event.metadata[THREAD_TASK]} already"
     if event.checkpoint is None:
         return None
     if state.active is not None:
@@ -196,14 +217,14 @@ def fold(state: ThreadState | None, event: ThreadEvent) -> ThreadState | None:
     if refusal(state, event) is not None:
         return state
     if state is None or event.kind == "created":
-        state = _new(event)
+        state = _new(event, NO_PARTS if state is None else state.task_parts)
         if event.kind == "created":
             return state
     state = replace(state, updated_at=max(state.updated_at, event.created_at))
     return _APPLY[event.kind](state, event)
 
 
-def _new(event: ThreadEvent) -> ThreadState:
+def _new(event: ThreadEvent, task_parts: frozenset[TaskPart]) -> ThreadState:
     is_created = event.kind == "created"
     values = object_of(event.values) if is_created else {}
     added = _messages(event) if is_created else ()
@@ -215,6 +236,7 @@ def _new(event: ThreadEvent) -> ThreadState:
         stateless=event.stateless,
         labels=object_of(event.labels) if is_created else {},
         head=ThreadCheckpoint(event.event_id, event.created_at, None, added, values),
+        task_parts=task_parts,
     )
 
 
@@ -225,19 +247,24 @@ def _messages(event: ThreadEvent) -> tuple[ThreadMessage, ...]:
 
 
 def _change(state: ThreadState, event: ThreadEvent) -> ThreadState:
-    state = replace(state, labels={**state.labels, **object_of(event.labels)})
-    if event.checkpoint is None and event.values is None and not event.messages:
-        return state
-    base = state.head
-    if event.checkpoint is not None:
-        base = next(earlier for earlier in base.line() if earlier.checkpoint_id == event.checkpoint)
-    values = {**base.values, **object_of(event.values)}
-    return replace(state, head=ThreadCheckpoint(event.event_id, event.created_at, base, _messages(event), values))
+    changes: dict[str, Any] = {"labels": {**state.labels, **object_of(event.labels)}}
+    if parts := parts_of(event):
+        agents = dict.fromkeys((*state.task_agents, *filter(None, (event.agent_id,))))
+        changes |= {"task_parts": state.task_parts | parts, "task_agents": tuple(agents)}
+    if event.checkpoint is not None or event.values is not None or event.messages:
+        base = state.head
+        if event.checkpoint is not None:
+            base = next(earlier for earlier in base.line() if earlier.checkpoint_id == event.checkpoint)
+        values = {**base.values, **object_of(event.values)}
+        changes["head"] = ThreadCheckpoint(event.event_id, event.created_at, base, _messages(event), values)
+    return replace(state, **changes)
 
 
 def _delete(state: ThreadState, event: ThreadEvent) -> ThreadState:
     head = ThreadCheckpoint(event.event_id, event.created_at, None, (), {})
-    return replace(state, deleted=True, labels={}, head=head, runs={}, active=None, waiting=(), last=None)
+    return replace(
+        state, deleted=True, labels={}, head=head, runs={}, active=None, waiting=(), last=None, task_agents=()
+    )
 
 
 def _request(state: ThreadState, event: ThreadEvent) -> ThreadState:
