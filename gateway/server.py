@@ -87,6 +87,7 @@ from streams.errors import LogError, NotFoundError, RefusedError
 from streams.files import program_version
 from streams.jobs.job_log import JobLog
 from streams.kafka.registry import client as schema_registry
+from streams.knowledge.agent_log import OpenAgents
 from streams.observability import metrics
 from streams.observability.metrics import Meter
 from streams.prompts.prompt_log import PromptLog
@@ -132,7 +133,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
             with (
                 open_recorder(settings, engine, rendering, stop, meter, fleet=fleet) as recorder,
                 JobLog(settings) as jobs,
-                OpenLog(settings) as log_view,
+                OpenLog(settings, recorder.agents) as log_view,
                 ThreadRuns(settings, recorder, lambda: log_view.memory) as threads,
                 OpenCalls(settings, jobs.month) as calls,
                 _keys(settings) as keys,
@@ -234,7 +235,7 @@ def build_application(settings: Settings, parts: ServerParts) -> ASGIApp:
     rule, keys = settings.serve, parts.keys
     rooms = [
         *agent_rooms(settings, parts.recorder, lambda: parts.log.prompts),
-        *job_rooms(settings, parts.jobs, fleet=parts.recorder.is_fleet),
+        *job_rooms(settings, parts.jobs, parts.recorder.agents, fleet=parts.recorder.is_fleet),
         *log_rooms(settings, parts.log),
         *tinker_rooms(settings, parts.calls),
         *thread_rooms(settings, parts.threads, parts.log),
@@ -271,14 +272,14 @@ def agent_rooms(
     return [calls, feedback, Health(), AgentRuns(recorder.runs)]
 
 
-def job_rooms(settings: Settings, jobs: JobLog, *, fleet: bool = False) -> list[object]:
-    """Return the rooms of jobs and files; `fleet`: jobs may train every policy that it serves."""
+def job_rooms(settings: Settings, jobs: JobLog, agents: OpenAgents, *, fleet: bool = False) -> list[object]:
+    """Return the rooms of jobs, files and agents; `fleet`: jobs may train every policy that it serves."""
     return [
         JsonRpc(settings, jobs),
         UploadedFiles(settings.adapters.store),
         TrainingRows(settings),
         FineTuning(settings, jobs, fleet=fleet),
-        TrainingJobs(settings, jobs),
+        TrainingJobs(settings, jobs, agents),
         JobCosts(jobs),
     ]
 

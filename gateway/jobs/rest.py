@@ -50,7 +50,7 @@ from streams.jobs import job_log, job_view, request as requests
 from streams.jobs.job_log import JobLog
 from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState
-from streams.knowledge.agent_log import AgentMemory, capability_problem, read_memory
+from streams.knowledge.agent_log import AgentMemory, OpenAgents, capability_problem, read_memory
 from streams.output import moment
 from streams.prompts import prompt_log, prompt_use
 from streams.prompts.prompt_use import PromptReference, own_name
@@ -225,8 +225,8 @@ AGENT = RegisteredAgent(
 class TrainingJobs:
     """Jobs, agents and environments in Streamward's own words. Methods wait for the broker, or for an environment."""
 
-    def __init__(self, settings: Settings, log: JobLog) -> None:
-        self._settings, self._jobs_of = settings, jobs_of(settings, log)
+    def __init__(self, settings: Settings, log: JobLog, agents: OpenAgents) -> None:
+        self._settings, self._jobs_of, self._agents = settings, jobs_of(settings, log), agents
 
     @REST.post(
         "/finetune/jobs",
@@ -397,7 +397,9 @@ class TrainingJobs:
             reward_sources=sources,
             prompt=self._prompt_of(request, body),
         )
-        return _agent(register(self._settings, event, key=key))
+        registered_event = register(self._settings, event, key=key)
+        self._agents.open().catch_up()  # so that the next call knows it
+        return _agent(registered_event)
 
     @REST.get("/rl/training/{job_id}/metrics", may="jobs.read", ids=JOBS_LISTED, example=METRICS)
     def get_training_metrics(self, request: Request, job_id: str) -> TrainingMetrics:

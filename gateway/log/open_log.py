@@ -20,7 +20,7 @@ from streams.environments.registry.tool_caller import ToolCaller
 from streams.environments.registry.tool_log import ToolLog
 from streams.errors import CallError, NotFoundError
 from streams.improve.triggers.trigger_log import TriggerLog
-from streams.knowledge.agent_log import AgentLog
+from streams.knowledge.agent_log import AgentLog, OpenAgents
 from streams.knowledge.memory_log import MemoryLog
 from streams.knowledge.task_thread_log import TaskThreadLog
 from streams.prompts.prompt_log import PromptLog
@@ -39,8 +39,9 @@ AT_ONCE = 4
 class OpenLog:
     """The log of a server, for every request. Use as a context manager."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, agents: OpenAgents) -> None:
+        """`agents`: those that the recorder knows, too."""
+        self._settings, self._agents = settings, agents
         self._stack, self._lock = ExitStack(), threading.Lock()
         self._tasks: TaskIndex | None = None
         self._view: LogOverHttp | None = None
@@ -49,7 +50,6 @@ class OpenLog:
         self._tools: ToolLog | None = None
         self._tool_caller: ToolCaller | None = None
         self._memory: MemoryLog | None = None
-        self._agents: AgentLog | None = None
         self._task_threads: TaskThreadLog | None = None
 
     def __enter__(self) -> Self:
@@ -125,10 +125,7 @@ class OpenLog:
     @property
     def agents(self) -> AgentLog:
         """Every registered agent. Raises as `AgentLog`."""
-        with self._lock:
-            if self._agents is None or self._agents.is_broken:
-                self._agents = self._stack.enter_context(AgentLog(self._settings))
-            return self._agents
+        return self._agents.open()
 
     @property
     def task_threads(self) -> TaskThreadLog:

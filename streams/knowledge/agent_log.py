@@ -9,10 +9,12 @@ A field that nothing would obey is refused where an agent is registered, and whe
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field, ValidationError
 
@@ -108,6 +110,13 @@ class AgentLog(FollowedTopic):
         self._partitions = settings.topics.policy_partitions
         self._newest: dict[str, _Numbered] = {}
 
+    def get(self, agent_id: str) -> AgentEvent | None:
+        """Return a registered agent by its name in the log; None if there is none. Raises as `agents`."""
+        with self._changed:
+            self._raise_error()
+            known = self._newest.get(agent_id)
+        return known.event if known is not None and known.event.kind == "registered" else None
+
     @property
     def agents(self) -> Mapping[str, AgentEvent]:
         """What each agent is, by its name in the log. Raises LogError once the log cannot be read."""
@@ -125,3 +134,34 @@ class AgentLog(FollowedTopic):
         ids = frozenset() if known is None else known.ids
         if event.event_id not in ids:  # of two with one id the first counts
             self._newest[event.agent_id] = _Numbered(event, ids | {event.event_id})
+
+
+class OpenAgents:
+    """The registered agents of a log, followed from when they are first needed, and again where that has broken off.
+
+    Use as a context manager.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stack, self._lock = ExitStack(), threading.Lock()
+        self._log: AgentLog | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    @property
+    def current(self) -> AgentLog | None:
+        """Those that are followed; None if they have to be opened."""
+        log = self._log
+        return None if log is None or log.is_broken else log
+
+    def open(self) -> AgentLog:
+        """Return them; the first time the log is read. Raises as `AgentLog`."""
+        with self._lock:
+            if (current := self.current) is None:
+                current = self._log = self._stack.enter_context(AgentLog(self._settings))
+            return current

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,30 @@ def test_each_policy_is_answered_by_its_own_versions_though_one_alone_is_in_memo
         asyncio.run(talk(recorder))
     assert (meter.value(catalog.FLEET_HELD), meter.value(catalog.FLEET_EVICTIONS)) == (1, 4)
     assert [turn.policy for _, turn in read(settings, Turn)].count("math") == 3
+
+
+def test_an_agent_is_known_to_the_call_after_its_registration_and_a_removed_one_to_none(
+    settings: Settings, tmp_path: Path
+) -> None:
+    write(settings, published(settings, tmp_path, "math", 1))
+    agent = AgentEvent(
+        event_id="", agent_id="tutor", created_at=0, kind="registered", name="Tutor", type="PROMPT_BASED",
+        model_id="math",
+    )  # fmt: skip
+
+    async def talk(recorder: Recorder) -> None:
+        for name in ("tutor", "clerk"):
+            with pytest.raises(CallError, match="no agent of that name"):
+                await begun(recorder, asked(name))
+            register(settings, replace(agent, agent_id=name))
+            assert (await begun(recorder, asked(name))).model == "math@0"
+        register(settings, replace(agent, kind="removed"))
+        recorder.agents.open().catch_up()
+        with pytest.raises(CallError, match="no agent of that name"):
+            await begun(recorder, asked("tutor"))
+
+    with fleet(settings) as recorder:
+        asyncio.run(talk(recorder))
 
 
 def test_a_history_of_one_policy_is_continued_by_no_other_also_after_a_restart(

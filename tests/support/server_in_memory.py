@@ -33,9 +33,12 @@ from streams.engines.rendering.token_table import TokenTable
 from streams.engines.token_stream import Ending, Generation, TokenStream
 from streams.kafka.record import Record
 from streams.kafka.retry import BrokerOutage
+from streams.knowledge.agent_log import OpenAgents
 from streams.observability.metrics import OFF
 from streams.settings.model import Policy, Serve, Settings, Topics
-from streams.stages.agents.recording import recorder as recording, turn_writer
+from streams.stages.agents.recording import turn_writer
+from streams.stages.agents.recording.call_prompts import CallPrompts
+from streams.stages.agents.recording.policy_recorder import RecordingIO
 from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.served_conversations import ServedConversations
 from streams.stages.agents.recording.served_versions import ServedVersions
@@ -195,7 +198,6 @@ def serving(
         patch.setattr(turn_writer, "Producer", lambda *_, **__: ProducerInMemory(log))
         patch.setattr(follower, "offsets", lambda *_: defaultdict(lambda: (0, 0)))
         patch.setattr(follower, "PartitionReader", EmptyReader)
-        patch.setattr(recording, "registrations", lambda _: {})
         with (
             ServedVersions(settings, engine, BrokerOutage(settings.kafka, stop, OFF)) as versions,
             TurnWriter(settings, stop, OFF, lambda _: None) as writer,
@@ -205,7 +207,8 @@ def serving(
             assert of_policy is not None
             for event in log.events(TrajectoryEvent, Turn):
                 of_policy.take(event)
-            recorder = Recorder(settings, engine, rendering, versions, writer, conversations)
+            io = RecordingIO(settings.serve, rendering, writer, CallPrompts(engine, rendering))
+            recorder = Recorder(settings, versions, conversations, io, NoAgents(settings))
             rooms = [AgentProtocols(recorder), FeedbackBox(recorder, refuses)]
             app = Application(rooms, version="1", max_body_bytes=int(settings.serve.max_body_mb * 1_000_000))
             server = ServerInMemory(app, recorder, engine, log)
@@ -213,6 +216,20 @@ def serving(
                 yield server
             finally:
                 server.close()
+
+
+class NoAgents(OpenAgents):
+    """The agents of a log in which none is registered."""
+
+    @property
+    def current(self) -> Any:
+        return self
+
+    def get(self, agent_id: str) -> None:
+        """There is none."""
+
+    def catch_up(self) -> None:
+        """There will be none."""
 
 
 def refuses(answer: RatedAnswer, value: float, *, source: str, reason: str | None) -> Coordinates:

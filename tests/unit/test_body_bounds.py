@@ -108,7 +108,7 @@ def application() -> Application:
     settings = Settings()
     rooms = [
         *agent_rooms(settings, nothing),
-        *job_rooms(settings, nothing),
+        *job_rooms(settings, nothing, nothing),
         *log_rooms(settings, nothing),
         *tinker_rooms(settings, nothing),
         *thread_rooms(settings, nothing, nothing),

@@ -148,7 +148,7 @@ def test_every_room_is_served_and_no_operation_has_the_name_of_another() -> None
     settings = Settings(serve=Serve(auth="keys"), login=login)
     rooms = [
         *agent_rooms(settings, nothing),
-        *job_rooms(settings, nothing),
+        *job_rooms(settings, nothing, nothing),
         *log_rooms(settings, nothing),
         *tinker_rooms(settings, nothing),
         *thread_rooms(settings, nothing, nothing),

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -23,23 +22,16 @@ from fnmatch import fnmatchcase
 
 from schemas.conventions import RatedAnswer
 from schemas.events import AgentEvent, Message
-from streams.engines.protocol import TokenEngine
-from streams.engines.rendering.rendering import Rendering
 from streams.errors import CallError, LogError
+from streams.knowledge.agent_log import OpenAgents
 from streams.settings.model import Settings
-from streams.stages.agents.recording.call_prompts import CallPrompts
 from streams.stages.agents.recording.calls import ModelCall, Piece, ServedModel
 from streams.stages.agents.recording.conversations import Conversation
 from streams.stages.agents.recording.policy_recorder import PolicyRecorder, RecordingIO
 from streams.stages.agents.recording.served_conversations import ServedConversations
 from streams.stages.agents.recording.served_versions import ServedVersions
 from streams.stages.agents.recording.task_runs import RunOrder
-from streams.stages.agents.recording.turn_writer import TurnWriter
-from streams.stages.agents.runs.registration import registrations
 from streams.stages.agents.runs.run_end import RunEnd
-
-AGENTS_S = 5.0
-"""How old the registrations of agents may be when a call needs one, seconds."""
 
 
 class Recorder:
@@ -48,19 +40,14 @@ class Recorder:
     def __init__(
         self,
         settings: Settings,
-        engine: TokenEngine,
-        rendering: Rendering,
         versions: ServedVersions,
-        writer: TurnWriter,
         conversations: ServedConversations,
+        io: RecordingIO,
+        agents: OpenAgents,
     ) -> None:
         self._settings, self._versions, self._conversations = settings, versions, conversations
-        self._prompts = CallPrompts(engine, rendering)
-        self._io = RecordingIO(settings.serve, rendering, writer, self._prompts)
+        self._io, self.agents = io, agents
         self._recorders: dict[str, PolicyRecorder] = {}
-        self._agents: dict[str, AgentEvent] = {}
-        """The newest event about each agent, as of `_agents_at`."""
-        self._agents_at = -AGENTS_S
         self.is_fleet = versions.single is None
         self.runs = ServedRuns(self, conversations)
         for policy in (*versions.policies, *conversations.of_policy):
@@ -91,9 +78,8 @@ class Recorder:
         """
         if any(conversations.is_run(call.trajectory_id) for conversations in self._conversations):
             return None
-        await self._read_agents()
-        agent = self._agents.get(call.agent_id)
-        return None if agent is None or agent.kind == "removed" else agent.prompt
+        agent = await self._agent(call.agent_id)
+        return None if agent is None else agent.prompt
 
     async def conversation(self, turn_id: str) -> tuple[Message, ...] | None:
         """Return the messages up to a recorded turn, its answer included; None if there is no such turn."""
@@ -144,7 +130,7 @@ class Recorder:
         """Return once no call is in progress any more."""
         while self._io.in_progress:
             await asyncio.wait(self._io.in_progress)
-        self._prompts.close()
+        self._io.prompts.close()
 
     # --- which policy -------------------------------------------------------------------------------------------------
 
@@ -198,21 +184,25 @@ class Recorder:
 
     async def _model_of_agent(self, agent_id: str) -> str | None:
         """Return the model of a registered agent, which is a policy that is known, or one version of it."""
-        if agent_id not in self._agents:
-            await self._read_agents()
-        agent = self._agents.get(agent_id)
+        agent = await self._agent(agent_id, is_expected=True)
         return agent.model_id if agent is not None and self._is_known(agent.model_id.partition("@")[0]) else None
 
-    async def _read_agents(self) -> None:
-        """Read the agents that are registered, unless that was done AGENTS_S ago or less. Raises CallError."""
-        if time.monotonic() < self._agents_at + AGENTS_S:
-            return
+    async def _agent(self, agent_id: str, *, is_expected: bool = False) -> AgentEvent | None:
+        """Return a registered agent; before one that `is_expected` is missing, all that the log has by now is read.
+
+        Raises CallError.
+        """
         try:
-            agents = await asyncio.to_thread(registrations, self._settings)
+            agents = self.agents.current
+            if agents is None:
+                agents = await asyncio.to_thread(self.agents.open)
+            agent = agents.get(agent_id)
+            if agent is None and is_expected:
+                await asyncio.to_thread(agents.catch_up)
+                agent = agents.get(agent_id)
         except LogError as exc:
             raise CallError("busy", f"{exc}; try again") from exc
-        self._agents = {name: events[-1] for name, events in agents.items()}
-        self._agents_at = time.monotonic()
+        return agent
 
 
 class ServedRuns:

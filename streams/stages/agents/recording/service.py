@@ -22,8 +22,11 @@ from streams.kafka.reader import read
 from streams.kafka.record import TopicPartition
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
+from streams.knowledge.agent_log import OpenAgents
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
+from streams.stages.agents.recording.call_prompts import CallPrompts
+from streams.stages.agents.recording.policy_recorder import RecordingIO
 from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.served_conversations import ServedConversations
 from streams.stages.agents.recording.served_versions import ServedVersions
@@ -53,8 +56,9 @@ def open_recorder(
         conversations = ServedConversations(int(settings.serve.remembered_mb * 1_000_000), versions.serves)
         LoggedConversations(settings, outage).restore(conversations, times.now_ms())
         ServerMetrics(meter, engine, conversations)
-        with _writing(settings, stop, meter, versions) as writer:
-            yield Recorder(settings, engine, rendering, versions, writer, conversations)
+        with _writing(settings, stop, meter, versions) as writer, OpenAgents(settings) as agents:
+            io = RecordingIO(settings.serve, rendering, writer, CallPrompts(engine, rendering))
+            yield Recorder(settings, versions, conversations, io, agents)
 
 
 @contextlib.contextmanager
