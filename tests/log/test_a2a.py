@@ -20,6 +20,7 @@ from streams.kafka import admin
 from streams.stages.agents.runs.registration import register
 from tests.strangers import exchanges
 from tests.strangers.agent_protocol import suite
+from tests.strangers.replay import differences
 from tests.support.agent_server import serving, settings_of
 from tests.support.processes import read
 from tests.support.thread_server import SCRIPT, SLOW, Client, Served, ServeProcess, served_with_keys
@@ -270,20 +271,13 @@ def test_without_a_key_nothing_is_told(served: Served) -> None:
 def test_a2a_sdk_gets_the_answers_that_it_got_when_its_requests_were_recorded(
     kafka_bootstrap: str, tmp_path: Path
 ) -> None:
-    with serving(settings_of(kafka_bootstrap, tmp_path)) as url:
-
-        def send(method: str, path: str, body: str) -> tuple[int, str, str]:
-            response = httpx.request(method, url + path, content=body or None, headers=VERSION, timeout=60)
-            return response.status_code, response.headers.get("content-type", ""), response.text
-
-        recorded = exchanges.recorded(suite.A2A_FILE)
-        differ = [
-            (each["path"], each["body"], each["shape"], shape)
-            for each, status, shape in suite.repeated(recorded, send)
-            if (status, _first(shape)) != (each["status"], _first(each["shape"]))
-        ]
+    recorded = exchanges.recorded(suite.A2A_FILE)
+    with (
+        serving(settings_of(kafka_bootstrap, tmp_path)) as url,
+        httpx.Client(base_url=url, headers=VERSION, timeout=60) as client,
+    ):
+        assert differences(client, recorded, settled=_first) == []
     assert len(recorded) > 8
-    assert differ == []
 
 
 def _first(shape: Any) -> Any:

@@ -19,6 +19,7 @@ from streams.access.roles import ALLOWED, ROLES
 from streams.kafka import admin
 from tests.strangers import exchanges
 from tests.strangers.agent_protocol import suite
+from tests.strangers.replay import differences
 from tests.support.agent_server import serving, settings_of
 from tests.support.processes import read
 from tests.support.thread_server import SCRIPT, SLOW, Client, Served, ServeProcess, served_with_keys
@@ -297,20 +298,13 @@ def test_what_an_agent_remembers_is_what_its_registration_says(served: Served) -
 def test_langgraph_sdk_gets_the_answers_that_it_got_when_its_requests_were_recorded(
     kafka_bootstrap: str, tmp_path: Path
 ) -> None:
-    with serving(settings_of(kafka_bootstrap, tmp_path)) as url:
-
-        def ask(method: str, path: str, body: str) -> tuple[int, str, str]:
-            response = httpx.request(method, url + path, content=body or None, timeout=60)
-            return response.status_code, response.headers.get("content-type", ""), response.text
-
-        recorded = exchanges.recorded(suite.FILE)
-        differ = [
-            (each["method"], each["path"], each["status"], status)
-            for each, status, shape in suite.repeated(recorded, ask)
-            if (status, _settled(shape)) != (each["status"], _settled(each["shape"]))
-        ]
+    recorded = exchanges.recorded(suite.FILE)
+    with (
+        serving(settings_of(kafka_bootstrap, tmp_path)) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        assert differences(client, recorded, settled=_settled) == []
     assert len(recorded) > 20
-    assert differ == []
 
 
 def _settled(shape: Any) -> Any:

@@ -17,6 +17,7 @@ from openai.types.responses import FunctionToolParam, ResponseInputParam
 from schemas.events import Turn
 from streams.settings.model import Settings
 from tests.strangers import agents_of_others, exchanges
+from tests.strangers.replay import differences
 from tests.support.agent_server import serving, settings_of, turns
 from tests.support.documented import HOOKS
 
@@ -317,30 +318,15 @@ def test_what_was_ignored_is_in_the_answer_and_in_the_log(server: Served) -> Non
 
 def test_what_suites_of_others_asked_gets_answers_of_the_same_shape(server: Served) -> None:
     """Recorded by `make test-strangers`, which says what those suites make of the answers."""
-    other = []
-    with httpx.Client(timeout=60, event_hooks=HOOKS) as client:
-        for each in exchanges.recorded():
-            headers = {"content-type": "application/json", **each["headers"]}
-            url = f"{server.url}{each['path']}"
-            answer = client.request(each["method"], url, content=each["body"].encode(), headers=headers)
-            shape = exchanges.shape_of(answer.headers.get("content-type", ""), answer.text)
-            if (answer.status_code, shape) != (each["status"], each["shape"]):
-                other.append((each["method"], each["path"], each["body"][:200], answer.status_code, answer.text[:300]))
-    assert other == []
+    headers = {"content-type": "application/json"}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=60, event_hooks=HOOKS) as client:
+        assert differences(client, exchanges.recorded()) == []
 
 
 def test_what_agents_and_clients_of_others_asked_leaves_the_same_runs(kafka_bootstrap: str, tmp_path: Path) -> None:
     """Recorded by `make test-strangers`."""
-    settings, other, today = agents_of_others.settings(kafka_bootstrap, tmp_path), [], dict[str, str]()
-    headers = {"content-type": "application/json"}
-    with serving(settings) as url, httpx.Client(timeout=60, headers=headers) as client:
-        for each in exchanges.recorded(agents_of_others.FILE):
-            body = agents_of_others.ID.sub(lambda found: today.get(found[0], found[0]), each["body"])
-            answer = client.request(each["method"], url + each["path"], content=body.encode())
-            shape = exchanges.shape_of(answer.headers.get("content-type", ""), answer.text)
-            if (answer.status_code, shape) != (each["status"], each["shape"]):
-                other.append((each["path"], body[:200], answer.status_code, answer.text[:300]))
-            today.update(zip(each["ids"], agents_of_others.ids(answer.text), strict=False))
-    assert other == []
+    settings, headers = agents_of_others.settings(kafka_bootstrap, tmp_path), {"content-type": "application/json"}
+    with serving(settings) as url, httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+        assert differences(client, exchanges.recorded(agents_of_others.FILE)) == []
     for name, found in json.loads(agents_of_others.FINDINGS.read_text(encoding="utf-8"))["frameworks"].items():
         assert agents_of_others.tree(turns(settings, name)) == found["turns"], name

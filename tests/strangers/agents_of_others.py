@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,12 +23,12 @@ from streams.kafka.node import jvm
 from streams.settings.model import Settings
 from tests.strangers.exchanges import shape_of
 from tests.strangers.proxy import Exchange
+from tests.strangers.replay import UUID
 from tests.support import java
 from tests.support.agent_server import CALCULATOR, settings_of
 
 HERE = Path(__file__).parent
 FILE, FINDINGS = HERE / "frameworks.jsonl.xz", HERE / "findings.json"
-ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 OPENAI_JAVA = java.Jar("com.openai", "openai-java", "4.101.0")
 HOME = "/home/ann"
 """In bodies, in the place of the folder of a run."""
@@ -157,7 +156,7 @@ def tree(turns: Iterable[Turn]) -> list[str]:
 
 def ids(answer: str) -> list[str]:
     """Return the ids in an answer, each once."""
-    return list(dict.fromkeys(ID.findall(answer)))
+    return list(dict.fromkeys(UUID.findall(answer)))
 
 
 def in_order(exchanges: Iterable[Exchange], folder: Path) -> list[dict[str, Any]]:

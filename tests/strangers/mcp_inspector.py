@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,9 +27,6 @@ ERAS = ("legacy", "modern")
 HEADERS = ("content-type", "accept", "mcp-protocol-version", "mcp-method", "mcp-name")
 TASK = json.dumps({"tasks": [{"task_id": "inspected", "input": "4 + 7 =", "answer": 11}]})
 STATEMENT = json.dumps({"sql": "FROM tasks; DROP TABLE tasks"})
-
-Ask = Callable[[str, str, str, dict[str, str]], tuple[int, str, str]]
-"""Send method, path, body and headers; return status, type and body of the answer."""
 
 
 class Printed(NamedTuple):
@@ -109,10 +106,3 @@ def write(said: Iterable[Exchange]) -> None:
         for each in said
     ]
     exchanges.write(recorded, FILE)
-
-
-def repeated(recorded: Iterable[dict[str, Any]], ask: Ask) -> Iterable[tuple[dict[str, Any], int, Any]]:
-    """Send recorded requests again; yield each with status and shape of its answer."""
-    for each in recorded:
-        status, kind, answer = ask(each["method"], each["path"], each["body"], each["headers"])
-        yield each, status, exchanges.shape_of(kind, answer)

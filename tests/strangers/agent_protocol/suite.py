@@ -14,23 +14,19 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tests.strangers import exchanges
 from tests.strangers.described import HOME, TRUE, Failed, schemathesis
 from tests.strangers.proxy import Exchange
+from tests.strangers.replay import UUID
 
 FOLDER = Path(__file__).parent
 DOCUMENT, FILE, A2A_FILE = FOLDER / "openapi.json", FOLDER / "exchanges.jsonl.xz", FOLDER / "a2a.jsonl.xz"
-UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-NUMBERED = re.compile(r"\{id \d+\}")
 ANOTHER = re.compile(r"(Test Case ID: \w+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d{4}-\d\d-\d\dT[\d:.]+Z)")
 """What is another one in each run."""
-
-Ask = Callable[[str, str, str], tuple[int, str, str]]
-"""Send method, path and body; return status, type and body of the answer."""
 
 
 def langgraph(url: str) -> dict[str, Any]:
@@ -72,7 +68,7 @@ def in_order(said: Iterable[Exchange]) -> list[dict[str, Any]]:
     numbers: dict[str, str] = {}
     recorded = []
     for each in said:
-        path, body = (_filled(text, numbers, UUID) for text in (each.path, each.body))
+        path, body = (_numbered(text, numbers) for text in (each.path, each.body))
         recorded.append(
             {
                 "method": each.method,
@@ -86,20 +82,9 @@ def in_order(said: Iterable[Exchange]) -> list[dict[str, Any]]:
     return recorded
 
 
-def repeated(recorded: Iterable[dict[str, Any]], ask: Ask) -> Iterable[tuple[dict[str, Any], int, Any]]:
-    """Send recorded requests again, with the ids of today; yield each with status and shape of its answer."""
-    numbers: dict[str, str] = {}
-    for each in recorded:
-        names = {number: uuid for uuid, number in numbers.items()}
-        path, body = (_filled(each[part], names) for part in ("path", "body"))
-        status, kind, answer = ask(each["method"], path, body)
-        yield each, status, exchanges.shape_of(kind, answer)
-        _number(answer, numbers)
-
-
-def _filled(text: str, names: dict[str, str], pattern: re.Pattern[str] = NUMBERED) -> str:
-    """Return a text with other names for what is found in it."""
-    return pattern.sub(lambda match: names.get(match[0], match[0]), text)
+def _numbered(text: str, numbers: dict[str, str]) -> str:
+    """Return a text with the numbers of ids in their places."""
+    return UUID.sub(lambda match: numbers.get(match[0], match[0]), text)
 
 
 def _number(answer: str, numbers: dict[str, str]) -> None:

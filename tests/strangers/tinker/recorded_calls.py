@@ -10,9 +10,8 @@ when they were sent (heartbeats, telemetry, a poll that had no result, a list fr
 from __future__ import annotations
 
 import json
-import re
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,9 @@ from google.protobuf.json_format import MessageToDict
 from gateway.tinker import protobuf
 from tests.strangers.exchanges import shape, shape_of
 from tests.strangers.proxy import Exchange
+from tests.strangers.replay import UUID, Difference, differences
 
 FILE = Path(__file__).parent / "calls.jsonl.xz"
-ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 PROTOBUF, ENCODING, PENDING = "application/x-protobuf", "content-encoding", 408
 LEFT_OUT = ("/session_heartbeat", "/telemetry")
 KEPT_HEADERS = ("content-type", "accept", ENCODING)
@@ -52,7 +51,7 @@ def compact(exchanges: Iterable[Exchange]) -> list[dict[str, Any]]:
             "path": exchange.path,
             "headers": {name: value for name, value in exchange.headers.items() if name in KEPT_HEADERS},
             "body": _plain_body(exchange),
-            "ids": list(dict.fromkeys(ID.findall(exchange.answer))),
+            "ids": list(dict.fromkeys(UUID.findall(exchange.answer))),
             "status": exchange.status,
             "shape": shape_of_answer(exchange.path, exchange.body, exchange.kind, exchange.answer),
         }
@@ -66,24 +65,21 @@ def routes(calls: Iterable[dict[str, Any]]) -> list[str]:
     return sorted({f"{call['method']} {_route(call['path'])} {call['status']}" for call in calls})
 
 
-def replay(url: str, calls: Iterable[dict[str, Any]]) -> list[tuple[str, str, int, str]]:
+def replay(url: str, calls: Iterable[dict[str, Any]]) -> list[Difference]:
     """Send recorded requests to a server, in order; return those whose answers have another shape."""
-    today, different = dict[str, str](), []
-    with httpx.Client(timeout=60) as client:
-        for call in calls:
-            path, body = (ID.sub(lambda id: today.get(id[0], id[0]), call[part]) for part in ("path", "body"))
-            content = body.encode(errors="surrogateescape")
-            if call["headers"].get(ENCODING) == "zstd":
-                content = zstandard.ZstdCompressor().compress(content)
-            answer = client.request(call["method"], url + path, content=content, headers=call["headers"])
-            while answer.status_code == PENDING:
-                answer = client.request(call["method"], url + path, content=content, headers=call["headers"])
-            text = answer.content.decode(errors="surrogateescape")
-            now = shape_of_answer(path, body, answer.headers.get("content-type", ""), text)
-            if (answer.status_code, now) != (call["status"], call["shape"]):
-                different.append((call["method"], path, answer.status_code, text[:500]))
-            today.update(zip(call["ids"], dict.fromkeys(ID.findall(text)), strict=False))
-    return different
+    with httpx.Client(base_url=url, timeout=60) as client:
+        return differences(client, calls, send=_send, shape_at=shape_of_answer)
+
+
+def _send(client: httpx.Client, call: Mapping[str, Any], path: str, body: str) -> httpx.Response:
+    """Send a recorded request until it has a result, with its body as the SDK packs it."""
+    content = body.encode(errors="surrogateescape")
+    if call["headers"].get(ENCODING) == "zstd":
+        content = zstandard.ZstdCompressor().compress(content)
+    while True:
+        answer = client.request(call["method"], path, content=content, headers=call["headers"])
+        if answer.status_code != PENDING:
+            return answer
 
 
 def shape_of_answer(path: str, body: str, kind: str, answer: str) -> Any:
@@ -108,4 +104,4 @@ def _depends_on_time(exchange: Exchange) -> bool:
 
 
 def _route(path: str) -> str:
-    return ID.sub("ID", path.partition("?")[0])
+    return UUID.sub("ID", path.partition("?")[0])
