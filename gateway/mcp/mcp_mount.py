@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import httpx
 from fastapi import FastAPI
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
-ANSWER_S = 600.0
-"""How long a tool's request may take; the server's own limits (serve.answer_s) are tighter."""
 NO_STREAM = "this server sends nothing of its own, so there is no stream to wait on; send requests with POST"
 INVALID_REQUEST = -32600
 MISSING = "this server offers no MCP: the extra is not installed; run `pip install 'streamward[mcp]'`"
@@ -76,32 +73,28 @@ class McpMount:
 
     async def _start(self, toolset: Toolset) -> None:
         assert self.server is not None  # noqa: S101 - set before anything is answered
-        transport = httpx.ASGITransport(self.server)
-        client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=ANSWER_S)
-        manager, started = self.manager(toolset, client), asyncio.Event()
-        self._running.append(asyncio.create_task(self._run(manager, client, started)))
+        manager, started = self.manager(toolset, self.server), asyncio.Event()
+        self._running.append(asyncio.create_task(self._run(manager, started)))
         await started.wait()
         self._managers[toolset] = manager
 
-    def manager(self, toolset: Toolset, client: httpx.AsyncClient) -> StreamableHTTPSessionManager:
-        """Return the SDK's transport of a set of tools, which ask `client`."""
+    def manager(self, toolset: Toolset, server: ASGIApp) -> StreamableHTTPSessionManager:
+        """Return the SDK's transport of a set of tools, which ask `server`."""
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
         from gateway.mcp.mcp_server import build_server
-        from gateway.mcp.toolbox import ToolBox
+        from gateway.mcp.toolbox import OwnServer, ToolBox
 
         return StreamableHTTPSessionManager(
-            build_server(ToolBox(client, toolset)),
+            build_server(ToolBox(OwnServer(server), toolset)),
             json_response=True,
             stateless=True,
             max_request_body_size=MAX_BODY_BYTES,
         )
 
-    async def _run(
-        self, manager: StreamableHTTPSessionManager, client: httpx.AsyncClient, started: asyncio.Event
-    ) -> None:
-        """Keep the SDK's tasks and the client in one task of their own: they end where they began."""
-        async with client, manager.run():
+    async def _run(self, manager: StreamableHTTPSessionManager, started: asyncio.Event) -> None:
+        """Keep the SDK's tasks in one task of their own: they end where they began."""
+        async with manager.run():
             started.set()
             await self._closing.wait()
 

@@ -8,14 +8,16 @@ It speaks revisions 2026-07-28 and 2025-11-25 without sessions, and only answers
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import mcp_types as types
-from mcp.server.context import ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel.server import Server
 from mcp.shared.exceptions import MCPError
+from mcp_types.methods import validate_client_request
 
 from gateway.mcp import diagnose_prompt, mcp_resources
 from gateway.mcp.toolbox import RegistryTool, ToolBox
@@ -30,6 +32,9 @@ INSTRUCTIONS = (
 )
 INVALID_PARAMS, INTERNAL = -32602, -32603
 
+LISTED: ContextVar[Sequence[LogTool | RegistryTool] | None] = ContextVar("listed", default=None)
+"""The tools that a list is made of, where they are known before."""
+
 Context = ServerRequestContext[Any, Any]
 
 
@@ -41,9 +46,15 @@ class LogHandlers:
 
     async def list_tools(self, context: Context, _: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         """List the tools that the caller may call."""
-        with _protocol_errors(INTERNAL):
-            allowed = await self._tools.tools(self._caller_headers(context))
+        allowed = LISTED.get()
+        if allowed is None:
+            allowed = await self.callable_tools(context)
         return types.ListToolsResult(tools=[_tool(tool) for tool in allowed])
+
+    async def callable_tools(self, context: Context) -> Sequence[LogTool | RegistryTool]:
+        """Return the tools that the caller may call."""
+        with _protocol_errors(INTERNAL):
+            return await self._tools.tools(self._caller_headers(context))
 
     async def call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
         """Call a tool. What its route refuses is a result that says so."""
@@ -105,10 +116,37 @@ class LogHandlers:
         return headers
 
 
+class KeptLists:
+    """Middleware that answers tools/list with what the SDK made of the same tools before.
+
+    What a caller may call is asked each time. To describe, check and write 19 tools took 1.6 ms of 4.
+    """
+
+    def __init__(self, handlers: LogHandlers) -> None:
+        self._handlers = handlers
+        self._kept: dict[tuple[str, tuple[str, ...]], HandlerResult] = {}
+        """By revision and the names of the tools, each of which has one description."""
+
+    async def __call__(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        """Answer a request, or pass it on."""
+        if ctx.method != "tools/list":
+            return await call_next(ctx)
+        validate_client_request(ctx.method, ctx.protocol_version, ctx.params)
+        tools = await self._handlers.callable_tools(ctx)
+        kept = (ctx.protocol_version, tuple(tool.name for tool in tools))
+        if kept not in self._kept:
+            token = LISTED.set(tools)
+            try:
+                self._kept[kept] = await call_next(ctx)
+            finally:
+                LISTED.reset(token)
+        return self._kept[kept]
+
+
 def build_server(tools: ToolBox, credentials: Mapping[str, str] | None = None) -> Server[Any]:
     """Return the server of these tools. `credentials`: of every call; None: each call's own headers."""
     handlers = LogHandlers(tools, credentials)
-    return Server(
+    server: Server[Any] = Server(
         NAME,
         version=program_version(),
         instructions=INSTRUCTIONS,
@@ -120,6 +158,9 @@ def build_server(tools: ToolBox, credentials: Mapping[str, str] | None = None) -
         on_list_prompts=handlers.list_prompts,
         on_get_prompt=handlers.get_prompt,
     )
+    if credentials is None and tools.toolset != "registered":  # its tools change while it runs
+        server.middleware.append(KeptLists(handlers))
+    return server
 
 
 @contextmanager

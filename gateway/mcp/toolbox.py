@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 import httpx
+from starlette.types import ASGIApp
 
 from gateway.mcp.mcp_paths import Toolset
 from gateway.mcp.tools import TOOLS, LogTool, ToolRequest, tools_of
@@ -50,11 +51,46 @@ class ToolOutcome(NamedTuple):
     is_error: bool = False
 
 
+class SendsRequests(Protocol):
+    """Where tools send their requests: httpx's client, or OwnServer."""
+
+    @property
+    def base_url(self) -> Any:
+        """The address of the server."""
+
+    async def request(
+        self, method: str, url: str, *, params: dict[str, str], content: bytes | None, headers: dict[str, str]
+    ) -> httpx.Response:
+        """Return the response to a request. Raises httpx.TransportError."""
+
+
+class OwnServer:
+    """The server that offers the tools, asked in memory.
+
+    By httpx's transport alone: what its client does around that, of cookies, redirections and proxies, took 0.3 ms a
+    request, as much as a route.
+    """
+
+    base_url = "http://127.0.0.1"
+
+    def __init__(self, server: ASGIApp) -> None:
+        self._transport = httpx.ASGITransport(server)
+
+    async def request(
+        self, method: str, url: str, *, params: dict[str, str], content: bytes | None, headers: dict[str, str]
+    ) -> httpx.Response:
+        """Return the response to a request."""
+        request = httpx.Request(method, self.base_url + url, params=params, content=content, headers=headers)
+        response = await self._transport.handle_async_request(request)
+        await response.aread()
+        return response
+
+
 @dataclass(frozen=True)
 class ToolBox:
     """The tools of one server, called as requests to it."""
 
-    client: httpx.AsyncClient
+    client: SendsRequests
     toolset: Toolset = "log"
 
     async def tools(self, credentials: Mapping[str, str]) -> Sequence[LogTool | RegistryTool]:

@@ -25,6 +25,7 @@ from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.settings.model import Settings
 from tests.strangers import exchanges, mcp_inspector
+from tests.strangers.replay import differences
 from tests.support.agent_server import serving, settings_of
 from tests.support.factories import response, task
 from tests.support.processes import read, until
@@ -103,6 +104,30 @@ def test_a_key_of_a_tenant_is_not_shown_what_is_about_all_tenants(guarded: Guard
     assert "show_group" in names and "query_log" not in names
     refused = of_red.call("viewer", lambda client: client.call_tool("query_log", {"sql": "FROM tasks"}))
     assert refused.is_error and "for keys and people without one" in texts(refused)[-1]
+
+
+def test_a_list_that_is_kept_is_asked_for_each_time_and_a_revoked_key_gets_none(guarded: Guarded) -> None:
+    def listed(key: str, params: Any = None) -> httpx.Response:
+        headers = {"x-api-key": key, "accept": "application/json, text/event-stream", "mcp-protocol-version": EARLIER}
+        return httpx.post(f"{guarded.url}/mcp", json={**LIST, "params": params or {}}, headers=headers)
+
+    with AccessLog(guarded.settings) as person:
+        keys = [person.create(role=role, actor="ann") for role in ("viewer", "submitter", "viewer")]
+        answers = [listed(key.text).json()["result"]["tools"] for key in (*keys, *keys)]
+        assert answers[:3] == answers[3:] and answers[0] == answers[2]
+        for role, tools in zip(("viewer", "submitter"), answers, strict=False):
+            assert [tool["name"] for tool in tools] == [tool.name for tool in tools_of("log", ALLOWED[role])]
+        wrong = listed(keys[0].text, {"cursor": 7}).json()
+        assert wrong["error"]["code"] == -32602
+        person.revoke(keys[0].key_id, actor="ann", reason="lost")
+    until(lambda: listed(keys[0].text).status_code == 401, "the key is refused")
+    assert listed(keys[2].text).json()["result"]["tools"] == answers[0]
+
+    def asked() -> int:
+        events = [event for _, event in read(guarded.settings, RequestEvent) if event.subject_id == keys[1].key_id]
+        return sum(event.resource == "/auth/permissions" for event in events)
+
+    until(lambda: asked() == 2, "what a key may call was asked and recorded for each list")
 
 
 def test_a_task_that_is_submitted_by_a_tool_is_in_the_log_and_in_the_trail(guarded: Guarded) -> None:
@@ -265,16 +290,9 @@ def test_the_inspector_gets_the_answers_that_it_got_when_its_requests_were_recor
     kafka_bootstrap: str, tmp_path: Path
 ) -> None:
     recorded = exchanges.recorded(mcp_inspector.FILE)
-    with serving(settings_of(kafka_bootstrap, tmp_path)) as url:
-
-        def ask(method: str, path: str, body: str, headers: dict[str, str]) -> tuple[int, str, str]:
-            response = httpx.request(method, url + path, content=body or None, headers=headers, timeout=60)
-            return response.status_code, response.headers.get("content-type", ""), response.text
-
-        differ = [
-            (each["method"], each["body"], each["status"], status)
-            for each, status, shape in mcp_inspector.repeated(recorded, ask)
-            if (status, shape) != (each["status"], each["shape"])
-        ]
+    with (
+        serving(settings_of(kafka_bootstrap, tmp_path)) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        assert differences(client, recorded) == []
     assert {each["headers"].get("mcp-protocol-version") for each in recorded} >= {MODERN, EARLIER}
-    assert differ == []

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from starlette.types import ASGIApp
 
 from gateway.http.limits import TimeLimits
 from gateway.http.own_machine import OwnMachine
@@ -53,7 +54,7 @@ class EverythingMount(McpMount):
 
     streams = True
 
-    def manager(self, toolset: Toolset, client: httpx.AsyncClient) -> Any:
+    def manager(self, toolset: Toolset, server: ASGIApp) -> Any:
         """Return its transport, with the sessions and streams that the suite asks for."""
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
