@@ -18,6 +18,7 @@ from schemas.events import Coordinates, SourceRange
 from streams.kafka.record import TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
+from streams.tools.audit.thread_facts import MemoryFact, ThreadFact, ThreadTurn
 
 Components = tuple[tuple[str, float], ...]
 
@@ -233,6 +234,8 @@ class TurnFact(NamedTuple):
     """Tokens of its completion."""
     shown: str | None
     """Digest of what its environment had shown before."""
+    of_thread: ThreadTurn | None
+    """Of the run that it answers; None: of no thread's."""
 
 
 class RunFact(NamedTuple):
@@ -479,6 +482,8 @@ Fact = (
     | CallResultFact
     | ToolFact
     | PromptFact
+    | MemoryFact
+    | ThreadFact
     | CurationFact
     | DatasetFact
     | QueueFact

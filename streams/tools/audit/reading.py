@@ -19,11 +19,12 @@ from streams.kafka.record import TopicPartition
 from streams.kafka.transactions import unread_offsets
 from streams.settings.model import Settings
 from streams.tools.audit.facts import Reach
-from streams.tools.audit.recount import OF_CALLS, OF_QUEUES, ONLY_PLACED, Ledger
+from streams.tools.audit.recount import OF_CALLS, OF_CONVERSATIONS, OF_QUEUES, ONLY_PLACED, Ledger
 from streams.tools.audit.report import Report
 
 BACKWARDS = (
     "dead-letters",
+    *OF_CONVERSATIONS,
     *ONLY_PLACED,
     *OF_QUEUES,
     "tools",
@@ -45,11 +46,12 @@ BACKWARDS = (
     "tasks",
 )
 """Topics, each after those with effects of its records: the end of a trajectory counts its turns, an event of a job
-names versions and the crossing that started it, a verdict the end of a run, the result of a training call the version
-that it saved, and a queue the samples that it had. From `requests` nothing follows: it is not read."""
+names versions and the crossing that started it, the end of a run on a thread its turn, a verdict the end of a run, the
+result of a training call the version that it saved, and a queue the samples that it had. From `requests` nothing
+follows: it is not read."""
 KEPT_WHOLE = (
     *("tasks", "adapters", "jobs", "triggers", "curation", "datasets", "tools", "prompts"),
-    *(*OF_CALLS, *OF_QUEUES, *ONLY_PLACED),
+    *(*OF_CALLS, *OF_QUEUES, *OF_CONVERSATIONS, *ONLY_PLACED),
 )
 """Topics that are read from their beginning, however late the recount begins."""
 CLOCK_SKEW_MS = 60_000

@@ -25,12 +25,14 @@ from schemas.events import (
     Event,
     GroupControl,
     JobEvent,
+    MemoryEvent,
     PromptEvent,
     QueueEvent,
     Response,
     Reward,
     SampleEvent,
     Task,
+    ThreadEvent,
     ToolEvent,
     TrainingCall,
     TrainingResult,
@@ -80,6 +82,7 @@ from streams.tools.audit.record_digests import (
     shared_digest,
     tokens_digest,
 )
+from streams.tools.audit.thread_records import memory_fact, thread_fact, thread_turn
 
 
 def event_and_key(record: Record, topic: Topic) -> Event | Unusable:
@@ -293,6 +296,7 @@ def _turn(record: Record, turn: Turn) -> TurnFact:
         sent=len(turn.prompt_token_ids),
         said=len(turn.completion_token_ids),
         shown=None if turn.observed is None else turn.observed.digest,
+        of_thread=thread_turn(turn),
     )
 
 
@@ -504,6 +508,8 @@ _FACTS: dict[type[Event], Any] = {
     TrainingResult: _call_result,
     ToolEvent: _tool,
     PromptEvent: _prompt,
+    MemoryEvent: memory_fact,
+    ThreadEvent: thread_fact,
     CurationEvent: _curation,
     DatasetEvent: _dataset,
     QueueEvent: _queue,

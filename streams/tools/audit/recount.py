@@ -15,6 +15,8 @@
     judged runs of a set     = its rows + those left out, of the verdicts in its ranges
     samples put, returned    = in their queues + cleared + gone back, at each state that a queue says it had
     entries of tools         = each event decided when those before it had taken effect, none accepted unseen
+    runs of threads          = ended, each with the turn that it names + interrupted + open
+    items of the store       = each deleted once it was put, no event counted twice
     crossings of rules       = with their one job + without a job (self-play) + open, no tick before its time
 
 None of the stages' code is used: what follows from the events is implemented here a second time (`recount_*.py`), and
@@ -35,7 +37,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.conventions import FEEDBACK, SELFPLAY_RUN
-from schemas.events import Coordinates, GroupControl, Response, Reward, Task
+from schemas.events import AccessEvent, Coordinates, GroupControl, Response, Reward, Task
 from streams.kafka.headers import LEFT_OUT
 from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.topics import KEYED_BY_TASK, topics
@@ -75,16 +77,19 @@ from streams.tools.audit.recount_curation import ends_of_runs, recount_curation
 from streams.tools.audit.recount_dataset import DatasetStory, recount_dataset
 from streams.tools.audit.recount_decisions import recount_decisions
 from streams.tools.audit.recount_job import JobStory, recount_job, recount_months
+from streams.tools.audit.recount_memory import MemoryStory, recount_memory
 from streams.tools.audit.recount_policy import PolicyLedger, first_trained, recount_policy
 from streams.tools.audit.recount_prompts import PromptRules
 from streams.tools.audit.recount_queue import QueueStory, recount_queue
 from streams.tools.audit.recount_task import JOIN, SCORER, STREAMS, recount_task
+from streams.tools.audit.recount_threads import ThreadStory, recount_threads
 from streams.tools.audit.recount_tools import ToolRules
 from streams.tools.audit.recount_trajectory import RunStory, recount_run
 from streams.tools.audit.recount_trigger import RuleStory, recount_rule, stray_jobs
 from streams.tools.audit.recount_versions import VersionLedger
 from streams.tools.audit.report import CATEGORIES, Report
 from streams.tools.audit.story import Story, TaskOutcome
+from streams.tools.audit.thread_facts import KeyRights, MemoryFact, ThreadFact
 
 RESUBMITTED = "resubmitted_from"
 """Metadata of a task that was sent again: it has those of the first one, too."""
@@ -103,12 +108,12 @@ READERS = {
 and stage."""
 OF_CALLS = ("training-results", "training-calls")
 OF_QUEUES = ("queues", "samples")
-ONLY_PLACED = ("experiments", "agents", "access", "memory", "threads")
-"""Topics about other logs, programs, keys and decisions: of their records only this is checked, that each is where its
-key belongs."""
+ONLY_PLACED = ("experiments", "agents", "access")
+"""Topics about other logs, programs and keys: their records are only checked to be where their keys belong."""
+OF_CONVERSATIONS = ("threads", "memory")
 NO_HORIZON = (
     *("tasks", "adapters", "turns", "trajectories", "jobs", "triggers", "curation", "datasets", "tools", "prompts"),
-    *(*OF_CALLS, *OF_QUEUES, *ONLY_PLACED),
+    *(*OF_CALLS, *OF_QUEUES, *OF_CONVERSATIONS, *ONLY_PLACED),
 )
 """Topics whose retention hides nothing of what a group is recounted from."""
 UNLETTERED = {
@@ -194,6 +199,10 @@ class Ledger:
         """The tasks that name a crossing as their run of self-play."""
         self._tools: dict[str, list[ToolFact]] = {}
         self._prompts: dict[str, list[PromptFact]] = {}
+        self._threads: dict[str, ThreadStory] = {}
+        self._items: dict[str, MemoryStory] = {}
+        self._keys: dict[str, KeyRights] = {}
+        """What each key may name, by the actor that it is."""
         self._verdicts: list[CurationFact] = []
         self._datasets: dict[str, DatasetStory] = {}
         self._letters: dict[Coordinates, list[LetterFact]] = {}
@@ -220,6 +229,9 @@ class Ledger:
             self._unusable.append(Unusable(at, "wrong_partition"))
             if isinstance(event, Task):
                 self._story(own, event.task_id).misplaced.append(at)
+        elif isinstance(event, AccessEvent):
+            if event.kind == "key_created":
+                self._keys.setdefault(f"key {event.subject_id}", KeyRights(event.tenant, event.agent_id))
         elif topic.label not in ONLY_PLACED:
             self._keep(fact_of(record, event), event)
             if isinstance(event, Task) and SELFPLAY_RUN in event.metadata and RESUBMITTED not in event.metadata:
@@ -256,6 +268,10 @@ class Ledger:
                 self._tools.setdefault(event.tool_id, []).append(fact)
             case PromptFact():
                 self._prompts.setdefault(event.prompt, []).append(fact)
+            case ThreadFact():
+                self._threads.setdefault(event.thread_id, ThreadStory(event.thread_id)).events.append(fact)
+            case MemoryFact():
+                self._items.setdefault(event.namespace, MemoryStory(event.namespace)).events.append(fact)
             case CurationFact():
                 self._verdicts.append(fact)
             case DatasetFact():
@@ -334,6 +350,9 @@ class Ledger:
                 _add(whole, recount_decisions(tool, ToolRules(), view))
             for prompt in self._prompts.values():
                 _add(whole, recount_decisions(prompt, PromptRules(), view))
+            _add(whole, recount_threads(self._threads.values(), self._runs, self._keys, view))
+            for items in self._items.values():
+                _add(whole, recount_memory(items, self._keys, view))
             _add(whole, stray_jobs(self._rules, ordered))
             _add(whole, recount_months(self._months, self._jobs.values()))
             whole.findings += self._useless(view)

@@ -42,7 +42,7 @@ E = TypeVar("E", bound=DecisionFact, contravariant=True)
 
 
 class DecisionRules(Protocol[E]):
-    """What events of a registry have to follow, as the fold of those that took effect."""
+    """The rules of a registry, with the fold of the events that took effect."""
 
     topic: str
     """Its topic, by label."""

@@ -14,7 +14,7 @@ from streams.tools.audit.story import TaskOutcome
 
 
 class PromptRules:
-    """What follows from the events of one prompt."""
+    """The rules of one prompt."""
 
     topic, noun, counted = "prompts", "prompt", "prompt events"
 

@@ -14,7 +14,7 @@ from streams.tools.audit.story import TaskOutcome
 
 
 class ToolRules:
-    """What follows from the events of one entry."""
+    """The rules of one entry."""
 
     topic, noun, counted = "tools", "entry", "tool events"
 

@@ -96,6 +96,9 @@ class Report:
             parts = {"in their queues": n["samples in queues"], "cleared": n["samples cleared"]}
             parts["gone back"] = n["samples gone back"]
             lines.append(("samples put, returned", n["samples put"] + n["samples returned"], parts))
+        if n["runs of threads"]:  # only where there are threads
+            parts = {name: n[f"runs {name}"] for name in ("answered", "failed", "interrupted", "open")}
+            lines.append(("runs of threads", n["runs of threads"], parts))
         return [
             (what, f"{total} = " + " + ".join(f"{count} {name}" for name, count in parts.items()),
              total == sum(parts.values()))
@@ -106,7 +109,10 @@ class Report:
         """Return all of it, ready for JSON."""
         n = self.counts
         whole: dict[str, Any] = {name: n[name] for name in ("tasks", "responses", "rewards", "groups")}
-        whole |= {name: n[name] for name in ("batches", "adapters", "turns", "trajectories", "jobs", "verdicts")}
+        whole |= {
+            name: n[name]
+            for name in ("batches", "adapters", "turns", "trajectories", "jobs", "verdicts", "threads", "items")
+        }
         for category in CATEGORIES:
             whole[category] = [
                 {"at": str(found.at), "what": found.what, "accounted": found.accounted} for found in self.of(category)

@@ -1,0 +1,241 @@
+"""Recount threads: their events follow from each other, and each answer is that of the turn which its end names.
+
+    created, run_requested, run_ended, … of one thread ──► ThreadCount ──► what no server can have written
+    run_ended ──► its turn is in turns ──► the same answer, thread, agent and version,
+                                           and it was given to the messages that the thread had
+    run_requested ──► each run is on one thread; a turn of a run has a request
+    actor: a key ──► it names its own tenant's threads and agents
+
+An event that came too late, because two clients met or a server was killed, changes nothing and is no mistake of the
+log. Of a partition whose first records retention has deleted, only what follows from a record itself is judged, and a
+turn that may have been deleted is not missed.
+
+Not covered: the items of the store that a run was given, and the system message that has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from streams.kafka.record import partition_of
+from streams.tools.audit.facts import AuditFinding, AuditView, Category, TurnFact
+from streams.tools.audit.recount_trajectory import RunStory
+from streams.tools.audit.story import TaskOutcome
+from streams.tools.audit.thread_facts import KeyRights, ThreadFact, ThreadTurn, tenant_of
+from streams.tools.audit.thread_records import OWN_IDS, request_digest_of
+from streams.tools.audit.thread_states import HeadState, RunCount, ThreadCount
+
+Runs = Mapping[tuple[int, str], RunStory]
+"""Trajectories, by partition and id."""
+ENDINGS = {"success": "answered", "error": "failed", "timeout": "failed", "interrupted": "interrupted"}
+
+
+@dataclass(slots=True)
+class ThreadStory:
+    """The events of one thread, in the order of its partition."""
+
+    thread_id: str
+    events: list[ThreadFact] = field(default_factory=list)
+
+
+class AnsweredTurn(NamedTuple):
+    """A turn, and what it says of the run that it answers."""
+
+    turn: TurnFact
+    of_thread: ThreadTurn
+
+    def __str__(self) -> str:
+        return f"turn {self.turn.event_id} at {self.turn.at}"
+
+
+def recount_threads(
+    stories: Iterable[ThreadStory], runs: Runs, keys: Mapping[str, KeyRights], view: AuditView
+) -> TaskOutcome:
+    """Return what is wrong with threads; `keys`: by the actor that they are."""
+    whole, threads_of_runs = TaskOutcome(), dict[str, str]()
+    for story in stories:
+        recount = ThreadRecount(story, runs, keys, view)
+        recount.read()
+        for run_id, request in recount.requests.items():
+            if (other := threads_of_runs.setdefault(run_id, story.thread_id)) != story.thread_id:
+                problem = f"run {run_id} is on thread {other} already"
+                whole.findings.append(AuditFinding("contradictory", request.at, problem))
+        whole.findings += recount.outcome.findings
+        whole.counts.update(recount.outcome.counts)
+        whole.in_flight.update(recount.outcome.in_flight)
+    whole.findings += _stray_turns(runs, threads_of_runs.keys(), view)
+    return whole
+
+
+def _stray_turns(runs: Runs, requested: Collection[str], view: AuditView) -> Iterator[AuditFinding]:
+    """Find turns that answer runs without a request. While servers work, a request may be newer than was read."""
+    topic = view.names["threads"]
+    is_cut = any(offset for (name, _), offset in view.reach.begins.items() if name == topic)
+    if is_cut or not view.reach.settled:
+        return
+    for (_, run_id), run in runs.items():
+        turn = next((turn for turn in run.turns if turn.of_thread is not None), None)
+        if turn is not None and run_id not in requested:
+            yield AuditFinding("phantom", turn.at, f"it answers run {run_id}, which was never requested in threads")
+
+
+class ThreadRecount:
+    """The recount of one thread."""
+
+    def __init__(self, story: ThreadStory, runs: Runs, keys: Mapping[str, KeyRights], view: AuditView) -> None:
+        self._story, self._runs, self._keys, self._view = story, runs, keys, view
+        self._is_cut = view.reach.cut(view.names["threads"], story.events[0].at.partition)
+        self._thread = ThreadCount()
+        self._first: dict[int, ThreadFact] = {}
+        """The newest event of each id that took effect, or the first."""
+        self.requests: dict[str, ThreadFact] = {}
+        """Those that the thread let in, by run."""
+        self.outcome = TaskOutcome()
+
+    def read(self) -> None:
+        """Read every event."""
+        counts, thread = self.outcome.counts, self._thread
+        counts["threads"] += 1
+        for event in self._story.events:
+            counts["thread events"] += 1
+            self._judge_itself(event)
+            refusal = thread.refusal(event)
+            run = thread.begun.get(event.run_id)
+            if refusal is None:
+                self._count(event)
+                thread.take(event)
+            elif event.kind == "run_requested" and event.run_id not in thread.in_log:
+                thread.turned_away.add(event.run_id)
+            self._judge_repetition(event, has_effect=refusal is None)
+            if refusal is not None and refusal.impossible is not None:
+                self._find(event, *refusal.impossible, needs_beginning=True)
+            elif refusal is not None:
+                counts["thread events without effect"] += 1
+            if event.kind == "run_ended":
+                self._judge_end(event, run)
+        self._count_open()
+
+    def _find(self, event: ThreadFact, category: Category, problem: str, *, needs_beginning: bool = False) -> None:
+        if not (needs_beginning and self._is_cut):
+            self.outcome.findings.append(AuditFinding(category, event.at, problem))
+
+    def _count(self, event: ThreadFact) -> None:
+        """Count an event that takes effect."""
+        counts, thread = self.outcome.counts, self._thread
+        if event.kind == "run_requested":
+            counts["runs of threads"] += 1
+            self.requests.setdefault(event.run_id, event)
+            if event.if_busy == "interrupt" and thread.active is not None:
+                counts["runs interrupted"] += 1
+        elif event.kind == "run_ended":
+            counts[f"runs {ENDINGS[event.ending or 'error']}"] += 1
+        elif event.kind in ("run_cancelled", "run_deleted"):
+            counts["runs interrupted"] += thread.runs[event.run_id].status in ("waiting", "in progress")
+        elif event.kind == "deleted":
+            counts["runs interrupted"] += (thread.active is not None) + len(thread.waiting)
+
+    def _count_open(self) -> None:
+        thread = self._thread
+        is_open = (thread.active is not None) + len(thread.waiting)
+        self.outcome.counts["runs open"] += is_open
+        if thread.active is not None and self._view.reach.settled:
+            request = thread.runs[thread.active].request
+            self._find(request, "lost", f"the end of run {request.run_id} is not in threads", needs_beginning=True)
+        else:
+            self.outcome.in_flight["runs of threads"] += is_open
+
+    # --- an event -----------------------------------------------------------------------------------------------------
+
+    def _judge_itself(self, event: ThreadFact) -> None:
+        thread_id = self._story.thread_id
+        if not event.has_own_id:
+            self._find(event, "contradictory", "its id is not that of its thread, run and kind")
+        tenant, agent_id = None if event.stateless else tenant_of(thread_id), event.agent_id
+        if tenant is not None and agent_id is not None and tenant_of(agent_id) != tenant:
+            self._find(event, "contradictory", f"agent {agent_id} is not of tenant {tenant}, whose thread it is")
+        rights = self._keys.get(event.actor)
+        if rights is None:
+            return
+        if agent_id is not None and (problem := rights.problem(event.actor, agent_id)) is not None:
+            self._find(event, "contradictory", problem)
+        is_single = event.stateless or event.run_id == thread_id
+        problem = None if is_single else rights._replace(agent_id=None).problem(event.actor, thread_id)
+        if problem is not None:
+            self._find(event, "contradictory", problem)
+
+    def _judge_repetition(self, event: ThreadFact, *, has_effect: bool) -> None:
+        """Find a second event of an id. Those whose ids follow from their run may differ, except in how it ended."""
+        first = self._first.setdefault(event.identity, event)
+        if has_effect:
+            self._first[event.identity] = event
+        if first is event:
+            return
+        is_same, is_derived = first.content == event.content, event.kind in OWN_IDS
+        if is_same and not has_effect:
+            self.outcome.findings.append(AuditFinding("repeated", event.at, f"it repeats {first.at}", accounted=True))
+        elif is_same and not is_derived:
+            self._find(event, "doubled", f"it repeats {first.at}, and takes effect again", needs_beginning=True)
+        elif not is_same and not is_derived:
+            self._find(event, "contradictory", f"it has the id of {first.at}, and is another")
+        elif not is_same and event.kind == "run_ended" and not has_effect:
+            problem = f"it ends run {event.run_id} otherwise than {first.at}, which counts"
+            self._find(event, "contradictory", problem, needs_beginning=True)
+
+    # --- the end of a run ---------------------------------------------------------------------------------------------
+
+    def _judge_end(self, event: ThreadFact, run: RunCount | None) -> None:
+        """Find what is wrong with the answer of a run; `run`: as its thread let it in, if it did."""
+        expected = int(event.ending == "success")
+        if len(event.messages) != expected:
+            problem = f"it ended with {event.ending} and {len(event.messages)} messages; expected {expected}"
+            self._find(event, "contradictory", problem)
+        if not event.turn_id:
+            return
+        partition = partition_of(event.run_id, self._view.settings.topics.partitions)
+        story = self._runs.get((partition, event.run_id))
+        turn = next((turn for turn in (story.turns if story else ()) if turn.event_id == event.turn_id), None)
+        if turn is None:
+            if not self._view.reach.cut(self._view.names["turns"], partition):
+                self._find(event, "phantom", f"turn {event.turn_id} of run {event.run_id} is not in turns")
+        elif turn.of_thread is None:
+            self._find(event, "contradictory", f"turn {event.turn_id} at {turn.at} answers no run of a thread")
+        else:
+            self._judge_turn(event, AnsweredTurn(turn, turn.of_thread), run)
+
+    def _judge_turn(self, event: ThreadFact, answered: AnsweredTurn, run: RunCount | None) -> None:
+        turn, thread_id = answered.of_thread, self._story.thread_id
+        if event.messages and turn.reply != event.messages[0].content:
+            self._find(event, "contradictory", f"its answer is not that of {answered}")
+        is_single = event.run_id == thread_id
+        expected = None if is_single else thread_id.rpartition(".")[2]
+        if turn.thread_id != expected:
+            problem = f"{answered} is of thread {turn.thread_id}, and its run of thread {expected}"
+            self._find(event, "contradictory", problem)
+        elif turn.request_digest != request_digest_of(thread_id, event.run_id):
+            self._find(event, "contradictory", f"{answered} answers another request than that of run {event.run_id}")
+        if run is not None and not run.is_again:
+            self._judge_turn_by_request(event, answered, run)
+
+    def _judge_turn_by_request(self, event: ThreadFact, answered: AnsweredTurn, run: RunCount) -> None:
+        turn, request = answered.of_thread, run.request
+        if turn.agent_id != request.agent_id:
+            problem = f"agent {turn.agent_id} gave {answered}, and the run was requested of {request.agent_id}"
+            self._find(event, "contradictory", problem)
+        version = request.model.partition("@")[2]
+        if version.isdecimal() and turn.version != int(version):
+            problem = f"version {turn.version} gave {answered}, and the run was requested of {request.model}"
+            self._find(event, "contradictory", problem)
+        if run.reads is not None and not _could_read(turn, run.reads, request):
+            problem = f"{answered} was given to other messages than the thread had"
+            self._find(event, "contradictory", problem, needs_beginning=True)
+
+
+def _could_read(turn: ThreadTurn, head: HeadState, request: ThreadFact) -> bool:
+    """Return whether a turn was given to the messages of a thread, as the agent's memory_config leaves them."""
+    if turn.reading is None:
+        return True
+    expected = head.last_turns(request.memory.turns)
+    is_same_system = request.memory.has_items or turn.reading.system == expected.system
+    return is_same_system and turn.reading.rest == expected.rest

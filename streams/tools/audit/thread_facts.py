@@ -1,0 +1,131 @@
+"""What the audit keeps of conversations: events of threads and of the store, and the turns that answer runs.
+
+ThreadEvent ──► ThreadFact      Turn of a run ──► ThreadTurn      MemoryEvent ──► MemoryFact
+messages ──► MessageFact, each a digest ──► Reading: what a model had before it, in two digests
+AccessEvent of a key ──► KeyRights ◄── the actor of all of these
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from schemas.events import Coordinates
+from streams.tools.audit.record_digests import digest
+
+
+class MessageFact(NamedTuple):
+    """A message."""
+
+    role: str
+    content: int
+    """A digest of all of it."""
+
+
+class Reading(NamedTuple):
+    """Messages in their order, as digests."""
+
+    system: int = 0
+    """Of the first message, if it is the system's."""
+    rest: int = 0
+    """Of the others."""
+    length: int = 0
+
+    def extend(self, messages: Iterable[MessageFact]) -> Reading:
+        """Return these messages, followed by others."""
+        system, rest, length = self
+        for message in messages:
+            if length == 0 and message.role == "system":
+                system = message.content
+            else:
+                rest = digest(rest, message.content)
+            length += 1
+        return Reading(system, rest, length)
+
+
+class ThreadFact(NamedTuple):
+    """An event of a thread."""
+
+    at: Coordinates
+    kind: str
+    identity: int
+    """A digest of its id."""
+    content: int
+    """A digest of what it says, without its time."""
+    has_own_id: bool
+    """Whether its id is that of its thread, run and kind, if it has to be."""
+    actor: str
+    run_id: str
+    """Empty: it is of no run."""
+    agent_id: str | None
+    stateless: bool
+    if_busy: str | None
+    model: str
+    """Empty: it requests no run."""
+    memory: MemoryRule
+    checkpoint: int | None
+    """A digest of the id of the event after whose state the thread continues."""
+    adds_state: bool
+    """changed: whether messages or values do."""
+    rolled_back: bool
+    ending: str | None
+    turn_id: str
+    messages: tuple[MessageFact, ...]
+
+
+class MemoryRule(NamedTuple):
+    """What an agent's memory_config says that a run reads."""
+
+    turns: int | None = None
+    has_items: bool = False
+
+
+class ThreadTurn(NamedTuple):
+    """What a turn says that was made for a run of a thread."""
+
+    agent_id: str
+    version: int
+    request_digest: str
+    thread_id: str | None
+    """Without its tenant."""
+    reply: int
+    """A digest of the message."""
+    reading: Reading | None
+    """All that the model read; None: another turn has the beginning of it."""
+
+
+class MemoryFact(NamedTuple):
+    """An event of an item of the store."""
+
+    at: Coordinates
+    kind: str
+    identity: int
+    """A digest of its id."""
+    content: int
+    actor: str
+    key: int
+    """A digest of the item's."""
+
+
+class KeyRights(NamedTuple):
+    """What a key may name."""
+
+    tenant: str | None
+    agent_id: str | None
+
+    def problem(self, actor: str, namespace: str) -> str | None:
+        """Return why a key cannot have written a namespace; None if it can."""
+        own = ".".join(label for label in (self.tenant, self.agent_id) if label is not None)
+        if not own or namespace == own or namespace.startswith(f"{own}."):
+            return None
+        return f"{actor} wrote {namespace[:140]}, and what it names begins with {own}"
+
+
+SEPARATOR = "."
+"""Between a tenant and a name of its own."""
+
+
+def tenant_of(name: str) -> str | None:
+    """Return the tenant of a name; None if it has none."""
+    tenant, separator, _ = name.partition(SEPARATOR)
+    return tenant if separator else None

@@ -1,0 +1,88 @@
+"""Turn records of conversations into what the audit keeps of them.
+
+ThreadEvent, MemoryEvent, Turn ──► ThreadFact, MemoryFact, ThreadTurn
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import sha256
+from sys import intern
+
+from schemas import json_text
+from schemas.conventions import THREAD
+from schemas.events import MemoryEvent, Message, ThreadEvent, Turn, derive_id
+from streams.kafka.record import Record
+from streams.tools.audit.record_digests import content_digest, digest
+from streams.tools.audit.thread_facts import MemoryFact, MemoryRule, MessageFact, Reading, ThreadFact, ThreadTurn
+
+OF_THREADS = "threads"
+"""The protocol of turns that answer runs of threads."""
+OWN_IDS = ("run_cancelled", "run_ended", "run_deleted")
+"""Kinds of events whose ids follow from their thread and run; the others' are random."""
+
+
+def thread_fact(record: Record, event: ThreadEvent) -> ThreadFact:
+    """Return what is kept of an event of a thread."""
+    own_id = derive_id(event.thread_id, event.run_id, event.kind)
+    return ThreadFact(
+        at=record.at,
+        kind=event.kind,
+        identity=digest(event.event_id),
+        content=content_digest(event, "created_at", "traceparent"),
+        has_own_id=event.kind not in OWN_IDS or event.event_id == own_id,
+        actor=intern(event.actor),
+        run_id=intern(event.run_id or ""),
+        agent_id=None if event.agent_id is None else intern(event.agent_id),
+        stateless=event.stateless,
+        if_busy=event.if_busy,
+        model=intern(event.model or ""),
+        memory=_memory_rule(event.memory_config),
+        checkpoint=None if event.checkpoint is None else digest(event.checkpoint),
+        adds_state=bool(event.messages) or event.values is not None,
+        rolled_back=event.rolled_back,
+        ending=event.ending,
+        turn_id=event.turn_id or "",
+        messages=tuple(_message_facts(event.messages)),
+    )
+
+
+def thread_turn(turn: Turn) -> ThreadTurn | None:
+    """Return what a turn says of the run that it answers; None if it answers none."""
+    if turn.protocol != OF_THREADS:
+        return None
+    return ThreadTurn(
+        agent_id=intern(turn.agent_id),
+        version=turn.adapter_version,
+        request_digest=turn.request_digest,
+        thread_id=turn.metadata.get(THREAD),
+        reply=digest(turn.reply),
+        reading=Reading().extend(_message_facts(turn.messages)) if turn.parent_id is None else None,
+    )
+
+
+def request_digest_of(thread_id: str, run_id: str) -> str:
+    """Return the digest that the call of a run has."""
+    return sha256(json_text.one_line([thread_id, run_id]).encode()).hexdigest()
+
+
+def memory_fact(record: Record, event: MemoryEvent) -> MemoryFact:
+    """Return what is kept of an event of the store."""
+    content = content_digest(event, "traceparent")
+    return MemoryFact(record.at, event.kind, digest(event.event_id), content, intern(event.actor), digest(event.key))
+
+
+def _message_facts(messages: Iterable[Message]) -> Iterable[MessageFact]:
+    return (MessageFact(intern(message.role), digest(message)) for message in messages)
+
+
+def _memory_rule(text: str | None) -> MemoryRule:
+    """Return what a memory_config says; one that cannot be read says nothing, and no run with it succeeds."""
+    fields = json_text.parse(text or "{}")
+    turns = fields.get("turns")
+    if turns is None and "namespace" not in fields:
+        return PLAIN
+    return MemoryRule(turns if isinstance(turns, int) else None, fields.get("namespace") is not None)
+
+
+PLAIN = MemoryRule()

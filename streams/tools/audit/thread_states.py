@@ -1,0 +1,229 @@
+"""What a thread is after its events, for the audit: which run is in progress, and what it has to read.
+
+    ThreadFact, in the order of its partition ──► refusal: why it changes nothing ──► take ──► ThreadCount
+
+A second implementation of the fold that servers follow (streams/knowledge/thread_state.py), over digests. Most events
+that change nothing are no mistake: two clients met, and the second got a 409. Those that no server can have written
+have an `ImpossibleEvent`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from streams.tools.audit.facts import Category
+from streams.tools.audit.thread_facts import MessageFact, Reading, ThreadFact
+
+RunStatus = Literal["waiting", "in progress", "ended", "interrupted"]
+
+
+class ImpossibleEvent(NamedTuple):
+    """Why no server can have written an event."""
+
+    category: Category
+    problem: str
+
+
+class Refusal(NamedTuple):
+    """Why an event changes nothing."""
+
+    impossible: ImpossibleEvent | None = None
+    """None: it may be, where two writers meet."""
+
+
+RACE = Refusal()
+
+
+@dataclass(frozen=True, slots=True)
+class HeadState:
+    """The messages of a thread, as those of the state before and what came to them."""
+
+    identity: int
+    """Of the event that made it."""
+    parent: HeadState | None
+    added: tuple[MessageFact, ...]
+    reading: Reading
+    questions: int
+
+    def extend(self, event: ThreadFact) -> HeadState:
+        """Return the state with an event's messages."""
+        questions = self.questions + sum(message.role == "user" for message in event.messages)
+        return HeadState(event.identity, self, event.messages, self.reading.extend(event.messages), questions)
+
+    def find(self, identity: int) -> HeadState | None:
+        """Return an earlier state, or this one."""
+        state: HeadState | None = self
+        while state is not None and state.identity != identity:
+            state = state.parent
+        return state
+
+    def last_turns(self, turns: int | None) -> Reading:
+        """Return the messages from the question `turns` questions ago, after the system's first one."""
+        if turns is None or self.questions <= turns:
+            return self.reading
+        newest_first: list[MessageFact] = []
+        state: HeadState | None = self
+        while state is not None and turns:
+            for message in reversed(state.added):
+                newest_first.append(message)
+                turns -= message.role == "user"
+                if not turns:
+                    break
+            state = state.parent
+        system = self.reading.system
+        before = Reading(system, 0, 1) if system else Reading(0, 0, 0)
+        return before.extend(reversed(newest_first))
+
+
+EMPTY = HeadState(0, None, (), Reading(), 0)
+
+
+@dataclass(slots=True)
+class RunCount:
+    """A run whose request took effect."""
+
+    request: ThreadFact
+    status: RunStatus = "waiting"
+    reads: HeadState | None = None
+    """The thread when it began."""
+    is_again: bool = False
+    """Whether it was requested before, and deleted: then it gets the answer that it had."""
+
+
+@dataclass(slots=True)
+class ThreadCount:
+    """A thread after some events."""
+
+    exists: bool = False
+    was_created: bool = False
+    agent_id: str | None = None
+    head: HeadState = EMPTY
+    runs: dict[str, RunCount] = field(default_factory=dict)
+    """Those that it has; deleted ones are gone."""
+    begun: dict[str, RunCount] = field(default_factory=dict)
+    """Every run that was ever in progress, as it was requested last."""
+    in_log: set[str] = field(default_factory=set)
+    """Every run whose request took effect."""
+    turned_away: set[str] = field(default_factory=set)
+    """Runs whose request changed nothing."""
+    active: str | None = None
+    waiting: list[str] = field(default_factory=list)
+
+    # --- what changes nothing -----------------------------------------------------------------------------------------
+
+    def refusal(self, event: ThreadFact) -> Refusal | None:
+        """Return why an event changes nothing; None if it takes effect."""
+        if event.kind == "created":
+            return RACE if self.exists else None
+        if event.kind == "run_requested" and event.stateless:
+            return RACE if self.was_created else None
+        if not self.was_created:
+            return _impossible("lost", "its thread was never created: that event is not before it")
+        if not self.exists:
+            return RACE if event.kind == "run_requested" or not event.run_id else self._about_run(event)
+        if event.kind == "run_requested":
+            return self._about_request(event)
+        if event.kind == "changed":
+            return self._about_change(event)
+        return None if event.kind == "deleted" else self._about_run(event)
+
+    def _about_request(self, event: ThreadFact) -> Refusal | None:
+        is_free = self.active is None or event.if_busy != "reject"
+        may_answer = self.agent_id in (None, event.agent_id)
+        return None if is_free and may_answer and event.run_id not in self.runs else RACE
+
+    def _about_change(self, event: ThreadFact) -> Refusal | None:
+        if event.checkpoint is None:
+            return None
+        return None if self.active is None and self.head.find(event.checkpoint) is not None else RACE
+
+    def _about_run(self, event: ThreadFact) -> Refusal | None:
+        run_id = event.run_id
+        if run_id not in self.in_log:
+            if run_id in self.turned_away:
+                return _impossible("contradictory", f"run {run_id} was refused when it was requested, and never began")
+            return _impossible("lost", f"run {run_id} was never requested: that event is not before it")
+        if event.kind == "run_ended" and run_id not in self.begun:
+            return _impossible("contradictory", f"run {run_id} ended before it was in progress")
+        run = self.runs.get(run_id)
+        if run is None:
+            return RACE
+        if event.kind == "run_ended":
+            return None if self.active == run_id else RACE
+        return RACE if event.kind == "run_cancelled" and run.status in ("ended", "interrupted") else None
+
+    # --- what takes effect --------------------------------------------------------------------------------------------
+
+    def take(self, event: ThreadFact) -> None:
+        """Take in an event that takes effect."""
+        if not self.exists and event.kind in ("created", "run_requested"):
+            self.exists = self.was_created = True
+            self.agent_id = event.agent_id
+            self.head = EMPTY
+            if event.kind == "created":
+                self.head = EMPTY.extend(event)
+                return
+        match event.kind:
+            case "changed":
+                self._change(event)
+            case "deleted":
+                self.exists, self.active, self.waiting, self.runs = False, None, [], {}
+            case "run_requested":
+                self._request(event)
+            case "run_ended":
+                self._close(event.run_id, "ended")
+                if event.messages:
+                    self.head = self.head.extend(event)
+                self._begin_next()
+            case "run_cancelled":
+                run = self.runs[event.run_id]
+                self._close(event.run_id, "interrupted")
+                if event.rolled_back:
+                    del self.runs[event.run_id]
+                    if run.reads is self.head and self.head.parent is not None:
+                        self.head = self.head.parent
+                self._begin_next()
+            case "run_deleted":
+                self._close(event.run_id, "interrupted")
+                del self.runs[event.run_id]
+                self._begin_next()
+
+    def _change(self, event: ThreadFact) -> None:
+        if event.checkpoint is not None:
+            self.head = self.head.find(event.checkpoint) or self.head
+        if event.checkpoint is not None or event.adds_state:
+            self.head = self.head.extend(event)
+
+    def _request(self, event: ThreadFact) -> None:
+        self.runs[event.run_id] = RunCount(event, is_again=event.run_id in self.in_log)
+        self.in_log.add(event.run_id)
+        if self.active is not None and event.if_busy == "interrupt":
+            self._close(self.active, "interrupted")
+        elif self.active is not None:
+            self.waiting.append(event.run_id)
+            return
+        self._begin(event.run_id)
+
+    def _begin(self, run_id: str) -> None:
+        run = self.runs[run_id]
+        self.head = self.head.extend(run.request)
+        run.reads, run.status, self.active = self.head, "in progress", run_id
+        self.begun[run_id] = run
+
+    def _begin_next(self) -> None:
+        if self.active is None and self.waiting:
+            self._begin(self.waiting.pop(0))
+
+    def _close(self, run_id: str, status: RunStatus) -> None:
+        run = self.runs[run_id]
+        if run.status in ("waiting", "in progress"):
+            run.status = status
+        if self.active == run_id:
+            self.active = None
+        if run_id in self.waiting:
+            self.waiting.remove(run_id)
+
+
+def _impossible(category: Category, problem: str) -> Refusal:
+    return Refusal(ImpossibleEvent(category, problem))

@@ -1,0 +1,169 @@
+"""A log of threads as servers write it: runs that are requested, answered, cancelled and deleted, with their turns.
+
+    Conversations: request ──► the product's own fold ──► answer: the messages that its run reads ──► Turn, run_ended
+
+What a run reads comes from the fold that servers follow, so a recount that agrees has come to the same by its own code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from schemas.events import AccessEvent, Event, MemoryEvent, Message, ThreadEvent, Turn, derive_id
+from streams.knowledge.agent_log import last_turns, read_memory
+from streams.knowledge.thread_state import RunState, ThreadState, fold, refusal
+from tests.support.agent_calls import assistant, user
+from tests.support.factories import T0, memory_event, thread_event, trajectory, turn
+
+RED = "red.1f0c1f0c-0000-4000-8000-000000000001"
+"""A thread of tenant red."""
+OPEN = "2f0c1f0c-0000-4000-8000-000000000002"
+"""A thread of nobody's."""
+RED_KEY, CALC_KEY = "key 0011", "key 0022"
+"""Of tenant red; of its agent calc."""
+
+
+def actor_on(thread_id: str) -> str:
+    return RED_KEY if thread_id == RED else "api"
+
+
+def run_name(number: int) -> str:
+    return f"3f0c1f0c-0000-4000-8000-{number:012d}"
+
+
+def keys() -> list[AccessEvent]:
+    return [
+        AccessEvent(
+            event_id=derive_id(name, "key_created"),
+            subject_id=name,
+            created_at=T0,
+            kind="key_created",
+            actor="ann",
+            reason="for tests",
+            role="submitter",
+            secret_sha256="a" * 64,
+            tenant="red",
+            agent_id=agent_id,
+        )
+        for name, agent_id in (("0011", None), ("0022", "calc"))
+    ]
+
+
+def turn_of(run: RunState, reply: str, **changes: Any) -> Turn:
+    """Return the turn that a server records for a run."""
+    thread_id, run_id = run.thread_id, run.run_id
+    read = () if run.checkpoint is None else tuple(one.message for one in run.checkpoint.messages())
+    request = json.dumps([thread_id, run_id], ensure_ascii=False).encode()
+    whole: dict[str, Any] = {
+        "turn_id": derive_id(run_id, "turn"),
+        "trajectory_id": run_id,
+        "task_id": run_id,
+        "metadata": {} if run.request.stateless else {"thread": thread_id.rpartition(".")[2]},
+        "agent_id": run.agent_id,
+        "sampling_id": None,
+        "slot": None,
+        "protocol": "threads",
+        "request_digest": hashlib.sha256(request).hexdigest(),
+        "reply": assistant(reply),
+        "messages": last_turns(read, read_memory(run.request.memory_config or "{}").turns),
+    }
+    return turn(**whole | changes)
+
+
+@dataclass
+class Conversations:
+    """Threads, event by event."""
+
+    events: list[Event] = field(default_factory=list)
+    states: dict[str, ThreadState | None] = field(default_factory=dict)
+    begun: list[RunState] = field(default_factory=list)
+    """Every run that was in progress once."""
+    answered: dict[str, ThreadEvent] = field(default_factory=dict)
+
+    def write(self, event: Event) -> str | None:
+        """Write an event, and return why it changed nothing."""
+        if isinstance(event, ThreadEvent):
+            event = replace(event, created_at=T0 + len(self.events))
+        self.events.append(event)
+        if not isinstance(event, ThreadEvent):
+            return None
+        before = self.states.get(event.thread_id)
+        reason = refusal(before, event)
+        after = self.states[event.thread_id] = fold(before, event)
+        if after is not None and after.active is not None and after.active not in {run.run_id for run in self.begun}:
+            self.begun.append(after.runs[after.active])
+        return reason
+
+    def create(self, thread_id: str = RED, **changes: Any) -> None:
+        name = derive_id("created", len(self.events))
+        self.write(thread_event("created", thread_id, **{"event_id": name, "actor": actor_on(thread_id)} | changes))
+
+    def request(self, number: int, text: str = "1 + 1 =", thread_id: str = RED, **changes: Any) -> str | None:
+        whole = {
+            "event_id": derive_id("requested", len(self.events)),
+            "agent_id": "red.calc",
+            "actor": actor_on(thread_id),
+            "messages": (user(text),),
+        }
+        return self.write(thread_event("run_requested", thread_id, run_name(number), **whole | changes))
+
+    def answer(self, thread_id: str = RED, reply: str = "2", **changes: Any) -> None:
+        """Answer the run in progress; `changes` are those of its turn."""
+        state = self.states[thread_id]
+        assert state is not None and state.active is not None
+        self.end(state.runs[state.active], reply, **changes)
+
+    def end(self, run: RunState, reply: str = "2", **changes: Any) -> None:
+        """End a run, with the turn that it has or with a new one."""
+        if (known := self.answered.get(run.run_id)) is not None:
+            self.write(known)
+            return
+        started = trajectory(
+            "started", trajectory_id=run.run_id, task_id=run.run_id, agent_id=run.agent_id, purpose="serve",
+            sampling_id=None, slot=None, group_size=None,
+        )  # fmt: skip
+        made = turn_of(run, reply, **changes)
+        self.write(started)
+        self.write(made)
+        ended = self.ending(run.thread_id, run.run_id, turn_id=made.turn_id, messages=(made.reply,))
+        self.answered[run.run_id] = ended
+        self.write(ended)
+
+    def ending(self, thread_id: str, run_id: str, **changes: Any) -> ThreadEvent:
+        return thread_event("run_ended", thread_id, run_id, actor="serve", **changes)
+
+    def about_run(self, kind: Any, number: int, thread_id: str = RED, **changes: Any) -> str | None:
+        """Cancel or delete a run."""
+        return self.write(thread_event(kind, thread_id, run_name(number), **{"actor": actor_on(thread_id)} | changes))
+
+
+def conversation() -> Conversations:
+    """Return two keys, and a thread of tenant red with three runs: two answered, and one that waited for the second."""
+    made = Conversations(list[Event](keys()))
+    made.create()
+    made.request(0)
+    made.answer()
+    made.request(1, "2 + 2 =")
+    made.request(2, "3 + 3 =", if_busy="enqueue")
+    made.answer(reply="4")
+    made.answer(reply="6")
+    return made
+
+
+def item(kind: Any = "put", number: int = 0, *, namespace: str = "red.people", **changes: Any) -> MemoryEvent:
+    """Return the event with this number of an item of the store."""
+    whole: dict[str, Any] = {
+        "event_id": derive_id(namespace, "ann", "w", number),
+        "namespace": namespace,
+        "kind": kind,
+        "actor": RED_KEY,
+        "value": None if kind == "deleted" else json.dumps({"number": number}),
+    }
+    return memory_event(**whole | changes)
+
+
+def system(text: str) -> Message:
+    return Message(role="system", content=text)

@@ -1,0 +1,374 @@
+"""The audit recounts threads, and names the event that is missing, forged or contradicts the turn that it names.
+
+Each harm is done to a log of threads as servers write it, which is clean before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import given, strategies as st
+
+from schemas.events import Event, Message, ThreadEvent, Turn, derive_id
+from streams.kafka.record import partition_of
+from streams.tools.audit.facts import Reach
+from streams.tools.audit.recount import recount
+from streams.tools.audit.report import Report
+from tests.support.agent_calls import assistant, system, user
+from tests.support.factories import T0, thread_event
+from tests.support.log.conversation import (
+    CALC_KEY,
+    OPEN,
+    RED,
+    RED_KEY,
+    Conversations,
+    conversation,
+    run_name,
+    turn_of,
+)
+from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends, named
+from tests.support.thoroughness import examples
+
+
+def recounted(events: Iterable[Event], *, settled: bool = True, begins: dict[str, int] | None = None) -> Report:
+    """Return the recount of a log; `begins`: how many records of every partition of a topic retention has deleted."""
+    log = Written()
+    for number, event in enumerate(events):
+        log.write(event, T0 + number)
+    cut = {(TOPICS[label].name, n): count for label, count in (begins or {}).items() for n in range(2)}
+    kept = [record for record in log.records if record.at.offset >= cut.get((record.at.topic, record.at.partition), 0)]
+    return recount(kept, SETTINGS, Reach(ends=ends(log.records), begins=cut, settled=settled))
+
+
+def wrong(events: Iterable[Event], *, settled: bool = True) -> list[tuple[str, str]]:
+    return [(finding.category, finding.what) for finding in recounted(events, settled=settled).wrong]
+
+
+def events() -> list[Event]:
+    return list(conversation().events)
+
+
+def place(kind: str, run: int | None = None, label: str = "threads") -> int:
+    """Return where an event of the conversation is, among all."""
+    return next(
+        number
+        for number, event in enumerate(events())
+        if (isinstance(event, ThreadEvent) and event.kind == kind and run in (None, _number(event.run_id)))
+        or (kind == "turn" and isinstance(event, Turn) and event.trajectory_id == run_name(run or 0))
+    )
+
+
+def _number(run_id: str | None) -> int | None:
+    return None if run_id is None else int(run_id.rpartition("-")[2])
+
+
+def changed(kind: str, run: int | None = None, **changes: Any) -> list[Event]:
+    """Return the conversation with one event changed."""
+    whole = events()
+    number = place(kind, run)
+    whole[number] = replace(whole[number], **changes)  # type: ignore[type-var]
+    return whole
+
+
+def without(kind: str, run: int | None = None) -> list[Event]:
+    whole = events()
+    del whole[place(kind, run)]
+    return whole
+
+
+# --- what servers write -----------------------------------------------------------------------------------------------
+
+
+def test_whole_threads_are_counted_and_nothing_is_wrong_with_them() -> None:
+    report = recounted(events())
+    assert named(report) == ""
+    assert (report.plain()["threads"], report.counts["thread events"]) == (1, 7)
+    text = "3 = 3 answered + 0 failed + 0 interrupted + 0 open"
+    assert ("runs of threads", text, True) in report.equations()
+
+
+def test_events_that_came_too_late_change_nothing_and_are_no_mistake() -> None:
+    made = conversation()
+    made.request(3)
+    made.request(4)  # refused: busy
+    made.about_run("run_cancelled", 3)
+    made.end(made.begun[-1])  # the answer came after it was cancelled
+    made.about_run("run_cancelled", 3, actor="key 0033")
+    made.create()
+    made.write(thread_event("deleted", RED))
+    made.request(5)
+    made.about_run("run_deleted", 0)
+    report = recounted(made.events)
+    assert named(report) == ""
+    assert report.counts["thread events without effect"] == 6
+
+
+STEPS = (
+    *("create", "ask", "ask", "ask", "enqueue", "interrupt", "remember", "alone", "answer", "answer", "late", "twice"),
+    *("cancel", "roll back", "forget", "delete", "say", "context", "go back", "again"),
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 5), st.booleans()), max_size=30))
+@hypothesis.settings(max_examples=examples(100))
+def test_whatever_servers_write_is_clean(steps: list[tuple[str, int, bool]]) -> None:
+    made = conversation()
+    for step, choice, other in steps:
+        take_step(made, step, choice, OPEN if other else RED)
+    report = recounted(made.events, settled=False)
+    assert named(report) == "", steps
+    assert all(holds for _, _, holds in report.equations())
+
+
+def take_step(made: Conversations, step: str, choice: int, thread_id: str) -> None:
+    """Do what a client or a server may do to a thread now."""
+    state, number = made.states.get(thread_id), 100 + len(made.events)
+    if step == "create":
+        made.create(thread_id, messages=(system("Add."),) if choice % 2 else ())
+    elif step == "alone":
+        made.request(number, thread_id=run_name(number), stateless=True)
+        made.answer(run_name(number))
+    elif state is None:
+        return
+    elif step in ("ask", "enqueue", "interrupt"):
+        made.request(number, thread_id=thread_id, if_busy="reject" if step == "ask" else step)
+    elif step == "remember":
+        text = '{"turns": 1}' if choice % 2 else '{"turns": 2}'
+        made.request(number, thread_id=thread_id, memory_config=text, if_busy="enqueue")
+    elif step == "answer":
+        if state.active is not None:
+            made.end(state.runs[state.active], str(choice))
+    elif step in ("late", "twice"):
+        begun = [run for run in made.begun if run.thread_id == thread_id]
+        if begun:
+            made.end(begun[-1 - choice % len(begun)])
+    elif step == "delete":
+        made.write(thread_event("deleted", thread_id, event_id=derive_id(number)))
+    elif step in ("say", "context"):
+        fields: dict[str, Any] = {"messages": (user("so"),)} if step == "say" else {"values": '{"a": 1}'}
+        made.write(thread_event("changed", thread_id, event_id=derive_id(number), **fields))
+    elif step == "go back":
+        line = list(state.head.line())
+        checkpoint = line[choice % len(line)].checkpoint_id
+        made.write(thread_event("changed", thread_id, event_id=derive_id(number), checkpoint=checkpoint))
+    elif state.runs:
+        run = list(state.runs.values())[choice % len(state.runs)]
+        if step == "again":
+            made.write(replace(run.request, event_id=derive_id(number)))
+            return
+        kind = {"cancel": "run_cancelled", "roll back": "run_cancelled", "forget": "run_deleted"}[step]
+        made.about_run(kind, _number(run.run_id) or 0, thread_id, rolled_back=step == "roll back")
+
+
+# --- what no server writes --------------------------------------------------------------------------------------------
+
+
+def test_an_event_that_is_dropped_is_missed_at_the_next() -> None:
+    gone = "its thread was never created: that event is not before it"
+    assert wrong(without("created"))[0] == ("lost", gone)
+    requested = f"run {run_name(0)} was never requested: that event is not before it"
+    assert ("lost", requested) in wrong(without("run_requested", 0))
+    assert ("phantom", f"turn {derive_id(run_name(1), 'turn')} of run {run_name(1)} is not in turns") in wrong(
+        without("turn", 1)
+    )
+    assert ("lost", f"the end of run {run_name(2)} is not in threads") in wrong(without("run_ended", 2))
+    assert wrong(without("run_ended", 2), settled=False) == []
+
+
+def test_a_turn_of_a_run_that_nobody_requested_is_a_phantom_once_all_is_settled() -> None:
+    made = conversation()
+    run = made.begun[-1]
+    forged = replace(run, request=replace(run.request, run_id=run_name(9)))
+    made.write(turn_of(forged, "9"))
+    text = f"it answers run {run_name(9)}, which was never requested in threads"
+    assert ("phantom", text) in wrong(made.events)
+    assert text not in named(recounted(made.events, settled=False)), "its request may be newer than what was read"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"messages": (assistant("5"),)}, "its answer is not that of turn"),
+        ({"messages": ()}, "it ended with success and 0 messages; expected 1"),
+        ({"messages": (assistant("4"), assistant("4"))}, "it ended with success and 2 messages; expected 1"),
+        ({"turn_id": "another"}, "turn another of run"),
+        ({"turn_id": derive_id(run_name(0), "turn")}, "is not in turns"),
+        ({"event_id": "forged"}, "its id is not that of its thread, run and kind"),
+        ({"ending": "error", "turn_id": None, "error": "no"}, "it ended with error and 1 messages; expected 0"),
+    ],
+)
+def test_an_end_that_is_not_as_its_turn_says_is_named(change: dict[str, Any], says: str) -> None:
+    assert any(says in what for _, what in wrong(changed("run_ended", 1, **change)))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"reply": assistant("5")}, "its answer is not that of turn"),
+        ({"metadata": {"thread": OPEN}}, f"is of thread {OPEN}, and its run of thread {RED[4:]}"),
+        ({"metadata": {}}, f"is of thread None, and its run of thread {RED[4:]}"),
+        ({"request_digest": "d" * 64}, f"answers another request than that of run {run_name(1)}"),
+        ({"agent_id": "red.other"}, "agent red.other gave turn"),
+        ({"protocol": "chat"}, "answers no run of a thread"),
+        ({"messages": (user("2 + 2 ="),)}, "was given to other messages than the thread had"),
+        ({"messages": (system("Lie."), user("1 + 1 ="), assistant("2"), user("2 + 2 ="))}, "was given to other"),
+        ({"turn_id": "another"}, "is not in turns"),
+    ],
+)
+def test_a_turn_that_is_not_as_its_run_says_is_named(change: dict[str, Any], says: str) -> None:
+    assert any(says in what for _, what in wrong(changed("turn", 1, **change)))
+
+
+def test_a_run_of_one_version_that_another_answered_is_named() -> None:
+    text = f"version 0 gave turn {derive_id(run_name(1), 'turn')} at"
+    assert wrong(changed("run_requested", 1, model="p@0")) == []
+    [(category, what)] = wrong(changed("run_requested", 1, model="p@3"))
+    assert category == "contradictory" and what.startswith(text) and what.endswith("was requested of p@3")
+
+
+def test_what_an_agent_remembers_decides_what_it_could_read() -> None:
+    made = conversation()
+    made.request(3, "and?", memory_config='{"turns": 1}')
+    made.answer()
+    assert wrong(made.events) == []
+    whole = list(made.events)
+    number = next(n for n, event in enumerate(whole) if isinstance(event, Turn) and event.trajectory_id == run_name(3))
+    turn = whole[number]
+    assert isinstance(turn, Turn) and [message.content for message in turn.messages] == ["and?"]
+    whole[number] = replace(turn, messages=(user("6 + 6 ="), *turn.messages))
+    assert any("other messages than the thread had" in what for _, what in wrong(whole))
+
+
+def test_items_that_a_run_was_given_are_not_compared_but_its_messages_are() -> None:
+    def log(remembered: tuple[Message, ...], first: str) -> list[Event]:
+        made = conversation()
+        made.request(3, "and?", memory_config='{"turns": 1, "namespace": ["people"]}')
+        made.answer(messages=(*remembered, user(first)))
+        return made.events
+
+    assert wrong(log((), "and?")) == [] and wrong(log((system("ann likes sums"),), "and?")) == []
+    assert any("other messages" in what for _, what in wrong(log((system("ann likes sums"),), "or?")))
+
+
+IMPOSSIBLE: list[tuple[str, Callable[[Conversations], object], str, str]] = [
+    (
+        "a run that waits has ended",
+        lambda made: (made.request(3), made.request(4, if_busy="enqueue"), made.write(failed(4))),
+        "contradictory",
+        f"run {run_name(4)} ended before it was in progress",
+    ),
+    (
+        "a run that was refused has ended",
+        lambda made: (made.request(3), made.request(4), made.write(failed(4))),
+        "contradictory",
+        f"run {run_name(4)} was refused when it was requested, and never began",
+    ),
+    (
+        "a run on a thread that was deleted has ended",
+        lambda made: (made.write(thread_event("deleted", RED)), made.request(4), made.write(failed(4))),
+        "contradictory",
+        f"run {run_name(4)} was refused when it was requested, and never began",
+    ),
+    (
+        "a run that nobody requested is cancelled",
+        lambda made: made.about_run("run_cancelled", 9),
+        "lost",
+        f"run {run_name(9)} was never requested: that event is not before it",
+    ),
+    (
+        "a thread that nobody created is changed",
+        lambda made: made.write(thread_event("changed", OPEN, values="{}")),
+        "lost",
+        "its thread was never created: that event is not before it",
+    ),
+    (
+        "a run has ended twice, and otherwise",
+        lambda made: made.write(failed(0)),
+        "contradictory",
+        f"it ends run {run_name(0)} otherwise than",
+    ),
+    (
+        "a run is on two threads",
+        lambda made: (made.create(OPEN), made.request(0, thread_id=OPEN, agent_id="calc")),
+        "contradictory",
+        f"run {run_name(0)} is on thread {RED} already",
+    ),
+    (
+        "an agent of another tenant answers",
+        lambda made: made.request(3, agent_id="blue.calc", actor="api"),
+        "contradictory",
+        "agent blue.calc is not of tenant red, whose thread it is",
+    ),
+    (
+        "a key creates a thread of nobody's",
+        lambda made: made.create(OPEN, actor=RED_KEY),
+        "contradictory",
+        f"{RED_KEY} wrote {OPEN}, and what it names begins with red",
+    ),
+    (
+        "a key of an agent runs another",
+        lambda made: made.request(3, agent_id="red.other", actor=CALC_KEY),
+        "contradictory",
+        f"{CALC_KEY} wrote red.other, and what it names begins with red.calc",
+    ),
+]
+
+
+def failed(number: int) -> ThreadEvent:
+    return thread_event(
+        "run_ended", RED, run_name(number), actor="serve", ending="error", error="no", turn_id=None, messages=()
+    )
+
+
+@pytest.mark.parametrize(("name", "harm", "category", "says"), IMPOSSIBLE, ids=[one[0] for one in IMPOSSIBLE])
+def test_what_no_server_writes_is_named(
+    name: str, harm: Callable[[Conversations], object], category: str, says: str
+) -> None:
+    made = conversation()
+    harm(made)
+    assert [(found, says) for found, what in wrong(made.events, settled=False) if what.startswith(says)] == [
+        (category, says)
+    ]
+
+
+def test_a_copy_is_a_repetition_unless_it_takes_effect_again() -> None:
+    for number in (place("created"), place("run_requested", 0), place("run_ended", 0)):
+        whole = events()
+        report = recounted([*whole, whole[number]])
+        assert named(report) == "" and len(report.of("repeated")) == 1
+    said = thread_event("changed", RED, event_id="said", messages=(user("so"),))
+    assert [category for category, _ in wrong([*events(), said, said])] == ["doubled"]
+    other = replace(said, messages=(user("but"),))
+    assert [category for category, _ in wrong([*events(), said, other])] == ["contradictory"]
+
+
+def test_a_run_that_was_deleted_and_requested_again_has_the_answer_that_it_had() -> None:
+    made = conversation()
+    made.about_run("run_deleted", 0)
+    made.request(0)
+    made.end(made.begun[0])
+    assert wrong(made.events) == []
+
+
+def test_nothing_is_claimed_where_retention_has_deleted_the_beginning() -> None:
+    for gone in range(1, 7):
+        assert named(recounted(events(), begins={"threads": gone})) == ""
+        assert named(recounted(events(), begins={"turns": gone})) == ""
+    report = recounted(changed("run_ended", 2, messages=(assistant("7"),)), begins={"threads": 3})
+    assert "its answer is not that of turn" in named(report)
+
+
+def test_a_dropped_record_is_named_by_its_place() -> None:
+    log = Written()
+    for number, event in enumerate(events()):
+        log.write(event, T0 + number)
+    partition = partition_of(RED, 2)
+    for record in log.records:
+        report = recount([other for other in log.records if other is not record], SETTINGS,
+                         Reach(ends=ends(log.records), settled=True))  # fmt: skip
+        assert record.at in [finding.at for finding in report.wrong]
+    assert any(record.at[:2] == (TOPICS["threads"].name, partition) for record in log.records)
