@@ -21,7 +21,7 @@ from streams.stages.agents.runs.registration import register
 from tests.strangers import exchanges
 from tests.strangers.agent_protocol import suite
 from tests.strangers.replay import differences
-from tests.support.agent_server import serving, settings_of
+from tests.support.agent_server import audited, settings_of
 from tests.support.processes import read
 from tests.support.thread_server import SCRIPT, SLOW, Client, Served, ServeProcess, served_with_keys
 
@@ -49,7 +49,7 @@ def served(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="module")
 def slow(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    with serving(settings_of(kafka_bootstrap, tmp_path_factory.mktemp("slow"), SLOW)) as url:
+    with audited(settings_of(kafka_bootstrap, tmp_path_factory.mktemp("slow"), SLOW)) as url:
         yield Client(url, {})
 
 
@@ -273,7 +273,7 @@ def test_a2a_sdk_gets_the_answers_that_it_got_when_its_requests_were_recorded(
 ) -> None:
     recorded = exchanges.recorded(suite.A2A_FILE)
     with (
-        serving(settings_of(kafka_bootstrap, tmp_path)) as url,
+        audited(settings_of(kafka_bootstrap, tmp_path)) as url,
         httpx.Client(base_url=url, headers=VERSION, timeout=60) as client,
     ):
         assert differences(client, recorded, settled=_first) == []

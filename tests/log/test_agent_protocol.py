@@ -20,7 +20,7 @@ from streams.kafka import admin
 from tests.strangers import exchanges
 from tests.strangers.agent_protocol import suite
 from tests.strangers.replay import differences
-from tests.support.agent_server import serving, settings_of
+from tests.support.agent_server import audited, settings_of
 from tests.support.processes import read
 from tests.support.thread_server import SCRIPT, SLOW, Client, Served, ServeProcess, served_with_keys
 
@@ -36,7 +36,7 @@ def served(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="module")
 def slow(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    with serving(settings_of(kafka_bootstrap, tmp_path_factory.mktemp("slow"), SLOW)) as url:
+    with audited(settings_of(kafka_bootstrap, tmp_path_factory.mktemp("slow"), SLOW)) as url:
         yield Client(url, {})
 
 
@@ -300,7 +300,7 @@ def test_langgraph_sdk_gets_the_answers_that_it_got_when_its_requests_were_recor
 ) -> None:
     recorded = exchanges.recorded(suite.FILE)
     with (
-        serving(settings_of(kafka_bootstrap, tmp_path)) as url,
+        audited(settings_of(kafka_bootstrap, tmp_path)) as url,
         httpx.Client(base_url=url, timeout=60) as client,
     ):
         assert differences(client, recorded, settled=_settled) == []

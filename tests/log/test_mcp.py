@@ -26,7 +26,7 @@ from streams.kafka.producer import Producer
 from streams.settings.model import Settings
 from tests.strangers import exchanges, mcp_inspector
 from tests.strangers.replay import differences
-from tests.support.agent_server import serving, settings_of
+from tests.support.agent_server import audited, settings_of
 from tests.support.factories import response, task
 from tests.support.processes import read, until
 
@@ -66,7 +66,7 @@ def guarded(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> I
     admin.apply_topics(settings)
     with AccessLog(settings) as person:
         keys = {role: person.create(role=role, actor="ann").text for role in ROLES}
-    with serving(settings) as url:
+    with audited(settings) as url:
         yield Guarded(settings, url, keys)
 
 
@@ -212,7 +212,7 @@ def test_a_server_without_keys_refuses_the_host_and_the_origin_of_a_stranger(
     settings = settings_of(kafka_bootstrap, tmp_path, {"replies": []})
     admin.apply_topics(settings)
     accept = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": EARLIER}
-    with serving(settings) as url:
+    with audited(settings) as url:
         statuses = [
             httpx.post(f"{url}/mcp", json=LIST, headers=accept | headers, timeout=60).status_code
             for headers in ({}, {"Host": "evil.example"}, {"Origin": "https://evil.example"})
@@ -291,7 +291,7 @@ def test_the_inspector_gets_the_answers_that_it_got_when_its_requests_were_recor
 ) -> None:
     recorded = exchanges.recorded(mcp_inspector.FILE)
     with (
-        serving(settings_of(kafka_bootstrap, tmp_path)) as url,
+        audited(settings_of(kafka_bootstrap, tmp_path)) as url,
         httpx.Client(base_url=url, timeout=60) as client,
     ):
         assert differences(client, recorded) == []

@@ -35,7 +35,7 @@ from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.load import to_env
 from streams.settings.model import Environments, Settings
-from tests.support.agent_server import serving, settings_of
+from tests.support.agent_server import audited, settings_of
 from tests.support.documented import HOOKS
 from tests.support.processes import read, until
 from tests.support.scrape import parse
@@ -110,7 +110,7 @@ def registry(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
         keys["leaving"] = person.create(role="submitter", actor="ann", name="leaving").text
         keys["bound"] = person.create(role="submitter", actor="ann", agent_id="calc").text
     try:
-        with serving(settings) as url:
+        with audited(settings) as url:
             yield Registry(settings, url, keys, docs, about)
     finally:
         os.environ["PYTHONPATH"] = before
@@ -120,7 +120,7 @@ def registry(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
 def open_server(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """A server without keys, by its port."""
     settings = settings_of(kafka_bootstrap, tmp_path_factory.mktemp("open"))
-    with serving(settings):
+    with audited(settings):
         yield settings.serve.port
 
 

@@ -18,6 +18,7 @@ from gateway import server
 from schemas.events import Turn
 from streams.kafka import admin
 from streams.settings.model import Adapters, Kafka, Policy, Serve, Settings, Topics
+from streams.tools.audit.reading import Audit
 from tests.support.log.shared_node import own_prefix
 from tests.support.processes import read, until
 
@@ -74,6 +75,20 @@ def serving(settings: Settings, *, fleet: bool = False) -> Iterator[str]:
     finally:
         stop.set()
         thread.join()
+
+
+@contextmanager
+def audited(settings: Settings, *, fleet: bool = False) -> Iterator[str]:
+    """Yield the address of a server that runs while the block does; afterwards its log balances."""
+    with serving(settings, fleet=fleet) as url:
+        yield url
+    check_audit(settings)
+
+
+def check_audit(settings: Settings) -> None:
+    """Fail unless the log balances."""
+    report = Audit(settings).look()
+    assert report.balanced, [f"{found.category} {found.at}: {found.what}" for found in report.wrong]
 
 
 def turns(settings: Settings, agent: str) -> list[Turn]:

@@ -17,7 +17,7 @@ from streams.access.access_log import AccessLog
 from streams.access.roles import ROLES
 from streams.kafka import admin
 from streams.settings.model import Settings
-from tests.support.agent_server import serving
+from tests.support.agent_server import audited, check_audit
 from tests.support.processes import command, environment, said, until
 
 SCRIPT: dict[str, Any] = {
@@ -76,14 +76,14 @@ class Served(NamedTuple):
 
 @contextlib.contextmanager
 def served_with_keys(settings: Settings) -> Iterator[Served]:
-    """Yield a server with keys, while the block runs."""
+    """Yield a server with keys, while the block runs; afterwards its log balances."""
     admin.apply_topics(settings)
     with AccessLog(settings) as person:
         keys: dict[str, str] = {role: person.create(role=role, actor="ann").text for role in ROLES}
         for tenant in ("red", "blue"):
             keys[tenant] = person.create(role="submitter", tenant=tenant, actor="ann").text
         keys["calc"] = person.create(role="submitter", agent_id="calc", actor="ann").text
-    with serving(settings) as url:
+    with audited(settings) as url:
         yield Served(settings, url, keys)
 
 
@@ -113,3 +113,4 @@ class ServeProcess:
     def stop(self) -> None:
         self.process.terminate()
         assert self.process.wait(60) == 0, said(self.folder)
+        check_audit(self.settings)
