@@ -19,7 +19,7 @@ from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
 from streams.tools.audit.report import Report
 from tests.support.agent_calls import assistant, system, user
-from tests.support.factories import T0, thread_event
+from tests.support.factories import T0, task, thread_event
 from tests.support.log.conversation import (
     CALC_KEY,
     OPEN,
@@ -109,7 +109,7 @@ def test_events_that_came_too_late_change_nothing_and_are_no_mistake() -> None:
 
 STEPS = (
     *("create", "ask", "ask", "ask", "enqueue", "interrupt", "remember", "alone", "answer", "answer", "late", "twice"),
-    *("cancel", "roll back", "forget", "delete", "say", "context", "go back", "again"),
+    *("cancel", "roll back", "forget", "delete", "say", "context", "go back", "again", "task"),
 )
 
 
@@ -117,6 +117,7 @@ STEPS = (
 @hypothesis.settings(max_examples=examples(100))
 def test_whatever_servers_write_is_clean(steps: list[tuple[str, int, bool]]) -> None:
     made = conversation()
+    made.events += [task(task_id=name) for name in "01"]
     for step, choice, other in steps:
         take_step(made, step, choice, OPEN if other else RED)
     report = recounted(made.events, settled=False)
@@ -146,6 +147,8 @@ def take_step(made: Conversations, step: str, choice: int, thread_id: str) -> No
         begun = [run for run in made.begun if run.thread_id == thread_id]
         if begun:
             made.end(begun[-1 - choice % len(begun)])
+    elif step == "task":
+        made.write(said_by_task(str(choice % 2), thread_id, actor=str(number)))
     elif step == "delete":
         made.write(thread_event("deleted", thread_id, event_id=derive_id(number)))
     elif step in ("say", "context"):
@@ -162,6 +165,13 @@ def take_step(made: Conversations, step: str, choice: int, thread_id: str) -> No
             return
         kind = {"cancel": "run_cancelled", "roll back": "run_cancelled", "forget": "run_deleted"}[step]
         made.about_run(kind, _number(run.run_id) or 0, thread_id, rolled_back=step == "roll back")
+
+
+def said_by_task(task_id: str, thread_id: str = RED, **changes: Any) -> ThreadEvent:
+    """Return the question of a task, in its thread."""
+    name, about = derive_id(thread_id, task_id, "question"), {"task_id": task_id, "task_parts": "question"}
+    whole = {"event_id": name, "metadata": about, "agent_id": "sums", "messages": (user("7 + 7 ="),)}
+    return thread_event("changed", thread_id, **whole | changes)
 
 
 # --- what no server writes --------------------------------------------------------------------------------------------
@@ -197,7 +207,7 @@ def test_a_turn_of_a_run_that_nobody_requested_is_a_phantom_once_all_is_settled(
         ({"messages": (assistant("4"), assistant("4"))}, "it ended with success and 2 messages; expected 1"),
         ({"turn_id": "another"}, "turn another of run"),
         ({"turn_id": derive_id(run_name(0), "turn")}, "is not in turns"),
-        ({"event_id": "forged"}, "its id is not that of its thread, run and kind"),
+        ({"event_id": "forged"}, "its id is not that of its thread and of what it is about"),
         ({"ending": "error", "turn_id": None, "error": "no"}, "it ended with error and 1 messages; expected 0"),
     ],
 )
@@ -344,6 +354,18 @@ def test_a_copy_is_a_repetition_unless_it_takes_effect_again() -> None:
     assert [category for category, _ in wrong([*events(), said, said])] == ["doubled"]
     other = replace(said, messages=(user("but"),))
     assert [category for category, _ in wrong([*events(), said, other])] == ["contradictory"]
+
+
+def test_what_a_task_said_is_in_the_thread_once_and_the_task_is_in_the_log() -> None:
+    said = [task(task_id="t"), said_by_task("t"), said_by_task("t", actor="another")]
+    report = recounted([*events(), *said], settled=False)
+    assert named(report) == ""
+    assert report.counts["thread events without effect"] == 1
+    missing = ("phantom", "it is what task t said, which is not in tasks")
+    assert wrong([*events(), said_by_task("t")]) == [missing]
+    forged = said_by_task("t", event_id="forged")
+    assert ("contradictory", "its id is not that of its thread and of what it is about") in wrong([*events(), forged])
+    assert named(recounted([*events(), said_by_task("t")], begins={"tasks": 1})) == ""
 
 
 def test_a_run_that_was_deleted_and_requested_again_has_the_answer_that_it_had() -> None:

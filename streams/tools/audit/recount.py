@@ -350,7 +350,7 @@ class Ledger:
                 _add(whole, recount_decisions(tool, ToolRules(), view))
             for prompt in self._prompts.values():
                 _add(whole, recount_decisions(prompt, PromptRules(), view))
-            _add(whole, recount_threads(self._threads.values(), self._runs, self._keys, view))
+            _add(whole, recount_threads(self._threads.values(), self._runs, self._stories, self._keys, view))
             for items in self._items.values():
                 _add(whole, recount_memory(items, self._keys, view))
             _add(whole, stray_jobs(self._rules, ordered))

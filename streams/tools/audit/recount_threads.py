@@ -4,13 +4,15 @@
     run_ended ──► its turn is in turns ──► the same answer, thread, agent and version,
                                            and it was given to the messages that the thread had
     run_requested ──► each run is on one thread; a turn of a run has a request
+    changed, by a task ──► the task is in tasks
     actor: a key ──► it names its own tenant's threads and agents
 
 An event that came too late, because two clients met or a server was killed, changes nothing and is no mistake of the
 log. Of a partition whose first records retention has deleted, only what follows from a record itself is judged, and a
 turn that may have been deleted is not missed.
 
-Not covered: the items of the store that a run was given, and the system message that has them.
+Not covered: the items of the store that a run was given, and the system message that has them; and whether the texts of
+a task are those that its thread has.
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ from typing import NamedTuple
 from streams.kafka.record import partition_of
 from streams.tools.audit.facts import AuditFinding, AuditView, Category, TurnFact
 from streams.tools.audit.recount_trajectory import RunStory
-from streams.tools.audit.story import TaskOutcome
+from streams.tools.audit.story import Story, TaskOutcome
 from streams.tools.audit.thread_facts import KeyRights, ThreadFact, ThreadTurn, tenant_of
-from streams.tools.audit.thread_records import OWN_IDS, request_digest_of
+from streams.tools.audit.thread_records import request_digest_of
 from streams.tools.audit.thread_states import HeadState, RunCount, ThreadCount
 
 Runs = Mapping[tuple[int, str], RunStory]
 """Trajectories, by partition and id."""
+Tasks = Mapping[tuple[int, str], Story]
+"""The same of tasks."""
 ENDINGS = {"success": "answered", "error": "failed", "timeout": "failed", "interrupted": "interrupted"}
 
 
@@ -51,12 +55,12 @@ class AnsweredTurn(NamedTuple):
 
 
 def recount_threads(
-    stories: Iterable[ThreadStory], runs: Runs, keys: Mapping[str, KeyRights], view: AuditView
+    stories: Iterable[ThreadStory], runs: Runs, tasks: Tasks, keys: Mapping[str, KeyRights], view: AuditView
 ) -> TaskOutcome:
     """Return what is wrong with threads; `keys`: by the actor that they are."""
     whole, threads_of_runs = TaskOutcome(), dict[str, str]()
     for story in stories:
-        recount = ThreadRecount(story, runs, keys, view)
+        recount = ThreadRecount(story, runs, tasks, keys, view)
         recount.read()
         for run_id, request in recount.requests.items():
             if (other := threads_of_runs.setdefault(run_id, story.thread_id)) != story.thread_id:
@@ -84,8 +88,10 @@ def _stray_turns(runs: Runs, requested: Collection[str], view: AuditView) -> Ite
 class ThreadRecount:
     """The recount of one thread."""
 
-    def __init__(self, story: ThreadStory, runs: Runs, keys: Mapping[str, KeyRights], view: AuditView) -> None:
-        self._story, self._runs, self._keys, self._view = story, runs, keys, view
+    def __init__(
+        self, story: ThreadStory, runs: Runs, tasks: Tasks, keys: Mapping[str, KeyRights], view: AuditView
+    ) -> None:
+        self._story, self._runs, self._tasks, self._keys, self._view = story, runs, tasks, keys, view
         self._is_cut = view.reach.cut(view.names["threads"], story.events[0].at.partition)
         self._thread = ThreadCount()
         self._first: dict[int, ThreadFact] = {}
@@ -115,6 +121,8 @@ class ThreadRecount:
                 counts["thread events without effect"] += 1
             if event.kind == "run_ended":
                 self._judge_end(event, run)
+            elif event.task_id:
+                self._judge_task(event)
         self._count_open()
 
     def _find(self, event: ThreadFact, category: Category, problem: str, *, needs_beginning: bool = False) -> None:
@@ -151,8 +159,9 @@ class ThreadRecount:
     def _judge_itself(self, event: ThreadFact) -> None:
         thread_id = self._story.thread_id
         if not event.has_own_id:
-            self._find(event, "contradictory", "its id is not that of its thread, run and kind")
-        tenant, agent_id = None if event.stateless else tenant_of(thread_id), event.agent_id
+            self._find(event, "contradictory", "its id is not that of its thread and of what it is about")
+        tenant = None if event.stateless else tenant_of(thread_id)
+        agent_id = None if event.kind == "changed" else event.agent_id  # of a task it may be a policy
         if tenant is not None and agent_id is not None and tenant_of(agent_id) != tenant:
             self._find(event, "contradictory", f"agent {agent_id} is not of tenant {tenant}, whose thread it is")
         rights = self._keys.get(event.actor)
@@ -165,6 +174,13 @@ class ThreadRecount:
         if problem is not None:
             self._find(event, "contradictory", problem)
 
+    def _judge_task(self, event: ThreadFact) -> None:
+        """Find an event of a task that was never submitted."""
+        partition = partition_of(event.task_id, self._view.settings.topics.partitions)
+        task = self._tasks.get((partition, event.task_id))
+        if (task is None or not task.tasks) and not self._view.reach.cut(self._view.names["tasks"], partition):
+            self._find(event, "phantom", f"it is what task {event.task_id} said, which is not in tasks")
+
     def _judge_repetition(self, event: ThreadFact, *, has_effect: bool) -> None:
         """Find a second event of an id. Those whose ids follow from their run may differ, except in how it ended."""
         first = self._first.setdefault(event.identity, event)
@@ -172,7 +188,7 @@ class ThreadRecount:
             self._first[event.identity] = event
         if first is event:
             return
-        is_same, is_derived = first.content == event.content, event.kind in OWN_IDS
+        is_same, is_derived = first.content == event.content, event.is_derived
         if is_same and not has_effect:
             self.outcome.findings.append(AuditFinding("repeated", event.at, f"it repeats {first.at}", accounted=True))
         elif is_same and not is_derived:

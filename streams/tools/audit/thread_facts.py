@@ -53,7 +53,9 @@ class ThreadFact(NamedTuple):
     content: int
     """A digest of what it says, without its time."""
     has_own_id: bool
-    """Whether its id is that of its thread, run and kind, if it has to be."""
+    """Whether its id is that of what it is about, if it has to be."""
+    is_derived: bool
+    """Whether its id is derived: another writer of the same event gives it the same one."""
     actor: str
     run_id: str
     """Empty: it is of no run."""
@@ -71,6 +73,10 @@ class ThreadFact(NamedTuple):
     ending: str | None
     turn_id: str
     messages: tuple[MessageFact, ...]
+    task_id: str
+    """changed: the task that said it; empty: none did."""
+    task_parts: frozenset[tuple[str, str]]
+    """Of that task, what the thread then has."""
 
 
 class MemoryRule(NamedTuple):

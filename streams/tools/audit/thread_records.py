@@ -10,7 +10,7 @@ from hashlib import sha256
 from sys import intern
 
 from schemas import json_text
-from schemas.conventions import THREAD
+from schemas.conventions import TASK_PARTS, THREAD, THREAD_TASK
 from schemas.events import MemoryEvent, Message, ThreadEvent, Turn, derive_id
 from streams.kafka.record import Record
 from streams.tools.audit.record_digests import content_digest, digest
@@ -19,18 +19,26 @@ from streams.tools.audit.thread_facts import MemoryFact, MemoryRule, MessageFact
 OF_THREADS = "threads"
 """The protocol of turns that answer runs of threads."""
 OWN_IDS = ("run_cancelled", "run_ended", "run_deleted")
-"""Kinds of events whose ids follow from their thread and run; the others' are random."""
+"""Kinds of events whose ids follow from their thread and run."""
+DERIVED = "5"
+"""The version of a UUID that is derived from names, where its text has it; random ones have another."""
 
 
 def thread_fact(record: Record, event: ThreadEvent) -> ThreadFact:
     """Return what is kept of an event of a thread."""
-    own_id = derive_id(event.thread_id, event.run_id, event.kind)
+    task_id, parts = event.metadata.get(THREAD_TASK), event.metadata.get(TASK_PARTS, "")
+    own_id = None
+    if event.kind in OWN_IDS:
+        own_id = derive_id(event.thread_id, event.run_id, event.kind)
+    elif task_id is not None:
+        own_id = derive_id(event.thread_id, task_id, parts)
     return ThreadFact(
         at=record.at,
         kind=event.kind,
         identity=digest(event.event_id),
         content=content_digest(event, "created_at", "traceparent"),
-        has_own_id=event.kind not in OWN_IDS or event.event_id == own_id,
+        has_own_id=own_id in (None, event.event_id),
+        is_derived=own_id is not None or event.event_id[14:15] == DERIVED,
         actor=intern(event.actor),
         run_id=intern(event.run_id or ""),
         agent_id=None if event.agent_id is None else intern(event.agent_id),
@@ -44,6 +52,8 @@ def thread_fact(record: Record, event: ThreadEvent) -> ThreadFact:
         ending=event.ending,
         turn_id=event.turn_id or "",
         messages=tuple(_message_facts(event.messages)),
+        task_id=task_id or "",
+        task_parts=frozenset() if task_id is None else frozenset((task_id, part) for part in parts.split()),
     )
 
 

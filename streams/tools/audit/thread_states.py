@@ -107,6 +107,8 @@ class ThreadCount:
     """Every run whose request took effect."""
     turned_away: set[str] = field(default_factory=set)
     """Runs whose request changed nothing."""
+    task_parts: set[tuple[str, str]] = field(default_factory=set)
+    """What it has of tasks, by task and part; deleting it forgets none."""
     active: str | None = None
     waiting: list[str] = field(default_factory=list)
 
@@ -134,6 +136,8 @@ class ThreadCount:
         return None if is_free and may_answer and event.run_id not in self.runs else RACE
 
     def _about_change(self, event: ThreadFact) -> Refusal | None:
+        if event.task_id and event.task_parts <= self.task_parts:
+            return RACE
         if event.checkpoint is None:
             return None
         return None if self.active is None and self.head.find(event.checkpoint) is not None else RACE
@@ -190,6 +194,7 @@ class ThreadCount:
                 self._begin_next()
 
     def _change(self, event: ThreadFact) -> None:
+        self.task_parts |= event.task_parts
         if event.checkpoint is not None:
             self.head = self.head.find(event.checkpoint) or self.head
         if event.checkpoint is not None or event.adds_state:
