@@ -30,7 +30,7 @@ from gateway.acp.thread_answers import (
     run_answer,
     run_result,
 )
-from gateway.acp.thread_bodies import AliasRunBody, CancelQuery, RunBody, RunSearch
+from gateway.acp.thread_bodies import STREAM_MODES, AliasRunBody, CancelQuery, RunBody, RunSearch, ThreadRunsQuery
 from gateway.http import sse
 from gateway.http.principal import actor_of
 from gateway.http.route import ACP, CONVERSATION, Reply
@@ -131,6 +131,9 @@ class AcpRuns:
         run = await self._requested.find(request, run_id)
         query = request.query_params
         modes = tuple(mode for mode in query.getlist("stream_mode") if mode) or ("values", "messages")
+        if unknown := [mode for mode in modes if mode not in STREAM_MODES]:
+            expected = ", ".join(STREAM_MODES)
+            raise CallError("invalid", f"stream_mode is {unknown[0][:80]!r}; expected one of {expected}", "stream_mode")
         after, cancels = place_of(request.headers.get("last-event-id")), query.get("cancel_on_disconnect") == "true"
         return self._stream(request, run, modes, after, cancels=cancels)
 
@@ -141,9 +144,10 @@ class AcpRuns:
         await self._runs.cancel(run.run_id, actor_of(request), rolled_back=query.action == "rollback")
 
     @ACP.get("/threads/{thread_id}/runs", may="chat.call", ids=LISTED)
-    async def acp_list_thread_runs(self, request: Request, thread_id: str) -> Response:
+    async def acp_list_thread_runs(self, request: Request, thread_id: str, query: ThreadRunsQuery) -> Response:
         """List the runs of a thread, the newest first."""
-        return await self.acp_search_runs(request, RunSearch(thread_id=read_uuid(thread_id, "thread_id"), limit=1000))
+        thread = read_uuid(thread_id, "thread_id")
+        return await self.acp_search_runs(request, RunSearch(thread_id=thread, **query.model_dump()))
 
     @ACP.get("/threads/{thread_id}/runs/{run_id}", may="chat.call", ids=RUNS_LISTED)
     async def acp_get_thread_run(self, request: Request, thread_id: str, run_id: str) -> ThreadRunAnswer:

@@ -121,7 +121,7 @@ class ThreadRuns:
         try:
             return await errors.apart(threads.append, event)
         except EventError as exc:
-            raise CallError("invalid", str(exc)) from exc
+            raise CallError("too_large" if exc.reason == "too_large" else "invalid", str(exc)) from exc
 
     async def append_all(self, events: Sequence[ThreadEvent]) -> None:
         """Write events. Raises CallError."""
@@ -129,7 +129,7 @@ class ThreadRuns:
         try:
             await errors.apart(threads.append_all, events)
         except EventError as exc:
-            raise CallError("invalid", str(exc)) from exc
+            raise CallError("too_large" if exc.reason == "too_large" else "invalid", str(exc)) from exc
 
     def _open_log(self) -> ThreadLog:
         with self._opening:

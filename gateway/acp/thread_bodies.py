@@ -7,7 +7,7 @@ Messages are read as everywhere; `human` and `ai`, as LangChain calls them, are 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -103,6 +103,7 @@ class MessagesInput(Body):
 
 
 StreamMode = Literal["values", "messages", "updates", "custom"]
+STREAM_MODES: tuple[StreamMode, ...] = get_args(StreamMode)
 
 
 def _modes(value: Any) -> Any:
@@ -181,6 +182,14 @@ class RunSearch(Body):
     agent_id: str | None = None
     limit: Limit = 10
     offset: Offset = 0
+
+
+class ThreadRunsQuery(PathQuery):
+    """Which runs of a thread."""
+
+    status: Literal["pending", "error", "success", "timeout", "interrupted"] | None = None
+    limit: Annotated[int, Field(ge=1, le=MOST_LISTED)] = MOST_LISTED
+    offset: Annotated[int, Field(ge=0)] = 0
 
 
 class AgentSearch(Body):
@@ -270,11 +279,18 @@ class ItemDelete(Body):
     namespace: Labels | None = None
 
 
+def _without_operators(fields: dict[str, Any]) -> dict[str, Any]:
+    for name, value in fields.items():
+        if isinstance(value, dict) and any(operator.startswith("$") for operator in value):
+            raise ValueError(f"{name} is compared by {', '.join(value)}; items are found by fields that are equal")
+    return fields
+
+
 class ItemSearch(Body):
     """Which items."""
 
     namespace_prefix: Labels | None = None
-    filter: dict[str, Any] | None = None
+    filter: Annotated[dict[str, Any], AfterValidator(_without_operators)] | None = None
     limit: Limit = 10
     offset: Offset = 0
     query: Annotated[Any, Refused(NO_SEARCH)] = None

@@ -163,6 +163,26 @@ def test_history_has_each_state_and_a_thread_goes_on_from_one_of_them(red: Clien
     assert copy["thread_id"] != thread
 
 
+def test_the_runs_of_a_thread_are_listed_as_far_as_is_asked_for(red: Client) -> None:
+    thread = red.thread()
+    runs = [red.run(thread)["run"]["run_id"] for _ in range(3)][::-1]
+    for query, expected in (
+        ("", runs),
+        ("?limit=2", runs[:2]),
+        ("?limit=1&offset=1", runs[1:2]),
+        ("?status=error", []),
+    ):
+        listed = red.send("GET", f"/threads/{thread}/runs{query}")
+        assert [run["run_id"] for run in listed] == expected
+    red.send("GET", f"/threads/{thread}/runs?limt=1", status=422)
+    red.send("GET", f"/runs/{runs[0]}/stream?stream_mode=messages-tuple", status=422)
+
+
+def test_messages_that_no_record_can_hold_are_too_large(red: Client) -> None:
+    refused = red.send("POST", "/runs", {"thread_id": red.thread(), "input": "x" * 5_000_000}, 413)
+    assert refused["code"] == "too_large" and "topics.max_record_bytes" in refused["message"]
+
+
 def test_a_run_of_no_thread_leaves_none(red: Client) -> None:
     result = red.send("POST", "/runs/wait", {"input": {"messages": [{"type": "human", "content": "1 + 7 ="}]}})
     assert contents(result) == ["1 + 7 =", "8"]
@@ -183,6 +203,7 @@ def test_a_run_of_no_thread_leaves_none(red: Client) -> None:
         ("/store", {"namespace": [".."], "key": "k", "value": {}}, "namespace"),
         ("/store", {"namespace": [], "key": "k", "value": {}}, "namespace"),
         ("/store/items/search", {"query": "who likes sums?"}, "query"),
+        ("/store/items/search", {"filter": {"age": {"$gt": 9}}}, "filter"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_its_name(red: Client, path: str, body: Any, parameter: str) -> None:
