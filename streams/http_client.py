@@ -20,6 +20,8 @@ from typing import Any, Self
 
 import httpx
 
+from streams.errors import SettingsError
+
 _CONNECTED = ("connect_tcp.complete", "connect_unix_socket.complete", "start_tls.complete")
 
 
@@ -47,6 +49,23 @@ def fetch(
             if len(body) > most_bytes:
                 raise AnswerTooLarge(f"more than {most_bytes} bytes")
     return response.status_code, bytes(body)
+
+
+def bearer(key: str | None, origin: str) -> dict[str, str]:
+    """Return the header that sends a key; none without a key. Raises SettingsError as `clean_key`."""
+    key = clean_key(key or "", origin)
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def clean_key(key: str, origin: str) -> str:
+    """Return a key without the blanks and line ends around it. `origin`: where it is set.
+
+    Raises SettingsError for one that no header can have. It does not show the key; httpx would print the whole header.
+    """
+    key = key.strip()
+    if not key.isascii() or not key.isprintable():
+        raise SettingsError(f"{origin}: the key has a character that no HTTP header has; copy it again")
+    return key
 
 
 def lines_of(response: httpx.Response) -> Iterator[bytes]:

@@ -6,6 +6,8 @@ assistant ──► stdin ──► build_server ──► ToolBox ──► HTT
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Mapping
 
 import httpx
 from mcp.server.stdio import stdio_server
@@ -13,17 +15,28 @@ from mcp.server.stdio import stdio_server
 from gateway.mcp.mcp_paths import Toolset
 from gateway.mcp.mcp_server import build_server
 from gateway.mcp.toolbox import ToolBox
+from streams.errors import SettingsError
 
+MOST_PORTS = 65535
 ANSWER_S = 600.0
 """How long the server may take for an answer."""
 
 
-def run(url: str, key: str | None, toolset: Toolset) -> None:
-    """Answer until standard input ends."""
-    asyncio.run(_answer(url, {} if key is None else {"authorization": f"Bearer {key}"}, toolset))
+def run(url: str, credentials: Mapping[str, str], toolset: Toolset) -> None:
+    """Answer until standard input ends. `credentials`: headers with the key. Raises SettingsError for no URL."""
+    asyncio.run(_answer(server_url(url), {name.lower(): text for name, text in credentials.items()}, toolset))
 
 
-async def _answer(url: str, credentials: dict[str, str], toolset: Toolset) -> None:
+def server_url(url: str) -> httpx.URL:
+    """Return the address of a server. Raises SettingsError for what is none."""
+    with contextlib.suppress(httpx.InvalidURL):
+        parts = httpx.URL(url)
+        if parts.scheme in ("http", "https") and parts.host and (parts.port or 1) <= MOST_PORTS:
+            return parts
+    raise SettingsError(f"--url is {url!r}; expected the address of `streamward serve`, e.g. http://127.0.0.1:8790")
+
+
+async def _answer(url: httpx.URL, credentials: dict[str, str], toolset: Toolset) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=ANSWER_S) as client, stdio_server() as (read, write):
         server = build_server(ToolBox(client, toolset), credentials)
         await server.run(read, write, server.create_initialization_options())

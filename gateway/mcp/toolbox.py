@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from gateway.mcp.mcp_paths import Toolset
 from gateway.mcp.tools import TOOLS, LogTool, ToolRequest, tools_of
+from schemas import json_text
 from streams.access.roles import Action
 from streams.errors import CallError, LogError
 
@@ -42,6 +43,24 @@ class RegistryTool(NamedTuple):
     input_schema: dict[str, Any]
     changes: bool = True
     """It may do anything."""
+
+
+class ServerAnswer(NamedTuple):
+    """What the server answered to a request: a JSON object, as every route of it does."""
+
+    status: int
+    fields: dict[str, Any]
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the request was refused."""
+        return self.status >= 400
+
+    @property
+    def message(self) -> str:
+        """Why it was refused."""
+        error = self.fields.get("error")
+        return str(error.get("message") if isinstance(error, dict) else f"the server answered {self.status}")
 
 
 class ToolOutcome(NamedTuple):
@@ -96,17 +115,17 @@ class ToolBox:
     async def tools(self, credentials: Mapping[str, str]) -> Sequence[LogTool | RegistryTool]:
         """Return the tools that a caller may call. Raises CallError if the server refuses it, LogError."""
         if self.toolset == "registered":
-            response = await self._send(ToolRequest("GET", REGISTRY, {}, None), credentials)
-            if response.is_error:
-                raise CallError("permission_denied", _message(response))
-            rows = [row for row in response.json()["data"] if row["trusted"]]
+            answer = await self._send(ToolRequest("GET", REGISTRY, {}, None), credentials, "data")
+            if answer.is_error:
+                raise CallError("permission_denied", answer.message)
+            rows = [row for row in answer.fields["data"] if row["trusted"]]
             return [RegistryTool(row["id"], row["description"], row["parameters"]) for row in rows]
-        response = await self._send(ToolRequest("GET", PERMISSIONS, {}, None), credentials)
-        if response.status_code == 404:  # a server without keys
+        answer = await self._send(ToolRequest("GET", PERMISSIONS, {}, None), credentials, "actions")
+        if answer.status == 404:  # a server without keys
             return tools_of(self.toolset)
-        if response.is_error:
-            raise CallError("permission_denied", _message(response))
-        actions: frozenset[Action] = frozenset(response.json()["actions"])
+        if answer.is_error:
+            raise CallError("permission_denied", answer.message)
+        actions: frozenset[Action] = frozenset(answer.fields["actions"])
         return tools_of(self.toolset, actions)
 
     async def call(self, name: str, arguments: Mapping[str, Any], credentials: Mapping[str, str]) -> ToolOutcome:
@@ -116,40 +135,56 @@ class ToolBox:
         tool = next((tool for tool in TOOLS if tool.name == name and self.toolset in tool.toolsets), None)
         if tool is None:
             raise CallError("not_found", f"there is no tool {name[:80]!r}; tools/list has those that there are")
+        answers: list[ServerAnswer] = []
+        problem = ""
         try:
-            responses = [await self._send(request, credentials) for request in tool.requests(arguments)]
+            requests = tool.requests(arguments)
+            for request in requests:
+                answers.append(await self._send(request, credentials))
         except (CallError, LogError) as exc:
-            return ToolOutcome([str(exc)], is_error=True)
-        answers = [_answer(response) for response in responses]
-        is_error = any(response.is_error for response in responses) or "error" in answers[0]
-        text = json.dumps(answers if tool.list_name else answers[0], ensure_ascii=False)
-        return ToolOutcome([*([DATA] if tool.has_texts else []), *cut(text)], is_error)
+            if not answers:
+                return ToolOutcome([str(exc)], is_error=True)
+            problem = f"{len(answers)} of {len(requests)} were answered, as the list says, and then: {exc}"
+        results = [_result(answer) for answer in answers]
+        is_error = bool(problem) or any(answer.is_error for answer in answers) or "error" in results[0]
+        text = json.dumps(results if tool.list_name else results[0], ensure_ascii=False)
+        texts = [problem, DATA if tool.has_texts else "", *cut(text)]
+        return ToolOutcome([part for part in texts if part], is_error)
 
     async def _invoke(self, name: str, arguments: Mapping[str, Any], credentials: Mapping[str, str]) -> ToolOutcome:
         """Call a tool of the registry. Raises CallError if there is none of this name."""
         path = f"{REGISTRY}/{quote(name, safe='')}/invoke"
         body = json.dumps({"arguments": dict(arguments)}).encode()
-        response = await self._send(ToolRequest("POST", path, {}, body), credentials)
-        if response.status_code == 404:
-            raise CallError("not_found", _message(response))
-        if response.is_error:
-            return ToolOutcome([_message(response)], is_error=True)
-        answer = response.json()
-        return ToolOutcome(cut(answer["content"]), bool(answer["is_error"]))
+        answer = await self._send(ToolRequest("POST", path, {}, body), credentials, "content")
+        if answer.status == 404:
+            raise CallError("not_found", answer.message)
+        if answer.is_error:
+            return ToolOutcome([answer.message], is_error=True)
+        return ToolOutcome(cut(answer.fields["content"]), bool(answer.fields["is_error"]))
 
-    async def _send(self, request: ToolRequest, credentials: Mapping[str, str]) -> httpx.Response:
-        """Return the response to a request. Raises LogError if the server is unreachable."""
+    async def _send(self, request: ToolRequest, credentials: Mapping[str, str], field: str = "") -> ServerAnswer:
+        """Return the answer to a request; `field`: of an answer that is no error.
+
+        Raises LogError if the server is unreachable, or is another one.
+        """
         headers = {name: credentials[name] for name in CREDENTIALS if name in credentials}
         if request.body is not None:
             headers["content-type"] = "application/json"
         try:
-            return await self.client.request(
+            response = await self.client.request(
                 request.method, request.path, params=request.query, content=request.body, headers=headers
             )
-        except httpx.TransportError as exc:
-            raise LogError(
-                f"{self.client.base_url} is unreachable: {exc}; start `streamward serve`, or name it"
-            ) from exc
+        except httpx.RequestError as exc:
+            problem = f"{self.client.base_url} is unreachable: {exc}; start `streamward serve`, or name it"
+            raise LogError(problem) from exc
+        try:
+            fields = json_text.parse(response.content)
+        except ValueError:
+            fields = None
+        if not isinstance(fields, dict) or (not response.is_error and field and field not in fields):
+            problem = f"{self.client.base_url} answered {response.status_code} with {response.text[:200]!r}"
+            raise LogError(f"{problem}, as no `streamward serve` does; is it the right address, without a proxy?")
+        return ServerAnswer(response.status_code, fields)
 
 
 def cut(text: str) -> list[str]:
@@ -161,11 +196,6 @@ def cut(text: str) -> list[str]:
     return [text[:MOST_CHARACTERS], f"Cut: {missing:,} of {len(text):,} characters are missing; {advice}."]
 
 
-def _answer(response: httpx.Response) -> dict[str, Any]:
-    answer: dict[str, Any] = response.json()
-    return answer["result"] if "jsonrpc" in answer and "result" in answer else answer
-
-
-def _message(response: httpx.Response) -> str:
-    error = response.json().get("error", {})
-    return str(error.get("message", f"the server answered {response.status_code}"))
+def _result(answer: ServerAnswer) -> dict[str, Any]:
+    fields = answer.fields
+    return fields["result"] if "jsonrpc" in fields and "result" in fields else fields

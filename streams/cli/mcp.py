@@ -38,9 +38,12 @@ def mcp(call: AppContext, /, url: str | None, tools: str, key_env: str) -> None:
     /mcp. The tools do what the routes of that server do, and no more than the key may. Other sets of tools are
     `policy` (ask a version), `scoring` (score texts, record rewards) and `control` (jobs and versions).
     """
+    from streams.http_client import bearer
+
     call.working = True
     try:
         from gateway.mcp import mcp_stdio
     except ImportError as exc:
         raise SettingsError(f"mcp needs the official SDK: {exc}; run `pip install 'streamward[mcp]'`") from exc
-    mcp_stdio.run(url or call.settings.serve.url, os.environ.get(key_env), cast("Toolset", tools))
+    credentials = bearer(os.environ.get(key_env), key_env)
+    mcp_stdio.run(call.settings.serve.url if url is None else url, credentials, cast("Toolset", tools))

@@ -36,6 +36,8 @@ from streams.environments.episodes.environment import (
     StepResult,
 )
 from streams.environments.listed import open_listed, settings_of
+from streams.errors import SettingsError
+from streams.http_client import clean_key
 from streams.processes.worker_pipe import START_LIMIT_S, WorkerError, WorkerKind, WorkerProcess
 from streams.settings.model import Environments
 
@@ -214,7 +216,10 @@ def credential_of(server: str, limits: Environments) -> str:
     token = tokens.get(server, "") if isinstance(tokens, dict) else None
     if not isinstance(token, str):
         raise EpisodeError(f"environments.credentials: {path}: expected an object of texts", reason="not_allowed")
-    return token
+    try:
+        return clean_key(token, f"environments.credentials: {path}: {server}")
+    except SettingsError as exc:
+        raise EpisodeError(str(exc), reason="not_allowed") from exc
 
 
 @contextlib.contextmanager

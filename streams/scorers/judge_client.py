@@ -82,7 +82,7 @@ class JudgeClient:
     def __init__(self, scoring: Scoring) -> None:
         if scoring.judge_url is None or scoring.judge_model is None:
             raise ScoreError(missing_setting(scoring) or "", reason="bad_settings")
-        from streams.http_client import new_client
+        from streams.http_client import bearer, new_client
 
         key = scoring.judge_key.get_secret_value() if scoring.judge_key else None
         self.model = scoring.judge_model
@@ -90,7 +90,7 @@ class JudgeClient:
         self._parameters = scoring.parameters_of_judge
         self._prices = {"prompt_tokens": scoring.judge_prompt_usd, "completion_tokens": scoring.judge_completion_usd}
         self._timeout_s = scoring.timeout_s
-        self._client = new_client(headers={"Authorization": f"Bearer {key}"} if key else None)
+        self._client = new_client(headers=bearer(key, "scoring.judge_key"))
 
     def ask(self, question: JudgeQuestion, trace: Context | None = None) -> JudgeReply:
         """Return what the judge's server answers. `trace` is passed on to a judge that is traced too.

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
 
+import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
-from gateway.mcp.mcp_paths import MCP_PATHS, TOOLSETS
-from gateway.mcp.toolbox import MOST_CHARACTERS, cut
+from gateway.mcp.mcp_paths import MCP_PATHS, TOOLSETS, Toolset
+from gateway.mcp.toolbox import MOST_CHARACTERS, ToolBox, cut
 from gateway.mcp.tools import MOST_TASKS, NOT_FOR_TOOLS, TOOLS, LogTool, RpcTool, ToolRequest
 from gateway.routes import TABLE
-from streams.errors import CallError
+from streams.errors import CallError, LogError
 
 PAGE = Path(__file__).parents[2] / "docs" / "mcp.md"
 NAMED = {tool.name: tool for tool in TOOLS}
@@ -86,3 +88,43 @@ def test_the_page_names_every_tool_with_its_route_its_action_and_its_sets() -> N
     assert rows == expected
     of_routes = {toolset for tool in TOOLS for toolset in tool.toolsets}
     assert of_routes | {"registered"} == set(TOOLSETS) == set(MCP_PATHS.values())
+
+
+def test_what_was_submitted_before_the_server_went_away_is_in_the_result() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        task_id = json.loads(request.content)["task_id"]
+        if task_id == "c":
+            raise httpx.ConnectError("connection refused")
+        return httpx.Response(200, json={"task_id": task_id})
+
+    async def outcome() -> tuple[list[str], bool]:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://serve") as client:
+            tasks = {"tasks": [{"task_id": name} for name in "abcd"]}
+            return await ToolBox(client).call("submit_tasks", tasks, {})
+
+    (problem, results), is_error = asyncio.run(outcome())
+    assert is_error and problem.startswith("2 of 4 were answered") and "connection refused" in problem
+    assert json.loads(results) == [{"task_id": "a"}, {"task_id": "b"}]
+
+
+OTHER_SERVERS = {
+    "a proxy's page": httpx.Response(502, text="<html>Bad Gateway</html>"),
+    "a login page": httpx.Response(200, text="<html>log in"),
+    "a redirection": httpx.Response(302, headers={"location": "/login"}),
+    "nothing": httpx.Response(204),
+    "a list": httpx.Response(200, json=[]),
+    "another API": httpx.Response(200, json={"hello": "world"}),
+}
+
+
+@pytest.mark.parametrize("response", OTHER_SERVERS.values(), ids=OTHER_SERVERS)
+@pytest.mark.parametrize("toolset", ["log", "registered"])
+def test_a_server_that_is_not_ours_is_named_with_what_it_answered(response: httpx.Response, toolset: Toolset) -> None:
+    async def list_tools() -> None:
+        transport = httpx.MockTransport(lambda _: response)
+        async with httpx.AsyncClient(transport=transport, base_url="http://serve") as client:
+            await ToolBox(client, toolset).tools({})
+
+    words = f"http://serve answered {response.status_code} with .* is it the right address"
+    with pytest.raises(LogError, match=words):
+        asyncio.run(list_tools())

@@ -25,6 +25,7 @@ from streams.data.cleaning.data_rows import UnreadableRow
 from streams.data.cleaning.steps import DataRow
 from streams.data.row_shapes import ANSWERS, question_of
 from streams.errors import ProviderError, SettingsError
+from streams.http_client import bearer
 from streams.settings.model import Scoring
 from streams.stages.scoring.trial import try_texts
 from streams.stages.tasks.generators import TaskSpec, generate
@@ -68,8 +69,8 @@ class AnswerModel(NamedTuple):
     temperature: float = 1.0
 
     def ask(self, messages: list[dict[str, Any]]) -> str:
-        """Return the model's answer. Raises ProviderError."""
-        headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+        """Return the model's answer. Raises ProviderError, SettingsError."""
+        headers = bearer(self.api_key, "the model's API key")
         body = {"model": self.model, "messages": messages, "temperature": self.temperature}
         try:
             answer = httpx.post(f"{self.url}/chat/completions", json=body, headers=headers, timeout=ASKED_S)

@@ -28,7 +28,7 @@ from schemas import json_text
 from schemas.events import FinishReason, Message, OutsideModel
 from streams.engines.protocol import Completion, SamplingRequest, TokenCounts, failed_slot, failed_slots, uniform
 from streams.errors import EventError
-from streams.http_client import AnswerTooLarge, fetch, new_client
+from streams.http_client import AnswerTooLarge, bearer, fetch, new_client
 from streams.settings.model import Outside
 
 MOST_BYTES = 4 * 1024 * 1024
@@ -70,8 +70,7 @@ class OutsideModels:
     def __init__(self, rule: Outside) -> None:
         """Connect to nothing yet."""
         self._rule = rule
-        key = os.environ.get(rule.key_env)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = bearer(os.environ.get(rule.key_env), rule.key_env)
         self._client = new_client(headers=headers, follow_redirects=False)
         self._pool = ThreadPoolExecutor(rule.parallel, "outside")
 

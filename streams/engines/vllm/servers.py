@@ -35,7 +35,7 @@ from streams.errors import (
     StreamwardError,
     WrongModel,
 )
-from streams.http_client import RequestDeadline, lines_of, new_client
+from streams.http_client import RequestDeadline, bearer, lines_of, new_client
 from streams.observability.trace_context import Context, http_headers_of
 from streams.settings.model import Policy
 
@@ -242,7 +242,7 @@ class VllmServers:
 
     def __init__(self, policy: Policy) -> None:
         key = policy.server_key.get_secret_value() if policy.server_key else None
-        self._client = new_client(headers={"Authorization": f"Bearer {key}"} if key else None)
+        self._client = new_client(headers=bearer(key, "policy.server_key"))
         self.servers = [
             VllmServer(url, self._client, policy.max_concurrent, policy.server_timeout_s) for url in policy.server_urls
         ]

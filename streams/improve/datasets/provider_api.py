@@ -15,7 +15,7 @@ import httpx
 
 from schemas import json_text
 from streams.errors import ProviderError, RefusedError
-from streams.http_client import AnswerTooLarge, fetch, new_client
+from streams.http_client import AnswerTooLarge, bearer, fetch, new_client
 
 ANSWER_S = 60.0
 MOST_BYTES = 8 * 1024 * 1024
@@ -56,9 +56,9 @@ class ProviderApi:
     """One provider. Use as a context manager."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        """`url`: up to /v1."""
+        """`url`: up to /v1. Raises SettingsError for a key that no header can have."""
         self._url = url.rstrip("/")
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        headers = bearer(api_key, "the provider's API key")
         self._client = new_client(headers=headers, follow_redirects=False)
 
     def __enter__(self) -> Self:

@@ -21,6 +21,7 @@ from pydantic import SecretStr
 
 from schemas import json_text
 from streams.errors import SettingsError
+from streams.http_client import bearer
 
 LATER = frozenset({http.HTTPStatus.REQUEST_TIMEOUT, http.HTTPStatus.TOO_MANY_REQUESTS})
 """Statuses below 500 of requests that are worth making again."""
@@ -55,7 +56,7 @@ class KeptAlive:
         except (KeyError, ValueError) as exc:
             raise SettingsError(f"{url!r} is no address of a server; expected e.g. http://127.0.0.1:8000") from exc
         self._idle: list[http.client.HTTPConnection] = []
-        self._bearer = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
+        self._bearer = bearer(None if key is None else key.get_secret_value(), "the server's key")
 
     def close(self) -> None:
         """Close what is kept."""
