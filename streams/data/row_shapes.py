@@ -98,7 +98,10 @@ def _collect(value: Any, by_key: bool, texts: list[str]) -> None:
 
 def problems_of(fields: Fields, shape: Shape) -> Iterator[RowProblem]:
     """Yield what is wrong with a row that should have this shape."""
-    if _columns(fields, shape) is None:
+    if shape == "unknown":
+        has = ", ".join(fields) or "nothing"
+        yield RowProblem("missing_columns", f"most rows have the columns of no shape; it has {has[:120]}")
+    elif _columns(fields, shape) is None:
         needed = " or ".join(", ".join(columns.needed) for columns in SHAPES.get(shape, ()))
         has = ", ".join(name for name, value in fields.items() if value is not None) or "nothing"
         name = "missing_messages_list" if shape == "chat" else "missing_columns"

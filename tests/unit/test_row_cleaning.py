@@ -418,6 +418,45 @@ def test_of_what_a_model_answers_only_what_a_scorer_verifies_is_kept() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"question": "Why?", "score": NaN}', "score has nan, which is no number of JSON"),
+        ('{"question": "Why?", "info": {"scores": [1, 1e999]}}', "info has inf"),
+        ('{"question": ' + "[" * 900 + "]" * 900 + "}", "question is nested deeper than 100 levels"),
+        ('{"question": "Why?", "info": ' + '{"a": ' * 400 + "1" + "}" * 400 + "}", "info is nested deeper than"),
+        ('{"question": ' + "[" * 10**6, "nested too deeply"),
+    ],
+)
+def test_a_value_that_no_file_of_rows_can_have_is_the_fate_of_its_row_alone(
+    tmp_path: Path, line: str, why: str
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(line + '\n{"question": "What is that?", "answer": "x"}\n')
+    checked = run("data", "check", file, "--output", "jsonl")
+    [finding] = json.loads(checked.stdout)["findings"]
+    assert checked.exit_code == 4 and finding["rows"] == 1 and why in finding["first"]
+    assert run("data", "clean", file, "--to", tmp_path / "clean").exit_code == 0
+    [row] = (tmp_path / "clean" / "rows.jsonl").read_text().splitlines()
+    assert json.loads(row)["question"] == "What is that?"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("empty.jsonl", ""), ("blank.jsonl", "\n\n"), ("head.csv", "prompt,answer\n")]
+)
+def test_a_file_without_a_row_is_worthless_to_train_on(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    checked = run("data", "check", tmp_path / name, "--output", "jsonl")
+    assert checked.exit_code == 4
+    assert [finding["finding"] for finding in json.loads(checked.stdout)["findings"]] == ["no_rows"]
+
+
+def test_rows_of_no_shape_are_named_with_what_they_have(tmp_path: Path) -> None:
+    file = lines(tmp_path / "rows.jsonl", {"frage": "Warum?", "antwort": "Darum."})
+    [finding] = json.loads(run("data", "check", file, "--output", "jsonl").stdout)["findings"]
+    assert finding["first"] == "rows.jsonl:1: most rows have the columns of no shape; it has frage, antwort"
+
+
 # --- expectations -----------------------------------------------------------------------------------------------------
 
 

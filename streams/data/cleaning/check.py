@@ -4,8 +4,8 @@
                                     └──► CheckedRows: a line for each finding, with a count and the first row
 
 A finding is `wrong` if training on the rows would fail or be worthless: a row that cannot be read, a fault by its
-shape, a held-out question, a value that a suite does not expect. The others are for people to decide; `clean` does
-something about each.
+shape, a held-out question, a value that a suite does not expect, or no row at all. The others are for people to
+decide; `clean` does something about each.
 """
 
 from __future__ import annotations
@@ -110,6 +110,8 @@ def check(
             whole.append(row)
         else:
             checked.note(UNREADABLE, row.place, row.why, is_wrong=True)
+    if not checked.read:
+        checked.findings["no_rows"] = RowFinding("no_rows", True, 0, "there is nothing to train on")
     checked.shape = common_shape(whole)
     for row in whole:
         for problem in {problem.name: problem for problem in problems_of(row.fields, checked.shape)}.values():

@@ -8,15 +8,18 @@ Not covered: a set that does not fit the memory.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from streams.arrow.file_rows import OF_EXAMPLES, Row, fields_of, rows
 from streams.data.cleaning.steps import DataRow
 
 LONGEST_ROW = 8 * 1024 * 1024
 """Bytes of a line; a log's record holds less."""
+MOST_LEVELS = 100
+"""Of objects and lists in each other; a conversation with tools has less than ten."""
 UNREADABLE = "read"
 """The step that drops a row that cannot be read."""
 _CELLS = OF_EXAMPLES | {"reward_model", "extra_info"}
@@ -52,9 +55,30 @@ def read_rows(numbered: Iterable[tuple[int, Row]], name: str) -> Iterator[DataRo
             yield UnreadableRow(place, f"it has {len(row):,} bytes; expected at most {LONGEST_ROW:,}")
             continue
         try:
-            yield DataRow(place, fields_of(row))
+            fields = fields_of(row)
+            _check_values(fields)
+            yield DataRow(place, fields)
         except ValueError as exc:
             yield UnreadableRow(place, str(exc))
+
+
+def _check_values(fields: Mapping[str, Any]) -> None:
+    """Raise ValueError for values that no file of rows can have: without end, or numbers that JSON does not have."""
+    values: list[tuple[str, Any]] = list(fields.items())
+    for _ in range(MOST_LEVELS):
+        for column, value in values:
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{column} has {value}, which is no number of JSON; write null, or leave it out")
+        values = [(column, inner) for column, value in values for inner in _inner(value)]
+        if not values:
+            return
+    raise ValueError(f"{values[0][0]} is nested deeper than {MOST_LEVELS} levels")
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict | Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
 
 
 def digest_of(path: Path) -> str:
