@@ -11,6 +11,7 @@ FEW_VALUES = 50
 """So many are counted without a look at what is inside of strings."""
 _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 """How half of a surrogate pair is written in JSON; whole pairs are written so, too."""
+_MAY_BE_INFINITE = re.compile(r"NaN|Infinity|[eE]\+?\d{3}|\d{309}")
 _BRACKET = re.compile(r"[][{}]")
 
 
@@ -39,6 +40,21 @@ def parse(text: str | bytes, *, most_values: int | None = None) -> Any:
     except UnicodeEncodeError as exc:
         half = f"\\u{ord(exc.object[exc.start]):04x}"
         raise ValueError(f"{half} is half of a surrogate pair, and no character; leave it out") from exc
+    return value
+
+
+def parse_finite(text: str | bytes) -> Any:
+    """Return the value of a text whose numbers are those of JSON: Python also reads NaN, and 1e999 as infinity.
+
+    Raises as `parse`.
+    """
+    text = _decode(text)
+    value = parse(text)
+    if _MAY_BE_INFINITE.search(text):
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError as exc:
+            raise ValueError("NaN, Infinity and numbers beyond 1.8e308 are no numbers of JSON; send null") from exc
     return value
 
 

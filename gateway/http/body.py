@@ -155,7 +155,7 @@ def read_call(model: type[Read], raw: bytes) -> tuple[Read, str]:
 
 def _parse(raw: bytes) -> Any:
     try:
-        return json_text.parse(raw)
+        return json_text.parse_finite(raw)
     except json_text.RepeatedKeyError as exc:
         raise CallError("invalid", f"the body: {exc}") from exc
     except ValueError as exc:

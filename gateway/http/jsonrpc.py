@@ -57,7 +57,7 @@ async def answer(
 ) -> JsonObject | list[JsonObject] | None:
     """Return the outcome, or those of a batch, ready for JSON; None if nothing is answered."""
     try:
-        body = await read_apart(json_text.parse, raw)
+        body = await read_apart(json_text.parse_finite, raw)
     except json_text.RepeatedKeyError as exc:
         return refusal(None, RpcError(PARSE_ERROR, data=str(exc)))
     except ValueError:

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from hypothesis import given, strategies as st
 
+from gateway.acp.thread_bodies import ItemPut
 from gateway.http import body as bodies, openapi
 from gateway.http.application import Application
 from gateway.http.body import MOST_LEVELS, Body, check_values, read
@@ -248,3 +249,16 @@ def test_the_headers_of_a_field_of_a_form_are_cut_off() -> None:
     head = b"Content-Disposition: form-data; name=a" + b"; x=y" * HEAD_BYTES
     with pytest.raises(CallError, match="longer than 8192 bytes"):
         parts("multipart/form-data; boundary=b", b"--b\r\n" + head + b"\r\n\r\nx\r\n--b--\r\n")
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1E+400", "9" * 310 + ".0"])
+def test_a_number_that_json_does_not_have_is_refused_wherever_it_is_in_a_body(number: str) -> None:
+    raw = b'{"namespace": ["n"], "key": "k", "value": {"a": [{"b": %s}]}}' % number.encode()
+    with pytest.raises(CallError, match="no numbers of JSON; send null"):
+        read(ItemPut, raw)
+
+
+def test_what_only_looks_like_such_a_number_is_read() -> None:
+    value = {"a": "NaN, Infinity, 1e999", "b": 1e308, "c": int("9" * 400), "d": 1e-300}
+    raw = json.dumps({"namespace": ["n"], "key": "k", "value": value}).encode()
+    assert read(ItemPut, raw).value == value
