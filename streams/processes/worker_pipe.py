@@ -228,7 +228,11 @@ def data_bytes() -> int:
 
 def describe_exception(action: str, exc: BaseException) -> str:
     """Return what a user's code raised during `action`, and where; a SyntaxError says that itself."""
-    problem = f"{action} raised {type(exc).__name__}: {str(exc)[:1000]}"
+    try:
+        text = str(exc)[:1000].encode(errors="backslashreplace").decode()  # half of a surrogate pair fits in no frame
+    except Exception as broken:  # an exception's own code may raise anything
+        text = f"its text cannot be read: {type(broken).__name__}"
+    problem = f"{action} raised {type(exc).__name__}: {text}"
     frame = traceback.extract_tb(exc.__traceback__)[-1]
     return problem if frame.filename.startswith("<") else f"{problem} ({frame.filename}, line {frame.lineno})"
 

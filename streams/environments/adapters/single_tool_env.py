@@ -3,12 +3,15 @@
     function:module:name ──► signature, docstring ──► JSON Schema, description ──► the function with the arguments
     https://host/path ────► POST {arguments}, with a credential if the settings have one ──► the body of a 2xx answer
 
-A function's answer is its text, or JSON of any other value; an exception of it is an answer that says so. Redirections
-are not followed, so a listed host cannot send a call to another.
+A function's answer is its text, or JSON of any other value, models and dataclasses included; an exception of it, and a
+value that JSON does not have, is an answer that says so. An async function is awaited. Redirections are not followed,
+so a listed host cannot send a call to another.
 """
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import importlib
 import inspect
 import json
@@ -16,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-from pydantic import PydanticUserError, ValidationError, create_model
+from pydantic import BaseModel, PydanticUserError, ValidationError, create_model
 
 from schemas.events import Tool
 from schemas.tool_text import offer_problems
@@ -77,9 +80,11 @@ class ModuleFunction(SingleTool):
         values = {field: getattr(checked, field) for field in checked.model_fields_set}
         try:
             result = self._function(**values)
-            return result if isinstance(result, str) else json.dumps(result, allow_nan=False), True
+            if inspect.iscoroutine(result):
+                result = asyncio.run(result)
         except Exception as exc:  # a tool's own code may raise anything
             return describe_exception(name, exc), False
+        return _answer_text(name, result)
 
 
 class UrlTool(SingleTool):
@@ -125,7 +130,29 @@ def _function(reference: str) -> Callable[..., Any]:
     if not inspect.isfunction(function):
         error = f"{describe_module(module)} has no function {function_name!r}"
         raise EpisodeError(error, reason="unknown_environment")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        error = f"function:{reference} yields its answer in parts, and a call has one answer; return it"
+        raise EpisodeError(error, reason="bad_settings")
     return function
+
+
+def _answer_text(name: str, result: Any) -> tuple[str, bool]:
+    """Return what a function returned as a text, and whether it could be one."""
+    try:
+        text = result if isinstance(result, str) else json.dumps(result, allow_nan=False, default=_plain)
+        text.encode()
+    except Exception as exc:  # a model's own code may raise anything
+        return f"{name} returned what cannot be written as JSON: {exc}"[:500], False
+    return text, True
+
+
+def _plain(value: Any) -> Any:
+    """Return a model or a dataclass as an object. Raises TypeError for other values, sets too: they have no order."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    raise TypeError(f"a value of type {type(value).__name__}")
 
 
 def _arguments_of(reference: str, function: Callable[..., Any]) -> Any:
@@ -134,6 +161,8 @@ def _arguments_of(reference: str, function: Callable[..., Any]) -> Any:
         signature = inspect.signature(function, eval_str=True)
         fields: dict[str, Any] = {}
         for name, parameter in signature.parameters.items():
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                raise ValueError(f"parameter {name} cannot be given by its name; remove the / after it")
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise ValueError(f"parameter {name} takes any number of values; name each")
             kind = Any if parameter.annotation is parameter.empty else parameter.annotation
