@@ -37,7 +37,7 @@ from streams.environments.registry.tool_body import ToolBody, read_body
 from streams.environments.registry.tool_caller import ToolOutput
 from streams.environments.registry.tool_log import RegistryDecision
 from streams.environments.registry.tool_state import RegisteredTool, ToolState
-from streams.errors import CallError, CallErrorKind, EventError, StreamwardError
+from streams.errors import CallError, CallErrorKind, EventError, NotFoundError, StreamwardError
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import tools_of_agents
 
@@ -246,6 +246,8 @@ class RegisteredTools:
         """Return a tool that a request may call. Raises NotFoundError, CallError."""
         principal, name = principal_of(request), named(tenant_of(request), tool_id)
         tool = self._log.tools.find(name)
+        if not is_of(tenant_of(request), tool.entry.tool_id):  # entry red of the operator with a tool x is no red.x
+            raise NotFoundError(f"there is no tool {tool_id[:140]!r}; {LISTED}")
         if principal is not None and principal.agent_id is not None:
             agent = named(principal.tenant, principal.agent_id)
             if name not in tools_of_agents(self._settings).get(agent, ()):

@@ -304,6 +304,11 @@ def test_a_tenant_sees_and_calls_its_own_tools_alone_and_an_agents_key_those_of_
     for name in ("blue.sums", "common"):
         refused = registry.http("POST", f"/mcp/tools/{name}/invoke", {"arguments": {"a": 1}}, role="red")
         assert refused.status_code == 404
+    # tool `search` of the operator's server `red`, which is called red.search, is no tool `search` of the tenant red
+    assert registry.http("POST", "/mcp/tools", {"tool_id": "red", "endpoint": registry.docs}).status_code == 201
+    assert registry.http("POST", "/mcp/tools/red.search/invoke", {"arguments": {"text": "x"}}).status_code == 200
+    refused = registry.http("POST", "/mcp/tools/search/invoke", {"arguments": {"text": "x"}}, role="red")
+    assert refused.status_code == 404
     bound = registry.http("POST", "/mcp/tools/common/invoke", {"arguments": {"a": 1}}, role="bound")
     assert bound.status_code == 403 and "calc is not registered with tool common" in error(bound)
 

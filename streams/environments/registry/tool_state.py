@@ -143,8 +143,12 @@ def changes_of(entry: ToolState) -> str:
 
 
 def find(entries: Mapping[str, ToolState], tool_id: str) -> RegisteredTool:
-    """Return a tool by its id. Raises NotFoundError."""
-    tools = {name: (tool, entry) for entry in entries.values() for name, tool in entry.names.items()}
-    if tool_id not in tools:
-        raise NotFoundError(f"there is no tool {tool_id[:140]!r}; {nearest(tool_id, tools)}")
-    return RegisteredTool(tool_id, *tools[tool_id])
+    """Return a tool by its id. Raises NotFoundError, RefusedError for an id that two entries have."""
+    tools = [RegisteredTool(name, tool, entry) for entry in entries.values() for name, tool in entry.names.items()]
+    of_this_id = [tool for tool in tools if tool.tool_id == tool_id]
+    if not of_this_id:
+        raise NotFoundError(f"there is no tool {tool_id[:140]!r}; {nearest(tool_id, [tool.tool_id for tool in tools])}")
+    if len(of_this_id) > 1:
+        names = " and ".join(tool.entry.tool_id for tool in of_this_id)
+        raise RefusedError(f"tool {tool_id} could be that of entry {names}; remove one of them")
+    return of_this_id[0]
