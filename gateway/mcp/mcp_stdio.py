@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import Mapping
 
 import httpx
@@ -23,7 +24,12 @@ ANSWER_S = 600.0
 
 
 def run(url: str, credentials: Mapping[str, str], toolset: Toolset) -> None:
-    """Answer until standard input ends. `credentials`: headers with the key. Raises SettingsError for no URL."""
+    """Answer until standard input ends, or Ctrl-C. `credentials`: headers with the key.
+
+    Raises SettingsError for what is no URL.
+    """
+    # asyncio would wait for the thread that reads standard input, which nothing interrupts
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     asyncio.run(_answer(server_url(url), {name.lower(): text for name, text in credentials.items()}, toolset))
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -128,3 +131,19 @@ def test_a_server_that_is_not_ours_is_named_with_what_it_answered(response: http
     words = f"http://serve answered {response.status_code} with .* is it the right address"
     with pytest.raises(LogError, match=words):
         asyncio.run(list_tools())
+
+
+def test_ctrl_c_ends_a_server_on_standard_input_that_stays_open() -> None:
+    command = [sys.executable, "-m", "streams.cli", "mcp", "--url", "http://127.0.0.1:1"]
+    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "editor", "version": "1"}}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["id"] == 1
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(30) == -signal.SIGINT
+        finally:
+            process.kill()

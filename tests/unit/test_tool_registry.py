@@ -144,6 +144,6 @@ def test_an_id_that_two_entries_have_is_refused_and_means_neither() -> None:
     """Tool add of the server sums, and a function that was added as sums.add."""
     server = state_after(tool_event(endpoint="mcp:http://127.0.0.1:9/mcp"))
     function = replace(state_after(tool_event()), tool_id="sums.add")
-    with pytest.raises(RefusedError, match="could be that of entry sums and sums.add; remove one"):
+    with pytest.raises(RefusedError, match=r"could be that of entry sums and sums\.add; remove one"):
         find({"sums": server, "sums.add": function}, "sums.add")
     assert find({"sums": server}, "sums.add").entry is server
