@@ -40,6 +40,7 @@ NAMES = (
     "convergence",
     "fleet",
     "jobs",
+    "key_chain",
     "learning",
     "threads",
     "tools",

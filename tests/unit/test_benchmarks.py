@@ -27,7 +27,7 @@ def test_every_benchmark_is_listed_with_what_it_measures() -> None:
     listed = {text.split()[0]: text.split(maxsplit=1)[1] for text in done.stdout.splitlines()}
     assert sorted(listed) == [
         "agents", "columns", "convergence", "conversations", "door", "engines", "fleet", "help", "jobs", "join",
-        "learning", "long_conversation", "memory", "offline", "overhead", "page",
+        "key_chain", "learning", "long_conversation", "memory", "offline", "overhead", "page",
         "queries", "replay", "restart", "samples", "sampling", "threads", "tools", "trainer", "training_calls",
         "training_rows", "triggers",
         "turns", "vllm", "workers",

@@ -153,6 +153,46 @@ def test_the_tools_of_an_mcp_server_are_offered_for_a_prompt(over: str) -> None:
 
 
 @pytest.mark.environments
+def test_a_worked_example_is_shown_between_the_system_message_and_the_prompt() -> None:
+    pytest.importorskip("mcp", reason=skips.ENVIRONMENTS)
+    call = {"id": "1", "name": "add", "arguments": '{"a": 4, "b": 7}'}
+    example = [
+        {"role": "user", "content": "What is 4 + 7?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "11", "name": "add", "tool_call_id": "1"},
+        {"role": "assistant", "content": "11"},
+    ]
+    environment = load(STDIO, ADD | {"system": "Be brief.", "messages": example})
+    shown = environment.reset(0).messages
+    environment.close()  # type: ignore[attr-defined]
+    assert [message.role for message in shown] == ["system", "user", "assistant", "tool", "assistant", "user"]
+    assert shown[2].tool_calls == (ToolCall(**call),) and shown[-1].content == ADD["prompt"]
+
+
+@pytest.mark.environments
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ("hello", "messages: Input should be a valid tuple"),
+        ([{"role": "user"}], "messages.0.content: Field required"),
+        (
+            [{"role": "assistant", "content": "", "tool_calls": [{"id": "1", "name": "add", "arguments": "{a"}]}],
+            "messages: the arguments of call 1 are no JSON object",
+        ),
+        (
+            [{"role": "assistant", "content": "", "tool_calls": [{"id": "1", "name": "add", "arguments": "[1]"}]}],
+            "messages: the arguments of call 1 are no JSON object",
+        ),
+    ],
+)
+def test_messages_that_no_policy_can_read_are_refused_before_the_episode(messages: Any, problem: str) -> None:
+    pytest.importorskip("mcp", reason=skips.ENVIRONMENTS)
+    with pytest.raises(EpisodeError) as caught:
+        load(STDIO, ADD | {"messages": messages})
+    assert caught.value.reason == "bad_settings" and problem in str(caught.value)
+
+
+@pytest.mark.environments
 def test_a_tool_is_tried_on_the_command_line() -> None:
     pytest.importorskip("mcp", reason=skips.ENVIRONMENTS)
     call = json.dumps({"name": "add", "arguments": {"a": 2, "b": 3}})

@@ -40,9 +40,9 @@ A server is in a session of its own, so it is not killed with our process group.
 class McpEnvironment(OfferedTools):
     """Offers the tools of `server`."""
 
-    def __init__(self, server: str, prompt: str, system: str = "", credential: str = "") -> None:
-        """`credential`: sent to an address as bearer token. Raises EpisodeError: crashed."""
-        super().__init__(f"mcp:{server}", prompt, system)
+    def __init__(self, server: str, prompt: str, system: str = "", messages: Any = (), credential: str = "") -> None:
+        """`credential`: sent to an address as bearer token. Raises EpisodeError: bad_settings, crashed."""
+        super().__init__(f"mcp:{server}", prompt, system, messages)
         self._server, self._credential = server, credential
         self._portal_context = start_blocking_portal()
         self._portal = self._portal_context.__enter__()

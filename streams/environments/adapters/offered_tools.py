@@ -9,22 +9,30 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from schemas import json_text
 from schemas.events import Message, Tool, ToolCall
 from streams.environments.episodes.environment import MOST_CALLS, Action, EpisodeError, Observation, StepResult
+
+MESSAGES: TypeAdapter[tuple[Message, ...]] = TypeAdapter(tuple[Message, ...])
 
 
 class OfferedTools:
     """A base class; `_begin` and `_invoke` are of each kind."""
 
-    def __init__(self, name: str, prompt: str, system: str) -> None:
-        """`prompt` is the user's message, `system` the one before it. Raises EpisodeError: bad_settings."""
+    def __init__(self, name: str, prompt: str, system: str, messages: Any = ()) -> None:
+        """`prompt` is the user's message, `system` the first one; `messages`, such as a worked example, are between.
+
+        Raises EpisodeError: bad_settings.
+        """
         for field, text in (("prompt", prompt), ("system", system)):
             if not isinstance(text, str):
                 raise EpisodeError(f"{name}: {field}: expected a text, got {text!r:.80}", reason="bad_settings")
         self._name = name
-        texts = (("system", system), ("user", prompt))
-        self._messages = tuple(Message(role=role, content=text) for role, text in texts if text)
+        first = (Message(role="system", content=system),) if system else ()
+        last = (Message(role="user", content=prompt),) if prompt else ()
+        self._messages = (*first, *_read_messages(name, messages), *last)
         self._tools: tuple[Tool, ...] = ()
 
     def reset(self, seed: int) -> Observation:
@@ -48,11 +56,8 @@ class OfferedTools:
         names = [tool.name for tool in self._tools]
         if call.name not in names:
             return _message(call, f"error: there is no tool {call.name[:40]}, only {', '.join(names)}"), False
-        try:
-            arguments = json_text.parse(call.arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
+        arguments = _arguments(call)
+        if arguments is None:
             return _message(call, f"error: {call.name} takes a JSON object of arguments"), False
         text, ok = self._invoke(call.name, arguments)
         return _message(call, text if ok else f"error: {text}"), ok
@@ -64,6 +69,30 @@ class OfferedTools:
     def _invoke(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         """Return the text of a tool's answer, and whether it could use the call. Raises EpisodeError(crashed)."""
         raise NotImplementedError
+
+
+def _read_messages(name: str, messages: Any) -> tuple[Message, ...]:
+    """Return the messages of a setting. Raises EpisodeError(bad_settings)."""
+    try:
+        checked = MESSAGES.validate_python(messages)
+    except ValidationError as exc:
+        error = exc.errors()[0]
+        place = ".".join(map(str, ("messages", *error["loc"])))
+        raise EpisodeError(f"{name}: {place}: {error['msg']}", reason="bad_settings") from exc
+    for call in (call for message in checked for call in message.tool_calls):
+        if _arguments(call) is None:
+            problem = f"{name}: messages: the arguments of call {call.id} are no JSON object: {call.arguments[:80]}"
+            raise EpisodeError(problem, reason="bad_settings")
+    return checked
+
+
+def _arguments(call: ToolCall) -> dict[str, Any] | None:
+    """Return the arguments of a call; None if they are no JSON object."""
+    try:
+        arguments = json_text.parse(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def _message(call: ToolCall, text: str) -> Message:

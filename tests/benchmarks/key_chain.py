@@ -1,0 +1,170 @@
+"""How soon a policy that is trained through our own MCP server uses its tool: held-out chains right, and the minutes.
+
+    docs/examples/key_chain ──► `serve` with keys and the tool `get` in its registry ──► /mcp/registered
+    `up` ──► episodes ──► HTTP, with a key ──► /mcp/registered ──► the registry ──► a process with `get` ──► versions
+
+    python -m tests.benchmarks.key_chain [SEED ...]      a line for each seed, with every version that was asked
+
+The steps are those of docs/mcp.md, as commands, in an empty folder. The run ends after STEPS versions or MINUTES. The
+aim is 0.9 of 35 held-out chains within 15 minutes of an empty folder. They are asked at temperature 1, as in training:
+with two worked examples SmolLM2 has 0.86 of them greedily before any training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from schemas.events import AdapterEvent, RequestEvent
+from streams.kafka.node import process as broker
+from streams.processes.child import free_port
+from streams.settings.model import Kafka, Settings
+from tests.benchmarks.side_by_side import line, say
+from tests.support.processes import read
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "key_chain"
+WANTED, LIMIT_MIN = 0.9, 15.0
+STEPS, MINUTES = int(os.environ.get("STEPS", "8")), float(os.environ.get("MINUTES", "15"))
+ANSWERS_S = 120.0
+"""For the server to start."""
+
+
+def run() -> Iterator[dict[str, Any]]:
+    """Yield the line of one seed."""
+    yield result(0)
+
+
+def result(seed: int) -> dict[str, Any]:
+    """Return the line of a seed."""
+    with tempfile.TemporaryDirectory(prefix="streamward-bench-") as temporary:
+        folder = Path(temporary) / "key_chain"
+        shutil.copytree(EXAMPLE, folder)
+        began = time.time()
+        with broker.embedded(Path(temporary) / "kafka") as node:
+            example = Example(folder, node.bootstrap)
+            report = example.train(seed)
+            settings = Settings(kafka=Kafka(bootstrap=node.bootstrap))
+            asked = [event for _, event in read(settings, AdapterEvent) if event.kind == "evaluated"]
+            paths = Counter(event.resource for _, event in read(settings, RequestEvent))
+        looks = [
+            {"version": event.version, "right": share, "seconds": round(event.created_at / 1000 - began)}
+            for event in sorted(asked, key=lambda event: event.version)
+            if (share := _share(report, event.version)) is not None
+        ]
+    return _line(seed, looks, report, paths)
+
+
+class Example:
+    """The commands of docs/mcp.md, in a folder with the example."""
+
+    def __init__(self, folder: Path, bootstrap: str) -> None:
+        self._folder, self._port = folder, free_port()
+        self._server = f"http://127.0.0.1:{self._port}"
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("STREAMWARD_")}
+        python_path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), plain.get("PYTHONPATH"))))
+        self._env = plain | {
+            "PYTHONPATH": python_path,
+            "STREAMWARD_CONFIG": "key_chain.toml",
+            "STREAMWARD_KAFKA__BOOTSTRAP": bootstrap,
+            "STREAMWARD_SERVE__PORT": str(free_port()),
+            "STREAMWARD_ENVIRONMENTS__SERVERS": f"mcp:{self._server}/mcp/registered",
+        }
+
+    def train(self, seed: int) -> dict[str, Any]:
+        """Return the report of `up`."""
+        self._streamward("topics", "apply")
+        self._run(sys.executable, "key_chain.py", str(seed), self._server)
+        key = self._streamward("access", "keys", "create", "--role", "submitter", "--name", "episodes").split()[0]
+        tokens = {f"mcp:{self._server}/mcp/registered": key}
+        (self._folder / "credentials.json").write_text(json.dumps(tokens))
+        self._streamward("tools", "add", "get", "key_chain:get", "--reason", "the policy learns to use it")
+        with self._serving():
+            words = ("--held-out", "held_out.jsonl", "--model", "smollm2-tools", "--output", "json")
+            limits = ("--steps", str(STEPS), "--minutes", str(MINUTES))
+            return dict(json.loads(self._streamward("up", "--tasks", "train.jsonl", *words, *limits).splitlines()[-1]))
+
+    @contextmanager
+    def _serving(self) -> Iterator[None]:
+        """Run the server with the tools while the block runs."""
+        options = (f"serve.port={self._port}", "serve.auth=keys", "policy.engine=scripted")
+        words = [word for option in options for word in ("--set", option)]
+        command = [sys.executable, "-m", "streams.cli", *words, "serve"]
+        with (self._folder / "tools.log").open("wb") as log:
+            server = subprocess.Popen(command, cwd=self._folder, env=self._env, stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + ANSWERS_S
+            while not _answers(self._server):
+                if server.poll() is not None or time.monotonic() > deadline:
+                    said = (self._folder / "tools.log").read_text()
+                    raise RuntimeError(f"the server does not answer: {said[-2000:]}")
+                time.sleep(0.2)
+            yield
+        finally:
+            server.terminate()
+            server.wait(60)
+
+    def _streamward(self, *words: str) -> str:
+        return self._run(sys.executable, "-m", "streams.cli", *words)
+
+    def _run(self, *command: str) -> str:
+        """Return what a command prints on stdout; what it says on stderr is passed on. Raises RuntimeError."""
+        done = subprocess.run(command, cwd=self._folder, env=self._env, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}")
+        return done.stdout
+
+
+def _answers(server: str) -> bool:
+    try:
+        return httpx.get(f"{server}/healthz").is_success
+    except httpx.TransportError:
+        return False
+
+
+def _share(report: dict[str, Any], version: int) -> float | None:
+    """Return the share of held-out chains that a version had right."""
+    return next((look["exact"] for look in report["held_out"] if look["version"] == version), None)
+
+
+def _line(seed: int, looks: list[dict[str, Any]], report: dict[str, Any], paths: Counter[str]) -> dict[str, Any]:
+    for look in looks:
+        say(f"  version {look['version']}: {look['right']:.2f} right after {look['seconds']} s")
+    minutes = next((look["seconds"] / 60 for look in looks if look["right"] >= WANTED), None)
+    return line(
+        "key_chain",
+        f"minutes to 0.9 of held-out chains through our MCP server, seed {seed}",
+        ours=MINUTES if minutes is None else minutes,
+        peer=LIMIT_MIN,
+        unit="min",
+        ratio=0.0 if minutes is None else LIMIT_MIN / minutes,
+        target=1.0,
+        peer_is="the aim",
+        looks=looks,
+        train_reward=[round(row["mean"], 3) for row in report["train_reward"] if "mean" in row],
+        requests=dict(paths.most_common(6)),
+        turns=report.get("turns"),
+        load_at_end=round(os.getloadavg()[0], 1),
+    )
+
+
+def main() -> int:
+    """Print a line for each seed that is named."""
+    for seed in map(int, sys.argv[1:] or ["0"]):
+        print(json.dumps(result(seed)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
