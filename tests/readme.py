@@ -35,8 +35,9 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -155,22 +156,30 @@ def walk() -> list[Step]:
 
 
 def run(folder: Path) -> Iterator[Ran]:
-    """Walk all pages in `folder`, which is empty, and yield what each step did."""
+    """Walk all pages in `folder`, which is empty, and yield what each step did.
+
+    What a page of ALONE leaves running ends with its last step: it would take time from the pages after it.
+    """
     port = _free_port()
-    served: dict[Path, str] = {}
-    places: dict[Path, Callable[[str], tuple[int, str]]] = {}
     with ExitStack() as stack:
         judge = stack.enter_context(_judge())
         stack.callback(broker.stop, Broker(data_dir=folder / ".streamward" / "kafka"))
-        for step in walk():
-            place = folder / Path(step.page).stem if step.page in ALONE else folder
-            if place not in places:
-                place.mkdir(exist_ok=True)
-                (place / ".venv").symlink_to(sys.prefix)
-                places[place] = stack.enter_context(_bash(place))
-                served[place] = str(_free_port())  # a page may leave its server running
-            step = step._replace(command=step.command.replace(SERVED, served[place]))
-            yield _run_step(step, place, places[place], port, judge)
+        first = stack.enter_context(_place(folder))
+        for page, of_page in groupby(walk(), key=lambda step: step.page):
+            place = _place(folder / Path(page).stem) if page in ALONE else nullcontext(first)
+            with place as (where, bash, served):
+                for step in of_page:
+                    command = step.command.replace(SERVED, served)
+                    yield _run_step(step._replace(command=command), where, bash, port, judge)
+
+
+@contextmanager
+def _place(folder: Path) -> Iterator[tuple[Path, Callable[[str], tuple[int, str]], str]]:
+    """Give a folder with the program in it, a bash there, and the port of its server."""
+    folder.mkdir(exist_ok=True)
+    (folder / ".venv").symlink_to(sys.prefix)
+    with _bash(folder) as bash:
+        yield folder, bash, str(_free_port())
 
 
 def run_page(name: str, folder: Path, *, more: str, limit_s: float) -> Iterator[Ran]:
