@@ -308,10 +308,15 @@ def json_response(answer: Answer, status: int = 200, headers: Mapping[str, str] 
     return Response(answer.model_dump_json(exclude_unset=True), status, headers, media_type="application/json")
 
 
-def response(error: CallError, dialect: Dialect) -> Response:
-    """Return the response to a request that failed. A key or token that the error repeats is cut short in it."""
+def masked(error: CallError) -> CallError:
+    """Return an error in which a key or token that it repeats is cut short."""
     parameter = None if error.parameter is None else mask(error.parameter)
-    error = CallError(error.kind, mask(error.message), parameter, found=error.found, way_out=error.way_out)
+    return CallError(error.kind, mask(error.message), parameter, found=error.found, way_out=error.way_out)
+
+
+def response(error: CallError, dialect: Dialect) -> Response:
+    """Return the response to a request that failed, `masked`."""
+    error = masked(error)
     headers = {}
     if error.kind == "busy":
         headers["Retry-After"] = _seconds(RETRY_AFTER_S)

@@ -12,7 +12,6 @@ Not covered: a call whose client leaves, or whose server ends, continues to its 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -89,7 +88,7 @@ class _SocketCalls:
         try:
             call = read(StreamCall, raw)
         except CallError as exc:
-            answer = {"id": None, **json.loads(bytes(errors.response(exc, errors.REST).body))}
+            answer = {"id": None, **errors.REST.problem(errors.masked(exc)).model_dump(exclude_unset=True)}
         else:
             path = f"/mcp/tools/{quote(call.tool, safe='')}/invoke"
             response = await self._client.post(path, json={"arguments": call.arguments}, timeout=None)
