@@ -146,8 +146,7 @@ class Session:
         self._chunks: dict[str, list[Chunks]] = {}
         self._archive = None if source == "log" else ArchiveReader(settings)
         self._looked_at: set[str] = set()
-        self._parts = snapshot(settings, self._archive, log=source != "archive")
-        self._parts |= {label: Parts(self._parts[label].topic) for label in limits.empty_topics}
+        self._parts = self._look(self._archive)
         self._spill = Scratch("query")  # where rows go if memory runs out
         self.con = duckdb.connect(config={"temp_directory": str(self._spill.folder), **limits.duckdb})
         self.con.execute("SET TimeZone = 'UTC'")
@@ -171,6 +170,16 @@ class Session:
             chunks.close()
         self.con.close()
         self._spill.close()
+
+    def _look(self, archive: ArchiveReader | None) -> dict[str, Parts]:
+        """Return where each topic is stored now."""
+        parts = snapshot(self._settings, archive, log=self._source != "archive")
+        return parts | {label: Parts(parts[label].topic) for label in self._limits.empty_topics}
+
+    def is_current(self) -> bool:
+        """Whether one that is opened now would see the same records. It takes a fifth of opening one."""
+        archive = None if self._archive is None else ArchiveReader(self._settings)
+        return _ranges(self._look(archive), self.scope) == self.ranges
 
     def renew(self) -> Session:
         """Return a session like this one that sees the log as it is now; this one is closed."""
@@ -276,18 +285,7 @@ class Session:
     @property
     def ranges(self) -> list[dict[str, Any]]:
         """The range of each non-empty partition in the views: topic, partition, first and next offset."""
-        offsets_by_partition: dict[tuple[str, int], list[int]] = {}
-        for parts in self._parts.values():
-            narrowed = parts.within(self.scope)
-            pieces = [(segment.partition, segment.first, segment.next) for segment in narrowed.segments]
-            pieces += [(tp[1], narrowed.starts[tp], end) for tp, end in narrowed.ends.items()]
-            for partition, first, end in pieces:
-                if first < end:
-                    offsets_by_partition.setdefault((parts.topic.name, partition), []).extend((first, end))
-        return [
-            {"topic": topic, "partition": partition, "first": min(offsets), "next": max(offsets)}
-            for (topic, partition), offsets in sorted(offsets_by_partition.items())
-        ]
+        return _ranges(self._parts, self.scope)
 
     # --- views --------------------------------------------------------------------------------------------------------
 
@@ -398,6 +396,21 @@ class Session:
             if type(again) is type(exc):
                 return type(exc)(re.sub(r"\bLINE (\d+):", lambda match: f"LINE {int(match[1]) - 1}:", str(again)))
         return exc
+
+
+def _ranges(parts_by_label: Mapping[str, Parts], scope: Scope) -> list[dict[str, Any]]:
+    offsets_by_partition: dict[tuple[str, int], list[int]] = {}
+    for parts in parts_by_label.values():
+        narrowed = parts.within(scope)
+        pieces = [(segment.partition, segment.first, segment.next) for segment in narrowed.segments]
+        pieces += [(tp[1], narrowed.starts[tp], end) for tp, end in narrowed.ends.items()]
+        for partition, first, end in pieces:
+            if first < end:
+                offsets_by_partition.setdefault((parts.topic.name, partition), []).extend((first, end))
+    return [
+        {"topic": topic, "partition": partition, "first": min(offsets), "next": max(offsets)}
+        for (topic, partition), offsets in sorted(offsets_by_partition.items())
+    ]
 
 
 # These are functions without a session: a connection that is referenced by something it holds is never freed.

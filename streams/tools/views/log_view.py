@@ -179,12 +179,12 @@ class LogView:
 
     def _renew(self, old: Session | None) -> Session:
         """Return a session with the newest records: the old one if nothing was written since."""
-        fresh = self.session()
-        self._opened, self._as_of = self._clock(), datetime.now(UTC)
-        if old is not None and fresh.ranges == old.ranges:
-            fresh.close()
+        if old is not None and old.is_current():
+            self._opened, self._as_of = self._clock(), datetime.now(UTC)
             self._recalled = {key: value for key, value in self._recalled.items() if key[0]}
             return old
+        fresh = self.session()
+        self._opened, self._as_of = self._clock(), datetime.now(UTC)
         if old is not None:
             old.close()
         self._cpu_s = 0.0
