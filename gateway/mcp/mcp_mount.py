@@ -64,7 +64,7 @@ class McpMount:
                 except ImportError:
                     await errors.response(CallError("unsupported", MISSING), errors.REST)(scope, receive, send)
                     return
-        await self._managers[toolset].handle_request(scope, receive, send)
+        await self._managers[toolset].handle_request(trimmed(scope), receive, send)
 
     async def close(self) -> None:
         """End every MCP server."""
@@ -97,6 +97,14 @@ class McpMount:
         async with manager.run():
             started.set()
             await self._closing.wait()
+
+
+def trimmed(scope: Scope) -> Scope:
+    """Return a request without blanks around its headers' values (RFC 9110 section 5.5), which uvicorn passes on.
+
+    The SDK compares `mcp-name` with the body.
+    """
+    return {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
 
 
 class McpPath:

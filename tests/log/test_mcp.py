@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 import httpx2
@@ -296,3 +298,13 @@ def test_the_inspector_gets_the_answers_that_it_got_when_its_requests_were_recor
     ):
         assert differences(client, recorded) == []
     assert {each["headers"].get("mcp-protocol-version") for each in recorded} >= {MODERN, EARLIER}
+
+
+def test_blanks_around_a_header_are_no_part_of_its_value(kafka_bootstrap: str, tmp_path: Path) -> None:
+    call = next(each for each in exchanges.recorded(mcp_inspector.FILE) if "mcp-name" in each["headers"])
+    headers = {name: f"  {value}\t " for name, value in call["headers"].items()}
+    with audited(settings_of(kafka_bootstrap, tmp_path)) as url:
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+        connection.request(call["method"], call["path"], call["body"], headers)
+        assert connection.getresponse().status == call["status"] == 200
+        connection.close()
