@@ -25,6 +25,7 @@ from tests.page.people import PERSON, guarded
 from tests.support.factories import T0
 from tests.support.log import page_log
 from tests.support.log.archive_of import archived
+from tests.support.processes import until
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("PAGE_PYTHON", ROOT / ".venv-page/bin/python"))
@@ -50,11 +51,12 @@ def main() -> int:
         archived(settings, page_log.pictured_log(), count(T0, 1000))
         env = os.environ | to_env(settings)
         command = [sys.executable, "-m", "streams.cli", "page", "--source", "archive"]
-        with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, cwd=ROOT) as server:
+        log = Path(folder) / "page.log"
+        with log.open("wb") as output, subprocess.Popen(command, env=env, stderr=output, cwd=ROOT) as server:
             try:
-                assert server.stderr is not None
-                found = next(at for line in server.stderr if (at := ADDRESS.search(line)))
-                look = [str(PYTHON), str(Path(__file__).parent / "browse.py"), found[1], str(pictures), str(AXE)]
+                until(lambda: bool(_addresses(log)) or server.poll() is not None, "the page to answer")
+                [address] = _addresses(log)
+                look = [str(PYTHON), str(Path(__file__).parent / "browse.py"), address, str(pictures), str(AXE)]
                 code = subprocess.run(look, env=os.environ | {"CHROMIUM": browser}).returncode
                 for name in DOCUMENTED if code == 0 else ():
                     shutil.copy(pictures / name, ROOT / "docs")
@@ -64,6 +66,10 @@ def main() -> int:
             enter = [str(PYTHON), str(Path(__file__).parent / "log_in.py"), address, PERSON, str(pictures), str(AXE)]
             code = code or subprocess.run(enter, env=os.environ | {"CHROMIUM": browser}).returncode
         return code or _review(Path(folder) / "review", pictures, browser)
+
+
+def _addresses(log: Path) -> list[str]:
+    return ADDRESS.findall(log.read_text(encoding="utf-8"))
 
 
 def _review(folder: Path, pictures: Path, browser: str) -> int:

@@ -12,7 +12,6 @@ axe-core. Exit code 1 if there are any.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,13 +41,10 @@ SERIOUS = ("serious", "critical")
 
 
 def kind(path: str) -> str:
-    """Return what a page is one of: records and tasks are many."""
-    return re.sub(
-        r"(?<=^/records/)[^/]+/.*|(?<=^/tasks/).*|(?<=^/tokens/).*|(?<=^/groups)\?.*|(?<=^/sql)\?.*|"
-        r"(?<=^/policies/).*\?.*",
-        "",
-        path,
-    )
+    """Return what a page is one of, since runs and records are many: its first part, with more or a query after it."""
+    path, _, query = path.partition("?")
+    first, _, more = path.removeprefix("/").partition("/")
+    return f"/{first}{'/…' if more else ''}{'?…' if query else ''}"
 
 
 def wrong(page: Any, address: str, path: str, axe: str) -> Iterator[str]:
