@@ -78,6 +78,8 @@ SMALL = [
     "streams.tools.audit.recount",
     "streams.tools.audit.reading",
     "streams.tools.audit.audit_metrics",
+    "streams.improve.datasets.dataset_audit",
+    "streams.tools.contamination_recount",
     "streams.kafka.registry.server",
     "streams.stages.tasks.submit",
     "streams.kafka.offsets",

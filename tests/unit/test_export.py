@@ -19,8 +19,8 @@ from streams.arrow import decode
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
 from streams.kafka.record import Record
 from streams.tools.query import export
-from streams.tools.query.examples import ExportOptions, Row, check
-from streams.tools.query.export import MANIFEST, Counts, split_of, statement
+from streams.tools.query.examples import ExportOptions, Row, check, split_of
+from streams.tools.query.export import MANIFEST, Counts, statement
 from tests.support.factories import group, response, task
 
 RANGES = [{"topic": "groups", "partition": 0, "first": 0, "next": 3}]

@@ -18,8 +18,7 @@ from typing import Literal, NamedTuple
 from streams.improve.datasets.clusters import clusters_of
 from streams.improve.datasets.dataset_rule import DatasetRule
 from streams.improve.datasets.judged_runs import JudgedRun
-from streams.tools.query.examples import ExportOptions
-from streams.tools.query.export import split_of
+from streams.tools.query.examples import ExportOptions, split_of
 
 DatasetSplit = Literal["train", "eval"]
 SPLITS: tuple[DatasetSplit, ...] = ("train", "eval")

@@ -1,7 +1,7 @@
 """What the audit keeps of conversations: events of threads and of the store, and the turns that answer runs.
 
 ThreadEvent ──► ThreadFact      Turn of a run ──► ThreadTurn      MemoryEvent ──► MemoryFact
-messages ──► MessageFact, each a digest ──► ThreadReading: what a model had before it, in two digests
+messages ──► MessageFact, each a digest ──► Reading: what a model had before it, in two digests
 AccessEvent of a key ──► KeyRights ◄── the actor of all of these
 """
 
@@ -22,7 +22,7 @@ class MessageFact(NamedTuple):
     """A digest of all of it."""
 
 
-class ThreadReading(NamedTuple):
+class Reading(NamedTuple):
     """Messages in their order, as digests."""
 
     system: int = 0
@@ -31,7 +31,7 @@ class ThreadReading(NamedTuple):
     """Of the others."""
     length: int = 0
 
-    def extend(self, messages: Iterable[MessageFact]) -> ThreadReading:
+    def extend(self, messages: Iterable[MessageFact]) -> Reading:
         """Return these messages, followed by others."""
         system, rest, length = self
         for message in messages:
@@ -40,7 +40,7 @@ class ThreadReading(NamedTuple):
             else:
                 rest = digest(rest, message.content)
             length += 1
-        return ThreadReading(system, rest, length)
+        return Reading(system, rest, length)
 
 
 class ThreadFact(NamedTuple):
@@ -96,7 +96,7 @@ class ThreadTurn(NamedTuple):
     """Without its tenant."""
     reply: int
     """A digest of the message."""
-    reading: ThreadReading | None
+    reading: Reading | None
     """All that the model read; None: another turn has the beginning of it."""
 
 

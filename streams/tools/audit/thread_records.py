@@ -14,7 +14,7 @@ from schemas.conventions import TASK_PARTS, THREAD, THREAD_TASK
 from schemas.events import MemoryEvent, Message, ThreadEvent, Turn, derive_id
 from streams.kafka.record import Record
 from streams.tools.audit.record_digests import content_digest, digest
-from streams.tools.audit.thread_facts import MemoryFact, MemoryRule, MessageFact, ThreadFact, ThreadReading, ThreadTurn
+from streams.tools.audit.thread_facts import MemoryFact, MemoryRule, MessageFact, Reading, ThreadFact, ThreadTurn
 
 OF_THREADS = "threads"
 """The protocol of turns that answer runs of threads."""
@@ -67,7 +67,7 @@ def thread_turn(turn: Turn) -> ThreadTurn | None:
         request_digest=turn.request_digest,
         thread_id=turn.metadata.get(THREAD),
         reply=digest(turn.reply),
-        reading=ThreadReading().extend(_message_facts(turn.messages)) if turn.parent_id is None else None,
+        reading=Reading().extend(_message_facts(turn.messages)) if turn.parent_id is None else None,
     )
 
 
@@ -88,10 +88,7 @@ def _message_facts(messages: Iterable[Message]) -> Iterable[MessageFact]:
 
 def _memory_rule(text: str | None) -> MemoryRule:
     """Return what a memory_config says; one that cannot be read says nothing, and no run with it succeeds."""
-    try:
-        fields = json_text.parse(text or "{}")
-    except ValueError:
-        return PLAIN
+    fields = json_text.parse(text or "{}")
     turns = fields.get("turns")
     if turns is None and "namespace" not in fields:
         return PLAIN

@@ -8,6 +8,7 @@ Each function is pure, so the same rows always give the same examples.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -209,3 +210,13 @@ def _messages(row: Row) -> list[Example]:
             ]
         messages.append(fields)
     return messages
+
+
+def split_of(task_id: str, options: ExportOptions) -> str:
+    """Return the split of a task: a share of the tasks, by a hash of the id.
+
+    >>> split_of("t1", ExportOptions(policy="p")) == split_of("t1", ExportOptions(policy="p"))
+    True
+    """
+    draw = int.from_bytes(hashlib.sha256(f"{options.seed}\x1f{task_id}".encode()).digest()[:8], "big") / 2**64
+    return "test" if draw < options.test_share else "train"

@@ -18,7 +18,6 @@ Not covered: token ids. To train on those, train from the log (`streamward repla
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,7 +34,7 @@ from streams.files import program_version, sha256_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.query.dataset_card import DatasetCard
-from streams.tools.query.examples import COLUMNS, FORMATS, Example, ExportOptions, Row, check
+from streams.tools.query.examples import COLUMNS, FORMATS, Example, ExportOptions, Row, check, split_of
 from streams.tools.query.views import identifier, literal
 
 MANIFEST = "manifest.json"
@@ -202,16 +201,6 @@ def _as_parquet(lines: Path) -> Path:
             f"(FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {ROW_GROUP_ROWS})"
         )
     return path
-
-
-def split_of(task_id: str, options: ExportOptions) -> str:
-    """Return the split of a task: a share of the tasks, by a hash of the id.
-
-    >>> split_of("t1", ExportOptions(policy="p")) == split_of("t1", ExportOptions(policy="p"))
-    True
-    """
-    draw = int.from_bytes(hashlib.sha256(f"{options.seed}\x1f{task_id}".encode()).digest()[:8], "big") / 2**64
-    return "test" if draw < options.test_share else "train"
 
 
 def _no_examples(options: ExportOptions, counts: Counts) -> str:
