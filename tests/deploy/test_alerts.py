@@ -9,6 +9,7 @@ Not covered: the operator and the sidecar that take them up.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -31,6 +32,23 @@ needs_promtool = needs("promtool")
 def test_each_alert_fires_when_it_should_and_only_then() -> None:
     done = promtool("test", "rules", CASES)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_cases_expect_what_the_alerts_say_today() -> None:
+    """Without promtool, so that a text that is changed is noticed where there is none."""
+    summaries = {alerts.PREFIX + alert.name: _pattern(alert.summary) for alert in alerts.ALERTS}
+    checks = [check for case in yaml.safe_load(CASES.read_text("utf-8"))["tests"] for check in case["alert_rule_test"]]
+    expected = {
+        (check["alertname"], alert["exp_annotations"]["summary"])
+        for check in checks
+        for alert in check.get("exp_alerts", [])
+    }
+    assert expected
+    assert [(name, text) for name, text in expected if not summaries[name].fullmatch(text)] == []
+
+
+def _pattern(summary: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, re.split(r"\{\{.+?\}\}", summary))))
 
 
 @needs_promtool
