@@ -125,12 +125,11 @@ release:
 	$(PYTHON) tests/installed.py dist/streamward-$(VERSION)-py3-none-any.whl
 
 # suites and clients that others wrote, against the server for agents; npm, pip, Go and jgo fetch them once. Aider, and what
-# needs openai 2, have environments of their own. ARGS=--write records what they find
+# needs openai 2, have environments of their own. ARGS="conformance inspector" chooses, ARGS=--write records what they find
 OPENAI = $(shell sed -n 's/^openai==//p' requirements.lock)
 MCP = $(shell sed -n 's/^mcp==//p' requirements.lock)
 test-strangers: .venv/ready-test .venv-strangers/ready
-	$(BIN)/python -m tests.strangers $(ARGS)
-	$(BIN)/python -m tests.strangers.tinker.suite $(ARGS)
+	@$(BIN)/python -m tests.strangers $(ARGS)
 
 # the clients for Python and TypeScript, from gateway/openapi.json; ARGS=--check only says whether they would change
 clients: .venv-strangers/ready

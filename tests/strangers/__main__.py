@@ -1,163 +1,124 @@
 """Run the suites that others wrote against the server, and compare what they find with what they found before.
 
-    python -m tests.strangers            exit 1 if a suite finds something else
-    python -m tests.strangers --write    write what it finds, and the exchanges that `make test` repeats
+    python -m tests.strangers [SUITE …]           default: all; exit 1 if one finds something else, or does not end
+    python -m tests.strangers [SUITE …] --write   write what they find, and the exchanges that `make test` repeats
 
-`make test-strangers` installs what it needs into .venv-strangers. The server is that of `streamward serve` on the
-scripted engine with a Kafka node of its own. Between it and the first two suites is a proxy (proxy.py).
+    suite ──► one_suite.py: a process with a Kafka node and a server of its own ──► findings ──► findings.json
+                 └──► its output: LOGS/SUITE.log, whose end is shown if the suite does not end
 
-What a suite finds is in findings.json: for llmprobe its scores and each check that did not pass, for openai-python's
-own tests how many passed and what the others were told, for schemathesis each check that failed, for each agent of a
-framework what it said and what its calls are to each other (agents_of_others.py), and for the clients in clients/ what
-would change if they are generated again, and what the example prints (described.py). Of MCP's conformance suite it has
-each scenario that fails, with why, and how many pass on the SDK's own server in our mount (mcp_conformance.py), and of
-MCP's inspector what it reads (mcp_inspector.py). Of the Agent Protocol it has what langgraph-sdk reads, and what
-schemathesis finds by the protocol's document; of A2A what a2a-sdk reads. While schemathesis runs, another caller is
-answered within a second (latency.py).
+`make test-strangers` installs what they need into .venv-strangers. Two run at a time, since most of them wait for
+programs of theirs; those that measure how long another caller waits run alone. suites.py has the list.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
+import subprocess
 import sys
 import tempfile
-from collections import Counter
-from contextlib import ExitStack
-from importlib.metadata import version
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
+from typing import Any, NamedTuple
 
-from streams.kafka.node import process as broker
-from streams.settings.model import Settings
-from tests.strangers import agents_of_others, described, exchanges, latency, mcp_conformance, mcp_inspector
-from tests.strangers.agent_protocol import suite as agent_protocol
-from tests.strangers.described import HOME, run
-from tests.strangers.proxy import Exchange, between
-from tests.strangers.stand_ins import mended
-from tests.support.agent_server import serving, settings_of, turns
+from tests.strangers.described import ROOT
+from tests.strangers.suites import SUITES
 
-FINDINGS = Path(__file__).parent / "findings.json"
-MODEL = "sums"
-UNIQUE = re.compile(r"\b(?:file-[0-9a-f]{64}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
-"""An id that is another one in each run."""
-
-Finding = dict[str, Any]
+WRITE = "--write"
+AT_ONCE = 2
+LOGS = ROOT / ".streamward" / "strangers"
+LAST = 30
+"""Lines of a suite's output that are shown if it does not end."""
 
 
-def llmprobe(url: str, folder: Path) -> Finding:
-    """Run llmprobe: coverage by tier, MUST assertions, and what did not pass."""
-    report = folder / "llmprobe.json"
-    program = HOME / "node" / "node_modules" / "llmprobe" / "bin" / "dist" / "llmprobe.mjs"
-    options = [
-        "--model",
-        MODEL,
-        "-k",
-        "none",
-        "--no-bench",
-        "--no-save",
-        "--reasoning",
-        "default",
-        "--save",
-        str(report),
-    ]
-    run(["node", str(program), f"{url}/v1", *options], folder)
-    found = json.loads(report.read_text())
-    tiers = found["coverage"]["byTier"]
-    return {
-        "coverage": {tier["tier"]: f"{tier['supported']} of {tier['total']}" for tier in tiers},
-        "must": f"{found['conformance']['passed']} of {found['conformance']['total']}",
-        "failed": {
-            each["id"]: [failure["message"] for failure in each["failures"] if failure["severity"] == "MUST"]
-            for each in found["conformance"]["results"]
-            if each["outcome"] == "fail"
-        },
-        "not supported": sorted(
-            each["id"] for each in found["conformance"]["results"] if each["outcome"] == "unsupported"
-        ),
-    }
+class Outcome(NamedTuple):
+    """What a suite found; None if it did not end."""
 
+    name: str
+    findings: dict[str, Any] | None
+    seconds: float
 
-def openai_python(url: str, folder: Path) -> Finding:
-    """Run openai-python's own tests of chat, completions, responses, models, files and fine-tuning."""
-    source = HOME / f"openai-{version('openai')}"
-    names = ("chat/test_completions", "test_completions", "test_responses", "test_models", "test_files")
-    files = [*(f"tests/api_resources/{name}.py" for name in names), "tests/api_resources/fine_tuning"]
-    loops = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=session"]
-    report = folder / "openai.xml"
-    plain = ["-c", os.devnull, "--rootdir", str(source), "-p", "no:cacheprovider", "-q", "--junitxml", str(report)]
-    environment = {"TEST_API_BASE_URL": f"{url}/v1", "PYTHONPATH": str(source)}
-    run([str(HOME / "bin" / "python"), "-m", "pytest", *plain, *loops, *files], source, environment)
-    told: Counter[str] = Counter()
-    for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - of our own run
-        failure = case.find("failure")
-        if failure is None and case.find("error") is not None:
-            failure = case.find("error")
-        said = "passed" if failure is None else (failure.get("message") or "").partition("\n")[0]
-        told[UNIQUE.sub("…", said)] += 1
-    return dict(sorted(told.items()))
+    @property
+    def changes(self) -> list[str]:
+        """What it finds that it did not find before."""
+        before = _findings(SUITES[self.name].file)
+        findings = self.findings or {}
+        return [line for name, found in findings.items() for line in _changes(name, before.get(name), found)]
 
-
-def frameworks(settings: Settings, folder: Path) -> tuple[Finding, list[Exchange]]:
-    """Run agents and clients of others, and return what they said to the server, too."""
-    found: Finding = {}
-    with serving(settings) as server, between(server) as (url, exchanged):
-        for name, command in agents_of_others.programs(HOME).items():
-            print(name, flush=True)
-            said = agents_of_others.said_by(command, url + agents_of_others.path_of(name), MODEL, folder / name)
-            found[name] = {"said": said, "turns": agents_of_others.tree(turns(settings, name))}
-    return found, exchanged
+    @property
+    def result(self) -> str:
+        """How it ended, in a word or two."""
+        if self.findings is None:
+            return "DID NOT END"
+        return "NOT AS BEFORE" if self.changes else "as before"
 
 
 def main() -> int:
     """Return the exit code."""
-    found: dict[str, Finding] = {}
-    said: list[Exchange] = []
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        with ExitStack() as stack:
-            bootstrap = stack.enter_context(broker.embedded(folder / "kafka")).bootstrap
-            found["frameworks"], of_frameworks = frameworks(agents_of_others.settings(bootstrap, folder), folder)
-            settings = settings_of(bootstrap, folder)
-            server = stack.enter_context(serving(settings))
-            found["mcp"] = mcp_conformance.conformance(server, folder)
-            found["mcp, every feature in our mount"] = mcp_conformance.of_our_mount(settings, folder)
-            with between(server) as (url, of_inspector):
-                found["mcp inspector"] = mcp_inspector.inspected(url, folder)
-            with between(server) as (url, of_threads):
-                found["langgraph-sdk"] = agent_protocol.langgraph(url)
-            with between(server) as (url, of_tasks):
-                found["a2a-sdk"] = agent_protocol.a2a(url)
-            found["agent protocol"] = agent_protocol.described(server, folder)
-            with between(server) as (url, spoken):
-                found["llmprobe"] = llmprobe(url, folder)
-                said += spoken
-            with between(server, mended(MODEL, server)) as (url, spoken):
-                found["openai-python"] = openai_python(url, folder)
-                said += spoken
-            with latency.probed(server) as probe:
-                found["schemathesis"] = described.openly(server, folder)  # its requests are odd, and need no repetition
-            found["others meanwhile"] = {"schemathesis": probe.verdict}
-            with described.keyed(bootstrap, folder) as keyed:
-                found["clients"] = described.clients(keyed, folder)
-                with latency.probed(keyed.url) as probe:
-                    found["schemathesis by role"] = described.by_role(keyed, folder)
-            found["others meanwhile"]["schemathesis by role"] = probe.verdict
-    text = json.dumps(found, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    if "--write" in sys.argv[1:]:
-        FINDINGS.write_text(text, encoding="utf-8")
-        exchanges.write(exchanges.compact(said))
-        exchanges.write(agents_of_others.in_order(of_frameworks, folder), agents_of_others.FILE)
-        mcp_inspector.write(of_inspector)
-        agent_protocol.write(of_threads)
-        agent_protocol.write(of_tasks, agent_protocol.A2A_FILE)
-        return 0
-    before = json.loads(FINDINGS.read_text(encoding="utf-8"))
-    for name in found:
-        print(f"{name}: {'as before' if found[name] == before[name] else f'before {before[name]}, now {found[name]}'}")
-    return int(found != before)
+    writes = WRITE in sys.argv[1:]
+    chosen = [name for name in sys.argv[1:] if name != WRITE] or list(SUITES)
+    if unknown := sorted(set(chosen) - set(SUITES)):
+        print(f"no suite is called {', '.join(unknown)}; there are {', '.join(SUITES)}", file=sys.stderr)
+        return 2
+    LOGS.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        outcomes = list(pool.map(_run, (name for name in chosen if not SUITES[name].alone)))
+    outcomes += [_run(name) for name in chosen if SUITES[name].alone]
+    good = sum(outcome.findings is not None if writes else outcome.result == "as before" for outcome in outcomes)
+    print()
+    for outcome in outcomes:
+        print(f"{outcome.name:<18}{_minutes(outcome.seconds):>6}  {outcome.result}")
+    if writes:
+        _write(outcomes)
+    what = "were written" if writes else "find what they found before"
+    print(f"{good} of {len(outcomes)} suites {what}, in {_minutes(time.monotonic() - began)}")
+    return int(good < len(outcomes))
+
+
+def _run(name: str) -> Outcome:
+    """Run a suite as a process of its own."""
+    print(f"{name} …", flush=True)
+    log, began = LOGS / f"{name}.log", time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary, log.open("wb") as output:
+        file = Path(temporary) / "findings.json"
+        writes = [WRITE] if WRITE in sys.argv[1:] else []
+        command = [sys.executable, "-m", "tests.strangers.one_suite", name, str(file), *writes]
+        subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False)
+        findings = _findings(file) if file.exists() else None
+    outcome = Outcome(name, findings, time.monotonic() - began)
+    end = [] if findings is not None else log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST:]
+    lines = [f"{name}: {outcome.result}, {_minutes(outcome.seconds)}; {log.relative_to(ROOT)} has its output"]
+    print(*lines, *outcome.changes, *end, sep="\n", flush=True)
+    return outcome
+
+
+def _changes(place: str, before: Any, now: Any) -> list[str]:
+    """Return a line for each place where findings differ."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        names = sorted(before.keys() | now.keys())
+        return [line for name in names for line in _changes(f"{place}: {name}", before.get(name), now.get(name))]
+    if before == now:
+        return []
+    was, is_now = (json.dumps(value, ensure_ascii=False) for value in (before, now))
+    return [f"  {place}: before {was}, now {is_now}"]
+
+
+def _write(outcomes: list[Outcome]) -> None:
+    """Write the findings of the suites that ended; those of others stay."""
+    for outcome in outcomes:
+        file = SUITES[outcome.name].file
+        found = _findings(file) | (outcome.findings or {})
+        file.write_text(json.dumps(found, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _findings(file: Path) -> dict[str, Any]:
+    findings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return findings
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
 if __name__ == "__main__":

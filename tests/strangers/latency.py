@@ -2,7 +2,7 @@
 
 with probed(url) as probe:      each request on a connection of its own
     schemathesis(…)
-probe.verdict                   "within 1 s", or the slowest answer
+probe.verdict                   IN_TIME, or the slowest answer
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 LATE_S = 1.0
+IN_TIME = f"within {LATE_S:g} s"
 PAUSE_S = 0.05
 PATIENCE_S = 60.0
 
@@ -32,7 +33,7 @@ class Probe:
         """Whether others were answered in time."""
         if self.error or not self.answers:
             return self.error or "never asked"
-        return f"within {LATE_S:g} s" if self.slowest_s <= LATE_S else f"{self.slowest_s:.1f} s late"
+        return IN_TIME if self.slowest_s <= LATE_S else f"{self.slowest_s:.1f} s late"
 
     def ask_until_told(self) -> None:
         """Ask until `stop`."""

@@ -92,9 +92,9 @@ def _run(folder: Path, *arguments: str) -> Printed:
 # --- the same requests again ------------------------------------------------------------------------------------------
 
 
-def write(said: Iterable[Exchange]) -> None:
-    """Replace the recorded requests."""
-    recorded = [
+def in_order(said: Iterable[Exchange]) -> list[dict[str, Any]]:
+    """Return what is kept of its requests."""
+    return [
         {
             "method": each.method,
             "path": each.path,
@@ -105,4 +105,3 @@ def write(said: Iterable[Exchange]) -> None:
         }
         for each in said
     ]
-    exchanges.write(recorded, FILE)

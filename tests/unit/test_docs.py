@@ -24,6 +24,7 @@ from tests import protocols
 from tests.benchmarks.table import BEGIN, END
 from tests.known_failures import __main__ as known_failures
 from tests.strangers.agents_of_others import OPENAI_JAVA
+from tests.strangers.mcp_conformance import UNEXPLAINED
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(page for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("schemas/*.md")])
@@ -122,6 +123,17 @@ def test_what_suites_of_others_find_is_what_the_page_says() -> None:
     assert f"{own['passed']} of {sum(own.values())} tests pass" in page
     assert found["schemathesis"] == {} and set(found["schemathesis by role"]) == set(ROLES)
     assert not any(found["schemathesis by role"].values()) and not found["clients"]["changed"]
+
+
+def test_what_the_conformance_suite_finds_is_what_the_page_says_and_each_failure_has_a_reason() -> None:
+    found = json.loads((ROOT / "tests" / "strangers" / "findings.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "mcp.md").read_text(encoding="utf-8")
+    for name in ("mcp, every feature in our mount", "mcp"):
+        for revision, ran in found[name].items():
+            assert f"| {revision} | {ran['scored']} | {ran['with those not scored']} |" in page
+    failed = [ran["failed"] for ran in found["mcp"].values()]
+    reasons = [reason for scenarios in failed for checks in scenarios.values() for reason in checks.values()]
+    assert [reason for reason in reasons if reason.startswith(UNEXPLAINED)] == []
 
 
 def test_the_versions_of_the_clients_that_were_run_are_those_on_the_page() -> None:

@@ -5,8 +5,7 @@ losses.py ──► each loss by its name, and computed by the client           
 walk.py, a recipe ──► calls.jsonl.xz ──► sent again in `make test` (recorded_calls.py)
 a recipe, and the same while server and worker are killed ──► the weights of both, byte for byte
 
-python -m tests.strangers.tinker.suite [walk|losses|exchanges …]   default: all; exit 1 if one differs from before
-python -m tests.strangers.tinker.suite --write                     write what they find into findings.json
+python -m tests.strangers tinker-walk    one part alone
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from __future__ import annotations
 import json
 import random
 import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,16 +21,13 @@ from typing import Any
 from schemas.events import AdapterEvent, TrainingResult
 from streams.engines.base_model import folder_of
 from streams.kafka.admin import offsets
-from streams.kafka.node import process as broker
 from tests.strangers.described import HOME
-from tests.strangers.exchanges import write
 from tests.strangers.proxy import between
 from tests.strangers.tinker import recipe_data, recorded_calls
 from tests.strangers.tinker.served import PARTS, Served, tinker_settings
 from tests.support.processes import read
 
 HERE = Path(__file__).parent
-FINDINGS = HERE / "findings.json"
 PYTHON = HOME / "tinker" / "bin" / "python"
 KEY = "tml-any"
 """A server without keys takes any; the SDK sends none that begins otherwise."""
@@ -55,7 +49,6 @@ RECORDED = KILLED = "sl_loop"
 KILLS = 5
 NEAR = 1e-5
 """How far apart numbers of the server and of the client may be."""
-WRITE = "--write"
 LOOK_S = 0.5
 PATIENCE_S = 900
 LAST = 15
@@ -147,16 +140,13 @@ def losses(bootstrap: str, folder: Path) -> dict[str, str]:
     }
 
 
-def exchanges(bootstrap: str, folder: Path) -> list[str]:
-    """Return the routes that the SDK's walk and a recipe use; what they say goes into `recorded_calls.FILE`."""
+def exchanges(bootstrap: str, folder: Path) -> list[dict[str, Any]]:
+    """Return what is kept of the requests of the SDK's walk and of a recipe."""
     suite = Suite(bootstrap, folder)
     with Served(suite.settings, folder) as served, between(served.url) as (url, spoken):
         suite.start(url, "walk.py").communicate(timeout=PATIENCE_S)
         suite.recipe(url, RECORDED).communicate(timeout=PATIENCE_S)
-        calls = recorded_calls.compact([*spoken, *recorded_calls.in_json(served.url, list(spoken))])
-    if WRITE in sys.argv[1:]:
-        write(calls, recorded_calls.FILE)
-    return recorded_calls.routes(calls)
+        return recorded_calls.compact([*spoken, *recorded_calls.in_json(served.url, list(spoken))])
 
 
 def kills(bootstrap: str, folder: Path, seed: int = 1) -> dict[str, Any]:
@@ -200,22 +190,3 @@ PARTS_OF_SUITE: Mapping[str, Callable[[str, Path], Any]] = {
     "recipes": recipes,
     "kills": kills,
 }
-
-
-def main() -> int:
-    """Run what the arguments name, and print what each found."""
-    chosen = [name for name in sys.argv[1:] if name != WRITE] or list(PARTS_OF_SUITE)
-    before = json.loads(FINDINGS.read_text(encoding="utf-8")) if FINDINGS.exists() else {}
-    now = dict(before)
-    with tempfile.TemporaryDirectory() as temporary, broker.embedded(Path(temporary) / "kafka") as node:
-        for name in chosen:
-            now[name] = PARTS_OF_SUITE[name](node.bootstrap, Path(temporary) / name)
-            print(json.dumps({name: now[name]}, indent=2), flush=True)
-    if WRITE in sys.argv[1:]:
-        FINDINGS.write_text(json.dumps(now, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        return 0
-    return int(now != before)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,231 @@
+"""The suites that `make test-strangers` runs: each a function that returns what it found.
+
+    Stage: a Kafka node and a folder of its own ──► a suite ──► findings by name
+                                                         └────► stage.recordings, for `make test`
+
+A suite does not share its server with another one, so what it finds does not depend on what ran before. What it finds
+is in findings.json: for llmprobe its scores and each check that did not pass, for openai-python's own tests how many
+passed and what the others were told, for schemathesis each check that failed, for each agent of a framework what it
+said and what its calls are to each other (agents_of_others.py), and for the clients in clients/ what would change if
+they are generated again, and what the example prints (described.py). Of MCP's conformance suite it has each check that
+fails, with why, and how many pass on the SDK's own server in our mount (mcp_conformance.py), and of MCP's inspector
+what it reads (mcp_inspector.py). Of the Agent Protocol it has what langgraph-sdk reads, and what schemathesis finds by
+the protocol's document; of A2A what a2a-sdk reads. While schemathesis runs, another caller is answered within a second
+(latency.py). What Tinker's SDK and recipes find is in tinker/findings.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+from streams.settings.model import Settings
+from tests.strangers import agents_of_others, described, exchanges, latency, mcp_conformance, mcp_inspector
+from tests.strangers.agent_protocol import suite as agent_protocol
+from tests.strangers.described import HOME, run
+from tests.strangers.proxy import between
+from tests.strangers.stand_ins import mended
+from tests.strangers.tinker import recorded_calls, suite as tinker
+from tests.support.agent_server import serving, settings_of, turns
+
+FOLDER = Path(__file__).parent
+FINDINGS, TINKER_FINDINGS = FOLDER / "findings.json", FOLDER / "tinker" / "findings.json"
+MODEL = "sums"
+UNIQUE = re.compile(r"\b(?:file-[0-9a-f]{64}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
+"""An id that is another one in each run."""
+
+Findings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where a suite runs, and what it records."""
+
+    bootstrap: str
+    folder: Path
+    recordings: dict[Path, list[dict[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> Settings:
+        """Settings of a server of its own."""
+        return settings_of(self.bootstrap, self.folder)
+
+    @contextmanager
+    def server(self) -> Iterator[str]:
+        """Yield the address of a server without keys."""
+        with serving(self.settings) as url:
+            yield url
+
+
+class Suite(NamedTuple):
+    """A suite, where its findings are, and whether it needs the machine for itself."""
+
+    run: Callable[[Stage], Findings]
+    file: Path = FINDINGS
+    alone: bool = False
+
+
+def frameworks(stage: Stage) -> Findings:
+    """Run agents and clients of others: what they print, and what the log has of their calls."""
+    found: Findings = {}
+    settings = agents_of_others.settings(stage.bootstrap, stage.folder)
+    with serving(settings) as server, between(server) as (url, exchanged):
+        for name, command in agents_of_others.programs(HOME).items():
+            print(name, flush=True)
+            said = agents_of_others.said_by(command, url + agents_of_others.path_of(name), MODEL, stage.folder / name)
+            found[name] = {"said": said, "turns": agents_of_others.tree(turns(settings, name))}
+    stage.recordings[agents_of_others.FILE] = agents_of_others.in_order(exchanged, stage.folder)
+    return {"frameworks": found}
+
+
+def conformance(stage: Stage) -> Findings:
+    """Run MCP's conformance suite against our server, and against the SDK's own in our mount."""
+    with stage.server() as url:
+        ours = mcp_conformance.conformance(url, stage.folder)
+    return {"mcp": ours, "mcp, every feature in our mount": mcp_conformance.of_our_mount(stage.settings, stage.folder)}
+
+
+def inspector(stage: Stage) -> Findings:
+    """Read our MCP server with the inspector's command line."""
+    with stage.server() as server, between(server) as (url, exchanged):
+        found = mcp_inspector.inspected(url, stage.folder)
+    stage.recordings[mcp_inspector.FILE] = mcp_inspector.in_order(exchanged)
+    return {"mcp inspector": found}
+
+
+def threads(stage: Stage) -> Findings:
+    """Walk through threads, runs and the store with langgraph-sdk, then by the document with schemathesis."""
+    with stage.server() as server:
+        with between(server) as (url, exchanged):
+            walked = agent_protocol.langgraph(url)
+        checked = agent_protocol.described(server, stage.folder)
+    stage.recordings[agent_protocol.FILE] = agent_protocol.in_order(exchanged)
+    return {"langgraph-sdk": walked, "agent protocol": checked}
+
+
+def a2a(stage: Stage) -> Findings:
+    """Call an agent with a2a-sdk."""
+    with stage.server() as server, between(server) as (url, exchanged):
+        found = agent_protocol.a2a(url)
+    stage.recordings[agent_protocol.A2A_FILE] = agent_protocol.in_order(exchanged)
+    return {"a2a-sdk": found}
+
+
+def openai_suites(stage: Stage) -> Findings:
+    """Run llmprobe and openai-python's own tests, whose requests are kept in one file."""
+    with stage.server() as server:
+        with between(server) as (url, of_probe):
+            probe = _llmprobe(url, stage.folder)
+        with between(server, mended(MODEL, server)) as (url, of_tests):
+            tests = _openai_python(url, stage.folder)
+    stage.recordings[exchanges.FILE] = exchanges.compact([*of_probe, *of_tests])
+    return {"llmprobe": probe, "openai-python": tests}
+
+
+def _llmprobe(url: str, folder: Path) -> Findings:
+    """Return coverage by tier, MUST assertions, and what did not pass."""
+    report = folder / "llmprobe.json"
+    program = HOME / "node" / "node_modules" / "llmprobe" / "bin" / "dist" / "llmprobe.mjs"
+    plain = ["--no-bench", "--no-save", "--reasoning", "default"]
+    options = ["--model", MODEL, "-k", "none", *plain, "--save", str(report)]
+    run(["node", str(program), f"{url}/v1", *options], folder)
+    found = json.loads(report.read_text())
+    tiers, results = found["coverage"]["byTier"], found["conformance"]["results"]
+    return {
+        "coverage": {tier["tier"]: f"{tier['supported']} of {tier['total']}" for tier in tiers},
+        "must": f"{found['conformance']['passed']} of {found['conformance']['total']}",
+        "failed": {
+            each["id"]: [failure["message"] for failure in each["failures"] if failure["severity"] == "MUST"]
+            for each in results
+            if each["outcome"] == "fail"
+        },
+        "not supported": sorted(each["id"] for each in results if each["outcome"] == "unsupported"),
+    }
+
+
+def _openai_python(url: str, folder: Path) -> Findings:
+    """Return how many of its tests of chat, completions, responses, models, files and fine-tuning say what."""
+    source = HOME / f"openai-{version('openai')}"
+    names = ("chat/test_completions", "test_completions", "test_responses", "test_models", "test_files")
+    files = [*(f"tests/api_resources/{name}.py" for name in names), "tests/api_resources/fine_tuning"]
+    loops = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=session"]
+    report = folder / "openai.xml"
+    plain = ["-c", os.devnull, "--rootdir", str(source), "-p", "no:cacheprovider", "-q", "--junitxml", str(report)]
+    environment = {"TEST_API_BASE_URL": f"{url}/v1", "PYTHONPATH": str(source)}
+    run([str(HOME / "bin" / "python"), "-m", "pytest", *plain, *loops, *files], source, environment)
+    told: Counter[str] = Counter()
+    for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - of our own run
+        failure = case.find("failure")
+        if failure is None and case.find("error") is not None:
+            failure = case.find("error")
+        said = "passed" if failure is None else (failure.get("message") or "").partition("\n")[0]
+        told[UNIQUE.sub("…", said)] += 1
+    return dict(sorted(told.items()))
+
+
+def schemathesis(stage: Stage) -> Findings:
+    """Check a server without keys by its own description; its requests are odd, and need no repetition."""
+    with stage.server() as url:
+        found, verdict = _beside_another_caller(url, lambda: described.openly(url, stage.folder))
+    return {"schemathesis": found, "another caller, beside schemathesis": verdict}
+
+
+def roles(stage: Stage) -> Findings:
+    """Check a server with keys by the committed description, with a key of each role."""
+    with described.keyed(stage.bootstrap, stage.folder) as keyed:
+        found, verdict = _beside_another_caller(keyed.url, lambda: described.by_role(keyed, stage.folder))
+    return {"schemathesis by role": found, "another caller, beside schemathesis by role": verdict}
+
+
+def _beside_another_caller(url: str, check: Callable[[], Any]) -> tuple[Any, str]:
+    """Return what a check finds, and how long another caller waited meanwhile.
+
+    The same requests hold up others each time, and a busy machine does not, so a late answer has to come twice.
+    """
+    for _ in range(2):
+        with latency.probed(url) as probe:
+            found = check()
+        if probe.verdict == latency.IN_TIME:
+            break
+    return found, probe.verdict
+
+
+def clients(stage: Stage) -> Findings:
+    """Make our clients anew, and run an example of theirs."""
+    with described.keyed(stage.bootstrap, stage.folder) as keyed:
+        return {"clients": described.clients(keyed, stage.folder)}
+
+
+def _tinker(name: str) -> Suite:
+    def run_part(stage: Stage) -> Findings:
+        found = tinker.PARTS_OF_SUITE[name](stage.bootstrap, stage.folder)
+        if name == "exchanges":
+            stage.recordings[recorded_calls.FILE] = found
+            found = recorded_calls.routes(found)
+        return {name: found}
+
+    return Suite(run_part, TINKER_FINDINGS)
+
+
+SUITES: Mapping[str, Suite] = {
+    **{f"tinker-{name}": _tinker(name) for name in tinker.PARTS_OF_SUITE},
+    "frameworks": Suite(frameworks),
+    "openai": Suite(openai_suites),
+    "threads": Suite(threads),
+    "conformance": Suite(conformance),
+    "inspector": Suite(inspector),
+    "a2a": Suite(a2a),
+    "clients": Suite(clients),
+    "schemathesis": Suite(schemathesis, alone=True),
+    "roles": Suite(roles, alone=True),
+}
+"""In the order in which they begin: those that take longest first."""
