@@ -134,7 +134,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                 open_recorder(settings, engine, rendering, stop, meter, fleet=fleet) as recorder,
                 JobLog(settings) as jobs,
                 OpenLog(settings, recorder.agents) as log_view,
-                ThreadRuns(settings, recorder, lambda: log_view.memory) as threads,
+                ThreadRuns(settings, recorder, lambda: log_view.memory, lambda: log_view.prompts) as threads,
                 OpenCalls(settings, jobs.month) as calls,
                 _keys(settings) as keys,
                 _requests(settings) as requests,

@@ -1,7 +1,7 @@
 """Answer the runs of threads, by the recorder that answers every call of an agent.
 
     threads ──► the run in progress of each ──► ModelCall, of the trajectory with its id ──► recorder ──► turn
-                                                                              run_ended ──► threads ◄──┘
+                the prompt of its agent ──┘                                   run_ended ──► threads ◄──┘
 
 A run is in the log before it is acknowledged, and nothing about it is here alone. After kill -9 the next server finds
 the runs that are in progress and makes the same calls again: the recorder gives the answer that is in the log, or
@@ -19,11 +19,12 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from gateway.acp.run_frames import StreamPlace, end_id, frames
 from gateway.acp.thread_access import id_of
+from gateway.agents.named_prompts import PromptParameter, with_prompt, without_prompts
 from gateway.http import errors
 from schemas import json_text
 from schemas.events import Message, RunEnding, ThreadEvent, derive_id
@@ -34,6 +35,7 @@ from streams.knowledge.agent_log import MOST_ITEMS, last_turns, read_memory, wit
 from streams.knowledge.memory_log import MemoryLog
 from streams.knowledge.thread_log import Appended, ThreadLog
 from streams.knowledge.thread_state import RunState, ThreadState
+from streams.prompts.prompt_log import PromptLog
 from streams.settings.model import Settings
 from streams.stages.agents.recording.calls import Delta, Done, ModelCall, Piece
 
@@ -52,6 +54,12 @@ class AnswersCall(Protocol):
 
     def answer(self, call: ModelCall) -> Any:
         """Answer, `Begun` first. Raises CallError."""
+
+    async def prompt_of(self, call: ModelCall) -> str | None:
+        """Return the prompt that a call's agent is registered with. Raises CallError."""
+
+    async def is_continued(self, call: ModelCall) -> bool:
+        """Return whether the history of a call begins with a recorded one and its answer."""
 
 
 class RunOutcome(NamedTuple):
@@ -81,9 +89,15 @@ class RunFeed:
 class ThreadRuns:
     """The threads of a server, and the runs that it answers. Use as a context manager, around its event loop."""
 
-    def __init__(self, settings: Settings, recorder: AnswersCall, memory: Callable[[], MemoryLog]) -> None:
-        """`memory` opens the agents' store."""
-        self._settings, self._recorder, self._memory = settings, recorder, memory
+    def __init__(
+        self,
+        settings: Settings,
+        recorder: AnswersCall,
+        memory: Callable[[], MemoryLog],
+        prompts: Callable[[], PromptLog] = without_prompts,
+    ) -> None:
+        """`memory` opens the agents' store, and `prompts` the prompts of the log."""
+        self._settings, self._recorder, self._memory, self._prompts = settings, recorder, memory, prompts
         self._stack, self._opening = ExitStack(), threading.Lock()
         self._log: ThreadLog | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -216,7 +230,7 @@ class ThreadRuns:
         """Return the call that a run makes. Raises CallError."""
         messages = () if run.checkpoint is None else run.checkpoint.messages()
         text = await errors.apart(self._readable_messages, run, tuple(message.message for message in messages))
-        return ModelCall(
+        call = ModelCall(
             agent_id=run.agent_id,
             trajectory_id=run.run_id,
             model=run.request.model or "",
@@ -228,6 +242,16 @@ class ThreadRuns:
             retry_key=run.run_id,
             thread=None if run.request.stateless else id_of(run.thread_id),
         )
+        return await self._with_prompt(run, call)
+
+    async def _with_prompt(self, run: RunState, call: ModelCall) -> ModelCall:
+        """Return the call, after the prompt of its agent; all runs of a thread get one version. Raises CallError."""
+        name = await self._recorder.prompt_of(call)
+        if name is None:
+            return call
+        placed = replace(call, trajectory_id=run.thread_id)
+        prompted = await with_prompt(placed, PromptParameter(id=name), self._prompts, self._recorder, None, None)
+        return replace(prompted, trajectory_id=run.run_id)
 
     def _readable_messages(self, run: RunState, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """Return what the model gets to read, as the agent's memory_config says."""

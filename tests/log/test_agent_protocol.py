@@ -313,6 +313,30 @@ def test_what_an_agent_remembers_is_what_its_registration_says(served: Served) -
         assert refused.status_code == 400
 
 
+def test_every_run_of_a_thread_begins_with_the_version_of_the_prompt_that_its_first_one_had(served: Served) -> None:
+    admin_client, submitter = served.client("admin"), served.client("submitter")
+    for template in ("Answer in digits.", "Answer in words."):
+        made = admin_client.ask("POST", "/prompts/templates", {"name": "digits", "template": template})
+        assert made.status_code == 201, made.text
+    first = {"alias": "production", "version": 1, "expected": None}
+    assert admin_client.ask("POST", "/prompts/templates/digits/activate", first).status_code == 200
+    agent = {"agent_id": "teller", "type": "PROMPT_BASED", "model_id": "sums", "prompt": "digits@production"}
+    registered = admin_client.ask("POST", "/rl/agents", agent)
+    assert registered.status_code == 201, registered.text
+    thread = submitter.thread()
+    runs = [submitter.run(thread, agent_id="teller")]
+    second = {"alias": "production", "version": 2, "expected": 1}
+    assert admin_client.ask("POST", "/prompts/templates/digits/activate", second).status_code == 200
+    runs += [
+        submitter.run(thread, "and twice that?", agent_id="teller"),
+        submitter.run(submitter.thread(), agent_id="teller"),
+    ]
+    turns = {turn.trajectory_id: turn for _, turn in read(served.settings, Turn)}
+    uses = [turns[run["run"]["run_id"]].prompt_version for run in runs]
+    assert [str(use) for use in uses] == ["digits@1", "digits@1", "digits@2"]
+    assert contents(runs[1]) == ["1 + 7 =", "8", "and twice that?", "16"]
+
+
 # --- other people's programs ------------------------------------------------------------------------------------------
 
 

@@ -250,8 +250,9 @@ class ThreadRecount:
 
 def _could_read(turn: ThreadTurn, head: HeadState, request: ThreadFact) -> bool:
     """Return whether a turn was given to the messages of a thread, as the agent's memory_config leaves them."""
-    if turn.reading is None:
-        return True
     expected = head.last_turns(request.memory.turns)
-    is_same_system = request.memory.has_items or turn.reading.system == expected.system
-    return is_same_system and turn.reading.rest == expected.rest
+    reading = turn.read_of(expected.length)
+    if reading is None:
+        return True
+    is_same_system = request.memory.has_items or reading.system == expected.system
+    return is_same_system and reading.rest == expected.rest

@@ -1,7 +1,7 @@
 """What the audit keeps of conversations: events of threads and of the store, and the turns that answer runs.
 
 ThreadEvent ──► ThreadFact      Turn of a run ──► ThreadTurn      MemoryEvent ──► MemoryFact
-messages ──► MessageFact, each a digest ──► Reading: what a model had before it, in two digests
+messages ──► MessageFact, each a digest ──► ThreadReading: what a model had before it, in two digests
 AccessEvent of a key ──► KeyRights ◄── the actor of all of these
 """
 
@@ -22,7 +22,7 @@ class MessageFact(NamedTuple):
     """A digest of all of it."""
 
 
-class Reading(NamedTuple):
+class ThreadReading(NamedTuple):
     """Messages in their order, as digests."""
 
     system: int = 0
@@ -31,7 +31,7 @@ class Reading(NamedTuple):
     """Of the others."""
     length: int = 0
 
-    def extend(self, messages: Iterable[MessageFact]) -> Reading:
+    def extend(self, messages: Iterable[MessageFact]) -> ThreadReading:
         """Return these messages, followed by others."""
         system, rest, length = self
         for message in messages:
@@ -40,7 +40,7 @@ class Reading(NamedTuple):
             else:
                 rest = digest(rest, message.content)
             length += 1
-        return Reading(system, rest, length)
+        return ThreadReading(system, rest, length)
 
 
 class ThreadFact(NamedTuple):
@@ -96,8 +96,16 @@ class ThreadTurn(NamedTuple):
     """Without its tenant."""
     reply: int
     """A digest of the message."""
-    reading: Reading | None
+    reading: ThreadReading | None
     """All that the model read; None: another turn has the beginning of it."""
+    after_prompt: tuple[MessageFact, ...] = ()
+    """With a prompt: the messages of it, which are not told apart here, and those of the thread."""
+
+    def read_of(self, length: int) -> ThreadReading | None:
+        """Return what the model read of a thread that has so many messages; None: another turn has the beginning."""
+        if not self.after_prompt:
+            return self.reading
+        return ThreadReading().extend(self.after_prompt[max(len(self.after_prompt) - length, 0) :])
 
 
 class MemoryFact(NamedTuple):

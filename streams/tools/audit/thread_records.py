@@ -14,7 +14,7 @@ from schemas.conventions import TASK_PARTS, THREAD, THREAD_TASK
 from schemas.events import MemoryEvent, Message, ThreadEvent, Turn, derive_id
 from streams.kafka.record import Record
 from streams.tools.audit.record_digests import content_digest, digest
-from streams.tools.audit.thread_facts import MemoryFact, MemoryRule, MessageFact, Reading, ThreadFact, ThreadTurn
+from streams.tools.audit.thread_facts import MemoryFact, MemoryRule, MessageFact, ThreadFact, ThreadReading, ThreadTurn
 
 OF_THREADS = "threads"
 """The protocol of turns that answer runs of threads."""
@@ -61,13 +61,15 @@ def thread_turn(turn: Turn) -> ThreadTurn | None:
     """Return what a turn says of the run that it answers; None if it answers none."""
     if turn.protocol != OF_THREADS:
         return None
+    facts = tuple(_message_facts(turn.messages)) if turn.parent_id is None else None
     return ThreadTurn(
         agent_id=intern(turn.agent_id),
         version=turn.adapter_version,
         request_digest=turn.request_digest,
         thread_id=turn.metadata.get(THREAD),
         reply=digest(turn.reply),
-        reading=Reading().extend(_message_facts(turn.messages)) if turn.parent_id is None else None,
+        reading=None if facts is None else ThreadReading().extend(facts),
+        after_prompt=() if facts is None or turn.prompt_version is None else facts,
     )
 
 
@@ -88,7 +90,10 @@ def _message_facts(messages: Iterable[Message]) -> Iterable[MessageFact]:
 
 def _memory_rule(text: str | None) -> MemoryRule:
     """Return what a memory_config says; one that cannot be read says nothing, and no run with it succeeds."""
-    fields = json_text.parse(text or "{}")
+    try:
+        fields = json_text.parse(text or "{}")
+    except ValueError:
+        return PLAIN
     turns = fields.get("turns")
     if turns is None and "namespace" not in fields:
         return PLAIN

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from streams.tools.audit.facts import Category
-from streams.tools.audit.thread_facts import MessageFact, Reading, ThreadFact
+from streams.tools.audit.thread_facts import MessageFact, ThreadFact, ThreadReading
 
 RunStatus = Literal["waiting", "in progress", "ended", "interrupted"]
 
@@ -25,14 +25,14 @@ class ImpossibleEvent(NamedTuple):
     problem: str
 
 
-class Refusal(NamedTuple):
+class RunRefusal(NamedTuple):
     """Why an event changes nothing."""
 
     impossible: ImpossibleEvent | None = None
     """None: it may be, where two writers meet."""
 
 
-RACE = Refusal()
+RACE = RunRefusal()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class HeadState:
     """Of the event that made it."""
     parent: HeadState | None
     added: tuple[MessageFact, ...]
-    reading: Reading
+    reading: ThreadReading
     questions: int
 
     def extend(self, event: ThreadFact) -> HeadState:
@@ -58,7 +58,7 @@ class HeadState:
             state = state.parent
         return state
 
-    def last_turns(self, turns: int | None) -> Reading:
+    def last_turns(self, turns: int | None) -> ThreadReading:
         """Return the messages from the question `turns` questions ago, after the system's first one."""
         if turns is None or self.questions <= turns:
             return self.reading
@@ -72,11 +72,11 @@ class HeadState:
                     break
             state = state.parent
         system = self.reading.system
-        before = Reading(system, 0, 1) if system else Reading(0, 0, 0)
+        before = ThreadReading(system, 0, 1) if system else ThreadReading(0, 0, 0)
         return before.extend(reversed(newest_first))
 
 
-EMPTY = HeadState(0, None, (), Reading(), 0)
+EMPTY = HeadState(0, None, (), ThreadReading(), 0)
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class ThreadCount:
 
     # --- what changes nothing -----------------------------------------------------------------------------------------
 
-    def refusal(self, event: ThreadFact) -> Refusal | None:
+    def refusal(self, event: ThreadFact) -> RunRefusal | None:
         """Return why an event changes nothing; None if it takes effect."""
         if event.kind == "created":
             return RACE if self.exists else None
@@ -130,19 +130,19 @@ class ThreadCount:
             return self._about_change(event)
         return None if event.kind == "deleted" else self._about_run(event)
 
-    def _about_request(self, event: ThreadFact) -> Refusal | None:
+    def _about_request(self, event: ThreadFact) -> RunRefusal | None:
         is_free = self.active is None or event.if_busy != "reject"
         may_answer = self.agent_id in (None, event.agent_id)
         return None if is_free and may_answer and event.run_id not in self.runs else RACE
 
-    def _about_change(self, event: ThreadFact) -> Refusal | None:
+    def _about_change(self, event: ThreadFact) -> RunRefusal | None:
         if event.task_id and event.task_parts <= self.task_parts:
             return RACE
         if event.checkpoint is None:
             return None
         return None if self.active is None and self.head.find(event.checkpoint) is not None else RACE
 
-    def _about_run(self, event: ThreadFact) -> Refusal | None:
+    def _about_run(self, event: ThreadFact) -> RunRefusal | None:
         run_id = event.run_id
         if run_id not in self.in_log:
             if run_id in self.turned_away:
@@ -230,5 +230,5 @@ class ThreadCount:
             self.waiting.remove(run_id)
 
 
-def _impossible(category: Category, problem: str) -> Refusal:
-    return Refusal(ImpossibleEvent(category, problem))
+def _impossible(category: Category, problem: str) -> RunRefusal:
+    return RunRefusal(ImpossibleEvent(category, problem))
