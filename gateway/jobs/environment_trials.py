@@ -1,7 +1,7 @@
 """Environments over HTTP: played three times and described, and kept under a name.
 
 {environment, settings, seed} ──► three equal episodes ──► what it shows           POST /rl/environments
-… with a name ──► an entry of the registry, which tasks name                       GET /rl/environments
+… with a name ──► an entry of the registry, which tasks and jobs name              GET /rl/environments
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gateway.jobs.answers import (
 from gateway.log.open_log import AT_ONCE, OpenLog
 from schemas.events import EpisodeStart, Message
 from schemas.tool_text import offer_digest
-from streams.access.tenants.tenant_names import is_of
+from streams.access.tenants.tenant_names import is_of, named
 from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episodes.environment import Observation
 from streams.environments.episodes.trial_episode import TrialEpisode, handwritten_actions, try_twice
@@ -52,7 +52,7 @@ class EnvironmentBody(Body):
         None, description="what the policy writes, text or calls of tools; default: at random"
     )
     name: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
-        None, description="keep it in the registry under this name, which tasks may use"
+        None, description="keep it in the registry under this name, which tasks and jobs may use"
     )
     max_turns: Annotated[Whole, Field(ge=1, le=MOST_ACTIONS)] | None = Field(
         None, description=f"most actions; default: {DEFAULT_ACTIONS}"
@@ -112,7 +112,8 @@ class EnvironmentTrials:
         shown, decision = episode.observation, RegistryDecision(actor_of(request), "tried over HTTP")
         try:
             checked = read_body({name: value for name, value in fields.items() if value is not None})
-            self._log.tools.add(checked.order(checked.tool_id), _offer(shown, episode), decision)
+            name = named(tenant_of(request), checked.tool_id)
+            self._log.tools.add(checked.order(name), _offer(shown, episode), decision)
         except EventError as exc:
             raise CallError("invalid", str(exc), "name") from exc
 

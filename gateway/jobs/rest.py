@@ -48,7 +48,7 @@ from streams.errors import CallError, EventError, NotFoundError, RefusedError
 from streams.improve.prompts import search_request
 from streams.jobs import job_log, job_view, request as requests
 from streams.jobs.job_log import JobLog
-from streams.jobs.request import JobOrder
+from streams.jobs.request import EnvironmentConfig, JobOrder
 from streams.jobs.state import JobState
 from streams.knowledge.agent_log import AgentMemory, OpenAgents, capability_problem, read_memory
 from streams.output import moment
@@ -69,6 +69,7 @@ ONLY_THESE = (
 )
 OF_TYPE: dict[str, tuple[OrderType, ...]] = {
     "training_queries": (RL_TRAINING, PROMPT_ENGINEERING),
+    "environment": (RL_TRAINING,),
     "method": (FINE_TUNING,),
     "training_file": (FINE_TUNING,),
     "prompt": (PROMPT_ENGINEERING,),
@@ -99,6 +100,9 @@ class TrainingOrderBody(Body):
     agent_id: str = Field(min_length=1, description="a policy, or an agent that is registered")
     training_queries: list[dict[str, Any]] | None = Field(
         None, description="RL_TRAINING, PROMPT_ENGINEERING: each with `query` and `expected_outcome`"
+    )
+    environment: EnvironmentConfig | None = Field(
+        None, description="RL_TRAINING: episodes to train on, instead of questions"
     )
     prompt: str | None = Field(None, min_length=1, description="PROMPT_ENGINEERING: the prompt to find a version of")
     search: Literal["pairs", "live", "reflection"] | None = Field(
@@ -255,7 +259,7 @@ class TrainingJobs:
         if kind == PROMPT_ENGINEERING:
             order = self._search(jobs, agents, body)
         else:
-            order = self._tuning(jobs, agents, body) if kind == FINE_TUNING else self._by_rewards(jobs, agents, body)
+            order = self._tuning(jobs, agents, body) if kind == FINE_TUNING else self._by_rewards(jobs, body)
         return _training_job(jobs.start(order, key=key))
 
     @REST.post(
@@ -306,11 +310,12 @@ class TrainingJobs:
         name = None if agent is None else body.agent_id
         return search_request.order(search, self._settings, prompt_log.read(self._settings), agent=name)
 
-    def _by_rewards(self, jobs: TenantJobs, agents: Mapping[str, KnownAgent], body: TrainingOrderBody) -> JobOrder:
+    def _by_rewards(self, jobs: TenantJobs, body: TrainingOrderBody) -> JobOrder:
         fields = body.model_dump(exclude={"type", *OF_TYPE} - {"training_queries"}, exclude_none=True)
-        job_request, policies = requests.read_request(fields), jobs.policies()
+        if body.environment is not None:
+            fields["environment"] = body.environment.model_dump(exclude_unset=True)
         try:
-            return requests.order(job_request, self._settings, policies=policies, agents=agents, tenant=jobs.tenant)
+            return jobs.order(requests.read_request(fields))
         except NotFoundError as exc:
             raise CallError("not_found", str(exc), "agent_id") from exc
         except RefusedError as exc:  # its estimate is over its budget

@@ -27,9 +27,9 @@ from gateway.http.route import LARGE_BODY, Interface
 from gateway.jobs.answers import RpcOutcome
 from gateway.jobs.tenant_jobs import TenantJobs, jobs_of
 from streams.access.keys import mask
-from streams.access.roles import Action, Principal, decide
+from streams.access.roles import Action, Decision, Principal, decide
 from streams.adapters.versions import read_state
-from streams.errors import JobRequestError, LogError, NotFoundError, RefusedError
+from streams.errors import CallError, JobRequestError, LogError, NotFoundError, RefusedError
 from streams.evaluation import suite_tasks as evaluation
 from streams.jobs import job_view, request as requests
 from streams.jobs.job_answers import JobAnswers, answers, tool_accuracy
@@ -148,7 +148,12 @@ class JobsOverHttp:
                     self._record.calls.append(RecordedCall(name, ACTIONS[name], decision, about))
                 if not decision.allowed:
                     raise RpcError(FORBIDDEN, "permission_denied", _details(decision.why))
-            return await _apart(call, parameters)
+            try:
+                return await _apart(call, parameters)
+            except CallError as exc:  # code that the parameters name, and the key may not have run
+                if self._record is not None:
+                    self._record.calls[-1:] = [RecordedCall(name, "code.run", Decision(False, exc.message))]
+                raise RpcError(FORBIDDEN, "permission_denied", _details(exc.message, exc.parameter)) from exc
 
         return call_if_allowed
 
@@ -159,11 +164,7 @@ class JobsOverHttp:
         key = parameters.pop("idempotency_key", key)
         if key is not None and not isinstance(key, str):
             raise JobRequestError("idempotency_key has to be a text", "idempotency_key")
-        job_request = requests.read_request(parameters)
-        jobs = self._jobs
-        order = requests.order(
-            job_request, self._settings, policies=jobs.policies(), agents=jobs.agents(), tenant=jobs.tenant
-        )
+        order = self._jobs.order(requests.read_request(parameters))
         return _job_row(self._jobs.start(order, key=key))
 
     def _status(self, parameters: dict[str, Any]) -> dict[str, Any]:

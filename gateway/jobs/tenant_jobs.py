@@ -11,18 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from starlette.requests import HTTPConnection
 
 from gateway.http.principal import actor_of, tenant_of
-from gateway.log.named_code import why_not_of_tenant
+from gateway.log.named_code import check_environment, check_scorers, why_not_of_tenant
 from schemas.events import JobEvent
-from streams.access.tenants.tenant_names import is_of
+from streams.access.tenants.tenant_names import SEPARATOR, is_of
 from streams.adapters.versions import AdapterState, read_state
+from streams.environments.registry import tool_log
+from streams.environments.registry.tool_state import ToolState
 from streams.errors import CallError, JobRequestError, NotFoundError, RefusedError
-from streams.jobs import job_log
+from streams.jobs import job_episodes, job_log, request as requests
 from streams.jobs.job_log import JobCommand, JobCommandKind, JobLog
-from streams.jobs.request import JobOrder
+from streams.jobs.request import EnvironmentConfig, JobOrder, JobRequest, PlayableEnvironment
 from streams.jobs.state import JobState
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import KnownAgent, known_agents
@@ -34,8 +37,9 @@ LONGEST_KEY = 200
 class TenantJobs:
     """A JobLog, as one request sees it. Methods wait for the broker where JobLog does."""
 
-    def __init__(self, settings: Settings, log: JobLog, tenant: str | None, actor: str) -> None:
-        self._settings, self._log, self.tenant, self._actor = settings, log, tenant, actor
+    def __init__(self, settings: Settings, log: JobLog, request: HTTPConnection) -> None:
+        self._settings, self._log, self._request = settings, log, request
+        self.tenant, self._actor = tenant_of(request), actor_of(request)
 
     @property
     def jobs(self) -> Mapping[str, JobState]:
@@ -63,6 +67,35 @@ class TenantJobs:
     def events(self, job: JobState) -> Sequence[JobEvent]:
         """Return the events of a job that took effect."""
         return self._log.events(job.job_id)
+
+    def order(self, job_request: JobRequest) -> JobOrder:
+        """Return the job by rewards that is asked for.
+
+        Raises as `requests.order`, and CallError for code that its sender may not have run.
+        """
+        order = requests.order(
+            job_request,
+            self._settings,
+            policies=self.policies(),
+            agents=self.agents(),
+            tenant=self.tenant,
+            try_environment=self._try_environment,
+        )
+        if self.tenant is None and "reward_sources" in job_request.config.model_fields_set:
+            check_scorers(self._request, self._settings.serve, order.spec.reward_sources, "config.reward_sources")
+        return order
+
+    def _try_environment(self, config: EnvironmentConfig) -> PlayableEnvironment:
+        check = partial(check_environment, self._request)
+        return job_episodes.try_environment(config, self._settings.environments, self._entries, check)
+
+    def _entries(self) -> Mapping[str, ToolState]:
+        """Return the registry; for a tenant its own entries, with its name before theirs and without."""
+        entries = tool_log.read(self._settings)
+        if self.tenant is None:
+            return entries
+        own = {name: entry for name, entry in entries.items() if is_of(self.tenant, name)}
+        return {name.partition(SEPARATOR)[2]: entry for name, entry in own.items()} | own
 
     def start(self, order: JobOrder, *, key: str | None) -> JobState:
         """Create a job for the tenant, which pays for it. Raises NotFoundError, and as JobLog.start."""
@@ -123,7 +156,7 @@ class TenantJobs:
 
 def jobs_of(settings: Settings, log: JobLog) -> Callable[[HTTPConnection], TenantJobs]:
     """Return what gives each request the jobs that its key may see."""
-    return lambda request: TenantJobs(settings, log, tenant_of(request), actor_of(request))
+    return lambda request: TenantJobs(settings, log, request)
 
 
 def idempotency_key(request: HTTPConnection) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 
 from gateway.http.principal import principal_of, tenant_of
 from gateway.http.request_record import denied
@@ -22,7 +22,12 @@ from streams.settings.model import Serve
 def check_named(request: Request, rule: Serve, task: Task, parameter: str = "reward_sources") -> None:
     """Raise CallError for a scorer or an environment that the sender of a task may not name."""
     check_scorers(request, rule, task.reward_sources, parameter)
-    environment = code_of_environment(task.environment)
+    check_environment(request, task.environment)
+
+
+def check_environment(request: HTTPConnection, start: EpisodeStart | None) -> None:
+    """Raise CallError for an environment that the sender may not name."""
+    environment = code_of_environment(start)
     if environment is None:
         return
     if tenant_of(request) is not None:
@@ -31,7 +36,7 @@ def check_named(request: Request, rule: Serve, task: Task, parameter: str = "rew
 
 
 def check_scorers(
-    request: Request, rule: Serve, sources: Collection[RewardSource], parameter: str = "reward_sources"
+    request: HTTPConnection, rule: Serve, sources: Collection[RewardSource], parameter: str = "reward_sources"
 ) -> None:
     """Raise CallError for a scorer that the sender may not name."""
     if tenant_of(request) is not None:
@@ -41,7 +46,7 @@ def check_scorers(
         _check_code(request, scorer, parameter)
 
 
-def _check_code(request: Request, code: str, parameter: str) -> None:
+def _check_code(request: HTTPConnection, code: str, parameter: str) -> None:
     """Raise CallError if the sender may not have code executed."""
     principal = principal_of(request)
     if principal is not None and not (decision := decide(principal, "code.run")).allowed:

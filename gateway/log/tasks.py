@@ -27,6 +27,7 @@ from schemas.conversation import Conversation
 from schemas.events import Task
 from streams.access.tenants.tenant_names import is_of, named
 from streams.engines.prompt_check import unanswerable_prompts
+from streams.environments.listed import LISTED
 from streams.environments.registry.named_tools import Entries, no_entries
 from streams.errors import CallError, EventError
 from streams.kafka import times
@@ -110,6 +111,8 @@ def task_of(
             fields["prompt_version"] = _own_prompt(tenant, fields["prompt_version"])
         if "tool_ids" in fields:
             fields["tool_ids"] = [named(tenant, tool_id) for tool_id in fields["tool_ids"]]
+        if "environment" in fields:
+            fields["environment"] = _own_environment(tenant, fields["environment"])
     agent = names.agents.get(fields.get("agent", ""), NO_AGENT)
     if (question := fields.pop("input", None)) is not None:
         fields["prompt" if isinstance(question, str) else "messages"] = question
@@ -142,6 +145,13 @@ def _own_prompt(tenant: str, prompt: Any) -> Any:
     if isinstance(prompt, str):
         return named(tenant, prompt)
     return prompt | {"name": named(tenant, prompt["name"])}
+
+
+def _own_environment(tenant: str, environment: dict[str, Any]) -> dict[str, Any]:
+    """Return the environment that a tenant names; an entry of the registry by its name in the log."""
+    name = environment["name"]
+    is_entry = name not in LISTED and ":" not in name
+    return environment | {"name": named(tenant, name)} if is_entry else environment
 
 
 class TaskAnswer(Answer):

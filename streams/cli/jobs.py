@@ -75,6 +75,16 @@ def jobs_run(call: AppContext, /) -> None:
     metavar="FILE",
     help='grpo: JSON lines: {"query": …, "expected_outcome": …}, or a table with these columns; - is stdin.',
 )
+@click.option(
+    "--environment",
+    metavar="NAME|REFERENCE",
+    help="grpo: train on episodes in this environment instead of --queries: a built-in one, a reference that the "
+    "settings allow, or an entry of the registry.",
+)
+@click.option("--settings", metavar="JSON", help="Settings of the environment.")
+@click.option("--episodes", type=int, help="Number of seeds to train on.  [default: 1000]")
+@click.option("--held-out", type=int, help="Number of other seeds, which evaluations play.  [default: 35]")
+@click.option("--max-turns", type=int, help="Maximum of actions in an episode.  [default: the environment's, else 8]")
 @click.option("--iterations", type=int, help="grpo: maximum of adapter versions.")
 @click.option(
     "--examples",
@@ -95,6 +105,11 @@ def jobs_start(
     agent_id: str,
     method: Literal["grpo", "sft", "dpo"],
     file: Path | None,
+    environment: str | None,
+    settings: str | None,
+    episodes: int | None,
+    held_out: int | None,
+    max_turns: int | None,
     iterations: int | None,
     examples: Path | None,
     budget: float | None,
@@ -104,48 +119,73 @@ def jobs_start(
     key: str | None,
     output: Output,
 ) -> None:
-    """Order a job that trains a policy on questions.
+    """Order a job that trains a policy on questions, or on episodes in an environment.
 
-    Some of the questions in FILE are held out; every tenth version answers them, and so does the version from before
-    the job. The job is refused if it would probably cost more than its budget.
+    Some of the questions in FILE, or other seeds of the environment, are held out; every tenth version answers them,
+    and so does the version from before the job. The job is refused if it would probably cost more than its budget, and
+    an environment if it does not give the same episode for the same seed.
 
     With --method sft or dpo it makes one version from examples: those of a file, which is copied to the adapter store,
     answers of the log, which --config selects, or a data set ({"dataset": NAME} in --config). `streamward tune --jobs`
     serves such jobs.
     """
-    from streams.jobs import job_log, request
-    from streams.scorers.scorer_check import doubtful_scorer
-    from streams.stages.agents.runs.registration import known_agents
-
     config: dict[str, Any] = json_object(in_json, "--config")
     if budget is not None:
         config["max_budget_usd"] = budget
     if allow_contaminated:
         config["allow_contaminated"] = True
+    of_environment = _environment_fields(
+        environment, settings, {"episodes": episodes, "held_out": held_out, "max_turns": max_turns}
+    )
     if method != "grpo":
-        if file is not None or iterations is not None:
-            raise click.UsageError(f"--queries and --iterations are for grpo; {method} takes --examples")
+        if file is not None or iterations is not None or of_environment is not None:
+            raise click.UsageError(f"--queries, --environment and --iterations are for grpo; {method} takes --examples")
         body = {"policy": agent_id, "method": method, "config": config, "tenant": tenant}
         _show([_order_tuning(call, body, examples, key)], output)
         return
-    if file is None or iterations is None or examples is not None:
-        raise click.UsageError("grpo needs --queries and --iterations, and takes no --examples")
-    config = {"n_iterations": iterations, **config}
-    job_request = request.read_request(
-        {
-            "agent_id": agent_id,
-            "training_queries": read_objects(file, "--queries", "training_queries"),
-            "config": config,
-            "tenant": tenant,
-        }
+    if (file is None and of_environment is None) or iterations is None or examples is not None:
+        raise click.UsageError("grpo needs --queries or --environment, and --iterations, and takes no --examples")
+    order: dict[str, Any] = {"agent_id": agent_id, "config": {"n_iterations": iterations, **config}, "tenant": tenant}
+    if file is not None:
+        order["training_queries"] = read_objects(file, "--queries", "training_queries")
+    if of_environment is not None:
+        order["environment"] = of_environment
+    _show([_order_by_rewards(call, order, key)], output)
+
+
+def _environment_fields(name: str | None, in_json: str | None, counts: dict[str, int | None]) -> dict[str, Any] | None:
+    """Return the environment of an order; None without one. Raises click.UsageError for options that need it."""
+    fields: dict[str, Any] = {option: value for option, value in counts.items() if value is not None}
+    if in_json is not None:
+        fields["settings"] = json_object(in_json, "--settings")
+    if name is None and fields:
+        option = next(iter(fields)).replace("_", "-")
+        raise click.UsageError(f"--{option} is about an environment: name it with --environment, or leave it out")
+    return None if name is None else {"name": name, **fields}
+
+
+def _order_by_rewards(call: AppContext, body: dict[str, Any], key: str | None) -> JobState:
+    """Order a job that trains by rewards."""
+    from functools import cache
+
+    from streams.environments.registry import tool_log
+    from streams.jobs import job_episodes, job_log, request
+    from streams.scorers.scorer_check import doubtful_scorer
+    from streams.stages.agents.runs.registration import known_agents
+
+    job_request, settings = request.read_request(body), call.settings_to_write
+    entries = cache(lambda: tool_log.read(settings))
+    order = request.order(
+        job_request,
+        settings,
+        policies=job_log.known_policies(settings),
+        agents=known_agents(settings),
+        try_environment=lambda config: job_episodes.try_environment(config, settings.environments, entries),
     )
-    settings = call.settings_to_write
-    policies, agents = job_log.known_policies(settings), known_agents(settings)
-    order = request.order(job_request, settings, policies=policies, agents=agents)
     if problem := doubtful_scorer(settings.scoring, order.spec.reward_sources):
         click.echo(f"{problem} (unless the scoring agents run elsewhere)", err=True)
     with job_log.JobLog(settings) as log:
-        _show([log.start(order, actor=user_name(), key=key)], output)
+        return log.start(order, actor=user_name(), key=key)
 
 
 def _order_tuning(call: AppContext, body: dict[str, Any], file: Path | None, key: str | None) -> JobState:

@@ -10,6 +10,8 @@ an event that is written twice has one effect, as events of a job compare and sw
 
 One job of a policy at a time: the next begins when the one before has ended. One that is paused has not. Jobs that tune
 have their turn, too, and run elsewhere (streams/jobs/tuning/job_tuner.py).
+
+The environment of a job is played before the job begins: a record in `jobs` may order one that no gateway has tried.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from schemas.serde import EncodeError, Poison
 from streams.adapters import versions as adapters
 from streams.adapters.versions import AdapterState
 from streams.errors import EventError
-from streams.jobs import job_reducer
+from streams.jobs import job_episodes, job_reducer
 from streams.jobs.all_jobs import AllJobs
 from streams.jobs.job_metrics import JobMetrics, WatchedJob
 from streams.jobs.job_reducer import STAGE, Effect, OpenJob
@@ -87,6 +89,8 @@ class JobController:
         """By job that is open: ids of tasks that are in the log, or were written."""
         self._events: set[str] = set()
         """Ids of events that were written."""
+        self._problems: dict[str, str | None] = {}
+        """By job whose environment was played: why it cannot be."""
         self._news = True
         """Whether something came since `_act`."""
         self._ends: dict[TopicPartition, int] = {}
@@ -226,8 +230,7 @@ class JobController:
     def _act(self) -> None:
         for job in self._all.next_of_each_policy():
             if job.status == "queued" and self._runs_here(job):
-                end = self._bounds("groups")[self._groups, self._partition(job)][1]
-                self._write(job, [job_reducer.start_event(job, self._versions(job.policy), end)])
+                self._write(job, [self._beginning(job)])
         for state in self._open.values():
             versions = self._versions(state.job.policy)
             try:
@@ -236,6 +239,17 @@ class JobController:
                 log.warning("job %s: %s", state.job.job_id, cut(str(exc)))
                 self._write(state.job, [job_reducer.unaskable(state, versions, cut(str(exc)))])
         self._producer.flush()
+
+    def _beginning(self, job: JobState) -> JobEvent:
+        """Return the event that starts a queued job, or that ends it because its environment cannot be played."""
+        if job.job_id not in self._problems:
+            was_started = job.base_version is not None
+            problem = None if was_started else job_episodes.problem_of(job.spec, self._settings.environments)
+            self._problems[job.job_id] = problem
+        if (problem := self._problems[job.job_id]) is not None:
+            return job_reducer.refused_event(job, cut(problem))
+        end = self._bounds("groups")[self._groups, self._partition(job)][1]
+        return job_reducer.start_event(job, self._versions(job.policy), end)
 
     def _month(self, state: OpenJob) -> MonthBudget | None:
         limit_usd = self._settings.jobs.tenant_month_usd

@@ -159,7 +159,8 @@ class JobLog(FollowedTopic):
             try:
                 self._write(event)
             except (EncodeError, EventError) as exc:  # too large for a record, above all
-                raise JobRequestError(f"training_queries: {exc}", "training_queries") from exc
+                source = "training_queries" if order.spec.environment is None else "environment"
+                raise JobRequestError(f"{source}: {exc}", source) from exc
             job = self.get(job_id)
         if job.request_digest != order.digest:
             raise RefusedError(

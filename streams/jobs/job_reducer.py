@@ -164,6 +164,23 @@ def start_event(job: JobState, adapters: AdapterState, groups_next: int) -> JobE
     )
 
 
+def refused_event(job: JobState, reason: str) -> JobEvent:
+    """Return the end of a queued job that nothing can be asked of."""
+    return JobEvent(
+        event_id=derive_id(job.job_id, "failed", job.sequence),
+        job_id=job.job_id,
+        created_at=job.updated_at,
+        kind="failed",
+        sequence=job.sequence,
+        policy=job.policy,
+        tenant=job.tenant,
+        actor=STAGE,
+        reason=reason,
+        code=NOT_ASKED,
+        suggested_action="`streamward environments try` plays an environment; order the job again once it passes there",
+    )
+
+
 def due(state: OpenJob, adapters: AdapterState, month: MonthBudget | None = None) -> Sequence[Effect]:
     """Return what a running job needs now: tasks, or one event that changes it, or the retirements before its end.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from schemas.events import JobEvent, JobPrices, JobTuning
+from schemas.events import JobEnvironment, JobEvent, JobPrices, JobTuning
 from streams.jobs.state import JobEvaluation, JobState
 
 
@@ -38,7 +38,7 @@ def better_versions(job: JobState) -> list[int]:
 
 
 def order(job: JobState) -> dict[str, Any]:
-    """Return what was ordered, the questions as counts."""
+    """Return what was ordered, the questions or episodes as counts."""
     spec = job.spec
     prices = spec.prices
     if spec.tuning is not None:
@@ -47,7 +47,8 @@ def order(job: JobState) -> dict[str, Any]:
         return {"method": "prompts", "questions": len(spec.questions), "held_out": len(job.held_out)}
     return {
         "method": "grpo",
-        "questions": len(spec.questions),
+        **({} if spec.environment is None else {"environment": _environment(spec.environment)}),
+        "questions": len(job.train) + len(job.held_out),
         "held_out": len(job.held_out),
         "batch_size": spec.batch_size,
         "n_trajectories_per_query": spec.group_size,
@@ -65,6 +66,11 @@ def order(job: JobState) -> dict[str, Any]:
         ],
         "prices": _prices(prices),
     }
+
+
+def _environment(environment: JobEnvironment) -> dict[str, Any]:
+    entry = {} if environment.entry is None else {"entry": environment.entry}
+    return {"name": environment.name, "settings": environment.settings} | entry
 
 
 def _tuning(tuning: JobTuning) -> dict[str, Any]:

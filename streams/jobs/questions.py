@@ -1,7 +1,7 @@
 """What a job asks: the tasks of its iterations, and its held-out questions as a suite.
 
-    job, iteration, draw ──► a question of the train share ──► Task, always the same
-    job ──► its held-out questions ──► Suite
+    job, iteration, draw ──► a question of the train share, or a seed ──► Task, always the same
+    job ──► its held-out questions, or seeds ──► Suite
 
 The first `batch_size` draws of an iteration go through the questions in an order of their own for each epoch; those
 after them replace tasks that no batch will take.
@@ -13,10 +13,11 @@ import hashlib
 from dataclasses import replace
 from functools import lru_cache
 
-from schemas.conventions import CONTAMINATION_ALLOWED_BY
-from schemas.events import AdvantagedGroup, Message, Sampling, Task, derive_id
+from schemas.conventions import CONTAMINATION_ALLOWED_BY, TOOL_IDS
+from schemas.events import AdvantagedGroup, EpisodeStart, JobEnvironment, Message, Sampling, Task, derive_id
 from streams.evaluation.suite import JOB_SUITE, Suite
 from streams.jobs.state import JobState
+from streams.stages.tasks.episode_tasks import name_of_episode
 
 JOB, ITERATION, DRAW = "job", "job_iteration", "job_draw"
 """Metadata of a job's tasks, which their groups have too."""
@@ -64,11 +65,10 @@ def is_count(text: str) -> bool:
 
 
 def _task(state: JobState, number: int) -> Task:
-    """Return a question as it is asked in evaluations."""
-    question, spec = state.spec.questions[number], state.spec
-    messages = question.messages or (Message(role="user", content=question.query),)
+    """Return a question, or an episode, as it is asked in evaluations."""
+    spec = state.spec
     greedy = Sampling(temperature=0.0, max_tokens=spec.sampling.max_tokens, stop=spec.sampling.stop)
-    return Task(
+    task = Task(
         task_id="",  # whoever asks gives it one
         created_at=state.created_at,
         metadata={JOB: state.job_id},
@@ -78,12 +78,32 @@ def _task(state: JobState, number: int) -> Task:
         tenant=state.tenant,
         group_size=EVALUATION_SLOTS,
         sampling=greedy,
-        verifier=question.verifier,
         agent=spec.agent,
         max_turns=spec.max_turns,
         reward_sources=spec.reward_sources,
+    )
+    if spec.environment is not None:
+        return _episode(task, spec.environment, number)
+    question = spec.questions[number]
+    messages = question.messages or (Message(role="user", content=question.query),)
+    return replace(
+        task,
+        verifier=question.verifier,
         prompt_version=spec.prompt_version,
         messages=messages if spec.prompt_version is None else (*spec.prompt_version.render(), *messages),
+    )
+
+
+def _episode(task: Task, environment: JobEnvironment, number: int) -> Task:
+    count = len(environment.seeds)
+    seed = environment.seeds[number] if number < count else environment.held_out_seeds[number - count]
+    return replace(
+        task,
+        metadata=task.metadata | ({} if environment.entry is None else {TOOL_IDS: environment.entry}),
+        sampling=replace(task.sampling, temperature=environment.held_out_temperature),
+        messages=(name_of_episode(environment.name, seed),),
+        tools=environment.tools,
+        environment=EpisodeStart(name=environment.name, settings=environment.settings, seed=seed),
     )
 
 

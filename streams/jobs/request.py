@@ -1,7 +1,7 @@
 """Turn a request into a job, or say which parameter is wrong.
 
-    {"agent_id", "training_queries", "config"} ──► JobRequest ──► JobSpec, checked against the settings in force
-                                                       └──► JobRequestError(parameter)
+    {"agent_id", "training_queries" or "environment", "config"} ──► JobRequest ──► JobSpec, checked against the settings
+                                                                        └──► JobRequestError(parameter)
 
 Nothing is accepted that would have no effect: learning rate, batch size and gamma are the trainer's and the stages', so
 a job may repeat them and not change them. What it may cost is estimated before its first token.
@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from schemas.events import (
     MAX_GROUP_SIZE,
     MAX_TURNS,
+    JobEnvironment,
     JobPrices,
     JobQuestion,
     JobSpec,
@@ -29,23 +30,28 @@ from schemas.events import (
     Task,
 )
 from schemas.faults import faults, nearest
+from schemas.job_events import ONE_SOURCE
 from streams.data.contamination.contamination_report import check_rows
-from streams.data.contamination.suite_index import RowTexts, SuiteIndex, questions_of
+from streams.data.contamination.suite_index import RowTexts, SuiteIndex, parameters_of, questions_of
 from streams.engines.prompt_check import unanswerable_prompts
 from streams.errors import EventError, JobRequestError, NotFoundError, RefusedError
 from streams.jobs.questions import EVALUATION_SLOTS, train_task
-from streams.jobs.state import JobState, JobUsage, cost_usd, split
+from streams.jobs.state import JobState, JobUsage, cost_usd, sides, split
 from streams.prompts import prompt_log, prompt_use
 from streams.prompts.prompt_use import PromptReference, own_name
 from streams.scorers.registry import is_of_group
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import KnownAgent
+from streams.stages.tasks.episode_tasks import HELD_OUT_TASKS
+from streams.stages.tasks.generators import ENVIRONMENT_AGENT
 from streams.stages.tasks.lines import task_problems
 from streams.stages.tasks.suites import of_guard
 
 MOST_QUERIES = 100_000
 """Most questions of one job; they are in one record, whose size is checked, too."""
+MOST_HELD_OUT = 10_000
+"""Most episodes that each evaluation plays."""
 MOST_ITERATIONS = 1_000_000
 BYTES_PER_TOKEN = 4
 """Of a prompt, for the estimate: that of English text."""
@@ -64,6 +70,22 @@ class TrainingQuery(RequestPart):
 
     query: str = Field(min_length=1)
     expected_outcome: str | int | float | tuple[str | int | float, ...] | None = None
+
+
+class EnvironmentConfig(RequestPart):
+    """An environment, whose episodes are trained on instead of questions."""
+
+    name: str = Field(
+        min_length=1, max_length=500, description="a built-in one, a reference that is allowed, or an entry's name"
+    )
+    settings: dict[str, Any] = Field(default_factory=dict, description="of the environment; an entry has its own")
+    episodes: int = Field(1000, ge=1, le=MOST_QUERIES, description="seeds to train on")
+    held_out: int = Field(
+        HELD_OUT_TASKS, ge=0, le=MOST_HELD_OUT, description="other seeds, never trained on; 0: nothing is evaluated"
+    )
+    max_turns: int | None = Field(
+        None, ge=1, le=MAX_TURNS, description="most actions of an episode; default: the environment's, else 8"
+    )
 
 
 class RewardSourceConfig(RequestPart):
@@ -107,12 +129,14 @@ class JobConfig(RequestPart):
     keep_best: int = Field(5, ge=1, description="evaluated versions that are kept")
     patience: int = Field(3, ge=1, description="evaluations without a better version after which it stops")
     target_gain: float | None = Field(None, gt=0, le=1, description="gain in success at which it is complete")
-    max_tokens: int = Field(256, ge=1, le=2**31 - 1, description="most tokens of an answer")
-    temperature: float = Field(1.0, gt=0, le=2)
+    max_tokens: int = Field(
+        256, ge=1, le=2**31 - 1, description="most tokens of an answer; in an environment, default: its own, else 64"
+    )
+    temperature: float = Field(1.0, gt=0, le=2, description="in an environment, default: its own, else 1")
     reward_sources: tuple[RewardSourceConfig, ...] = Field(
         (RewardSourceConfig(name="exact"),),
         min_length=1,
-        description="scorers of the answers; default: those of the agent, else exact",
+        description="scorers of the answers; default: those of the agent, in an environment its rewards, else exact",
     )
     prices: PricesConfig | None = Field(None, description="default: jobs.prices of the settings, if they are set")
     prompt: str | None = Field(
@@ -128,9 +152,28 @@ class JobRequest(RequestPart):
     """A request for a job."""
 
     agent_id: str = Field(min_length=1, description="a policy, or an agent that is registered")
-    training_queries: tuple[TrainingQuery, ...] = Field(min_length=1, max_length=MOST_QUERIES)
+    training_queries: tuple[TrainingQuery, ...] | None = Field(None, min_length=1, max_length=MOST_QUERIES)
+    environment: EnvironmentConfig | None = None
     config: JobConfig
     tenant: str | None = Field(None, min_length=1, description="tenant that pays")
+
+
+class PlayableEnvironment(NamedTuple):
+    """An environment that can be opened and repeats its episodes, and what it says of how it is played."""
+
+    environment: JobEnvironment
+    max_turns: int
+    max_tokens: int
+    temperature: float
+
+
+TryEnvironment = Callable[[EnvironmentConfig], PlayableEnvironment]
+"""Opens an environment by what an order says of it. Raises JobRequestError."""
+
+
+def try_no_environment(config: EnvironmentConfig) -> PlayableEnvironment:
+    """Raise JobRequestError: no environment is opened here."""
+    raise JobRequestError(f"environment: {config.name} is not opened here; give training_queries", "environment")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +204,16 @@ def read_request(body: Any) -> JobRequest:
     try:
         text = json.dumps(body)
         text.encode()
-        return JobRequest.model_validate_json(text)
+        request = JobRequest.model_validate_json(text)
     except ValidationError as exc:
         raise explain(exc, JobRequest, body) from exc
     except (TypeError, ValueError, RecursionError) as exc:
         raise JobRequestError(f"the request cannot be written as JSON in UTF-8: {exc}") from exc
+    if request.training_queries is None and request.environment is None:
+        raise JobRequestError(f"training_queries is required, or environment; {ONE_SOURCE}", "training_queries")
+    if request.training_queries is not None and request.environment is not None:
+        raise JobRequestError(f"training_queries and environment are both set; {ONE_SOURCE}", "environment")
+    return request
 
 
 def order(
@@ -175,6 +223,7 @@ def order(
     policies: Collection[str],
     agents: Mapping[str, KnownAgent],
     tenant: str | None = None,
+    try_environment: TryEnvironment = try_no_environment,
 ) -> JobOrder:
     """Return the job that is asked for. `agents`: those that are registered; `tenant`: whose prompts it may name.
 
@@ -182,10 +231,14 @@ def order(
     """
     config = request.config
     policy, agent = _who(request.agent_id, policies, agents)
-    _each_once(request.training_queries)
-    questions = questions_in(request.training_queries)
-    rewards = () if agent is None else agents[agent].reward_sources
-    spec = spec_of(config, questions, settings, policy=policy, agent=agent, rewards_of_agent=rewards)
+    if request.environment is None:
+        queries = request.training_queries or ()
+        _each_once(queries)
+        rewards = () if agent is None else agents[agent].reward_sources
+        spec = spec_of(config, questions_in(queries), settings, policy=policy, agent=agent, rewards_of_agent=rewards)
+    else:
+        _check_without_effect(config, policy, agent)
+        spec = _episodes_spec(config, try_environment(request.environment), settings, policy)
     if config.prompt is not None:
         spec = replace(spec, prompt_version=prompt_of(config, tenant or request.tenant, settings))
         _check_tasks(policy, spec, settings)
@@ -198,6 +251,8 @@ def plain_request(request: RequestPart) -> dict[str, Any]:
     plain = request.model_dump(mode="json")
     if not plain["config"]["allow_contaminated"]:
         del plain["config"]["allow_contaminated"]
+    if "environment" in plain and plain["environment"] is None:
+        del plain["environment"]
     return plain
 
 
@@ -228,38 +283,88 @@ def spec_of(
     rewards_of_agent: tuple[RewardSource, ...] = (),
 ) -> JobSpec:
     """Return a job of these questions, checked against the settings. Raises as `order`."""
-    _repeats(config, settings)
     if config.max_steps_per_trajectory is not None and agent is None:
         raise JobRequestError(
             f"config.max_steps_per_trajectory has no effect: {policy} is a policy, which answers in one step. Leave it "
             "out, or name an agent",
             "config.max_steps_per_trajectory",
         )
-    prices, budget = prices_and_budget(config.prices, config.max_budget_usd, settings)
-    spec = JobSpec(
-        iterations=config.n_iterations,
-        batch_size=settings.batches.groups,
-        group_size=config.n_trajectories_per_query,
+    spec = replace(
+        _bare_spec(config, settings),
         held_out_share=config.held_out_share,
-        evaluate_every=config.checkpoint_interval,
-        keep_best=config.keep_best,
-        patience=config.patience,
-        target_gain=config.target_gain,
-        max_budget_usd=budget,
         agent=agent,
         max_turns=None if agent is None else config.max_steps_per_trajectory or 20,
-        prices=prices,
         sampling=Sampling(temperature=config.temperature, max_tokens=config.max_tokens),
         reward_sources=_reward_sources(config, rewards_of_agent),
         questions=questions,
     )
     _check_share(spec)
+    _check(config, spec, settings, policy)
+    return spec
+
+
+def _episodes_spec(config: JobConfig, tried: PlayableEnvironment, settings: Settings, policy: str) -> JobSpec:
+    """Return a job of these episodes, checked against the settings. Raises as `order`."""
+    chosen = config.model_fields_set
+    sampling = Sampling(
+        temperature=config.temperature if "temperature" in chosen else tried.temperature,
+        max_tokens=config.max_tokens if "max_tokens" in chosen else tried.max_tokens,
+    )
+    spec = replace(
+        _bare_spec(config, settings),
+        agent=ENVIRONMENT_AGENT,
+        max_turns=tried.max_turns,
+        sampling=sampling,
+        reward_sources=_reward_sources(config, (RewardSource(name="environment"),)),
+        environment=tried.environment,
+    )
+    _check(config, spec, settings, policy)
+    return spec
+
+
+def _check_without_effect(config: JobConfig, policy: str, agent: str | None) -> None:
+    """Raise JobRequestError for what has no effect on episodes."""
+    if agent is not None:
+        raise JobRequestError(
+            f"agent_id: {agent} is an agent, whose program plays no episodes; name its policy, {policy}", "agent_id"
+        )
+    instead = {
+        "held_out_share": "environment.held_out says how many seeds are held out",
+        "max_steps_per_trajectory": "environment.max_turns is the most actions of an episode",
+        "prompt": "an environment shows its own messages",
+        "prompt_variables": "an environment shows its own messages",
+    }
+    for name in instead:
+        if name in config.model_fields_set:
+            path = f"config.{name}"
+            raise JobRequestError(f"{path} has no effect on episodes: {instead[name]}. Leave it out", path)
+
+
+def _bare_spec(config: JobConfig, settings: Settings) -> JobSpec:
+    """Return a job that has nothing to train on yet. Raises JobRequestError."""
+    _repeats(config, settings)
+    prices, budget = prices_and_budget(config.prices, config.max_budget_usd, settings)
+    return JobSpec(
+        iterations=config.n_iterations,
+        batch_size=settings.batches.groups,
+        group_size=config.n_trajectories_per_query,
+        held_out_share=0.0,
+        evaluate_every=config.checkpoint_interval,
+        keep_best=config.keep_best,
+        patience=config.patience,
+        target_gain=config.target_gain,
+        max_budget_usd=budget,
+        prices=prices,
+    )
+
+
+def _check(config: JobConfig, spec: JobSpec, settings: Settings, policy: str) -> None:
+    """Raise JobRequestError or RefusedError for a job that could not run, or would cost too much."""
     _check_comparing(spec)
     _check_tasks(policy, spec, settings)
     if not config.allow_contaminated:
         _check_contamination(spec, settings)
     check_estimate(spec, "n_iterations, n_trajectories_per_query or max_tokens")
-    return spec
 
 
 def digest_of(request: Any) -> str:
@@ -368,41 +473,57 @@ def _check_share(spec: JobSpec) -> None:
 def _check_comparing(spec: JobSpec) -> None:
     """Raise JobRequestError for a scorer that compares responses, where a question has one."""
     name = next((source.name for source in spec.reward_sources if is_of_group(source)), None)
-    if name is not None and spec.held_out_share:
-        raise JobRequestError(
-            f"config.reward_sources: {name} compares the responses to a question, and a held-out one is answered once; "
-            "set config.held_out_share to 0, or name another scorer",
-            "config.reward_sources",
-        )
+    if name is None or not sides(spec)[1]:
+        return
+    zero = "config.held_out_share" if spec.environment is None else "environment.held_out"
+    raise JobRequestError(
+        f"config.reward_sources: {name} compares the responses to a question, and a held-out one is answered once; set "
+        f"{zero} to 0, or name another scorer",
+        "config.reward_sources",
+    )
 
 
 def _check_tasks(policy: str, spec: JobSpec, settings: Settings) -> None:
     """Raise JobRequestError for a question that would make no task, and a scorer that cannot be loaded."""
-    whole = JobState(
-        job_id="", policy=policy, tenant=None, spec=spec, train=(), held_out=(), request_digest=None, created_at=0,
-        updated_at=0, asks_since=0,
-    )  # fmt: skip
-    tasks: dict[str, tuple[int, Task]] = {}
-    for number in range(len(spec.questions)):
-        task = train_task(replace(whole, train=(number,)), 1, 0, 0)
+    tasks: dict[str, tuple[str, Task]] = {}
+    for number in range(len(spec.questions) or 1):  # all episodes are alike
+        place = "environment" if spec.environment is not None else f"training_queries[{number}]"
+        task = _task_of(spec, policy, number)
         if (problem := next(task_problems(task, settings.topics, settings.advantages.min_group), None)) is not None:
-            raise JobRequestError(f"training_queries[{number}]: {problem}", f"training_queries[{number}]")
-        tasks[task.task_id] = number, task
+            raise JobRequestError(f"{place}: {problem}", place)
+        tasks[task.task_id] = place, task
     if problem := unusable_scorer(settings.scoring, spec.reward_sources):
         raise JobRequestError(f"reward_sources: {problem}", "reward_sources")
     for task, problem in unanswerable_prompts(settings, (task for _, task in tasks.values())):
-        place = f"training_queries[{tasks[task.task_id][0]}]"
+        place = tasks[task.task_id][0]
         raise JobRequestError(f"{place}: model.base {settings.model.base} cannot answer it: {problem}", place)
 
 
+def _task_of(spec: JobSpec, policy: str, number: int) -> Task:
+    """Return the train task of a question or an episode, whose job has no id yet."""
+    alone = JobState(
+        job_id="", policy=policy, tenant=None, spec=spec, train=(number,), held_out=(), request_digest=None,
+        created_at=0, updated_at=0, asks_since=0,
+    )  # fmt: skip
+    return train_task(alone, 1, 0, 0)
+
+
 def _check_contamination(spec: JobSpec, settings: Settings) -> None:
-    """Raise RefusedError if a question to train on is one of guard.suite; the trainer checks suites of the log."""
+    """Raise RefusedError if what is trained on is held out by guard.suite; the trainer checks suites of the log."""
     if (suite := of_guard(settings)) is None:
         return
-    train, _ = split(spec.questions, spec.held_out_share)
-    queries = (RowTexts(f"training_queries[{number}]", (spec.questions[number].query,)) for number in train)
-    report = check_rows(SuiteIndex(questions_of(suite)), queries)
-    report.refuse("training_queries", "Leave them out, or set config.allow_contaminated, which is recorded")
+    environment, (train, _) = spec.environment, sides(spec)
+    if environment is None:
+        name = "training_queries"
+        rows = (RowTexts(f"{name}[{number}]", (spec.questions[number].query,)) for number in train)
+    else:
+        name, tasks = (
+            "environment",
+            ((seed, _task_of(spec, "", number)) for number, seed in enumerate(environment.seeds)),
+        )
+        rows = (RowTexts(f"{name}, seed {seed}", (), parameters_of(task)) for seed, task in tasks)
+    report = check_rows(SuiteIndex(questions_of(suite)), rows)
+    report.refuse(name, "Leave them out, or set config.allow_contaminated, which is recorded")
 
 
 def check_estimate(spec: JobSpec, lower: str) -> None:
@@ -421,6 +542,7 @@ def estimate(spec: JobSpec) -> JobUsage:
     """Return what the job is likely to use: answers of half their most tokens, and no seconds of training.
 
     How long a step takes is known only once one was taken, so what the trainer costs is left to the budget's own check.
+    An episode is taken to last for all its turns.
     Of a tuning it is the file's tokens; how many answers of the log it will find is not known.
     """
     if spec.tuning is not None:
@@ -429,14 +551,24 @@ def estimate(spec: JobSpec) -> JobUsage:
         longest = max((len(question.query.encode()) for question in spec.questions), default=0)
         answers = spec.search.max_answers
         return JobUsage(round(answers * longest / BYTES_PER_TOKEN), round(answers * spec.sampling.max_tokens / 2))
-    train, held_out = split(spec.questions, spec.held_out_share)
-    prompts = [len(question.query.encode()) / BYTES_PER_TOKEN for question in spec.questions]
+    train, held_out = sides(spec)
     trained = spec.iterations * spec.batch_size * spec.group_size
     evaluations = 0 if not held_out else (2 + (spec.iterations - 1) // spec.evaluate_every) * EVALUATION_SLOTS
+    answers = trained + evaluations * len(held_out)
+    if spec.environment is not None:
+        sampled = answers * (spec.max_turns or 1) * spec.sampling.max_tokens / 2
+        return JobUsage(round(answers * _shown_tokens(spec.environment)), round(sampled))
+    prompts = [len(question.query.encode()) / BYTES_PER_TOKEN for question in spec.questions]
     prompt_of_question = sum(prompts[number] for number in train) / max(1, len(train))
     prompt = trained * prompt_of_question + evaluations * sum(prompts[number] for number in held_out)
-    sampled = (trained + evaluations * len(held_out)) * spec.sampling.max_tokens / 2
-    return JobUsage(round(prompt), round(sampled))
+    return JobUsage(round(prompt), round(answers * spec.sampling.max_tokens / 2))
+
+
+def _shown_tokens(environment: JobEnvironment) -> float:
+    """Return about how many tokens an episode begins with; what it shows later is not known."""
+    texts = [message.content for message in environment.messages]
+    texts += [part for tool in environment.tools for part in (tool.name, tool.description, tool.parameters)]
+    return sum(len(text.encode()) for text in texts) / BYTES_PER_TOKEN
 
 
 def explain(exc: ValidationError, model: type[BaseModel], value: Any) -> JobRequestError:

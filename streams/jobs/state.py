@@ -111,7 +111,7 @@ class JobState:
     tenant: str | None
     spec: JobSpec
     train: tuple[int, ...]
-    """Numbers of the questions that are trained on."""
+    """Numbers of the questions, or of the seeds of episodes, that are trained on."""
     held_out: tuple[int, ...]
     """… that are never trained on."""
     request_digest: str | None
@@ -212,7 +212,7 @@ def fold(state: JobState | None, event: JobEvent) -> JobState | None:
 
 
 def _create(event: JobEvent, spec: JobSpec) -> JobState:
-    train, held_out = split(spec.questions, spec.held_out_share)
+    train, held_out = sides(spec)
     return JobState(
         job_id=event.job_id,
         policy=event.policy,
@@ -259,6 +259,14 @@ def usage_of(metrics: Mapping[str, float], before: JobUsage) -> JobUsage:
 
 
 # --- the held-out share -----------------------------------------------------------------------------------------------
+
+
+def sides(spec: JobSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the numbers of the questions to train on, and of those held out; of episodes those of their seeds."""
+    if spec.environment is None:
+        return split(spec.questions, spec.held_out_share)
+    count = len(spec.environment.seeds)
+    return tuple(range(count)), tuple(range(count, count + len(spec.environment.held_out_seeds)))
 
 
 def split(questions: Iterable[JobQuestion], share: float) -> tuple[tuple[int, ...], tuple[int, ...]]:

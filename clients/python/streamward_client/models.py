@@ -225,6 +225,18 @@ class EnvironmentBody(TypedDict):
     max_turns: NotRequired[int | None]
 
 
+class EnvironmentConfig(TypedDict):
+    """
+    An environment, whose episodes are trained on instead of questions.
+    """
+
+    name: str
+    settings: NotRequired[dict[str, Any]]
+    episodes: NotRequired[int]
+    held_out: NotRequired[int]
+    max_turns: NotRequired[int | None]
+
+
 class EnvironmentLine(TypedDict):
     """
     The environment that a task takes place in, or an entry of the registry; settings as an object or JSON text.
@@ -1643,6 +1655,7 @@ class TrainingOrderBody(TypedDict):
     type: NotRequired[Literal["RL_TRAINING", "FINE_TUNING", "PROMPT_ENGINEERING"] | None]
     agent_id: str
     training_queries: NotRequired[list[dict[str, Any]] | None]
+    environment: NotRequired[EnvironmentConfig | None]
     prompt: NotRequired[str | None]
     search: NotRequired[Literal["pairs", "live", "reflection"] | None]
     method: NotRequired[Literal["sft", "dpo"] | None]

@@ -832,11 +832,39 @@ export type EnvironmentBody = {
      */
     actions?: Array<string> | null;
     /**
-     * keep it in the registry under this name, which tasks may use
+     * keep it in the registry under this name, which tasks and jobs may use
      */
     name?: string | null;
     /**
      * most actions; default: 32
+     */
+    max_turns?: number | null;
+};
+
+/**
+ * An environment, whose episodes are trained on instead of questions.
+ */
+export type EnvironmentConfig = {
+    /**
+     * a built-in one, a reference that is allowed, or an entry's name
+     */
+    name: string;
+    /**
+     * of the environment; an entry has its own
+     */
+    settings?: {
+        [key: string]: unknown;
+    };
+    /**
+     * seeds to train on
+     */
+    episodes?: number;
+    /**
+     * other seeds, never trained on; 0: nothing is evaluated
+     */
+    held_out?: number;
+    /**
+     * most actions of an episode; default: the environment's, else 8
      */
     max_turns?: number | null;
 };
@@ -3152,6 +3180,10 @@ export type TrainingOrderBody = {
     training_queries?: Array<{
         [key: string]: unknown;
     }> | null;
+    /**
+     * RL_TRAINING: episodes to train on, instead of questions
+     */
+    environment?: EnvironmentConfig | null;
     /**
      * PROMPT_ENGINEERING: the prompt to find a version of
      */

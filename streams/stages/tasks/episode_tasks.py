@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from schemas.events import EpisodeStart, Message, Purpose, RewardSource, Sampling, Task, derive_id
 from streams.environments.episodes.environment import Environment, EpisodeError, Observation
 from streams.environments.episodes.trial_episode import try_twice
-from streams.environments.listed import LISTED, settings_of
+from streams.environments.listed import LISTED, open_listed, settings_of
 from streams.errors import SettingsError
 from streams.kafka import times
 from streams.stages.tasks.generators import ENVIRONMENT_AGENT, TaskSpec, generate
@@ -42,6 +42,16 @@ class EpisodeSpec:
     max_tokens: int | None = None
     reward_sources: Sequence[RewardSource] = ()
     """Empty: what the environment pays."""
+    held_out: int = HELD_OUT_TASKS
+    """How many others to ask each version."""
+
+
+class Episodes(NamedTuple):
+    """Tasks to train on, those to ask each version, and what the first episode begins with."""
+
+    train: tuple[Task, ...]
+    held_out: tuple[Task, ...]
+    shown: Observation
 
 
 def train_and_held_out(
@@ -55,22 +65,30 @@ def train_and_held_out(
     if problem := group_problem(spec.group_size):
         raise SettingsError(f"--environment {spec.name}: {problem}")
     try:
-        settings = settings_of(spec.name, spec.settings)
-        if spec.name in LISTED:
-            return tuple(_listed(spec, settings, "train")), tuple(_listed(spec, settings, "eval"))
-        start = EpisodeStart(name=spec.name, settings=spec.settings, seed=0)
-        observation = try_twice(opens, start, spec.max_turns or MAX_TURNS, None).observation
+        train, held_out, _ = episodes(spec, opens)
     except EpisodeError as exc:
         raise SettingsError(f"--environment {spec.name}: {exc}; try it with `streamward environments try`") from exc
-    train = (_task(spec, observation, seed, "train") for seed in range(spec.count))
-    asked = (_task(spec, observation, HELD_OUT_SEEDS + number, "eval") for number in range(HELD_OUT_TASKS))
-    return tuple(train), tuple(asked)
+    return train, held_out
+
+
+def episodes(spec: EpisodeSpec, opens: Callable[[EpisodeStart], Environment]) -> Episodes:
+    """Return the tasks of `spec`. Raises EpisodeError where it cannot be opened, or two episodes of a seed differ."""
+    settings = settings_of(spec.name, spec.settings)
+    if spec.name in LISTED:
+        open_listed(spec.name, spec.settings)
+        train, held_out = tuple(_listed(spec, settings, "train")), tuple(_listed(spec, settings, "eval"))
+        return Episodes(train, held_out, Observation(train[0].messages, train[0].tools))
+    start = EpisodeStart(name=spec.name, settings=spec.settings, seed=0)
+    shown = try_twice(opens, start, spec.max_turns or MAX_TURNS, None).observation
+    train = tuple(_task(spec, shown, seed, "train") for seed in range(spec.count))
+    held_out = tuple(_task(spec, shown, HELD_OUT_SEEDS + number, "eval") for number in range(spec.held_out))
+    return Episodes(train, held_out, shown)
 
 
 def _listed(spec: EpisodeSpec, settings: dict[str, object], purpose: Purpose) -> list[Task]:
     tasks = TaskSpec(
         family=spec.name,
-        count=HELD_OUT_TASKS if purpose == "eval" else spec.count,
+        count=spec.held_out if purpose == "eval" else spec.count,
         purpose=purpose,
         policy=spec.policy,
         group_size=spec.group_size,
@@ -84,7 +102,7 @@ def _listed(spec: EpisodeSpec, settings: dict[str, object], purpose: Purpose) ->
 
 
 def _task(spec: EpisodeSpec, observation: Observation, seed: int, purpose: Purpose) -> Task:
-    """Return one episode. Its messages only name it: what the policy reads, the environment shows when it begins."""
+    """Return one episode."""
     held_out = purpose == "eval"
     rewarded = tuple(spec.reward_sources) or (RewardSource(name="environment"),)
     return Task(
@@ -96,9 +114,14 @@ def _task(spec: EpisodeSpec, observation: Observation, seed: int, purpose: Purpo
         group_size=1 if held_out else spec.group_size,
         sampling=Sampling(temperature=0.0 if held_out else 1.0, max_tokens=spec.max_tokens or MAX_TOKENS),
         reward_sources=(RewardSource(name="verified"),) if held_out else rewarded,
-        messages=(Message(role="user", content=f"{spec.name}, seed {seed}"),),
+        messages=(name_of_episode(spec.name, seed),),
         tools=observation.tools,
         agent=ENVIRONMENT_AGENT,
         environment=EpisodeStart(name=spec.name, settings=spec.settings, seed=seed),
         max_turns=spec.max_turns or MAX_TURNS,
     )
+
+
+def name_of_episode(name: str, seed: int) -> Message:
+    """Return the message of a task whose environment shows the rest."""
+    return Message(role="user", content=f"{name}, seed {seed}")
