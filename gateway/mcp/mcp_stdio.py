@@ -26,7 +26,7 @@ ANSWER_S = 600.0
 def run(url: str, credentials: Mapping[str, str], toolset: Toolset) -> None:
     """Answer until standard input ends, or Ctrl-C. `credentials`: headers with the key.
 
-    Raises SettingsError for what is no URL.
+    Raises SettingsError for an invalid URL.
     """
     # asyncio would wait for the thread that reads standard input, which nothing interrupts
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -34,7 +34,7 @@ def run(url: str, credentials: Mapping[str, str], toolset: Toolset) -> None:
 
 
 def server_url(url: str) -> httpx.URL:
-    """Return the address of a server. Raises SettingsError for what is none."""
+    """Return the address of a server. Raises SettingsError for an invalid one."""
     with contextlib.suppress(httpx.InvalidURL):
         parts = httpx.URL(url)
         if parts.scheme in ("http", "https") and parts.host and (parts.port or 1) <= MOST_PORTS:

@@ -64,7 +64,7 @@ def rows(path: Path, split: str | None = None, json_columns: Collection[str] = O
     except FileTextError as exc:
         raise EventError(exc.at(path)) from exc
     except OSError as exc:
-        stdin = "; of what comes by a pipe, make a file" if str(path) == "-" else ""
+        stdin = "; write piped lines to a file first" if str(path) == "-" else ""
         raise NotFoundError(
             f"{path}: {exc.strerror or exc}; give a file of JSON lines, .csv or .parquet, or the folder of a data "
             f"set{stdin}"

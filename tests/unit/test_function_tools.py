@@ -115,10 +115,10 @@ def test_async_functions_are_awaited_and_models_and_dataclasses_are_objects(
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("a_set", "returned what cannot be written as JSON: a value of type set"),
-        ("some_bytes", "returned what cannot be written as JSON: a value of type bytes"),
-        ("not_a_number", "returned what cannot be written as JSON"),
-        ("half_a_pair", "returned what cannot be written as JSON"),
+        ("a_set", "returned a value that JSON does not have: a value of type set"),
+        ("some_bytes", "returned a value that JSON does not have: a value of type bytes"),
+        ("not_a_number", "returned a value that JSON does not have"),
+        ("half_a_pair", "returned a value that JSON does not have"),
         ("raises_half_a_pair", "raised ValueError: no \\ud800"),
         ("raises_without_a_text", "raised UnreadableError: its text cannot be read: RuntimeError"),
     ],

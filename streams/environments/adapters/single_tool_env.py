@@ -142,7 +142,7 @@ def _answer_text(name: str, result: Any) -> tuple[str, bool]:
         text = result if isinstance(result, str) else json.dumps(result, allow_nan=False, default=_plain)
         text.encode()
     except Exception as exc:  # a model's own code may raise anything
-        return f"{name} returned what cannot be written as JSON: {exc}"[:500], False
+        return f"{name} returned a value that JSON does not have: {exc}"[:500], False
     return text, True
 
 
