@@ -6,6 +6,9 @@
 Until then nothing of the SDK is imported; a server without the extra `mcp` says so. A call passes the door twice, as a
 request to /mcp and as what its tool asks: both are recorded, and both count for the limits of its key.
 
+A client that leaves ends its call, as the request of any client that leaves: the tool's request is cancelled where
+possible, and recorded.
+
 Our servers send nothing of their own, so a GET, which would wait for that, is refused: a stream that is held open for
 nothing is a connection less, and a server that ends would wait for it.
 """
@@ -13,14 +16,19 @@ nothing is a connection less, and a server that ends would wait for it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http import errors
+from gateway.http.body import check_values, read_apart, sent
 from gateway.mcp.mcp_paths import MCP_PATHS, Toolset
 from streams.errors import CallError
 
@@ -28,6 +36,8 @@ if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
+MAX_BODY_VALUES = 100_000
+"""Most values in JSON of a call; the routes of tools have tighter bounds."""
 NO_STREAM = "this server sends nothing of its own, so there is no stream to wait on; send requests with POST"
 INVALID_REQUEST = -32600
 MISSING = "this server offers no MCP: the extra is not installed; run `pip install 'streamward[mcp]'`"
@@ -64,7 +74,16 @@ class McpMount:
                 except ImportError:
                     await errors.response(CallError("unsupported", MISSING), errors.REST)(scope, receive, send)
                     return
-        await self._managers[toolset].handle_request(trimmed(scope), receive, send)
+        manager = self._managers[toolset]
+        try:
+            raw = await sent(Request(scope, receive), MAX_BODY_BYTES)
+            await read_apart(partial(check_values, most_values=MAX_BODY_VALUES), raw)
+        except CallError as exc:
+            await errors.response(exc, errors.OPENAI)(scope, receive, send)
+            return
+        except ClientDisconnect:
+            return
+        await until_client_leaves(partial(manager.handle_request, trimmed(scope)), raw, receive, send)
 
     async def close(self) -> None:
         """End every MCP server."""
@@ -105,6 +124,36 @@ def trimmed(scope: Scope) -> Scope:
     The SDK compares `mcp-name` with the body.
     """
     return {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
+
+
+async def until_client_leaves(
+    handle: Callable[[Receive, Send], Awaitable[None]], raw: bytes, receive: Receive, send: Send
+) -> None:
+    """Handle a request whose body is `raw`, and cancel that if its client leaves before the answer is complete."""
+    leaving = asyncio.ensure_future(receive())  # after the body there is no other message
+    body: Message | None = {"type": "http.request", "body": raw, "more_body": False}
+    is_answered = False
+
+    async def receive_again() -> Message:
+        nonlocal body
+        message, body = body, None
+        return await asyncio.shield(leaving) if message is None else message
+
+    async def send_watched(message: Message) -> None:
+        nonlocal is_answered
+        await send(message)
+        is_answered = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+    handling = asyncio.ensure_future(handle(receive_again, send_watched))
+    try:
+        await asyncio.wait((handling, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not is_answered and not handling.done():
+            handling.cancel()
+        with suppress(asyncio.CancelledError):
+            await handling
+    finally:
+        handling.cancel()
+        leaving.cancel()
 
 
 class McpPath:

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urldefrag
 
+from gateway.mcp.mcp_paths import Toolset
 from gateway.mcp.toolbox import ToolBox
 from schemas.versions import FOLDER, files
 from streams.errors import CallError
 
 SCHEME = "streamward://"
 SCHEMAS, DOCS = f"{SCHEME}schemas/", f"{SCHEME}docs/"
+PLAIN, JSON, MARKDOWN = "text/plain", "application/json", "text/markdown"
 PAGES = Path(__file__).parent / "docs"
 """A link to docs/ in a checkout; in a wheel, its pages."""
 
@@ -58,11 +60,8 @@ def _page_files() -> dict[str, Path]:
 def resources() -> tuple[Resource, ...]:
     """Return all that can be read without a name of the caller's."""
     return (
-        *(
-            Resource(SCHEMAS + event, event, f"Avro schema of {event}", "application/json")
-            for event in sorted(_newest_schemas())
-        ),
-        *(Resource(DOCS + name, name, _title(file), "text/markdown") for name, file in _page_files().items()),
+        *(Resource(SCHEMAS + event, event, f"Avro schema of {event}", JSON) for event in sorted(_newest_schemas())),
+        *(Resource(DOCS + name, name, _title(file), MARKDOWN) for name, file in _page_files().items()),
     )
 
 
@@ -78,20 +77,29 @@ TEMPLATES = (
 )
 
 
-async def read(tools: ToolBox, uri: str, credentials: Mapping[str, str]) -> tuple[str, str]:
-    """Return the media type and the text of a resource. Raises CallError if there is none, or it may not be read."""
-    for template in TEMPLATES:
+def templates_of(toolset: Toolset) -> tuple[ResourceTemplate, ...]:
+    """Return those of a set of tools: a set offers as a resource only what it offers by a tool."""
+    return TEMPLATES if toolset == "log" else ()
+
+
+async def read(tools: ToolBox, uri: str, credentials: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return media type and text of each part of a resource. Raises CallError if there is none, or it may not be read.
+
+    What comes from the log is announced as data in a part before it.
+    """
+    for template in templates_of(tools.toolset):
         beginning, _, name = template.uri.partition("{")
         if uri.startswith(beginning) and len(uri) > len(beginning):
             arguments = {name.rstrip("}"): unquote(uri.removeprefix(beginning))}
             outcome = await tools.call(template.tool, arguments, credentials)
             if outcome.is_error:
                 raise CallError("not_found", outcome.texts[-1])
-            return "application/json", "\n".join(outcome.texts)
+            announced, beginning, *missing = outcome.texts
+            return [(PLAIN, announced), (JSON, beginning), *((PLAIN, text) for text in missing)]
     if uri.startswith(SCHEMAS) and (text := _newest_schemas().get(uri.removeprefix(SCHEMAS))) is not None:
-        return "application/json", text
+        return [(JSON, text)]
     if uri.startswith(DOCS) and (page := _page_files().get(_page_name(uri))) is not None:
-        return "text/markdown", page.read_text(encoding="utf-8")
+        return [(MARKDOWN, page.read_text(encoding="utf-8"))]
     raise CallError("not_found", f"there is no resource {uri[:200]!r}; resources/list has those that there are")
 
 

@@ -44,8 +44,9 @@ class LogHandlers:
     def __init__(self, tools: ToolBox, credentials: Mapping[str, str] | None) -> None:
         self._tools, self._credentials = tools, credentials
 
-    async def list_tools(self, context: Context, _: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+    async def list_tools(self, context: Context, page: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         """List the tools that the caller may call."""
+        _check_page(page)
         allowed = LISTED.get()
         if allowed is None:
             allowed = await self.callable_tools(context)
@@ -59,12 +60,14 @@ class LogHandlers:
     async def call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
         """Call a tool. What its route refuses is a result that says so."""
         with _protocol_errors(INVALID_PARAMS):
+            _check_state(params.request_state)
             outcome = await self._tools.call(params.name, params.arguments or {}, self._caller_headers(context))
         content = [types.TextContent(type="text", text=text) for text in outcome.texts]
         return types.CallToolResult(content=content, is_error=outcome.is_error)
 
-    async def list_resources(self, _: Context, __: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
+    async def list_resources(self, _: Context, page: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
         """List what can be read."""
+        _check_page(page)
         return types.ListResourcesResult(
             resources=[
                 types.Resource(uri=one.uri, name=one.name, description=one.about, mime_type=one.mime_type)
@@ -73,15 +76,16 @@ class LogHandlers:
         )
 
     async def list_templates(
-        self, _: Context, __: types.PaginatedRequestParams | None
+        self, _: Context, page: types.PaginatedRequestParams | None
     ) -> types.ListResourceTemplatesResult:
         """List what can be read by its name."""
+        _check_page(page)
         return types.ListResourceTemplatesResult(
             resource_templates=[
                 types.ResourceTemplate(
                     uri_template=one.uri, name=one.name, description=one.about, mime_type="application/json"
                 )
-                for one in mcp_resources.TEMPLATES
+                for one in mcp_resources.templates_of(self._tools.toolset)
             ]
         )
 
@@ -90,12 +94,17 @@ class LogHandlers:
     ) -> types.ReadResourceResult:
         """Read one."""
         with _protocol_errors(INVALID_PARAMS):
-            mime_type, text = await mcp_resources.read(self._tools, params.uri, self._caller_headers(context))
-        contents = types.TextResourceContents(uri=params.uri, mime_type=mime_type, text=text)
-        return types.ReadResourceResult(contents=[contents])
+            _check_state(params.request_state)
+            parts = await mcp_resources.read(self._tools, params.uri, self._caller_headers(context))
+        return types.ReadResourceResult(
+            contents=[
+                types.TextResourceContents(uri=params.uri, mime_type=mime_type, text=text) for mime_type, text in parts
+            ]
+        )
 
-    async def list_prompts(self, _: Context, __: types.PaginatedRequestParams | None) -> types.ListPromptsResult:
+    async def list_prompts(self, _: Context, page: types.PaginatedRequestParams | None) -> types.ListPromptsResult:
         """List the prompt."""
+        _check_page(page)
         argument = types.PromptArgument(name="about", description=diagnose_prompt.ABOUT, required=True)
         prompt = types.Prompt(name=diagnose_prompt.NAME, description=diagnose_prompt.DESCRIPTION, arguments=[argument])
         return types.ListPromptsResult(prompts=[prompt])
@@ -103,6 +112,7 @@ class LogHandlers:
     async def get_prompt(self, _: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
         """Fill the prompt in."""
         with _protocol_errors(INVALID_PARAMS):
+            _check_state(params.request_state)
             text = diagnose_prompt.prompt(params.name, params.arguments or {})
         message = types.PromptMessage(role="user", content=types.TextContent(type="text", text=text))
         return types.GetPromptResult(description=diagnose_prompt.DESCRIPTION, messages=[message])
@@ -129,7 +139,7 @@ class KeptLists:
 
     async def __call__(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         """Answer a request, or pass it on."""
-        if ctx.method != "tools/list":
+        if ctx.method != "tools/list" or (ctx.params or {}).get("cursor") is not None:
             return await call_next(ctx)
         validate_client_request(ctx.method, ctx.protocol_version, ctx.params)
         tools = await self._handlers.callable_tools(ctx)
@@ -170,6 +180,18 @@ def _protocol_errors(code: int) -> Iterator[None]:
         yield
     except (CallError, LogError) as exc:
         raise MCPError(code, str(exc)) from exc
+
+
+def _check_page(page: types.PaginatedRequestParams | None) -> None:
+    """Raise MCPError for a cursor: each list is one page, so none is ours."""
+    if page is not None and page.cursor is not None:
+        raise MCPError(INVALID_PARAMS, "cursor is none of this server's: the list is one page; leave it out")
+
+
+def _check_state(state: str | None) -> None:
+    """Raise CallError for the state of a request that was interrupted to ask the user: this server asks nothing."""
+    if state is not None:
+        raise CallError("invalid", "requestState is none of this server's: it asks for no input; leave it out")
 
 
 def _tool(tool: LogTool | RegistryTool) -> types.Tool:

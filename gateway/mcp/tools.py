@@ -42,6 +42,8 @@ SCORING: tuple[Toolset, ...] = ("log", "scoring")
 NOT_FOR_TOOLS = frozenset({"stream", "stream_options"})
 """Fields of a body that a tool does not have: it answers once."""
 MOST_TASKS = 100
+NO_NAMES = (".", "..")
+"""No names in a path: clients of HTTP drop them, and ask another route."""
 
 
 class ToolRequest(NamedTuple):
@@ -62,8 +64,6 @@ class LogTool:
     """The method of a room that answers it."""
     description: str
     toolsets: Sequence[Toolset] = ("log",)
-    has_texts: bool = False
-    """Whether its result has texts of people or models: questions, answers, rows."""
     changes: bool = False
     """Whether something is different afterwards."""
     list_name: str = ""
@@ -111,6 +111,8 @@ class LogTool:
             value = rest.pop(name, None)
             if not isinstance(value, str) or not value:
                 raise CallError("invalid", f"tool {self.name} needs {name}, a text", name)
+            if value in NO_NAMES:
+                raise CallError("not_found", f"tool {self.name}: nothing has the {name} {value!r}", name)
             path = path.replace("{" + name + "}", quote(value, safe=""))
         if self.route.takes_json:
             return ToolRequest(self.route.method, path, {}, self._body(rest))
@@ -169,22 +171,19 @@ TOOLS: tuple[LogTool, ...] = (
         "query_log",
         Statements.query_log,
         "Ask the log in SQL (DuckDB): one statement that reads. `SHOW TABLES` lists the views.",
-        has_texts=True,
     ),
     LogTool(
         "show_group",
         TaskGroups.get_group,
         "Show the answers to a task side by side, with their rewards.",
-        has_texts=True,
     ),
     LogTool(
         "why_dropped",
         TaskGroups.get_group,
         "Say what the group of a task taught, or why it taught nothing: see `verdict` and `why`.",
-        has_texts=True,
     ),
     LogTool("list_runs", RecordedRuns.list_runs, "List served runs, the newest first, with their figures."),
-    LogTool("show_run", RecordedRuns.get_run, "Show a run: turns, tool calls, scores and verdict.", has_texts=True),
+    LogTool("show_run", RecordedRuns.get_run, "Show a run: turns, tool calls, scores and verdict."),
     LogTool("list_datasets", BuiltDatasets.list_datasets, "List the data sets that were built, and from what."),
     LogTool("judge_run", RunVerdictRoutes.judge_run, "Give a run a person's verdict, with the reason.", changes=True),
     LogTool("list_versions", PublishedAdapters.list_adapters, "List policies and their adapter versions.", CONTROL),
@@ -221,7 +220,6 @@ TOOLS: tuple[LogTool, ...] = (
         AgentProtocols.create_chat_completion,
         "Ask a version of a policy.",
         ("policy",),
-        has_texts=True,
         changes=True,
     ),
 )

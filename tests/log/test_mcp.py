@@ -136,7 +136,7 @@ def test_a_task_that_is_submitted_by_a_tool_is_in_the_log_and_in_the_trail(guard
     body = {"task_id": "by-tool", "input": "4 + 7 =", "answer": 11}
     result = guarded.call("submitter", lambda client: client.call_tool("submit_tasks", {"tasks": [body]}))
     assert not result.is_error, texts(result)
-    [answer] = json.loads(texts(result)[0])
+    [answer] = json.loads(texts(result)[-1])
     assert (answer["task_id"], answer["policy"]) == ("by-tool", "sums")
     assert [event.task_id for _, event in read(guarded.settings, Task)] == ["by-tool"]
     key_id = guarded.keys["submitter"].split("_")[1]
@@ -200,6 +200,127 @@ def test_both_revisions_are_spoken_and_unknown_ones_are_refused(guarded: Guarded
     assert post("2099-01-01", LIST).status_code == 400
     without_key = httpx.post(f"{guarded.url}/mcp", json=LIST, timeout=60)
     assert (without_key.status_code, "WWW-Authenticate" in without_key.headers) == (401, True)
+
+
+META = {
+    "io.modelcontextprotocol/protocolVersion": MODERN,
+    "io.modelcontextprotocol/clientCapabilities": {},
+    "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+}
+
+
+def post(server: Guarded, version: str | None, method: str, params: dict[str, Any], **headers: str) -> httpx.Response:
+    """Send one request by hand; `headers` take the place of those that belong to it, or are left out if empty."""
+    modern = version == MODERN
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params | ({"_meta": META} if modern else {})}
+    sent = {
+        "Authorization": f"Bearer {server.keys['viewer']}",
+        "Accept": "application/json, text/event-stream",
+        "MCP-Protocol-Version": version or "",
+        "Mcp-Method": method if modern else "",
+        "Mcp-Name": str(params.get("name", params.get("uri", ""))) if modern else "",
+    } | {name.replace("_", "-"): value for name, value in headers.items()}
+    present = {name: value for name, value in sent.items() if value}
+    return httpx.post(f"{server.url}/mcp", json=body, headers=present, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("version", "method"),
+    [
+        *((MODERN, method) for method in ("initialize", "ping", "logging/setLevel", "resources/subscribe", "no/such")),
+        *((EARLIER, method) for method in ("server/discover", "logging/setLevel", "resources/subscribe", "no/such")),
+    ],
+)
+def test_a_method_that_a_revision_does_not_have_is_told_so(guarded: Guarded, version: str, method: str) -> None:
+    params = {"initialize": {"protocolVersion": MODERN, "capabilities": {}, "clientInfo": META}, "no/such": {}}.get(
+        method, {"level": "debug", "uri": "streamward://docs/mcp"}
+    )
+    answer = post(guarded, version, method, params)
+    assert answer.json()["error"]["code"] == -32601, answer.text
+    assert answer.status_code == (404 if version == MODERN else 200)
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"MCP_Protocol_Version": "2099-01-01"}, -32020),
+        ({"MCP_Protocol_Version": "latest"}, -32020),
+        ({"Mcp_Method": ""}, -32020),
+        ({"Mcp_Method": "resources/list"}, -32020),
+        ({"Mcp_Name": ""}, -32020),
+        ({"Mcp_Name": "list_runs"}, -32020),  # what a proxy would have decided about
+    ],
+)
+def test_a_request_whose_headers_say_something_else_than_its_body_is_not_done(
+    guarded: Guarded, headers: dict[str, str], code: int
+) -> None:
+    answer = post(guarded, MODERN, "tools/call", {"name": "list_versions", "arguments": {}}, **headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, code), answer.text
+
+
+def test_a_request_without_a_version_is_answered_as_of_the_earlier_revision(guarded: Guarded) -> None:
+    for params in ({}, {"_meta": META}):
+        answer = post(guarded, None, "tools/list", params)
+        assert answer.status_code == 200, answer.text
+        assert [tool["name"] for tool in answer.json()["result"]["tools"]] == [
+            tool.name for tool in tools_of("log", ALLOWED["viewer"])
+        ]
+
+
+@pytest.mark.parametrize("version", [MODERN, EARLIER])
+@pytest.mark.parametrize("method", ["tools/list", "resources/list", "resources/templates/list", "prompts/list"])
+def test_a_cursor_that_this_server_did_not_give_is_refused(guarded: Guarded, version: str, method: str) -> None:
+    assert post(guarded, version, method, {}).json()["result"].get("nextCursor") is None
+    for cursor in ("", "2", "eyJvZmZzZXQiOiAxfQ=="):
+        error = post(guarded, version, method, {"cursor": cursor}).json()["error"]
+        assert error["code"] == -32602 and "cursor is none of this server's" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("tools/call", {"name": "submit_tasks", "arguments": {"tasks": [{"task_id": "stated", "input": "1 + 1 ="}]}}),
+        ("resources/read", {"uri": "streamward://docs/mcp"}),
+        ("prompts/get", {"name": "diagnose", "arguments": {"about": "x"}}),
+    ],
+)
+def test_a_state_that_this_server_did_not_give_is_refused_before_anything_is_done(
+    guarded: Guarded, method: str, params: dict[str, Any]
+) -> None:
+    submits = guarded._replace(keys={**guarded.keys, "viewer": guarded.keys["submitter"]})
+    for state in ("", "v1.AAAA", "eyJpZCI6IDF9"):
+        error = post(submits, MODERN, method, params | {"requestState": state}).json()["error"]
+        assert error["code"] == -32602 and "requestState is none of this server's" in error["message"]
+    assert "stated" not in {event.task_id for _, event in read(guarded.settings, Task)}
+
+
+@pytest.mark.parametrize("version", [MODERN, EARLIER])
+def test_a_key_that_is_revoked_between_two_calls_opens_nothing_from_then_on(guarded: Guarded, version: str) -> None:
+    with AccessLog(guarded.settings) as person:
+        key = person.create(role="viewer", actor="ann")
+        server = guarded._replace(keys={**guarded.keys, "viewer": key.text})
+        assert post(server, version, "tools/list", {}).status_code == 200
+        person.revoke(key.text.split("_")[1], actor="ann", reason="lost")
+    until(lambda: post(server, version, "tools/list", {}).status_code == 401, "the server has read it")
+    answer = post(server, version, "tools/call", {"name": "list_versions", "arguments": {}})
+    assert answer.status_code == 401 and "revoked" in answer.text
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_name_that_would_lead_to_another_route_is_the_name_of_nothing(guarded: Guarded, name: str) -> None:
+    def call(tool: str, arguments: dict[str, Any], path: str = "/mcp") -> Any:
+        return guarded.call("admin", lambda client: client.call_tool(tool, arguments), path)
+
+    decision = {"policy": name, "version": 1, "expected": 0, "reason": "-"}
+    for tool, arguments in (("show_group", {"task_id": name}), ("show_run", {"run_id": name}), ("promote", decision)):
+        refused = call(tool, arguments)
+        assert refused.is_error and f"nothing has the {next(iter(arguments))} {name!r}" in texts(refused)[-1]
+
+    async def read_as_resource(client: Client) -> None:
+        with pytest.raises(MCPError, match="nothing has the task_id"):
+            await client.read_resource(f"streamward://groups/{name.replace('.', '%2E')}")
+
+    guarded.call("admin", read_as_resource)
 
 
 def test_no_stream_is_held_open_for_messages_that_the_server_never_sends(guarded: Guarded) -> None:
@@ -285,7 +406,7 @@ def test_the_command_offers_the_same_tools_on_standard_input_and_output(guarded:
 
     names, shown = asyncio.run(run())
     assert names == [tool.name for tool in tools_of("log", ALLOWED["trainer"])]
-    assert json.loads(shown[0])["object"] == "list"
+    assert shown[0] == DATA and json.loads(shown[1])["object"] == "list"
 
 
 def test_the_inspector_gets_the_answers_that_it_got_when_its_requests_were_recorded(

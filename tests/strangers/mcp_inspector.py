@@ -72,7 +72,7 @@ def _read_all(folder: Path, *server: str) -> dict[str, Any]:
         "resources/read": page["text"].partition("\n")[0],
         "prompts/list": [each["name"] for each in prompts],
         "prompts/get": prompt.partition("\n")[0],
-        "tools/call": [task["task_id"] for task in json.loads(submitted.texts[0])],
+        "tools/call": [task["task_id"] for task in json.loads(submitted.texts[-1])],
         "refused": [json.loads(refused.texts[-1])["error"]["message"], f"exit code {refused.code}"],
     }
 

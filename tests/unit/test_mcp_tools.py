@@ -15,7 +15,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from gateway.mcp.mcp_paths import MCP_PATHS, TOOLSETS, Toolset
-from gateway.mcp.toolbox import MOST_CHARACTERS, ToolBox, cut
+from gateway.mcp.toolbox import DATA, MOST_CHARACTERS, ToolBox, cut
 from gateway.mcp.tools import MOST_TASKS, NOT_FOR_TOOLS, TOOLS, LogTool, RpcTool, ToolRequest
 from gateway.routes import TABLE
 from streams.errors import CallError, LogError
@@ -105,8 +105,13 @@ def test_what_was_submitted_before_the_server_went_away_is_in_the_result() -> No
             tasks = {"tasks": [{"task_id": name} for name in "abcd"]}
             return await ToolBox(client).call("submit_tasks", tasks, {})
 
-    (problem, results), is_error = asyncio.run(outcome())
-    assert is_error and problem.startswith("2 of 4 were answered") and "connection refused" in problem
+    (problem, announced, results), is_error = asyncio.run(outcome())
+    assert (
+        is_error
+        and announced == DATA
+        and problem.startswith("2 of 4 were answered")
+        and "connection refused" in problem
+    )
     assert json.loads(results) == [{"task_id": "a"}, {"task_id": "b"}]
 
 
