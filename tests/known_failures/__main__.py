@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.generated_page import write_or_check
 from tests.known_failures.bad_input import INPUTS
-from tests.known_failures.edge import archive, offsets, readers, scores, structure, tokens
+from tests.known_failures.edge import archive, assistants, offsets, readers, scores, structure, tokens
 from tests.known_failures.edge.situation import Situation
 from tests.known_failures.rows import FAILURES, KnownFailure
 
@@ -44,7 +44,7 @@ EDGE = """
 
 Inputs from outside, by kind: tried, and held by tests. Some of each kind are in the first table.
 """
-KINDS = (structure, tokens, readers, scores, offsets, archive)
+KINDS = (structure, tokens, readers, scores, offsets, archive, assistants)
 
 
 def page() -> str:

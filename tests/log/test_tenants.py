@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import jwt
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings as hypothesis_settings, strategies as st
@@ -27,7 +28,7 @@ from gateway.jobs import rpc as jobs
 from gateway.jobs.rest import JOBS_LISTED
 from gateway.routes import TABLE
 from schemas.events import JobEvent, RequestEvent, Reward, Turn
-from streams.access import logins
+from streams.access import logins, tokens
 from streams.access.access_log import AccessLog
 from streams.cli.root import cli
 from streams.kafka import admin
@@ -273,6 +274,21 @@ def is_told_nothing(server: Tenants, question: Question, names: Names, who: str)
 def test_what_another_tenant_has_is_what_nobody_has(tenants: Tenants, question: Question) -> None:
     for who in REDS:
         is_told_nothing(tenants, question, tenants.blues, who)
+
+
+ENTRANCES = ("/mcp", "/mcp/policy", "/acp/runs", "/a2a/default", "/v1/chat/completions", "/query", "/jsonrpc")
+
+
+def test_a_token_of_ours_for_another_audience_opens_no_entrance(tenants: Tenants) -> None:
+    path = tenants.settings.login.signing_key
+    assert path is not None
+    key, token = tokens.read_private_key(path.read_bytes(), path), tenants.keys["rita"]
+    claims, head = jwt.decode(token, options={"verify_signature": False}), jwt.get_unverified_header(token)
+    for audience, accepted in ((claims["aud"], True), ("other", False), (["other"], False), ("", False)):
+        signed = jwt.encode(claims | {"aud": audience}, key.private, "ES256", headers=head)
+        who = tenants._replace(keys={**tenants.keys, "rita": signed})
+        refused = {path for path in ENTRANCES if who.ask("rita", "POST", path, json={}).status_code == 401}
+        assert refused == (set() if accepted else {*ENTRANCES}), audience
 
 
 OF_ONE_WALK = {"agent", "trajectory"}

@@ -340,6 +340,29 @@ def test_a_statement_that_runs_too_long_is_ended(view: LogOverHttp) -> None:
         assert asked(view, "SELECT 1").rows == [[1]], "the next is answered, by another process if need be"
 
 
+BOUNDS = r"ran for 0\.3 s and was ended|more memory than the 1024 MiB|maximum supported string size"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT count(*) FROM range(1000000000000) WHERE range % 7 = 3",
+        "WITH RECURSIVE t AS (SELECT 1 AS x UNION ALL SELECT x + 1 FROM t) SELECT count(*) FROM t",
+        "WITH RECURSIVE t AS (SELECT 1 AS x UNION ALL SELECT x FROM t, range(10)) SELECT count(*) FROM t",
+        "SELECT count(*) FROM range(1000000) AS a, range(1000000) AS b WHERE a.range * b.range % 7 = 3",
+        "SELECT list(range) FROM range(1000000000)",
+        "SELECT length(repeat('x', 1000000000000))",
+        "SELECT sleep_ms(600000)",
+    ],
+)
+def test_a_statement_that_would_hold_the_machine_ends_within_its_bounds_and_says_which(
+    view: LogOverHttp, sql: str
+) -> None:
+    with pytest.raises(CallError, match=BOUNDS):
+        run_query(view, QueryBody(sql=sql), longest_s=0.3)
+    assert asked(view, "SELECT 1").rows == [[1]], "the next is answered"
+
+
 def test_a_statement_has_a_connection_of_its_own_in_a_process_that_is_kept_while_it_is_sound(view: LogOverHttp) -> None:
     assert asked(view, "SELECT 1").rows == [[1]]
     process = view.statements._idle

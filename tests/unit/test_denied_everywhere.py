@@ -1,0 +1,335 @@
+"""What REST denies a key is denied by every other way in: each route, each tool of each set, each method, each role.
+
+    TABLE, TOOLS, JSON-RPC's methods, A2A's methods ──► every principal ──► REST's answer and the other one ──► the same
+
+All of it is generated from the tables that the server uses, so that a route, tool or method that is added is tested.
+One without a right fails here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import product
+from typing import Any, NamedTuple, TypeVar, cast
+
+import httpx
+import pytest
+from mcp import Client
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.a2a.agent_tasks import PUSH_METHODS, AgentMethods
+from gateway.http.application import Application
+from gateway.http.limits import KeyLimits
+from gateway.http.route import Route
+from gateway.jobs import rpc
+from gateway.mcp.mcp_mount import McpMount
+from gateway.mcp.mcp_paths import MCP_PATHS, TOOLSETS, Toolset
+from gateway.mcp.mcp_server import build_server
+from gateway.mcp.toolbox import ToolBox
+from gateway.mcp.tools import TOOLS, LogTool, tools_of
+from gateway.people.auth import OwnPermissions
+from gateway.people.door import Door, decide_at_door
+from gateway.routes import TABLE
+from schemas.events import AccessRole
+from streams.access.roles import ROLES
+from streams.settings.model import Serve, Settings
+from tests.unit.test_door import BEARER, SECRET, Known
+
+T = TypeVar("T")
+REVISION = "2025-11-25"
+NO_LIMITS = Serve(auth="keys", key_per_s=0, key_at_once=0)
+
+
+REACHED: ASGIApp = JSONResponse({"object": "reached", "data": [], "content": "", "is_error": False})
+"""What every route answers that is reached."""
+
+
+class Principal(NamedTuple):
+    """The grant of a key."""
+
+    role: AccessRole
+    tenant: str | None
+    agent_id: str | None
+
+    @property
+    def known(self) -> Known:
+        """The keys of a server that knows this one."""
+        return Known(self.role, tenant=self.tenant, agent_id=self.agent_id)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of its requests."""
+        return BEARER | ({} if self.agent_id is None else {"x-agent-id": self.agent_id})
+
+
+PRINCIPALS = [Principal(*grant) for grant in product(ROLES, (None, "red"), (None, "calc"))]
+each_principal = pytest.mark.parametrize("principal", PRINCIPALS, ids=lambda principal: "-".join(map(str, principal)))
+
+
+@asynccontextmanager
+async def server(known: Known) -> Any:
+    """Yield a client of a server with its door, tables and MCP, whose other routes say that they were reached."""
+    mount, nothing = McpMount(), cast(Any, None)
+    rooms = Application([OwnPermissions(), rpc.JsonRpc(Settings(), nothing)], version="0", max_body_bytes=1_000_000)
+    mount.add_to(rooms)
+    served = {"/auth/permissions", "/jsonrpc", "/api/v1/jsonrpc", *MCP_PATHS}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await (rooms if scope["path"] in served else REACHED)(scope, receive, send)
+
+    mount.server = Door(app, TABLE, known, KeyLimits(NO_LIMITS))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(mount.server), base_url="http://127.0.0.1") as http:
+        yield http
+    await mount.close()
+
+
+def using(principal: Principal, use: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
+    async def run() -> T:
+        async with server(principal.known) as http:
+            http.headers.update(principal.headers)
+            return await use(http)
+
+    return asyncio.run(run())
+
+
+def denial(answer: Any) -> str | None:
+    """Return the message with which REST or JSON-RPC denies something, or the first of several; None if it does not."""
+    error = (answer[0] if isinstance(answer, list) else answer).get("error", {})
+    if error.get("code") == rpc.FORBIDDEN:
+        return str(error["data"]["message"])
+    return str(error["message"]) if error.get("code") == "permission_denied" else None
+
+
+# --- routes -----------------------------------------------------------------------------------------------------------
+
+OPEN = {
+    *("GET /healthz", "GET /.well-known/jwks.json", "POST /auth/token", "GET /"),
+    *("POST /auth/login", "POST /auth/tokens/refresh", "POST /auth/logout"),
+    *("GET /auth/oidc/login", "GET /auth/oidc/callback"),
+    *("GET /page/login", "POST /page/login", "GET /page/logout", "POST /page/logout", "GET /page/static/{path:path}"),
+}
+"""Routes that need no key: probes, logins and what a login page needs."""
+
+
+def test_every_route_has_a_right_except_those_that_are_listed_here() -> None:
+    assert {f"{route.method} {route.path}" for route in TABLE.routes if route.is_open} == OPEN
+
+
+@each_principal
+def test_a_route_answers_whom_its_right_allows_under_each_of_its_paths(principal: Principal) -> None:
+    door, key = Door(REACHED, TABLE, principal.known, KeyLimits(NO_LIMITS)), principal.known.keys[SECRET.key_id]
+
+    async def sweep() -> list[str]:
+        wrong = []
+        for route in TABLE.routes:
+            for path in route.paths:
+                if route.is_open:
+                    continue
+                filled = path.replace("{agent_id}", "calc")
+                status = await status_of(door, route.method, re.sub("{.*?}", "x", filled), principal.headers)
+                decision = decide_at_door(key, route.may, "calc" if filled != path else principal.agent_id)  # type: ignore[arg-type]
+                if (status, decision.allowed) not in ((200, True), (403, False)):
+                    wrong.append(f"{route.method} {path}: {status}, {decision.why}")
+        return wrong
+
+    assert asyncio.run(sweep()) == []
+
+
+@pytest.mark.parametrize("sent", [{}, {"authorization": "Bearer sw_0011223344556677_x"}, {"x-api-key": "tml-a.b.d"}])
+def test_no_route_answers_without_a_key_or_to_one_that_is_none(sent: dict[str, str]) -> None:
+    door = Door(REACHED, TABLE, Known("admin"), KeyLimits(NO_LIMITS))
+
+    async def sweep() -> set[int]:
+        routes = [(route.method, path) for route in TABLE.routes if not route.is_open for path in route.paths]
+        return {await status_of(door, method, re.sub("{.*?}", "x", path), sent) for method, path in routes}
+
+    assert asyncio.run(sweep()) == {401}
+
+
+async def status_of(app: ASGIApp, method: str, path: str, headers: dict[str, str]) -> int:
+    """Return the status of an answer, without the work of a client: there are thousands."""
+    statuses: list[int] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"{}"}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": raw}
+    await app(scope, receive, send)
+    return statuses[0]
+
+
+# --- tools ------------------------------------------------------------------------------------------------------------
+
+
+def arguments_of(tool: LogTool) -> dict[str, Any]:
+    return {tool.list_name: [{}]} if tool.list_name else dict.fromkeys(tool.input_schema["required"], "x")
+
+
+async def by_rest(http: httpx.AsyncClient, tool: LogTool) -> str | None:
+    """Return why REST denies what a tool asks; None if it does not."""
+    [request] = tool.requests(arguments_of(tool))
+    answer = await http.request(request.method, request.path, params=request.query, content=request.body)
+    return denial(answer.json())
+
+
+async def by_mcp(http: httpx.AsyncClient, path: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    headers = {"accept": "application/json", "mcp-protocol-version": REVISION}
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    answer: dict[str, Any] = (await http.post(path, json=body, headers=headers)).json()
+    return answer
+
+
+@each_principal
+@pytest.mark.parametrize(("path", "toolset"), [each for each in MCP_PATHS.items() if each[1] != "registered"])
+def test_a_tool_is_denied_over_http_in_the_words_of_its_route_and_not_listed_then(
+    principal: Principal, path: str, toolset: Toolset
+) -> None:
+    async def compare(http: httpx.AsyncClient) -> None:
+        listing = await by_mcp(http, path, "tools/list", {})
+        allowed = []
+        for tool in TOOLS:
+            answer = await by_mcp(http, path, "tools/call", {"name": tool.name, "arguments": arguments_of(tool)})
+            if toolset not in tool.toolsets:
+                assert f"there is no tool '{tool.name}'" in answer["error"]["message"], "another set has it"
+                continue
+            refusal, result = await by_rest(http, tool), answer["result"]
+            if refusal is None:
+                allowed.append(tool.name)
+                assert denial(json.loads(result["content"][-1]["text"])) is None, tool.name
+            else:
+                assert result["isError"] and refusal in result["content"][-1]["text"], tool.name
+        assert [tool["name"] for tool in listing["result"]["tools"]] == allowed
+
+    using(principal, compare)
+
+
+@each_principal
+@pytest.mark.parametrize("toolset", [toolset for toolset in TOOLSETS if toolset != "registered"])
+def test_a_tool_is_denied_on_standard_input_and_output_too(principal: Principal, toolset: Toolset) -> None:
+    async def compare(http: httpx.AsyncClient) -> None:
+        http.headers.pop("x-agent-id", None)  # `streamward mcp` names no agent
+        async with Client(build_server(ToolBox(http, toolset), BEARER)) as client:
+            listed = {tool.name for tool in (await client.list_tools()).tools}
+            for tool in tools_of(toolset):
+                refusal = await by_rest(http, tool)
+                result: Any = await client.call_tool(tool.name, arguments_of(tool))
+                text = result.content[-1].text
+                assert (refusal is not None) == (denial(json.loads(text)) is not None), tool.name
+                assert refusal is None or (result.is_error and refusal in text)
+                assert tool.name in listed or refusal is not None
+
+    using(principal, compare)
+
+
+@each_principal
+def test_registered_tools_and_resources_are_denied_as_their_routes_are(principal: Principal) -> None:
+    async def compare(http: httpx.AsyncClient) -> None:
+        for path, method, params, verb, route in (
+            ("/mcp/registered", "tools/list", {}, "GET", "/mcp/tools"),
+            ("/mcp/registered", "tools/call", {"name": "x"}, "POST", "/mcp/tools/x/invoke"),
+            ("/mcp", "resources/read", {"uri": "streamward://groups/x"}, "GET", "/groups/x"),
+            ("/mcp", "resources/read", {"uri": "streamward://runs/x"}, "GET", "/runs/x"),
+        ):
+            refusal = denial((await http.request(verb, route, content=b"{}" if verb == "POST" else None)).json())
+            text = json.dumps(await by_mcp(http, path, method, params), ensure_ascii=False)
+            assert refusal is None or refusal in text, (route, text)
+            assert (refusal is None) == ("is for: " not in text and "may only act as" not in text), text
+
+    using(principal, compare)
+
+
+@pytest.mark.parametrize("path", [path for path, toolset in MCP_PATHS.items() if toolset != "log"])
+def test_a_set_of_tools_does_not_give_as_a_resource_what_it_does_not_give_by_a_tool(path: str) -> None:
+    async def compare(http: httpx.AsyncClient) -> None:
+        assert (await by_mcp(http, path, "resources/templates/list", {}))["result"]["resourceTemplates"] == []
+        for uri in ("streamward://groups/x", "streamward://runs/x"):
+            answer = await by_mcp(http, path, "resources/read", {"uri": uri})
+            assert "there is no resource" in answer["error"]["message"], answer
+
+    using(Principal("admin", None, None), compare)
+
+
+METHODS = {
+    "tools/list": "what the key may",
+    "tools/call": "decided by the tool's route",
+    "resources/list": "schemas and pages of the documentation, which are public",
+    "resources/templates/list": "their forms",
+    "resources/read": "decided by the route of its tool",
+    "prompts/list": "one text of ours",
+    "prompts/get": "one text of ours",
+    "ping": "nothing",
+    "server/discover": "what is the same for everybody",
+}
+"""What the server answers, and why nobody gets by it what REST denies."""
+
+
+def test_every_method_of_the_mcp_server_is_one_whose_rights_are_tested() -> None:
+    methods = set(build_server(ToolBox(httpx.AsyncClient()), {})._request_handlers)
+    assert methods == set(METHODS)
+
+
+# --- JSON-RPC and A2A -------------------------------------------------------------------------------------------------
+
+RPC_TWINS = {
+    "training.start_grpo": "POST /finetune/jobs",
+    "training.get_status": "GET /finetune/jobs/{job_id}/status",
+    "training.list_jobs": "GET /fine_tuning/jobs",
+    "training.cancel": "POST /fine_tuning/jobs/{job_id}/cancel",
+    "training.pause": "POST /fine_tuning/jobs/{job_id}/pause",
+    "training.resume": "POST /fine_tuning/jobs/{job_id}/resume",
+    "training.evaluate": "jobs.command",
+    "training.export_trajectories": "jobs.read",
+}
+"""The route that does the same; where there is none, the action."""
+A2A_TWINS = {
+    "SendMessage": "POST /runs/wait",
+    "SendStreamingMessage": "POST /runs/stream",
+    "GetTask": "GET /runs/{run_id}",
+    "ListTasks": "POST /runs/search",
+    "CancelTask": "POST /runs/{run_id}/cancel",
+    "SubscribeToTask": "GET /runs/{run_id}/stream",
+}
+"""The route of the Agent Protocol that does the same."""
+ASKS_NOTHING = {"GetExtendedAgentCard", *PUSH_METHODS}
+"""Methods of A2A that are refused to everybody."""
+
+
+def routes_by_name() -> dict[str, Route]:
+    return {f"{route.method} {route.path}": route for route in TABLE.routes}
+
+
+def test_a_method_of_json_rpc_needs_what_the_route_needs_that_does_the_same() -> None:
+    routes = routes_by_name()
+    needs = {name: twin if "." in twin else routes[twin].may for name, twin in RPC_TWINS.items()}
+    assert needs == rpc.ACTIONS
+
+
+@each_principal
+def test_a_method_of_json_rpc_is_denied_where_its_route_is(principal: Principal) -> None:
+    key = principal.known.keys[SECRET.key_id]
+
+    async def compare(http: httpx.AsyncClient) -> None:
+        for method, action in rpc.ACTIONS.items():
+            body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {}}
+            answer = (await http.post("/jsonrpc", json=body)).json()
+            decision = decide_at_door(key, action, principal.agent_id)
+            assert (denial(answer) is None) == decision.allowed, (method, answer)
+
+    using(principal, compare)
+
+
+def test_a_method_of_a2a_needs_what_the_route_of_the_agent_protocol_needs_that_does_the_same() -> None:
+    routes, nothing = routes_by_name(), cast(Any, None)
+    assert set(AgentMethods(nothing, nothing, nothing, nothing).table()) == set(A2A_TWINS) | ASKS_NOTHING
+    assert {routes[twin].may for twin in A2A_TWINS.values()} == {routes["POST /{agent_id}"].may}
+    assert routes["GET /{agent_id}/.well-known/agent-card.json"].may == routes["POST /{agent_id}"].may
