@@ -83,7 +83,7 @@ class McpMount:
             return
         except ClientDisconnect:
             return
-        await until_client_leaves(partial(manager.handle_request, trimmed(scope)), raw, receive, send)
+        await until_client_leaves(partial(manager.handle_request, trim_headers(scope)), raw, receive, send)
 
     async def close(self) -> None:
         """End every MCP server."""
@@ -118,7 +118,7 @@ class McpMount:
             await self._closing.wait()
 
 
-def trimmed(scope: Scope) -> Scope:
+def trim_headers(scope: Scope) -> Scope:
     """Return a request without blanks around its headers' values (RFC 9110 section 5.5), which uvicorn passes on.
 
     The SDK compares `mcp-name` with the body.
