@@ -1,6 +1,6 @@
 """Every panel and every alert, asked of a real Prometheus that scraped a real run of the loop.
 
-    the loop (tiny model), archive, audit ──► Prometheus ──► each query of helm/dashboards and helm/alerts
+    the loop and calls (tiny model), archive, audit ──► Prometheus ──► each query of helm/dashboards and helm/alerts
 
 One task comes too late and one record is none, which is a dead letter; no version is refused, no score fails.
 An error fails, and so does an answer that is empty or no number: what is counted only after a fault has to answer 0
@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import pytest
 
+from schemas.events import TrainingCall, derive_id
 from streams.kafka.producer import Producer
 from streams.observability.catalog import SERVED
 from streams.observability.grafana.alerts import ALERTS, FILE, PREFIX, Alert
@@ -28,6 +29,7 @@ from streams.settings.model import Metrics
 from tests import skips
 from tests.chaos.proxy import free_ports
 from tests.pipeline.test_metrics import GROUPS, asked, tiny_loop
+from tests.support import factories
 from tests.support.deploy.prometheus import Answer, Prometheus, needs, running as scraping
 from tests.support.processes import running, until
 
@@ -103,6 +105,12 @@ def ask_all(server: Prometheus) -> dict[str, Answer]:
     return {query: server.ask(query) for _, query in (*panels(), *values(), ("", NEVER))}
 
 
+def new_model(number: int) -> TrainingCall:
+    """Return the call that makes a model of session s1."""
+    model = f"s1:train:{number}"
+    return factories.training_call(model=model, call_id=derive_id("training-call", model, "create_model"))
+
+
 @pytest.fixture(scope="module")
 def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     folder = tmp_path_factory.mktemp("watched")
@@ -122,6 +130,7 @@ def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen
             for number in range(1, GROUPS + 3):
                 producer.send(asked(number))
             producer.send(asked(100, **of_agent))
+            producer.send(new_model(0))
         with ExitStack() as stack:
             for name, port in zip(SERVED, ports, strict=True):
                 own = settings.model_copy(update={"metrics": Metrics(port=port)})
@@ -133,6 +142,7 @@ def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen
                 for number in range(GROUPS + 3, 3 * GROUPS + 3):
                     producer.send(asked(number))
                 producer.send(asked(101, **of_agent))
+                producer.send(new_model(1))
             until(lambda: bool(server.ask("streamward_trainer_version >= 2")), "another", folder=folder)
             until(lambda: bool(server.ask("streamward_rollout_primary_version >= 2")), "it in force", folder=folder)
             with Producer(settings) as producer:
