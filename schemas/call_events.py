@@ -151,6 +151,9 @@ def call_problems(call: TrainingCall) -> Iterator[str]:
         if not may and is_needed != (getattr(call, name) is not None):
             kinds = " and ".join(kind for kind, needed in _CALL_FIELDS.items() if needed == name)
             yield f"kind is {call.kind} and {name} is {'missing' if is_needed else 'set'}; {kinds} alone need it"
+    if call.kind == "create_model" and call.call_id != call.model:
+        names = f"call_id {call.call_id} and model {call.model}"
+        yield f"kind is create_model, {names}; a model is named by the call that makes it"
     if call.lora is not None and call.lora.rank < 1:
         yield f"lora.rank is {call.lora.rank}; expected 1 or more"
     if call.examples < 0 or call.tokens < 0:

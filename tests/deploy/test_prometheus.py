@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import pytest
 
-from schemas.events import TrainingCall, derive_id
+from schemas.events import TrainingCall
 from streams.kafka.producer import Producer
 from streams.observability.catalog import SERVED
 from streams.observability.grafana.alerts import ALERTS, FILE, PREFIX, Alert
@@ -108,7 +108,7 @@ def ask_all(server: Prometheus) -> dict[str, Answer]:
 def new_model(number: int) -> TrainingCall:
     """Return the call that makes a model of session s1."""
     model = f"s1:train:{number}"
-    return factories.training_call(model=model, call_id=derive_id("training-call", model, "create_model"))
+    return factories.training_call(model=model, call_id=model)
 
 
 @pytest.fixture(scope="module")

@@ -553,7 +553,7 @@ def thread_event(kind: ThreadKind, thread_id: str = "t", run_id: str = "r", **ch
 def training_call(**changes: Any) -> TrainingCall:
     """Return the call that makes model 0 of session s1."""
     whole: dict[str, Any] = {
-        "call_id": derive_id("training-call", "s1:train:0", "create_model"),
+        "call_id": "s1:train:0",
         "model": "s1:train:0",
         "created_at": T0,
         "kind": "create_model",
@@ -569,7 +569,7 @@ def training_call(**changes: Any) -> TrainingCall:
 def training_result(**changes: Any) -> TrainingResult:
     """Return what became of `training_call()`."""
     whole: dict[str, Any] = {
-        "call_id": derive_id("training-call", "s1:train:0", "create_model"),
+        "call_id": "s1:train:0",
         "model": "s1:train:0",
         "created_at": T0 + 10,
         "kind": "create_model",

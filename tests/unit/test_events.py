@@ -215,6 +215,7 @@ def test_a_tuning_that_cannot_be_is_no_event(changes: dict[str, Any], of_event: 
         (training_call(kind="optim_step", lora=None), "optimizer is missing"),
         (training_call(kind="sample"), "kind is sample and lora is set"),
         (training_call(lora=CallLora(rank=0)), "lora.rank is 0"),
+        (training_call(model="s1:train:1"), "a model is named by the call that makes it"),
         (training_call(examples=-1), "examples is -1"),
         (training_call(data_uri="calls/1"), "expected bytes, or the other two"),
         (training_call(data_uri="calls/1", data_sha256="A"), "data_sha256 is no SHA-256"),
