@@ -43,6 +43,8 @@ from tests.support.scrape import parse
 pytestmark = pytest.mark.kafka
 
 FUNCTIONS = '''
+import os
+
 def add(a: float, b: float = 1) -> float:
     """Add two numbers.
 
@@ -52,6 +54,10 @@ def add(a: float, b: float = 1) -> float:
 def explode() -> str:
     """Raise."""
     raise RuntimeError("no")
+
+def leave() -> str:
+    """End the process."""
+    os._exit(3)
 '''
 SERVER = """
 import os, pathlib, sys
@@ -141,6 +147,14 @@ def test_a_function_is_described_by_its_signature_and_called_in_a_process(regist
     assert refused.json()["is_error"] and "a: Input should be a valid number" in refused.json()["content"]
     typed = registry.command("tools", "call", "sums", '{"a": 4}')
     assert typed.stdout == "5.0\n"
+
+
+def test_a_tool_that_ends_its_process_is_an_answer_that_says_so(registry: Registry) -> None:
+    registry.http("POST", "/mcp/tools", {"tool_id": "leaver", "endpoint": "registered_functions:leave"})
+    answer = registry.http("POST", "/mcp/tools/leaver/invoke", {})
+    assert answer.status_code == 200 and answer.json()["is_error"], answer.text
+    assert "ended" in answer.json()["content"], answer.text
+    assert registry.http("POST", "/mcp/tools/leaver/invoke", {}).json()["is_error"]
 
 
 def test_answers_of_several_calls_are_streamed_with_their_ids(registry: Registry) -> None:

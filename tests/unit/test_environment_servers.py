@@ -193,6 +193,16 @@ def test_messages_that_no_policy_can_read_are_refused_before_the_episode(message
 
 
 @pytest.mark.environments
+def test_an_answer_that_is_an_object_alone_is_read_as_json() -> None:
+    pytest.importorskip("mcp", reason=skips.ENVIRONMENTS)
+    environment = load(STDIO, ADD)
+    environment.reset(0)
+    result = environment.step(calls(("whereabouts", {})))
+    environment.close()  # type: ignore[attr-defined]
+    assert result.ok and result.observation.messages[0].content == '{"room": 3}'
+
+
+@pytest.mark.environments
 def test_a_tool_is_tried_on_the_command_line() -> None:
     pytest.importorskip("mcp", reason=skips.ENVIRONMENTS)
     call = json.dumps({"name": "add", "arguments": {"a": 2, "b": 3}})
@@ -209,7 +219,7 @@ def _play(name: str) -> None:
     with closing(EnvironmentPool(Environments(servers=name, timeout_s=60))) as pool:
         tried = try_twice(pool.open, start, 8, actions)
     assert tried.observed[0].environment == f"{name}@7"
-    assert [tool.name for tool in tried.observation.tools] == ["add", "fail", "leave", "pid"]
+    assert [tool.name for tool in tried.observation.tools] == ["add", "fail", "leave", "pid", "whereabouts"]
     assert json.loads(tried.observation.tools[0].parameters)["required"] == ["a", "b"]
     first, second, last = (result for _, result in tried.steps)
     assert first.observation.messages == (Message(role="tool", content="5", name="add", tool_call_id="c0"),)
@@ -224,7 +234,7 @@ def test_what_an_mcp_server_cannot_use_is_answered_and_its_end_ends_the_episode(
     episode = RunningEpisode(environment, STDIO, 0, 99)
     episode.begin()
     wrong = [
-        (("nothing", {}), "error: there is no tool nothing, only add, fail, leave, pid"),
+        (("nothing", {}), "error: there is no tool nothing, only add, fail, leave, pid, whereabouts"),
         (("add", [1, 2]), "error: add takes a JSON object of arguments"),
         (("add", {"a": "two"}), "error: "),
     ]

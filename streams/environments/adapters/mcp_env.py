@@ -25,6 +25,7 @@ from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
+from schemas import json_text
 from schemas.events import Tool
 from streams.environments.adapters.offered_tools import OfferedTools
 from streams.environments.episodes.environment import EpisodeError
@@ -101,6 +102,8 @@ class McpEnvironment(OfferedTools):
                 raise EpisodeError(f"{self._name}: {name}: {exc}", reason="crashed") from exc
             return str(exc), False
         parts = [part.text if part.type == "text" else f"[{part.type}]" for part in result.content]
+        if not parts and result.structured_content is not None:
+            parts = [json_text.one_line(result.structured_content)]
         return "\n".join(parts), not result.is_error
 
 

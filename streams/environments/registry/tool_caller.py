@@ -66,7 +66,10 @@ class ToolCaller:
                 log.note(entry.tool_id, offer, RegistryDecision("server", f"seen in a call of {registered.tool_id}"))
             )
         call = ToolCall(id="1", name=registered.tool.name, arguments=json.dumps(dict(arguments)))
-        result = environment.step(Action("", (call,)))
+        try:
+            result = environment.step(Action("", (call,)))
+        except EpisodeError as exc:  # it took too long, or ended its process: its own fault, and not the arguments'
+            return ToolOutput(str(exc), is_error=True)
         return ToolOutput("\n".join(message.content for message in result.observation.messages), not result.ok)
 
     def _open(self, order: EntryOrder, tool: Tool | None) -> tuple[Environment, Offer]:

@@ -6,6 +6,7 @@ import os
 import sys
 
 from mcp.server.mcpserver import MCPServer
+from mcp.types import CallToolResult
 
 server = MCPServer("tools", version="7")
 
@@ -32,6 +33,12 @@ def leave() -> str:
 def pid() -> str:
     """Say which process answers."""
     return str(os.getpid())
+
+
+@server.tool()
+def whereabouts() -> CallToolResult:
+    """Give an object alone."""
+    return CallToolResult(content=[], structured_content={"room": 3})
 
 
 if __name__ == "__main__":
