@@ -43,19 +43,16 @@ def parse(text: str | bytes, *, most_values: int | None = None) -> Any:
     return value
 
 
-def parse_finite(text: str | bytes) -> Any:
-    """Return the value of a text whose numbers are those of JSON: Python also reads NaN, and 1e999 as infinity.
+def check_finite(text: str | bytes, value: Any) -> None:
+    """Raise ValueError if `value`, read from `text`, has a number that JSON has not.
 
-    Raises as `parse`.
+    Python also reads NaN, and 1e999 as infinity.
     """
-    text = _decode(text)
-    value = parse(text)
-    if _MAY_BE_INFINITE.search(text):
+    if _MAY_BE_INFINITE.search(_decode(text)):
         try:
             json.dumps(value, allow_nan=False)
         except ValueError as exc:
             raise ValueError("NaN, Infinity and numbers beyond 1.8e308 are no numbers of JSON; send null") from exc
-    return value
 
 
 def check_extent(text: str | bytes, most_values: int, most_levels: int | None = None) -> int:

@@ -122,14 +122,12 @@ def check_values(raw: bytes, most_values: int) -> None:
 
 def read(model: type[Read], raw: bytes) -> Read:
     """Return the body. Raises CallError that names every parameter that is wrong."""
-    return checked(model, _parse(raw))
+    return _read(model, raw)[0]
 
 
 def read_fields(model: type[Body], raw: bytes) -> dict[str, Any]:
     """Return the fields of a body as they were sent, once `model` has found no fault in them. Raises as `read`."""
-    value = _parse(raw)
-    checked(model, value)
-    return dict(value)
+    return dict(_read(model, raw)[1])
 
 
 def read_query(model: type[Read], pairs: Iterable[tuple[str, str]]) -> Read:
@@ -144,8 +142,7 @@ def read_query(model: type[Read], pairs: Iterable[tuple[str, str]]) -> Read:
 
 def read_call(model: type[Read], raw: bytes) -> tuple[Read, str]:
     """Return the body, and the SHA-256 of its canonical form: sorted keys, no spaces. Raises as `read`."""
-    value = _parse(raw)
-    body = checked(model, value)
+    body, value = _read(model, raw)
     try:
         canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError) as exc:
@@ -153,9 +150,20 @@ def read_call(model: type[Read], raw: bytes) -> tuple[Read, str]:
     return body, hashlib.sha256(canonical.encode()).hexdigest()
 
 
+def _read(model: type[Read], raw: bytes) -> tuple[Read, Any]:
+    """Return the body, and its value as JSON; a field's own fault is named before that it has no number of JSON."""
+    value = _parse(raw)
+    body = checked(model, value)
+    try:
+        json_text.check_finite(raw, value)
+    except ValueError as exc:
+        raise CallError("invalid", f"the body: {exc}") from exc
+    return body, value
+
+
 def _parse(raw: bytes) -> Any:
     try:
-        return json_text.parse_finite(raw)
+        return json_text.parse(raw)
     except json_text.RepeatedKeyError as exc:
         raise CallError("invalid", f"the body: {exc}") from exc
     except ValueError as exc:

@@ -308,15 +308,15 @@ def json_response(answer: Answer, status: int = 200, headers: Mapping[str, str] 
     return Response(answer.model_dump_json(exclude_unset=True), status, headers, media_type="application/json")
 
 
-def masked(error: CallError) -> CallError:
+def without_secrets(error: CallError) -> CallError:
     """Return an error in which a key or token that it repeats is cut short."""
     parameter = None if error.parameter is None else mask(error.parameter)
     return CallError(error.kind, mask(error.message), parameter, found=error.found, way_out=error.way_out)
 
 
 def response(error: CallError, dialect: Dialect) -> Response:
-    """Return the response to a request that failed, `masked`."""
-    error = masked(error)
+    """Return the response to a request that failed, `without_secrets`."""
+    error = without_secrets(error)
     headers = {}
     if error.kind == "busy":
         headers["Retry-After"] = _seconds(RETRY_AFTER_S)

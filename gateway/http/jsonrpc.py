@@ -11,6 +11,7 @@ specification is https://www.jsonrpc.org/specification. Requests of a batch are 
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -57,7 +58,7 @@ async def answer(
 ) -> JsonObject | list[JsonObject] | None:
     """Return the outcome, or those of a batch, ready for JSON; None if nothing is answered."""
     try:
-        body = await read_apart(json_text.parse_finite, raw)
+        body = await read_apart(json_text.parse, raw)
     except json_text.RepeatedKeyError as exc:
         return refusal(None, RpcError(PARSE_ERROR, data=str(exc)))
     except ValueError:
@@ -94,6 +95,11 @@ async def _call(request: Mapping[str, Any], methods: Mapping[str, RpcMethod]) ->
     if method is None:
         raise RpcError(METHOD_NOT_FOUND, data={"message": nearest(request["method"], methods)})
     parameters = request.get("params", {})
+    try:
+        json.dumps(parameters, allow_nan=False)
+    except (ValueError, RecursionError) as exc:
+        problem = f"params: {exc}; NaN, Infinity and numbers beyond 1.8e308 are no numbers of JSON"
+        raise RpcError(INVALID_PARAMS, data=problem) from exc
     if isinstance(parameters, dict):
         return await method.call(parameters)
     if method.parameters is None:

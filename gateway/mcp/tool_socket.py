@@ -32,6 +32,8 @@ from gateway.mcp.toolbox import CREDENTIALS
 from streams.errors import CallError
 
 UPGRADE_REQUIRED = 426
+ANSWER_S = 600.0
+"""Of a connection within the server; its own limit of an answer counts (serve.answer_s)."""
 NEEDS_SOCKET = "this is a WebSocket; connect with ws:// or wss://, or send the calls with POST"
 
 
@@ -51,7 +53,9 @@ class ToolSocket:
         assert self.server is not None  # noqa: S101 - set before anything is answered
         headers = {name: socket.headers[name] for name in CREDENTIALS if name in socket.headers}
         transport = httpx.ASGITransport(self.server)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1", headers=headers, timeout=ANSWER_S
+        ) as client:
             refusal = await _refused_handshake(client, socket)
             if refusal is None:
                 await socket.accept()
@@ -88,10 +92,10 @@ class _SocketCalls:
         try:
             call = read(StreamCall, raw)
         except CallError as exc:
-            answer = {"id": None, **errors.REST.problem(errors.masked(exc)).model_dump(exclude_unset=True)}
+            answer = {"id": None, **errors.REST.problem(errors.without_secrets(exc)).model_dump(exclude_unset=True)}
         else:
             path = f"/mcp/tools/{quote(call.tool, safe='')}/invoke"
-            response = await self._client.post(path, json={"arguments": call.arguments}, timeout=None)
+            response = await self._client.post(path, json={"arguments": call.arguments})
             answer = {"id": call.id, **response.json()}
         try:
             await self._socket.send_json(answer)

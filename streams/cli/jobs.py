@@ -119,7 +119,7 @@ def jobs_start(
     key: str | None,
     output: Output,
 ) -> None:
-    """Order a job that trains a policy on questions, or on episodes in an environment.
+    """Order a job that trains on questions, or on episodes.
 
     Some of the questions in FILE, or other seeds of the environment, are held out; every tenth version answers them,
     and so does the version from before the job. The job is refused if it would probably cost more than its budget, and

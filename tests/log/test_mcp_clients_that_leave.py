@@ -107,7 +107,7 @@ def test_a_call_whose_client_leaves_ends_is_recorded_once_and_gives_its_place_to
         "Mcp-Name": "ask",
         "X-Agent-ID": agent,
     }
-    with closing(http.client.HTTPConnection("127.0.0.1", slow.settings.serve.port)) as leaves:
+    with closing(http.client.HTTPConnection("127.0.0.1", slow.settings.serve.port, timeout=60)) as leaves:
         leaves.request("POST", "/mcp/policy", json.dumps(call("ask", ASK, version)), headers)
         until(slow.stays_full, "the call and its tool's request are in progress")
     until(lambda: not slow.is_full(), "the key's places are free")

@@ -217,6 +217,7 @@ def test_what_learns_from_served_runs_outlives_its_broker_says_so_once_and_goes_
             stack.enter_context(running(settings.model_copy(update={"metrics": Metrics(port=port)}), tmp_path, line))
         until(lambda: answers("/readyz") == [(200, "ok\n")] * 4, "all to be ready", folder=tmp_path)
         until(lambda: len(ticks()) == 2, "the first tick of each", folder=tmp_path)
+        until(lambda: "streamward_selfplay_questions_total{" in answers("/metrics")[3][1], "questions", folder=tmp_path)
         datasets, retrain, selfplay = (parse(text) for _, text in answers("/metrics")[1:])
         assert datasets.total("streamward_dataset_due_ratio", dataset="good") == 0
         assert retrain.total("streamward_retrain_due_ratio", rule="often", signal="promotable") == 0

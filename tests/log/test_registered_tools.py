@@ -234,7 +234,7 @@ def test_without_keys_no_web_page_opens_the_websocket(
     open_server: int, host: str, origin: str | None, status: int
 ) -> None:
     address = f"ws://{host}:{open_server}/mcp/stream"
-    with socket.create_connection(("127.0.0.1", open_server)) as sock:
+    with socket.create_connection(("127.0.0.1", open_server), timeout=60) as sock:
         try:
             with connect(address, sock=sock, origin=cast("Origin | None", origin)) as calls:
                 calls.send('{"id": "1", "tool": "nothing"}')

@@ -612,7 +612,7 @@ def test_a_short_prompt_is_rendered_where_it_comes_in_unless_another_is_being_re
             while len(places) < 2:
                 await asyncio.sleep(0.001)
             late = asyncio.create_task(call("late"))
-            while server.recorder._prompts._thread._work_queue.empty():
+            while server.recorder._io.prompts._thread._work_queue.empty():
                 await asyncio.sleep(0.001)
             may.set()
             await asyncio.gather(long, late)
