@@ -12,6 +12,7 @@ Delivery is at least once: a process can die between a write and its commit.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +23,7 @@ from typing import Self, TypeVar
 import confluent_kafka as ck
 
 from streams.errors import LogError, SettingsError
+from streams.kafka import client
 from streams.kafka.client import POLL_S, unreachable
 from streams.kafka.lag_meter import LagMeter
 from streams.kafka.reader import Reader, bounds_of, consume, is_unknown_topic, trouble_of
@@ -31,6 +33,8 @@ from streams.kafka.topic_ids import TopicIds, note
 from streams.kafka.topics import topics, wrong_partitions
 from streams.observability import catalog
 from streams.settings.model import Settings
+
+log = logging.getLogger("streamward.kafka")
 
 T = TypeVar("T")
 OnPartitions = Callable[[list[TopicPartition]], None]
@@ -95,6 +99,8 @@ class GroupConsumer(Reader):
         self._missing: tuple[float, str, LogError] | None = None  # since when, topic, error
         self._unanswered: dict[TopicPartition, int] = {}  # commits
         self._must_rejoin = False
+        self._failed_begins = 0
+        """In a row."""
         self._stopped: set[TopicPartition] = set()  # librdkafka gave them up: the broker did not know them
         self._reached_ends: dict[TopicPartition, int] = {}
         self._topics = [topics(settings.topics)[label].name for label in labels]
@@ -278,7 +284,17 @@ class GroupConsumer(Reader):
         self._consumer.subscribe(self._topics, on_assign=self._begin, on_revoke=on_revoke, on_lost=on_lost)
 
     def _rejoin(self) -> None:
-        self._consumer.unsubscribe()
+        """Join again; with a new client if this one was assigned partitions and asked in vain where to begin, twice.
+
+        What the callback of an assignment asks may be for the connection that librdkafka ends only when its records are
+        polled, as `commit` says, and until the callback returns nothing is polled.
+        """
+        if self._failed_begins > 1:
+            log.warning("group %s: the broker answers all but where to begin: joining with a new client", self._group)
+            silent, self._consumer = self._consumer, client.consumer(self._settings.kafka, self._config)
+            self._outage.close(silent.close)
+        else:
+            self._consumer.unsubscribe()
         self._subscribe()
 
     def _begin(self, _: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
@@ -290,12 +306,14 @@ class GroupConsumer(Reader):
             starts = self._starts(tps)
         except ck.KafkaException as exc:
             self._must_rejoin = exc.args[0].code() in TRANSIENT
+            self._failed_begins += 1
             if not self._must_rejoin:
                 self._trouble = unreachable(self._settings.kafka, exc.args[0].str())
         except (LogError, SettingsError) as exc:
             self._trouble = exc
         else:
             self._consumer.assign(starts)
+            self._failed_begins = 0
             self._next |= {(tp.topic, tp.partition): max(tp.offset, 0) for tp in starts}
             self._meter.add(catalog.REBALANCES, self._stage)
             self._meter.ready("kafka")
