@@ -176,7 +176,7 @@ def _watch_tools(log_view: OpenLog, meter: Meter) -> None:
         return
 
     def report() -> None:
-        with contextlib.suppress(LogError):  # the broker is away; other metrics say so
+        with contextlib.suppress(LogError):  # the broker does not answer, which other metrics say
             report_changes(log_view.tools, meter)
 
     meter.collect(report)

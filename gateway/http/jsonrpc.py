@@ -11,7 +11,6 @@ specification is https://www.jsonrpc.org/specification. Requests of a batch are 
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -64,24 +63,24 @@ async def answer(
     except ValueError:
         return refusal(None, RpcError(PARSE_ERROR))
     if not isinstance(body, list):
-        return await _outcome(body, methods)
+        return await _outcome(body, methods, raw)
     if not batches:
         return refusal(None, RpcError(INVALID_REQUEST, data=NO_BATCH))
     if not body:
         return refusal(None, RpcError(INVALID_REQUEST))
     if len(body) > MOST_REQUESTS:
         return refusal(None, RpcError(INVALID_REQUEST, data=f"a batch has at most {MOST_REQUESTS} requests"))
-    outcomes = [await _outcome(request, methods) for request in body]
+    outcomes = [await _outcome(request, methods, raw) for request in body]
     return [outcome for outcome in outcomes if outcome is not None] or None
 
 
-async def _outcome(request: Any, methods: Mapping[str, RpcMethod]) -> JsonObject | None:
+async def _outcome(request: Any, methods: Mapping[str, RpcMethod], raw: bytes) -> JsonObject | None:
     """Return the outcome of one request; None if it is a notification."""
     if (problem := _problem(request)) is not None:
         return refusal(None, RpcError(INVALID_REQUEST, data=problem))  # no id: what is no request has none
     request_id = request.get("id")
     try:
-        outcome = {"jsonrpc": "2.0", "result": await _call(request, methods), "id": request_id}
+        outcome = {"jsonrpc": "2.0", "result": await _call(request, methods, raw), "id": request_id}
     except RpcError as exc:
         outcome = refusal(request_id, exc)
     except Exception:  # a client gets no more than that it is our fault, whatever it was
@@ -90,16 +89,15 @@ async def _outcome(request: Any, methods: Mapping[str, RpcMethod]) -> JsonObject
     return outcome if "id" in request else None
 
 
-async def _call(request: Mapping[str, Any], methods: Mapping[str, RpcMethod]) -> Any:
+async def _call(request: Mapping[str, Any], methods: Mapping[str, RpcMethod], raw: bytes) -> Any:
     method = methods.get(request["method"])
     if method is None:
         raise RpcError(METHOD_NOT_FOUND, data={"message": nearest(request["method"], methods)})
     parameters = request.get("params", {})
     try:
-        json.dumps(parameters, allow_nan=False)
-    except (ValueError, RecursionError) as exc:
-        problem = f"params: {exc}; NaN, Infinity and numbers beyond 1.8e308 are no numbers of JSON"
-        raise RpcError(INVALID_PARAMS, data=problem) from exc
+        json_text.check_finite(raw, parameters)
+    except ValueError as exc:
+        raise RpcError(INVALID_PARAMS, data=f"params: {exc}") from exc
     if isinstance(parameters, dict):
         return await method.call(parameters)
     if method.parameters is None:

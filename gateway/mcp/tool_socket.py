@@ -14,9 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote
 
-import httpx
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,12 +26,10 @@ from gateway.http import errors
 from gateway.http.body import read
 from gateway.log.registered_tools import MOST_CALLS, StreamCall
 from gateway.mcp.mcp_paths import SOCKET_PATH
-from gateway.mcp.toolbox import CREDENTIALS
+from gateway.mcp.toolbox import CREDENTIALS, OwnServer, ToolBox
 from streams.errors import CallError
 
 UPGRADE_REQUIRED = 426
-ANSWER_S = 600.0
-"""Of a connection within the server; its own limit of an answer counts (serve.answer_s)."""
 NEEDS_SOCKET = "this is a WebSocket; connect with ws:// or wss://, or send the calls with POST"
 
 
@@ -51,24 +47,20 @@ class ToolSocket:
     async def answer(self, socket: WebSocket) -> None:
         """Answer the calls of one connection until it ends."""
         assert self.server is not None  # noqa: S101 - set before anything is answered
-        headers = {name: socket.headers[name] for name in CREDENTIALS if name in socket.headers}
-        transport = httpx.ASGITransport(self.server)
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://127.0.0.1", headers=headers, timeout=ANSWER_S
-        ) as client:
-            refusal = await _refused_handshake(client, socket)
-            if refusal is None:
-                await socket.accept()
-                await _SocketCalls(socket, client).answer()
-            else:
-                await socket.send_denial_response(refusal)
+        server = OwnServer(self.server)
+        refusal = await _refused_handshake(server, socket)
+        if refusal is None:
+            await socket.accept()
+            await _SocketCalls(socket, ToolBox(server, "registered")).answer()
+        else:
+            await socket.send_denial_response(refusal)
 
 
 class _SocketCalls:
     """The calls of one connection. It is read no further while `MOST_CALLS` wait for their answers."""
 
-    def __init__(self, socket: WebSocket, client: httpx.AsyncClient) -> None:
-        self._socket, self._client = socket, client
+    def __init__(self, socket: WebSocket, tools: ToolBox) -> None:
+        self._socket, self._tools = socket, tools
         self._places = asyncio.Semaphore(MOST_CALLS)
         self._open: set[asyncio.Task[None]] = set()
 
@@ -89,26 +81,23 @@ class _SocketCalls:
 
     async def _answer_one(self, message: Mapping[str, Any]) -> None:
         raw = message.get("bytes") or (message.get("text") or "").encode()
+        call_id = None
         try:
             call = read(StreamCall, raw)
+            call_id = call.id
+            answer = (await self._tools.invoke(call.tool, call.arguments, self._socket.headers)).fields
         except CallError as exc:
-            answer = {"id": None, **errors.REST.problem(errors.without_secrets(exc)).model_dump(exclude_unset=True)}
-        else:
-            path = f"/mcp/tools/{quote(call.tool, safe='')}/invoke"
-            response = await self._client.post(path, json={"arguments": call.arguments})
-            answer = {"id": call.id, **response.json()}
+            answer = errors.REST.problem(errors.without_secrets(exc)).model_dump(exclude_unset=True)
         try:
-            await self._socket.send_json(answer)
+            await self._socket.send_json({"id": call_id, **answer})
         except (RuntimeError, WebSocketDisconnect):
             return  # the client has left
 
 
-async def _refused_handshake(client: httpx.AsyncClient, socket: WebSocket) -> Response | None:
+async def _refused_handshake(server: OwnServer, socket: WebSocket) -> Response | None:
     """Return what the server answers to a caller who may not call tools; None to one who may."""
-    names = ("host", "origin")
-    answer = await client.get(
-        SOCKET_PATH, headers={name: socket.headers[name] for name in names if name in socket.headers}
-    )
+    headers = {name: socket.headers[name] for name in (*CREDENTIALS, "host", "origin") if name in socket.headers}
+    answer = await server.request("GET", SOCKET_PATH, params={}, content=None, headers=headers)
     if answer.status_code == UPGRADE_REQUIRED:
         return None
     return Response(answer.content, answer.status_code, dict(answer.headers))

@@ -166,16 +166,20 @@ class ToolBox:
 
     async def _invoke(self, name: str, arguments: Mapping[str, Any], credentials: Mapping[str, str]) -> ToolOutcome:
         """Call a tool of the registry. Raises CallError if there is none of this name."""
-        if name in NO_NAMES:
-            raise CallError("not_found", f"there is no tool {name!r}")
-        path = f"{REGISTRY}/{quote(name, safe='')}/invoke"
-        body = json.dumps({"arguments": dict(arguments)}).encode()
-        answer = await self._send(ToolRequest("POST", path, {}, body), credentials, "content")
+        answer = await self.invoke(name, arguments, credentials)
         if answer.status == 404:
             raise CallError("not_found", answer.message)
         if answer.is_error:
             return ToolOutcome([answer.message], is_error=True)
         return ToolOutcome(cut(answer.fields["content"]), bool(answer.fields["is_error"]))
+
+    async def invoke(self, name: str, arguments: Mapping[str, Any], credentials: Mapping[str, str]) -> ServerAnswer:
+        """Return the server's answer to a call of a tool of the registry. Raises CallError for no name, LogError."""
+        if name in NO_NAMES:
+            raise CallError("not_found", f"there is no tool {name!r}")
+        path = f"{REGISTRY}/{quote(name, safe='')}/invoke"
+        body = json.dumps({"arguments": dict(arguments)}).encode()
+        return await self._send(ToolRequest("POST", path, {}, body), credentials, "content")
 
     async def _send(self, request: ToolRequest, credentials: Mapping[str, str], field: str = "") -> ServerAnswer:
         """Return the answer to a request; `field`: of an answer that is no error.

@@ -76,6 +76,19 @@ class FollowedTopic:
         for tp, (_, end) in LogHistory(self._settings, self._outage).bounds(self._labels).items():
             self._wait_for(Coordinates(*tp, end - 1))
 
+    def is_read(self, within_s: float) -> bool:
+        """Return whether all that the topics had at the beginning has been read, or is within so many seconds.
+
+        For a follower that is entered without waiting. Raises LogError if the log cannot be read.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or self._has_begun(), within_s)
+            self._raise_error()
+            return self._has_begun()
+
+    def _has_begun(self) -> bool:
+        return all(self._positions[tp] >= end for tp, end in self._ends.items())
+
     def _take(self, record: Record) -> None:
         """Take in a record."""
         raise NotImplementedError

@@ -73,16 +73,6 @@ class _Follower(FollowedTopic):
         self._thread.start()
         return self
 
-    def is_read(self, within_s: float) -> bool:
-        """Return whether all that the topic had at the beginning was read, or is within so long. Raises LogError."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or self._has_begun(), within_s)
-            self._raise_error()
-            return self._has_begun()
-
-    def _has_begun(self) -> bool:
-        return all(self._positions[tp] >= end for tp, end in self._ends.items())
-
     def _skip(self, record: Record, poison: Poison) -> None:
         log.warning("skipped: %s", cut(poison.error), extra=record.log_extra)
 

@@ -58,19 +58,6 @@ class TaskIndex(FollowedTopic):
         super().__exit__(*exc)
         self._opened.close()
 
-    def is_read(self, within_s: float) -> bool:
-        """Return whether all that the topic had at the beginning has been read, or is within so many seconds.
-
-        Raises LogError if the log cannot be read.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or self._has_begun(), within_s)
-            self._raise_error()
-            return self._has_begun()
-
-    def _has_begun(self) -> bool:
-        return all(self._positions[tp] >= end for tp, end in self._ends.items())
-
     def find(self, task_id: str) -> SubmittedTask | None:
         """Return a task; None if the log has none of this id now. Raises RefusedError if its record cannot be read."""
         if (found := self._known(task_id)) is not None:
