@@ -17,10 +17,13 @@ import select
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
 from schemas import json_text
 from streams.errors import SettingsError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Output = Literal["table", "jsonl"]
 ENV_OUTPUT = "STREAMWARD_OUTPUT"
@@ -125,7 +128,7 @@ def _room(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> int:
         return WIDE
     texts = zip([column.title for column in columns], *cells, strict=True)
     widths = [max(map(cell_len, column)) + 2 for column in texts]
-    return int(_console().width) - sum(widths[:-1])
+    return console().width - sum(widths[:-1])
 
 
 def record(data: Row, output: Output) -> None:
@@ -147,12 +150,10 @@ class Lines:
     """A table printed line by line: fixed widths, one header, lines cut at the terminal's edge."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
-        from rich.console import Console
-
         self._columns = columns
-        console = Console(file=sys.stdout)
-        self._width = console.width if console.is_terminal else WIDE
-        self._coloured = console.is_terminal and not console.no_color
+        terminal = console()
+        self._width = terminal.width if terminal.is_terminal else WIDE
+        self._coloured = terminal.is_terminal and not terminal.no_color
         self._begun = False
 
     def add(self, row: Any, *, instead: str | None = None, after: int = 0) -> None:
@@ -178,6 +179,16 @@ class Lines:
         if cell_len(line) > self._width:
             line = set_cell_size(line, self._width)
         print(f"\x1b[{style}m{line}\x1b[0m" if style and self._coloured else line, flush=True)
+
+
+def console(file: TextIO | None = None, *, width: int | None = None) -> Console:
+    """Return a console of rich, to print to `file`, or stdout. All consoles are made here: none reads text as markup.
+
+    The log may hold `[/b]`, `[red]` or `:boom:`, and so may what is said about it.
+    """
+    from rich.console import Console
+
+    return Console(file=file or sys.stdout, width=width, markup=False, emoji=False, highlight=False)
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -276,17 +287,11 @@ def _text(text: str, style: str = "") -> Any:
 
 
 def _print(table: Any) -> None:
-    console = _console()
-    with console.capture() as capture:
-        console.print(table)
+    plain = console(width=None if sys.stdout.isatty() else WIDE)
+    with plain.capture() as capture:
+        plain.print(table)
     for line in _lines(capture.get()):
         print(line)
-
-
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDE, highlight=False)
 
 
 def _lines(text: str) -> Iterator[str]:

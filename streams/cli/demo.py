@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from streams import output as show
 from streams.cli.runtime import AppContext, json_object, pass_call
 from streams.errors import SettingsError, StreamwardError
 
@@ -68,11 +69,9 @@ def demo(
     the state of every group. Ctrl-C stops everything cleanly; run the same command again to resume. It writes its
     settings to ./streamward.toml, unless that is your own file, so that other commands find its log.
     """
-    from rich.console import Console
-
     from streams.demo import demo_options as loop
 
-    console = Console(stderr=output == "json")
+    console = show.console(sys.stderr if output == "json" else None)
     if chosen["task"] == IMPROVE:
         chosen["minutes"] = 15.0 if minutes is None else minutes
         result = _improve(call, console, chosen | {"options": options})

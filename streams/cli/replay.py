@@ -7,6 +7,7 @@ The commands of `experiments` are in experiments.py.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from streams import output as show
 from streams.cli.runtime import (
     INTERRUPTED,
     AppContext,
@@ -115,7 +117,6 @@ def replay_plan(call: AppContext, /, output: Output, source: Source, **options: 
 
     Counts tasks, responses, rewards, groups, batches and steps, and estimates the time. Writes nothing.
     """
-    from streams import output as show
     from streams.tools.replay import plan_replay as planning
 
     request = _request(call.settings, options, source)
@@ -152,7 +153,6 @@ def replay_run(
     With --on, executors of Ray or Spark read, copy and join the archive; the result has the same bytes
     (docs/scale.md).
     """
-    from streams import output as show
     from streams.tools.replay import run_replay as replaying
 
     source = archive_for(on, source)
@@ -175,11 +175,10 @@ def replay_run(
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int | None], None]]:
     """Show the progress of each step on stderr."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = show.console(sys.stderr)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         stages: dict[str, Any] = {}
 
@@ -332,7 +331,6 @@ def replay_evaluate(
     environment, so do the server for agents and the built-in agent. `experiments compare` shows the scores, of two
     experiments on the same questions side by side. Repeating the command adds nothing.
     """
-    from streams import output as show
     from streams.scorers import named_sources
     from streams.stages.tasks import suites
     from streams.tools.replay import held_out as asking

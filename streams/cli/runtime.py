@@ -197,9 +197,11 @@ def _print_error(message: str, label: str = "Error: ") -> None:
     import logging
 
     from streams.observability import logging as program_log
+    from streams.output import printable
 
     as_json = program_log.is_json()
-    line = program_log.json_line(logging.ERROR, "streamward", message) if as_json else f"{label}{message}"
+    text = "\n".join(map(printable, f"{label}{message}".split("\n")))
+    line = program_log.json_line(logging.ERROR, "streamward", message) if as_json else text
     with contextlib.suppress(OSError):
         click.echo(line, err=True)
 

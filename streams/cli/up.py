@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from streams import output as show
 from streams.cli.runtime import AppContext, pass_call
 from streams.cli.task_file import TaskFileOptions, read_tasks, task_file_options, unanswerable
 from streams.errors import SettingsError, StreamwardError
@@ -78,8 +79,6 @@ def up(
     Ctrl-C stops everything cleanly; run the same command again to resume. Settings that you do not set get values for
     one machine, and are written to ./streamward.toml, unless that is your own file.
     """
-    from rich.console import Console
-
     from streams.demo import loop_run as loop
     from streams.demo.up_plan import UpPlan
 
@@ -107,7 +106,7 @@ def up(
     _check_scorers(settings, plan, reading)
     _check_prompts(settings, plan, reading)
     _check_contamination(plan)
-    result = loop.run(plan, Console(stderr=output == "json"))
+    result = loop.run(plan, show.console(sys.stderr if output == "json" else None))
     if output == "json":
         sys.stdout.write(json.dumps(result) + "\n")
     if result["failure"] is not None:

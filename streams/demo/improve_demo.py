@@ -38,6 +38,7 @@ from streams.improve.triggers.rule import read_rule
 from streams.kafka import admin, times
 from streams.kafka.node import process as broker
 from streams.kafka.producer import Producer
+from streams.output import printable
 from streams.settings.load import load, save
 from streams.settings.model import Settings
 from streams.tools.archive import history
@@ -175,7 +176,7 @@ def _demo(options: ImproveDemo, console: Console, began: float) -> Iterator[Impr
     """Start the node, what answers and what improves; end all of it afterwards."""
 
     def say(line: str) -> None:
-        console.print(f"{time.monotonic() - began:4.0f} s  {line}", highlight=False)
+        console.print(f"{time.monotonic() - began:4.0f} s  {printable(line)}")
 
     settings = options.settings("127.0.0.1:0")
     say(f"making {settings.model.base} ready (half a minute the first time)")

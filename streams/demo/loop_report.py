@@ -31,6 +31,7 @@ from streams.demo.loop_plan import Plan
 from streams.demo.progress import HeldOut, Progress, waits
 from streams.demo.settings_file import finds_settings
 from streams.kafka.topics import topics
+from streams.output import printable
 from streams.tools.views.places import PLACES
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -64,7 +65,7 @@ class Display:
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self._console.print(printable(line), soft_wrap=True)
 
     def update(self, progress: Progress, memory_bytes: int) -> None:
         """Draw the current state."""
@@ -121,12 +122,14 @@ class Display:
         places.add_row(*(str(progress.places[place]) for place in PLACES))
         doing = Table.grid(padding=(0, 2))
         for name, activity in waits(progress):
-            doing.add_row(Text(name, "bold"), activity)
+            doing.add_row(Text(name, "bold"), Text(printable(activity)))
         trend, last_step = self._trend(progress), Text(_last_step(progress))
         parts: list[RenderableType] = [head, Text(), places, Text(), trend, last_step, Text(), doing]
         if progress.counts["dead-letters"]:
             parts.append(Text(f"{progress.counts['dead-letters']} dead letters: streamward dlq list"))
-        return Panel(Group(*parts), title="streamward: where every group is", title_align="left", border_style="dim")
+        return Panel(
+            Group(*parts), title=Text("streamward: where every group is"), title_align="left", border_style="dim"
+        )
 
     def _trend(self, progress: Progress) -> Text:
         return trend(progress.held_out) if self._scored else Text(self._score(progress))
@@ -244,21 +247,21 @@ def show(result: dict[str, Any], progress: Progress, console: Console, config: P
     elif progress.scored_versions():
         console.print(_rewards(progress))
     console.print(_topics(progress))
-    console.print(f"{result['loop_s']:.0f} s. {train_summary(progress)}", highlight=False)
+    console.print(f"{result['loop_s']:.0f} s. {train_summary(progress)}")
     for line in _faults(progress):
-        console.print(line, highlight=False)
+        console.print(printable(line))
     if result["held_out"]:
-        console.print(f"Plot: {config.parent / 'learning.png'}", highlight=False)
+        console.print(f"Plot: {config.parent / 'learning.png'}")
     if not result["finished"]:
         stopped = result["interrupted"] or result["failure"] is not None
         ending = "Stopped" if stopped else "The time is over (--minutes)"
         console.print(f"{ending}. Everything is in the log: run the same command again to resume.")
     finds_config = finds_settings(config)
     if finds_config:
-        console.print("\n./streamward.toml now has these settings, for commands typed in this folder.", highlight=False)
+        console.print("\n./streamward.toml now has these settings, for commands typed in this folder.")
     console.print("\nTry next:", style="bold")
     for command in _next_commands(None if finds_config else config, plan):
-        console.print(f"  {command}", highlight=False, soft_wrap=True)
+        console.print(f"  {command}", soft_wrap=True)
 
 
 def train_summary(progress: Progress) -> str:

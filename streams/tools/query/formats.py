@@ -260,9 +260,7 @@ def _terminal(out: TextIO) -> int:
     """Return the cells in a line of the terminal that `out` is, or 0."""
     if not out.isatty():
         return 0
-    from rich.console import Console
-
-    return int(Console(file=out).width)
+    return show.console(out).width
 
 
 def _markdown(result: QueryResult, out: TextIO) -> int:
