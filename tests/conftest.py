@@ -21,9 +21,12 @@ import pytest
 
 from streams.observability.logging import StderrLog
 from streams.settings.model import Adapters, Archive, Broker, Kafka, Settings, Topics, Trainer
-from tests.schedule import pytest_collection_modifyitems as pytest_collection_modifyitems
 from tests.skips import pytest_terminal_summary as pytest_terminal_summary
 from tests.support.thoroughness import FULL, examples
+from tests.times import (
+    pytest_collection_modifyitems as pytest_collection_modifyitems,
+    pytest_configure as pytest_configure,
+)
 
 if TYPE_CHECKING:
     from streams.kafka.node.process import RunningBroker

@@ -4,6 +4,7 @@
     python -m tests.house --by-folder           fillers and participles, a row a folder
     python -m tests.house --worst streams/cli   each filler and each function named by a past participle
     python -m tests.house --list                long functions, many parameters, broad excepts, file names twice
+    python -m tests.house --times               the slowest tests, files and fixtures of the runs here; --write: for all
 
 `tests/unit/test_names.py` holds ceilings for what only may go down.
 """
@@ -19,27 +20,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests import import_graph
-from tests.import_graph import ROOT
+from tests import import_graph, times
+from tests.import_graph import sources
 from tests.names import Name, bound_names
 
 LONG_LINES = 60
 MANY_PARAMETERS = 7
 BROAD = ("Exception", "BaseException")
-
-
-@dataclass(frozen=True)
-class Module:
-    """A source file, parsed."""
-
-    path: str
-    lines: list[str]
-    tree: ast.Module
-
-    @property
-    def folder(self) -> str:
-        """Its folder."""
-        return str(Path(self.path).parent)
 
 
 @dataclass(frozen=True)
@@ -62,17 +49,9 @@ class Function:
 
 
 @cache
-def modules() -> tuple[Module, ...]:
-    """Return every module of the program."""
-    paths = sorted(import_graph.modules().values())
-    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
-    return tuple(Module(path, text.splitlines(), ast.parse(text)) for path, text in texts.items())
-
-
-@cache
 def names() -> dict[str, list[Name]]:
     """Return the names that each module binds, by its path."""
-    return {module.path: bound_names(module.tree) for module in modules()}
+    return {module.path: bound_names(module.tree) for module in sources()}
 
 
 def fillers(folder: str = "") -> list[str]:
@@ -106,8 +85,8 @@ def functions() -> tuple[Function, ...]:
     """Return every function, also those inside others."""
     return tuple(
         Function(f"{module.path}:{node.lineno}", node.name, (node.end_lineno or 0) - node.lineno + 1, _parameters(node))
-        for module in modules()
-        for node in ast.walk(module.tree)
+        for module in sources()
+        for node in module.nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
 
@@ -132,8 +111,8 @@ def broad_excepts() -> list[str]:
     """Return each handler of any exception whose line does not say why."""
     return [
         f"{module.path}:{node.lineno} {module.lines[node.lineno - 1].strip()}"
-        for module in modules()
-        for node in ast.walk(module.tree)
+        for module in sources()
+        for node in module.nodes
         if isinstance(node, ast.ExceptHandler) and _is_broad(node) and not _has_reason(module.lines[node.lineno - 1])
     ]
 
@@ -153,30 +132,30 @@ def _has_reason(line: str) -> bool:
 def file_names_twice() -> dict[str, list[str]]:
     """Return the file names that two modules or more share."""
     paths: dict[str, list[str]] = defaultdict(list)
-    for module in modules():
+    for module in sources():
         paths[Path(module.path).name].append(module.path)
     return {name: same for name, same in paths.items() if len(same) > 1 and name not in ("__init__.py", "__main__.py")}
 
 
 def loose_modules(folder: str) -> list[str]:
     """Return the modules that lie directly in `folder`."""
-    return [module.path for module in modules() if module.folder == folder and not module.path.endswith("/__init__.py")]
+    return [module.path for module in sources() if module.folder == folder and not module.path.endswith("/__init__.py")]
 
 
 def production_lines() -> int:
     """Return the number of lines of the program."""
-    return sum(len(module.lines) for module in modules())
+    return sum(len(module.lines) for module in sources())
 
 
 def per_1000_lines(*kinds: type[ast.AST]) -> float:
     """Return how often syntax of these kinds occurs in 1,000 lines."""
-    nodes = [node for module in modules() for node in ast.walk(module.tree) if isinstance(node, kinds)]
+    nodes = [node for module in sources() for node in module.nodes if isinstance(node, kinds)]
     return 1000 * len(nodes) / production_lines()
 
 
 def table() -> Iterator[tuple[str, str]]:
     """Yield each measure with its value."""
-    graph, folders = import_graph.between_modules(), import_graph.between_folders()
+    graph, folders = import_graph.between_sources(), import_graph.between_folders()
     bound = sum(map(len, names().values()))
     for folder in ("streams", "gateway"):
         yield f"loose modules in {folder}/", str(len(loose_modules(folder)))
@@ -195,7 +174,7 @@ def table() -> Iterator[tuple[str, str]]:
         str(len(functions_with_many_parameters())),
     )
     yield "broad excepts without a reason", str(len(broad_excepts()))
-    yield "production lines", f"{production_lines():,} in {len(modules())} modules"
+    yield "production lines", f"{production_lines():,} in {len(sources())} modules"
     dense = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.IfExp)
     yield "comprehensions and conditional expressions per 1,000 lines", f"{per_1000_lines(*dense):.1f}"
     yield "walruses per 1,000 lines", f"{per_1000_lines(ast.NamedExpr):.1f}"
@@ -208,7 +187,7 @@ def _circles(circles: list[list[str]]) -> str:
 
 
 def _print_folders() -> None:
-    folders = sorted({module.folder for module in modules()})
+    folders = sorted({module.folder for module in sources()})
     print(f"{'folder':46} {'bound':>6} {'fillers':>7} {'share':>7} {'participles':>11}")
     for folder in folders:
         bound = [name for path, inside in names().items() if str(Path(path).parent) == folder for name in inside]
@@ -241,8 +220,14 @@ def main() -> None:
     parser.add_argument(
         "--list", action="store_true", help="long functions, many parameters, broad excepts, names twice"
     )
+    parser.add_argument("--times", action="store_true", help="the slowest files, cases and fixtures of the runs here")
+    parser.add_argument("--write", action="store_true", help="with --times: write tests/seconds.json from them")
     options = parser.parse_args()
-    if options.worst:
+    if options.times:
+        print(*times.table(), sep="\n")
+        if options.write:
+            times.write_seed()
+    elif options.worst:
         _print_worst(options.worst)
     elif options.by_folder:
         _print_folders()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -17,6 +17,44 @@ Import = tuple[str, bool]
 """The imported name, and whether that happens inside a function called `register`."""
 Graph = Mapping[str, set[str]]
 """Each node with the nodes it imports."""
+
+
+class Source:
+    """A source file, which is parsed once, for every test that looks at it. No one may change its tree."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.text = (ROOT / path).read_text(encoding="utf-8")
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """Its lines."""
+        return self.text.splitlines()
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Its syntax."""
+        return ast.parse(self.text)
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Every node of its tree."""
+        return tuple(ast.walk(self.tree))
+
+    @property
+    def folder(self) -> str:
+        """Its folder."""
+        return str(Path(self.path).parent)
+
+
+source = cache(Source)
+"""A source file by its path from the root."""
+
+
+@cache
+def sources() -> tuple[Source, ...]:
+    """Return every file of the program."""
+    return tuple(source(path.relative_to(ROOT).as_posix()) for path in sorted(modules().values()))
 
 
 @cache
@@ -33,13 +71,13 @@ def modules() -> dict[str, Path]:
 @cache
 def imports(module: str) -> tuple[Import, ...]:
     """Return what `module` imports, wherever in the file; a name that is no module of ours stands for its module."""
-    return tuple(_imports(ast.parse(modules()[module].read_text(encoding="utf-8")), in_register=False))
+    return tuple(_imports(source(path_of(module)).tree, in_register=False))
 
 
 @cache
 def loads(module: str) -> frozenset[str]:
     """Return what `module` imports when it is imported itself: not what its functions import once they are called."""
-    return frozenset(_loads(ast.parse(modules()[module].read_text(encoding="utf-8"))))
+    return frozenset(_loads(source(path_of(module)).tree))
 
 
 def _loads(node: ast.AST) -> Iterator[str]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -98,19 +97,21 @@ def _is_past_participle(word: str) -> bool:
 
 def bound_names(tree: ast.AST) -> list[Name]:
     """Return every name that a module binds, in no particular order."""
-    return [name for name in _walk(tree, "") if name.word]
+    names: list[Name] = []
+    ahead = [(tree, "")]
+    while ahead:
+        node, scope = ahead.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.append(Name(node.name, node.lineno, scope, is_function=True))
+        elif isinstance(node, BINDING) and (name := _bound_by(node)) is not None:
+            names.append(Name(name, node.lineno, scope))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            scope = f"{scope}.{node.name}".lstrip(".")
+        ahead += [(child, scope) for child in ast.iter_child_nodes(node)]
+    return [name for name in names if name.word]
 
 
-def _walk(node: ast.AST, scope: str) -> Iterator[Name]:
-    inner = scope
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        yield Name(node.name, node.lineno, scope, is_function=True)
-    elif (name := _bound_by(node)) is not None:
-        yield Name(name, node.lineno, scope)  # type: ignore[attr-defined]
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        inner = f"{scope}.{node.name}".lstrip(".")
-    for child in ast.iter_child_nodes(node):
-        yield from _walk(child, inner)
+BINDING = (ast.Name, ast.arg, ast.Attribute, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
 
 
 def _bound_by(node: ast.AST) -> str | None:

@@ -21,8 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tests.house import modules
-from tests.import_graph import ROOT
+from tests.import_graph import ROOT, sources
 
 Kind = Literal["page", "header", "docstring", "help", "setting", "message"]
 
@@ -139,8 +138,9 @@ class _Reader(ast.NodeVisitor):
         docstring = ast.get_docstring(node)
         if docstring is not None:
             self._add(node.body[0].lineno, kind, docstring)
-            node.body = node.body[1:]
-        self.generic_visit(node)
+        for child in ast.iter_child_nodes(node):
+            if docstring is None or child is not node.body[0]:
+                self.visit(child)
 
     def visit_Expr(self, node: ast.Expr) -> None:
         if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -182,11 +182,11 @@ def without_code(text: str) -> str:
 def program_texts() -> tuple[Text, ...]:
     """Return every text in the program."""
     result: list[Text] = []
-    for module in modules():
+    for module in sources():
         if module.path.startswith("schemas/") and module.path.endswith(LOCKED):
             continue
         reader = _Reader(module.path)
-        reader.visit(ast.parse("\n".join(module.lines)))
+        reader.visit(module.tree)
         result += reader.texts
     return tuple(result)
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.import_graph import sources
 
 VALUE, NESTED = {"ValueError"}, {"ValueError", "RecursionError"}
 RAISES = {
@@ -121,14 +120,6 @@ class Call(NamedTuple):
     docstring: str
 
 
-@cache
-def sources() -> dict[str, tuple[str, ast.Module]]:
-    packages = ("gateway", "schemas", "streams", "streamward", "trainer")
-    paths = sorted(path for package in packages for path in (ROOT / package).rglob("*.py"))
-    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
-    return {name: (text, ast.parse(text)) for name, text in texts.items()}
-
-
 def types(handler: ast.ExceptHandler) -> set[str]:
     """The exceptions of a handler, without their modules."""
     if handler.type is None:
@@ -157,6 +148,12 @@ def calls(file: str, tree: ast.Module) -> Iterator[Call]:
     yield from walk(tree, "", "", frozenset())
 
 
+@cache
+def calls_of_program() -> list[Call]:
+    """Every call of the program that may be one of these."""
+    return [call for file in sources() for call in calls(file.path, file.tree)]
+
+
 def is_called(call: Call, name: str) -> bool:
     return call.name == name or call.name.endswith(f".{name}")
 
@@ -170,8 +167,7 @@ def uncaught(call: Call) -> str | None:
 
 
 def test_what_decodes_is_inside_a_try_that_catches_what_it_raises() -> None:
-    every = [call for file, (_, tree) in sources().items() for call in calls(file, tree)]
-    found = {place: call for call in every if (place := uncaught(call)) is not None}
+    found = {place: call for call in calls_of_program() if (place := uncaught(call)) is not None}
     assert found.keys() - WITHOUT_TRY.keys() == set(), "catch what it raises, as an error of streams/errors.py"
     assert WITHOUT_TRY.keys() - found.keys() == set(), "these are not there any more; take them out of the list"
     silent = [place for place, why in WITHOUT_TRY.items() if why == CALLER and "Raises" not in found[place].docstring]
@@ -179,9 +175,7 @@ def test_what_decodes_is_inside_a_try_that_catches_what_it_raises() -> None:
 
 
 def test_what_is_read_is_never_run() -> None:
-    found = [
-        call.place for file, (_, tree) in sources().items() for call in calls(file, tree) if call.name in RUNS_CODE
-    ]
+    found = [call.place for call in calls_of_program() if call.name in RUNS_CODE]
     allowed = {
         "schemas/convert.py::function": "code made of the fields of our own dataclasses",
         "streams/scorers/scorer_worker.py::_answer": "the sandbox's worker unpickles, from its parent",
@@ -192,11 +186,11 @@ def test_what_is_read_is_never_run() -> None:
 
 def test_a_handler_of_any_exception_raises_again_or_says_what_may_raise_anything() -> None:
     silent = [
-        f"{file}:{node.lineno}"
-        for file, (text, tree) in sources().items()
-        for node in ast.walk(tree)
+        f"{file.path}:{node.lineno}"
+        for file in sources()
+        for node in file.nodes
         if isinstance(node, ast.ExceptHandler) and types(node) & {"Exception", "BaseException"}
-        if "#" not in "".join(text.splitlines()[node.lineno - 1 : node.lineno + 1])
+        if "#" not in "".join(file.lines[node.lineno - 1 : node.lineno + 1])
         if not any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
     ]
     assert silent == []

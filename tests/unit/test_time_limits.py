@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.import_graph import ROOT, source, sources
+
 WAIT_FOREVER = ("urlopen", "create_connection", "HTTPConnection", "HTTPSConnection")
 """Without `timeout`. httpx has a default of 5 s."""
 OF_CONFLUENT = {"streams/kafka/registry/client.py", "tests/support/log/confluent_events.py"}
@@ -20,13 +20,12 @@ OF_INTEREST = ("SchemaRegistryClient", "timeout=None", *WAIT_FOREVER)
 def all_calls() -> dict[str, list[tuple[str, ast.Call]]]:
     """Return every call in a file of interest, with its file, by the name of what is called."""
     found: dict[str, list[tuple[str, ast.Call]]] = defaultdict(list)
-    for package in ("gateway", "schemas", "streams", "trainer", "tests"):
-        for path in (ROOT / package).rglob("*.py"):
-            text = path.read_text(encoding="utf-8")
-            for node in ast.walk(ast.parse(text)) if any(word in text for word in OF_INTEREST) else ():
-                if isinstance(node, ast.Call):
-                    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-                    found[name].append((path.relative_to(ROOT).as_posix(), node))
+    tests = [source(path.relative_to(ROOT).as_posix()) for path in (ROOT / "tests").rglob("*.py")]
+    for file in (*sources(), *tests):
+        for node in file.nodes if any(word in file.text for word in OF_INTEREST) else ():
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                found[name].append((file.path, node))
     return found
 
 
