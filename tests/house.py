@@ -6,7 +6,7 @@
     python -m tests.house --list                long functions, many parameters, broad excepts, file names twice
     python -m tests.house --times               the slowest tests, files and fixtures of the runs here; --write: for all
 
-`tests/unit/test_names.py` holds ceilings for what only may go down.
+`tests/lint/test_names.py` holds ceilings for what only may go down.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     python -m tests.prose streams/cli          each hit in a folder or module
     python -m tests.prose --pages              each hit in README, CONTRIBUTING, CHANGELOG and docs
 
-`tests/unit/test_plain_english.py` holds a ceiling for each kind, which only goes down.
+`tests/lint/test_plain_english.py` holds a ceiling for each kind, which only goes down.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ FAILURES = (
         others="Training reads calls more leniently than serving, and rewards those that never ran.",
         never="An answer is read once, when it is given, and the turn has what the agent got. Scorers and trainer have "
         "no parser of their own.",
-        elsewhere=(f"{UNIT}layers.py::test_only_the_engines_read_tool_calls",),
+        elsewhere=("tests/lint/test_layers.py::test_only_the_engines_read_tool_calls",),
     ),
     KnownFailure(
         number="F10",
