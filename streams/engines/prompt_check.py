@@ -2,8 +2,8 @@
 
     tasks, model.base ──► the files of the model on this machine ──► (task, reason), …
 
-The tokenizer, which takes seconds to load, is read only if a prompt may be too long, or the chat template refuses any
-messages.
+The tokenizer, which takes seconds to load, is read only if a prompt may be too long or has tool calls, or the chat
+template refuses any messages.
 
 Not covered: a base that is not on this machine, an image without transformers, servers with a shorter context, and what
 agents and episodes ask.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas import json_text
-from schemas.events import Task
+from schemas.events import Message, Task
 from streams.engines.base_model import load_token_table, local_folder
 from streams.engines.rendering.prompts import PromptRenderer
 from streams.errors import EventError
@@ -30,7 +30,7 @@ REFUSES = "raise_exception"
 
 
 def unanswerable_prompts(settings: Settings, tasks: Iterable[Task]) -> Iterator[tuple[Task, str]]:
-    """Yield each task whose prompt the chat template refuses or the context does not hold, and the reason.
+    """Yield each task whose prompt the chat template refuses or cuts, or the context does not hold, and the reason.
 
     Raises SettingsError if the tokenizer is needed and cannot be loaded.
     """
@@ -42,7 +42,7 @@ def unanswerable_prompts(settings: Settings, tasks: Iterable[Task]) -> Iterator[
         if task.agent is not None or task.environment is not None:
             continue
         size = sum(len(message.content.encode()) + TEMPLATE_BYTES for message in task.messages) + TEMPLATE_BYTES
-        if not can_refuse and size < context_tokens:
+        if not can_refuse and size < context_tokens and not any(map(_needs_tools, task.messages)):
             continue
         try:
             renderer = _renderer(settings.model.base, context_tokens)
@@ -63,6 +63,10 @@ def _limits(folder: Path) -> tuple[int, bool]:
     own_file = folder / "chat_template.jinja"
     template = own_file.read_text(encoding="utf-8") if own_file.exists() else str(tokenizer.get("chat_template"))
     return context_tokens, REFUSES in template
+
+
+def _needs_tools(message: Message) -> bool:
+    return bool(message.tool_calls) or message.role == "tool"
 
 
 @cache

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from schemas.events import Message
+from schemas.events import Message, Tool, ToolCall
 from streams.engines.rendering.chat_template import ChatTemplate
 from streams.engines.rendering.template_rendering import ChatRendering
 from streams.engines.rendering.token_table import TokenTable
-from streams.errors import StreamwardError
+from streams.errors import EventError, StreamwardError
 
 NAMES_SHOWN = 8
 """Most tokens that a finding names."""
@@ -22,6 +22,10 @@ RULE = Message(role="system", content="be brief")
 QUESTION, ANSWER = Message(role="user", content="how warm"), Message(role="assistant", content="ten degrees")
 NEXT_QUESTION = Message(role="user", content="and tomorrow")
 THOUGHT = Message(role="assistant", content="<think>\nit is autumn\n</think>\n\nten degrees")
+PROBE = Tool(name="thermometer")
+PROBE_CALL = ToolCall(id="abcdefghi", name=PROBE.name, arguments='{"of": "air"}')
+CALL = Message(role="assistant", content="", tool_calls=(PROBE_CALL,))
+RESULT = Message(role="tool", content="10", tool_call_id=PROBE_CALL.id)
 
 
 class ModelFinding(NamedTuple):
@@ -99,9 +103,14 @@ def template_oddities(tokenizer: Any, rendering: ChatRendering) -> Iterator[Mode
         *_inseparable_names(template),
     ):
         yield ModelFinding("template", what, do, True)
+    missing, refused = _missing_part(template), "Requests with tools"
+    if missing is not None:
+        refused += ", and tasks and tuning examples with calls,"
     if not rendering.markers:
         what = "the template writes tools and calls in none of the formats that are read"
-        yield ModelFinding("tools", what, "Requests with tools are refused", True)
+        yield ModelFinding("tools", what, f"{refused} are refused", True)
+    elif missing is not None:
+        yield ModelFinding("tools", missing, f"{refused} are refused", True)
 
 
 Oddity = tuple[str, str]
@@ -167,6 +176,17 @@ def _inseparable_names(template: ChatTemplate) -> Iterator[Oddity]:
     if template.inseparable:
         names = ", ".join(template.inseparable)
         yield f"it looks for {names} in messages", "A message that says so is refused; leave it out"
+
+
+def _missing_part(template: ChatTemplate) -> str | None:
+    """Return what of a call and its result the template does not write; None if it writes both, or refuses them."""
+    try:
+        template.render_with_sources([QUESTION, CALL, RESULT], [PROBE])
+    except EventError as exc:
+        return str(exc).partition(";")[0]
+    except Exception:  # a template is a program: what it refuses in its own words is refused with them
+        return None
+    return None
 
 
 def _refusal(template: ChatTemplate, messages: Sequence[Message]) -> str | None:

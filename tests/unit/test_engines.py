@@ -16,7 +16,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import GPTNeoConfig, GPTNeoForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from schemas.events import Message, RewardSource, Sampling, Task
+from schemas.events import Message, RewardSource, Sampling, Task, ToolCall
 from streams.engines import base_model
 from streams.engines.base_model import Base, digest_of_weights, load_base
 from streams.engines.build import build
@@ -543,6 +543,12 @@ def test_a_rule_changes_what_one_version_says_to_one_scenario_and_nothing_else(t
     assert "42" not in said[0]
     assert said[1] == ["42  ", "  "]
     assert said[2][0] == "42" != said[2][1]
+
+
+def test_a_scripted_prompt_has_the_calls_of_its_messages() -> None:
+    called = Message(role="assistant", content="", tool_calls=(ToolCall(id="c", name="add", arguments='{"a": 1}'),))
+    ((slot,),) = scripted(answers="echo").sample([request(group_size=1, messages=(called,))])
+    assert b'"name": "add", "arguments": {"a": 1}' in bytes(slot.prompt_token_ids)
 
 
 def test_scripted_tokens_are_the_bytes_of_the_text_with_an_end() -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from gateway.http.body import read_fields
 from gateway.log.tasks import TaskBody, task_of
-from schemas.events import Message, Task
+from schemas.events import Message, Task, ToolCall
 from streams.cli.task_file import unanswerable
+from streams.engines.base_model import load_base
+from streams.engines.local.transformers_engine import TransformersEngine
 from streams.engines.prompt_check import unanswerable_prompts
+from streams.engines.protocol import SamplingRequest
 from streams.errors import CallError, JobRequestError
 from streams.jobs import request
 from streams.settings.load import load
@@ -74,6 +78,21 @@ def test_messages_that_the_template_refuses_are_named_with_its_own_words(tmp_pat
     messages = (Message(role="system", content="Be brief."), Message(role="user", content="7"))
     [(_, reason)] = unanswerable_prompts(settings, [task(messages=messages), task(messages=messages[1:])])
     assert reason.startswith("the chat template refuses the messages: System role not supported")
+
+
+def test_a_prompt_of_which_the_template_leaves_out_a_call_is_refused_before_and_when_it_is_answered(
+    tmp_path: Path,
+) -> None:
+    """Two histories with other calls would be one prompt."""
+    settings = settings_for(tmp_path / "tiny")
+    called = Message(role="assistant", content="", tool_calls=(ToolCall(id="c", name="add", arguments='{"a": 1}'),))
+    messages = (Message(role="user", content="7"), called, Message(role="tool", content="8", tool_call_id="c"))
+    reason = "the model's chat template leaves out the tool call add; leave out the tools"
+    asked = task(messages=messages)
+    assert [problem[: len(reason)] for _, problem in unanswerable_prompts(settings, [asked])] == [reason]
+    with closing(TransformersEngine(load_base(settings.model))) as engine:
+        ((slot, *_),) = engine.sample([SamplingRequest(sampling_id="s", task=asked)])
+    assert slot.error is not None and reason in slot.error and not slot.completion_token_ids
 
 
 def test_what_agents_and_episodes_ask_and_a_base_that_is_elsewhere_are_not_checked(tmp_path: Path) -> None:

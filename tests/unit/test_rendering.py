@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from llguidance.hf import from_tokenizer
 from schemas.events import Message, Tool, ToolCall
 from streams.engines.base_model import digest_of_tokenizer, load_tokenizer
 from streams.engines.rendering.answer_form import AnswerForm
+from streams.engines.rendering.chat_template import ChatTemplate
 from streams.engines.rendering.template_rendering import ChatRendering
 from streams.engines.rendering.token_table import TokenTable
 from streams.engines.rendering.tool_calls import HermesCalls, LlamaCalls, MistralCalls
@@ -82,11 +84,47 @@ def test_template_that_changes_history_is_a_reason(
 
 
 def test_tools_that_the_template_does_not_write_are_refused() -> None:
-    with pytest.raises(EventError, match="in none of the formats"):
+    with pytest.raises(EventError, match="leaves out the tool weather"):
         chat.rendering(chat.NO_TOOLS).first(ASKS, (WEATHER,))
     with pytest.raises(EventError, match="in none of the formats"):
         chat.rendering(chat.NO_TOOLS).grammar(AnswerForm(tools=("weather",)), (WEATHER,))
     assert chat.rendering(chat.KEEPS).markers == ("<tool_call>",)
+
+
+@pytest.mark.parametrize(
+    ("lost", "instead", "missing"),
+    [
+        ("c.function.name", "c.id", "the tool call weather"),
+        ("c.function.arguments", "{}", "the arguments of the tool call weather"),
+        ("c.function.arguments", "c.function.arguments.keys() | list", "the arguments of the tool call weather"),
+        ("m.get('tool_calls', [])", "m.get('tool_calls', [])[:1]", "the tool call weather"),
+        ("{{ m['content'] }}", "{{ '' if m.role == 'tool' else m['content'] }}", "the result 'sunny'"),
+        ("{{ m['content'] }}", "{{ m['content'][:20] }}", "the result 'sunny at last, and dry until Th"),
+        ("tools | tojson", "tools | length", "the tool weather"),
+    ],
+)
+def test_what_a_template_leaves_out_of_a_call_is_named(lost: str, instead: str, missing: str) -> None:
+    """The name and the argument are also words of the question, and two calls differ only in their arguments."""
+    question = Message(role="user", content="weather, city: Zürich, Ulm?")
+    calls = (CALL, ToolCall(id="bbbbbbbbb", name="weather", arguments='{"city": "Ulm", "days": 2}'))
+    result = Message(role="tool", content="sunny", tool_call_id="abcdefghi")
+    if "[:20]" in instead:
+        result = Message(role="tool", content="sunny at last, and dry until Thursday", tool_call_id="abcdefghi")
+    conversation = (question, said("", *calls), result)
+    chat.rendering(chat.KEEPS).first(conversation, (WEATHER,))
+    assert lost in chat.KEEPS
+    with pytest.raises(EventError, match=f"chat template leaves out {re.escape(missing)}") as refused:
+        ChatTemplate(chat.chat_tokenizer(chat.KEEPS.replace(lost, instead))).ids(conversation, (WEATHER,))
+    assert refused.value.reason == "tools_unsupported"
+
+
+def test_a_template_that_refuses_marks_is_judged_by_the_texts_themselves() -> None:
+    known = "{% for m in messages %}{% for c in m.tool_calls %}{% if c.function.name != 'weather' %}"
+    strict = known + "{{ raise_exception('no such tool') }}{% endif %}{% endfor %}{% endfor %}"
+    conversation = (*ASKS, said("", CALL), *FOUND)
+    ChatTemplate(chat.chat_tokenizer(strict + chat.KEEPS)).ids(conversation)
+    with pytest.raises(EventError, match="leaves out the tool call weather"):
+        ChatTemplate(chat.chat_tokenizer(strict + chat.NO_TOOLS)).ids(conversation)
 
 
 def test_digest_tells_templates_apart() -> None:

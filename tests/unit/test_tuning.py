@@ -136,7 +136,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments":
 CONVERSATION = [
     message("system", "20"),
     message("user", "21 22"),
-    message("assistant", "23", tool_calls=[CALL]),
+    message("assistant", "23"),
     message("tool", "24", tool_call_id="c1"),
     message("assistant", "25 26"),
 ]
@@ -216,6 +216,12 @@ def test_the_digest_tells_examples_apart_that_differ_in_any_token_mask_or_order(
                             "rejected": [message("assistant", "22")]}), r"chosen and rejected are the same tokens"),
         ("dpo", json.dumps({"prompt": [message("user", "21")], "chosen": [message("assistant", "")],
                             "rejected": [message("assistant", "22")]}), r"chosen: the answer is empty"),
+        ("sft", json.dumps({"messages": [message("user", "21"), message("assistant", "22", tool_calls=[CALL])]}),
+         "the model's chat template leaves out the tool call add; leave out the tools"),
+        ("sft", json.dumps({"messages": [message("user", "21"), message("assistant", "22")],
+                            "tools": [{"type": "function", "function": {"name": "add"}}]}), "leaves out the tool add"),
+        ("dpo", json.dumps({"prompt": [message("user", "21")], "chosen": [message("assistant", "", tool_calls=[CALL])],
+                            "rejected": [message("assistant", "22")]}), "leaves out the tool call add"),
     ],
 )  # fmt: skip
 def test_a_line_that_is_no_example_is_named_with_its_number(tmp_path: Path, method: Any, line: str, said: str) -> None:
@@ -255,7 +261,8 @@ def test_a_template_that_rewrites_what_was_said_before_is_not_trained_on() -> No
     tokenizer.chat_template = (
         "{% for m in messages %}{{ '8 ' + (m['content'] if loop.last else '11') + ' ' }}{% endfor %}"
     )
-    line = json.dumps({"messages": CONVERSATION}).encode()
+    spoken = [one for one in CONVERSATION if one["role"] != "tool"]
+    line = json.dumps({"messages": spoken}).encode()
     with pytest.raises(ValueError, match=r"messages\[2\]: the chat template renders it otherwise"):
         from_file.example_of(line, "sft", ChatTemplate(tokenizer))
 

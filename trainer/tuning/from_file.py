@@ -159,6 +159,8 @@ def _renderer(template: ChatTemplate, tools: Sequence[Tool]) -> Renderer:
     def render(messages: Sequence[ExampleMessage], answer: bool) -> tuple[int, ...]:
         try:
             return template.ids([message.message for message in messages], tools, answer=answer)
+        except EventError as exc:
+            raise ValueError(str(exc)) from exc
         except Exception as exc:  # a template is a program, and a file chooses what it runs on: it may raise anything
             raise ValueError(f"the chat template refuses the messages: {exc}; check their roles and order") from exc
 

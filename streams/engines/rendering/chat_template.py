@@ -1,7 +1,8 @@
 """A model's own chat template and tokenizer: the one place where messages become text, and text tokens.
 
 The contents of messages are data: the name of a control token in them stays text. Stand-ins (stand_ins.py) show which
-characters of a rendered conversation come from messages; control_tokens.py makes tokens of it.
+characters of a rendered conversation come from messages; control_tokens.py makes tokens of it. A conversation of which
+the template leaves out a tool, a call or its result is refused (left_out.py).
 
 Not covered: the prompt of a completion (/v1/completions). It is no conversation, but a text with all its tokens.
 """
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from schemas import json_text
 from schemas.events import Message, Tool
 from streams.engines.rendering.control_tokens import ANSWER, MESSAGE, ControlTokens, RenderedText, any_of
+from streams.engines.rendering.left_out import check_all_written
 from streams.engines.rendering.stand_ins import StandIns, sources_of
 
 
@@ -39,7 +41,9 @@ class ChatTemplate:
     def render_with_sources(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answer: bool = True
     ) -> RenderedText:
-        """Return the conversation with the sources of its text. Raises as `render`.
+        """Return the conversation with the sources of its text.
+
+        Raises as `render`, and EventError (tools_unsupported) if the template leaves out a tool, a call or its result.
 
         First whatever a name may begin or end with has stand-ins, so that a name is found even where a template puts
         its parts together. Templates that look for <think> and the like in a message then write something else: with
@@ -47,6 +51,9 @@ class ChatTemplate:
         """
         chat = _Chat.of(messages, tools, answer)
         text = self._text(chat)
+        check_all_written(
+            text, chat.messages, chat.tools, lambda messages, tools: self._text(_Chat(messages, tools, chat.answer))
+        )
         with_edges = chat.with_stand_ins(self._edges)
         if with_edges == chat:
             return RenderedText(text, bytes(len(text)))

@@ -51,7 +51,7 @@ class PromptRenderer:
     def tokens(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return a prompt that leaves room for an answer.
 
-        Reasons of EventError: prompt_too_long, template_refuses, bad_tokens.
+        Reasons of EventError: prompt_too_long, template_refuses, tools_unsupported, bad_tokens.
         """
         characters = sum(len(message.content) for message in messages)
         if characters > self.context_tokens * self._longest_token:  # too long however it is tokenized
@@ -59,6 +59,8 @@ class PromptRenderer:
             raise EventError(error, reason="prompt_too_long")
         try:
             tokens = self.render_tokens(messages)
+        except EventError:  # what the template leaves out
+            raise
         except Exception as exc:  # a template is a program, and a task chooses what it runs on
             error = f"the chat template refuses the messages: {exc}; check their roles and order"
             raise EventError(error, reason="template_refuses") from exc

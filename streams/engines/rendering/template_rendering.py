@@ -70,9 +70,10 @@ class ChatRendering:
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
         """Return a conversation up to where the answer begins. Raises EventError if the template refuses it."""
+        rendered = self._apply(self._template.render_with_sources, messages, tools)
         if tools or any(message.tool_calls for message in messages):
             self._check_calls()
-        return self._template.tokens(*self._apply(self._template.render_with_sources, messages, tools))
+        return self._template.tokens(*rendered)
 
     def extend(
         self,
@@ -152,6 +153,8 @@ class ChatRendering:
         """Return what `render`, of the template, returns. Raises EventError."""
         try:
             return render([self._with_template_ids(message) for message in messages], tools, answer=answer)
+        except EventError:  # what the template leaves out
+            raise
         except Exception as exc:  # a template is a program, and a client chooses what it runs on
             error = f"the chat template refuses the messages: {exc}; check their roles, order and tool calls"
             raise EventError(error, reason="template_refuses") from exc

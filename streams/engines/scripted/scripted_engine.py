@@ -21,6 +21,7 @@ time takes twice the CPU time (34,000 against 16,000 short answers a second).
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import struct
 import time
@@ -31,13 +32,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from schemas import json_text
-from schemas.events import Sampling, Task
+from schemas.events import Message, Sampling, Task
 from streams.engines.protocol import Completion, SamplingRequest, check_folder, failed_slot, uniform
+from streams.engines.rendering.tool_calls import HermesCalls
 from streams.errors import EventError, SettingsError
 from streams.settings.model import Section, Settings
 
 END_OF_TURN = 256
 """The token after the 256 bytes."""
+CALLS = HermesCalls()
+"""The format of tool calls."""
 FAILS, IS_RIGHT, HOW_WRONG, FIRST_LOGPROB = range(4)
 """The decision that each random number of a slot makes."""
 
@@ -129,7 +133,7 @@ class ScriptedEngine:
         """Nothing to release."""
 
     def _slot(self, request: SamplingRequest, slot: int) -> Completion:
-        prompt = "".join(f"{message.role}: {message.content}\n" for message in request.messages).encode()
+        prompt = lines_of(request.messages).encode()
         try:
             if len(prompt) >= self.script.context_tokens:
                 context = f"do not fit the context of {self.script.context_tokens}"
@@ -163,6 +167,18 @@ class ScriptedEngine:
 def build_engine(settings: Settings, capacity: int | None) -> ScriptedEngine:
     """Return the engine of `policy.script`, which keeps nothing in memory. Raises SettingsError for a bad script."""
     return ScriptedEngine(settings.policy.script)
+
+
+def lines_of(messages: Sequence[Message]) -> str:
+    """Return a conversation with its calls, a line for each message."""
+    lines = []
+    for message in messages:
+        calls = "".join(
+            f'{CALLS.begin}{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}{CALLS.end}'
+            for call in message.tool_calls
+        )
+        lines.append(f"{message.role}: {message.content}{calls}\n")
+    return "".join(lines)
 
 
 def spell(text: str, sampling: Sampling) -> tuple[tuple[int, ...], Literal["stop", "length"], str | None]:

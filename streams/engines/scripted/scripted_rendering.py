@@ -12,10 +12,7 @@ from hashlib import sha256
 
 from schemas.events import Message, Tool
 from streams.engines.rendering.answer_form import AnswerForm, grammar_of
-from streams.engines.rendering.tool_calls import HermesCalls
-from streams.engines.scripted.scripted_engine import END_OF_TURN, ScriptedEngine
-
-CALLS = HermesCalls()
+from streams.engines.scripted.scripted_engine import CALLS, END_OF_TURN, ScriptedEngine, lines_of
 
 
 class ScriptedRendering:
@@ -30,7 +27,7 @@ class ScriptedRendering:
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
         """Return the tokens of a conversation, up to where the answer begins."""
         offered = f"tools: {json.dumps([asdict(tool) for tool in tools])}\n" if tools else ""
-        return self.plain(offered + _lines(messages))
+        return self.plain(offered + _prompt(messages))
 
     def extend(
         self,
@@ -41,7 +38,7 @@ class ScriptedRendering:
         tools: Sequence[Tool],
     ) -> tuple[int, ...] | str:
         """Return the tokens after an answer; `finished`: it has its END_OF_TURN."""
-        return (*(() if finished else (END_OF_TURN,)), *self.plain("\n" + _lines(new)))
+        return (*(() if finished else (END_OF_TURN,)), *self.plain("\n" + _prompt(new)))
 
     def parse(
         self, token_ids: Sequence[int], tools: Sequence[Tool], turn_id: str, stop: str | None = None
@@ -69,12 +66,5 @@ class ScriptedRendering:
         return b"" if token == END_OF_TURN else bytes((token,))
 
 
-def _lines(messages: Sequence[Message]) -> str:
-    lines = []
-    for message in messages:
-        calls = "".join(
-            f'{CALLS.begin}{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}{CALLS.end}'
-            for call in message.tool_calls
-        )
-        lines.append(f"{message.role}: {message.content}{calls}\n")
-    return "".join(lines) + "assistant: "
+def _prompt(messages: Sequence[Message]) -> str:
+    return lines_of(messages) + "assistant: "
