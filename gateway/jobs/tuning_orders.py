@@ -113,7 +113,7 @@ def _file(settings: Settings, file_id: str, tenant: str | None, method: TuningMe
     try:
         about = training_files.find(store, file_id, tenant)
         lines = training_files.lines_of(training_files.content(store, file_id, tenant))
-        tuning_request.check_lines(method, lines)
+        tuning_request.check_lines(settings, method, lines)
     except NotFoundError as exc:
         raise CallError("not_found", f"training_file: {exc}", "training_file") from exc
     except JobRequestError as exc:

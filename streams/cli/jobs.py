@@ -207,7 +207,7 @@ def _order_tuning(call: AppContext, body: dict[str, Any], file: Path | None, key
         stored = dataset_log.read(settings).find(request.config.dataset)
     if file is not None:
         raw, name = _content(file)
-        tuning_request.check_lines(request.method, training_files.lines_of(raw))
+        tuning_request.check_lines(settings, request.method, training_files.lines_of(raw))
         stored = training_files.put(
             settings.adapters.store, raw, filename=name, purpose=training_files.PURPOSE, now_ms=now_ms
         )

@@ -34,7 +34,8 @@ def unanswerable_prompts(settings: Settings, tasks: Iterable[Task]) -> Iterator[
 
     Raises SettingsError if the tokenizer is needed and cannot be loaded.
     """
-    folder = None if settings.policy.engine == "scripted" else local_folder(settings.model.base)
+    base = settings.model.base
+    folder = None if settings.policy.engine == "scripted" else local_folder(base)
     if folder is None:
         return
     context_tokens, can_refuse = _limits(folder)
@@ -44,14 +45,24 @@ def unanswerable_prompts(settings: Settings, tasks: Iterable[Task]) -> Iterator[
         size = sum(len(message.content.encode()) + TEMPLATE_BYTES for message in task.messages) + TEMPLATE_BYTES
         if not can_refuse and size < context_tokens and not any(map(_needs_tools, task.messages)):
             continue
-        try:
-            renderer = _renderer(settings.model.base, context_tokens)
-        except ImportError:  # no tokenizer in this image: the policy finds it
+        if (renderer := local_renderer(base)) is None:
             return
         try:
             renderer.tokens(task.messages)
         except EventError as exc:
             yield task, str(exc)
+
+
+def local_renderer(base: str) -> PromptRenderer | None:
+    """Return the renderer of a base; None if it is not on this machine, or this image has no tokenizers.
+
+    Raises SettingsError if the tokenizer cannot be loaded.
+    """
+    folder = local_folder(base)
+    try:
+        return None if folder is None else _renderer(base, _limits(folder)[0])
+    except ImportError:
+        return None
 
 
 @cache

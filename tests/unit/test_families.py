@@ -138,7 +138,7 @@ def test_only_ids_with_a_token_are_drawn_by_both_engines_and_only_they_have_a_sh
 def test_the_answer_and_its_end_bear_loss_and_nothing_else_does(name: str, folders: Folders) -> None:
     family, tokenizer = FAMILIES[name], folders.base(name).tokenizer
     line = {"messages": [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": REPLY}]}
-    ((answer,),) = [example_of(json.dumps(line).encode(), "sft", ChatTemplate(tokenizer))]
+    ((answer,),) = [example_of(json.dumps(line).encode(), "sft", ChatTemplate(tokenizer), 4096)]
     (chain,) = answer.chains
     with_loss = [token for token, has_loss in zip(chain.tokens, chain.loss_mask, strict=True) if has_loss]
     written = tokenizer(REPLY + family.end, add_special_tokens=False)["input_ids"]

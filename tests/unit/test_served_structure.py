@@ -122,7 +122,11 @@ def test_a_forged_turn_in_a_tuning_file_is_text_and_only_the_last_token_ends_an_
 
     for forged, word in zip(lines(FORGED), lines("word"), strict=True):
         chains, plain = (
-            [chain for example in example_of(json.dumps(line).encode(), method, TEMPLATE) for chain in example.chains]
+            [
+                chain
+                for example in example_of(json.dumps(line).encode(), method, TEMPLATE, 4096)
+                for chain in example.chains
+            ]
             for line in (forged, word)
         )
         assert [controls(chain.context) for chain in chains] == [controls(chain.context) for chain in plain]

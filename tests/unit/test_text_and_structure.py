@@ -232,7 +232,7 @@ def test_every_entrance_makes_the_same_tokens_of_the_same_messages() -> None:
     messages = [Message(role="user", content=said)]
     ids = ChatTemplate(base.tokenizer).ids(messages)
     line = {"messages": [{"role": "user", "content": said}, {"role": "assistant", "content": "22"}]}
-    ((answer,),) = [example_of(json.dumps(line).encode(), "sft", ChatTemplate(base.tokenizer))]
+    ((answer,),) = [example_of(json.dumps(line).encode(), "sft", ChatTemplate(base.tokenizer), 4096)]
     assert tuple(answer.chains[0].context) == ids == Prompts(base).tokens(messages)
 
 

@@ -42,7 +42,7 @@ def message(role: str, content: str, **more: Any) -> dict[str, Any]:
 
 def read(lines: Sequence[dict[str, Any]], method: Any = "sft") -> list[TunedExample]:
     template = ChatTemplate(chat_tokenizer())
-    return [from_file.example_of(json.dumps(line), method, template) for line in lines]
+    return [from_file.example_of(json.dumps(line), method, template, CONTEXT) for line in lines]
 
 
 def rewards(*values: float, **changes: Any) -> AdvantagedGroup:
@@ -264,7 +264,7 @@ def test_a_template_that_rewrites_what_was_said_before_is_not_trained_on() -> No
     spoken = [one for one in CONVERSATION if one["role"] != "tool"]
     line = json.dumps({"messages": spoken}).encode()
     with pytest.raises(ValueError, match=r"messages\[2\]: the chat template renders it otherwise"):
-        from_file.example_of(line, "sft", ChatTemplate(tokenizer))
+        from_file.example_of(line, "sft", ChatTemplate(tokenizer), CONTEXT)
 
 
 @pytest.mark.parametrize(("text", "found"), [("7", ("p", 7)), ("grpo:7", ("grpo", 7)), ("a:b:0", ("a:b", 0))])

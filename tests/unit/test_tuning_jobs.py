@@ -23,11 +23,17 @@ from streams.jobs.request import JobOrder, estimate
 from streams.jobs.state import JobState, JobUsage, fold
 from streams.jobs.training_files import FileLine, TrainingFile
 from streams.jobs.tuning import tuning_reducer, tuning_request
-from streams.settings.model import Adapters, Policy, Settings, Trainer
+from streams.settings.model import Adapters, Model, Policy, Settings, Trainer
 from tests.support.factories import T0, job_event, job_spec, trained
+from tests.support.models.chat_tiny import chat_tokenizer
+from tests.support.models.tiny import save_tiny
 from trainer.tuning.curation import Curation
 
-SETTINGS = Settings(policy=Policy(name="sums", engine="scripted"), trainer=Trainer(seed=7, learning_rate=1e-4))
+SETTINGS = Settings(
+    policy=Policy(name="sums", engine="scripted"),
+    trainer=Trainer(seed=7, learning_rate=1e-4),
+    model=Model(base="somebody/a-model-elsewhere"),
+)
 FILE = TrainingFile(file_id="file-1", filename="a.jsonl", size_bytes=400, created_at=0, purpose="fine-tune")
 PRICES = {"prompt": 1.0, "completion": 1e6, "trainer_hour": 3.0}
 
@@ -144,15 +150,14 @@ def test_what_is_wrong_with_an_order_names_its_parameter(
 
 
 def test_a_line_that_can_be_no_example_is_named_before_anything_is_written() -> None:
-    tuning_request.check_lines("sft", [FileLine(1, {"messages": [1]})])
+    tuning_request.check_lines(SETTINGS, "sft", [FileLine(1, {"messages": [1]})])
     openai = {"input": {"messages": []}, "preferred_output": [1], "non_preferred_output": [1]}
-    tuning_request.check_lines(
-        "dpo", [FileLine(1, openai), FileLine(2, {"prompt": [1], "chosen": [1], "rejected": [1]})]
-    )
+    trl = {"prompt": [1], "chosen": [1], "rejected": [1]}
+    tuning_request.check_lines(SETTINGS, "dpo", [FileLine(1, openai), FileLine(2, trl)])
     with pytest.raises(
         JobRequestError, match=r"line 3: expected prompt, chosen, rejected or input, .* it has messages"
     ):
-        tuning_request.check_lines("dpo", [FileLine(1, openai), FileLine(3, {"messages": [1]})])
+        tuning_request.check_lines(SETTINGS, "dpo", [FileLine(1, openai), FileLine(3, {"messages": [1]})])
 
 
 @given(
@@ -177,16 +182,18 @@ def test_a_rule_that_nobody_can_have_recorded_is_refused(wrong: dict[str, str]) 
 # --- in OpenAI's words ------------------------------------------------------------------------------------------------
 
 
-def openai(tmp_path: Path, lines: list[Any], adapters: Any = empty, **body: Any) -> JobOrder:
+def openai(
+    tmp_path: Path, lines: list[Any], adapters: Any = empty, settings: Settings = SETTINGS, **body: Any
+) -> JobOrder:
     raw = "".join(json.dumps(line) + "\n" for line in lines).encode()
     store = str(tmp_path / "adapters")
-    settings = SETTINGS.model_copy(update={"adapters": Adapters(store=store)})
+    settings = settings.model_copy(update={"adapters": Adapters(store=store)})
     file = training_files.put(store, raw, filename="a.jsonl", purpose="fine-tune", now_ms=0)
     given = {"model": "sums", "training_file": file.file_id, **body}
     return tuning_orders.fine_tuning(read(CreateFineTuningBody, json.dumps(given).encode()), settings, adapters)
 
 
-CHAT = {"messages": [{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}]}
+CHAT = {"messages": [{"role": "user", "content": "11"}, {"role": "assistant", "content": "2"}]}
 
 
 def test_supervised_training_and_dpo_of_openai_are_jobs_that_tune(tmp_path: Path) -> None:
@@ -231,6 +238,32 @@ def test_what_is_wrong_is_said_in_openais_words(
     with pytest.raises(CallError, match=says) as raised:
         openai(tmp_path, [CHAT], **body)
     assert (raised.value.kind, raised.value.parameter) == (kind, parameter)
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ({"content": "", "tool_calls": [CALL]}, "the model's chat template leaves out the tool call add; leave out"),
+        ({"content": ""}, r"messages\[1\]: the answer is empty, and the model would learn to say nothing"),
+        ({"content": "22 " * 300}, r"it has \d+ tokens, and the model's context 256; shorten it"),
+    ],
+)
+def test_a_line_that_the_model_here_cannot_be_tuned_on_is_refused_when_the_job_is_ordered(
+    tmp_path: Path, answer: dict[str, Any], says: str
+) -> None:
+    """As `streamward tune` refuses it."""
+    line = {"messages": [{"role": "user", "content": "21"}, {"role": "assistant", **answer}]}
+    chat_tokenizer().save_pretrained(save_tiny(tmp_path / "tiny"))
+    here = SETTINGS.model_copy(update={"model": Model(base=str(tmp_path / "tiny"))})
+    assert openai(tmp_path, [CHAT], settings=here).spec.tuning is not None
+    with pytest.raises(CallError, match=f"training_file: line 2: {says}") as raised:
+        openai(tmp_path, [CHAT, line], settings=here)
+    assert (raised.value.kind, raised.value.parameter) == ("invalid", "training_file")
+    with pytest.raises(JobRequestError, match=f"line 2: {says}"):
+        tuning_request.check_lines(here, "sft", [FileLine(1, CHAT), FileLine(2, line)])
 
 
 # --- the events of a job ----------------------------------------------------------------------------------------------

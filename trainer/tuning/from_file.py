@@ -68,9 +68,7 @@ def read(path: Path, method: TuningMethod, template: ChatTemplate, context_token
         raise SettingsError(str(exc)) from exc
     for number, row in entries:
         try:
-            example = example_of(row, method, template)
-            if (longest := max(answer.longest for answer in example)) > context_tokens:
-                raise ValueError(f"it has {longest} tokens, and the model's context {context_tokens}; shorten it")
+            example = example_of(row, method, template, context_tokens)
         except ValueError as exc:
             problems.append(f"{path}:{number}: {exc}")
         else:
@@ -84,13 +82,16 @@ def read(path: Path, method: TuningMethod, template: ChatTemplate, context_token
     return ExampleFile(path.name, hashlib.sha256(data).hexdigest(), examples)
 
 
-def example_of(row: Row, method: TuningMethod, template: ChatTemplate) -> TunedExample:
+def example_of(row: Row, method: TuningMethod, template: ChatTemplate, context_tokens: int) -> TunedExample:
     """Return the example in a row. Raises ValueError, with what was expected and found."""
     fields = fields_of(row)
     prompt_part = fields.get("input")
     offered = prompt_part.get("tools") if isinstance(prompt_part, dict) else None
     render = _renderer(template, _tools(fields.get("tools", offered)))
-    return (_assistant_answer(fields, render),) if method == "sft" else _pair(fields, render)
+    example = (_assistant_answer(fields, render),) if method == "sft" else _pair(fields, render)
+    if (longest := max(answer.longest for answer in example)) > context_tokens:
+        raise ValueError(f"it has {longest} tokens, and the model's context {context_tokens}; shorten it")
+    return example
 
 
 # --- sft --------------------------------------------------------------------------------------------------------------

@@ -35,15 +35,15 @@ class PromptRenderer:
         """Raises SettingsError without a chat template, or if it writes a token that the model does not have."""
         if not tokenizer.chat_template:
             raise SettingsError("model.base: its tokenizer has no chat template; set it to an instruct or chat model")
-        self._tokenizer, self._template, self.token_table = tokenizer, ChatTemplate(tokenizer), token_table
-        if rowless := self._template.own_tokens & token_table.rowless.keys():
+        self._tokenizer, self.template, self.token_table = tokenizer, ChatTemplate(tokenizer), token_table
+        if rowless := self.template.own_tokens & token_table.rowless.keys():
             names = ", ".join(f"{token_table.rowless[token]} (id {token})" for token in sorted(rowless))
             raise SettingsError(
                 f"model.base: its chat template writes {names}, and the model has rows for ids from 0 to "
                 f"{token_table.rows - 1}; use the tokenizer that it was trained with, or resize its embeddings"
             )
-        if self._template.inseparable:
-            names = ", ".join(self._template.inseparable)
+        if self.template.inseparable:
+            names = ", ".join(self.template.inseparable)
             log.warning("the chat template looks for %s in messages; a message that says so is refused", names)
         self.context_tokens = context_tokens
         self._longest_token = max(map(len, tokenizer.get_vocab()))
@@ -75,7 +75,7 @@ class PromptRenderer:
 
     def render_tokens(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the conversation as tokens, up to where the answer begins. Raises what the chat template raises."""
-        return self._template.ids(messages)
+        return self.template.ids(messages)
 
 
 class Prompts(PromptRenderer):
@@ -89,7 +89,7 @@ class Prompts(PromptRenderer):
 
     def plain(self, text: str) -> tuple[int, ...]:
         """Return the tokens of `text` alone."""
-        return self._template.tokens(text)
+        return self.template.tokens(text)
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of a completion, without the end-of-turn token."""

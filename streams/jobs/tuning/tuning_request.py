@@ -3,8 +3,8 @@
     {"policy", "method", "config"}, an uploaded file, a data set or neither ──► TuningRequest ──► JobOrder
                                                                                           └─► JobRequestError
 
-The lines of the file are checked here where that needs no chat template of the model; all else is checked when the job
-runs, before its first step.
+The lines of the file are checked here, with the chat template of the model if that is on this machine; all else is
+checked when the job runs, before its first step.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from schemas.events import DatasetEvent, JobSpec, JobTuning, Purpose, TuningMeth
 from streams.adapters.lora_shape import LoraChoice, LoraShape, in_order
 from streams.adapters.store import uri_of
 from streams.adapters.versions import AdapterState
+from streams.engines.prompt_check import local_renderer
 from streams.errors import JobRequestError, RefusedError, SettingsError
 from streams.jobs.request import (
     JobOrder,
@@ -34,6 +35,7 @@ from streams.jobs.request import (
 from streams.jobs.training_files import FileLine, TrainingFile
 from streams.kafka.times import parse_time
 from streams.settings.model import Settings
+from trainer.tuning import from_file
 from trainer.tuning.curation import Curation
 
 MOST_RANK = 512
@@ -152,13 +154,23 @@ def order(
     )
 
 
-def check_lines(method: TuningMethod, lines: Sequence[FileLine]) -> None:
-    """Raise JobRequestError for a line that has not the fields of an example, or whose fields are no lists."""
+def check_lines(settings: Settings, method: TuningMethod, lines: Sequence[FileLine]) -> None:
+    """Raise JobRequestError for the first line that is no example, or that model.base cannot be tuned on if it is here.
+
+    Raises SettingsError if its tokenizer cannot be loaded.
+    """
     for number, line in lines:
         if not any(all(line.get(name) for name in names) for names in EXPECTED[method]):
             expected = " or ".join(", ".join(names) for names in EXPECTED[method])
             fields = ", ".join(sorted(line)) or "nothing"
             raise JobRequestError(f"line {number}: expected {expected}, for {method}; it has {fields[:80]}", "file")
+    if (renderer := local_renderer(settings.model.base)) is None:
+        return
+    for number, line in lines:
+        try:
+            from_file.example_of(line, method, renderer.template, renderer.context_tokens)
+        except ValueError as exc:
+            raise JobRequestError(f"line {number}: {exc}", "file") from exc
 
 
 def _tuning(request: TuningRequest, examples: TrainingFile | DatasetEvent | None, now_ms: int) -> JobTuning:
