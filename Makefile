@@ -1,4 +1,4 @@
-# Two commands do everything: `make demo` runs the loop, `make test` passes the tests. Both set up what they need.
+# Two commands do everything: `make demo` runs the loop, `make test` the tests. Both set up what they need.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -9,36 +9,49 @@ BENCH ?=
 JOBS ?= 100
 VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-full pytest test-deploy test-strangers test-spark test-ray test-verl test-page check lint types bench load simulate chaos soak fuzz check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark setup-ray setup-verl images release docs clients lock clean
+.PHONY: demo test test-kills test-docs test-full pytest test-deploy test-strangers test-spark test-ray test-verl test-page check lint types bench load simulate chaos soak fuzz check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark setup-ray setup-verl images release docs clients lock clean
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(if $(TASK),--task $(TASK)) $(ARGS)
 
-# five workers for two cores: much of a test is waiting for other processes. mypy runs beside them, and both must pass
+# A tier is a mark: every test without one is in `make test`, and what only looks at sources and pages in `make check`.
+# Five workers for two cores: much of a test is waiting for other processes. mypy runs next to them, and both must pass.
 WORKERS ?= 5
+TIER = not kills and not docs
+FOLDERS = tests
 test: .venv/ready-test lint
-	@$(MAKE) --no-print-directory --jobs=2 types pytest
+	@$(MAKE) --no-print-directory --jobs=2 TIER="$(TIER)" types pytest
 
-# the same with as many examples and as much load as a release deserves; the whole matrix of faults is `make chaos`
+# outages, zombies, processes that are frozen or killed; and the pages of docs as a reader types them
+test-kills: TIER = kills
+test-docs: TIER = docs
+test-kills test-docs: FOLDERS = tests/log tests/pipeline
+test-kills test-docs: .venv/ready-test pytest
+
+# all tiers with as many examples and as much load as a release deserves; the whole matrix of faults is `make chaos`
 test-full: export TEST_FULL = 1
+test-full: TIER =
 test-full: test
 
 # a run starts hundreds of processes: they find their modules compiled, also where the environment says not to keep that
 pytest: export PYTHONDONTWRITEBYTECODE :=
 pytest:
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "$(TIER)" --ignore=tests/lint $(FOLDERS) $(ARGS)
 
 # the chart on the cluster of KUBECONFIG, in namespaces of its own, with the helm and kubectl on PATH; dashboards and
 # alerts with the prometheus and promtool on PATH or in PROMETHEUS_HOME; a real Schema Registry, which is fetched once
 test-deploy: .venv/ready-test
 	PATH="$(CURDIR)/.venv-deploy/bin:$$PATH" TEST_CLUSTER=1 TEST_REGISTRY=1 $(BIN)/python -m pytest tests/deploy $(ARGS)
 
-check: lint types
+check: .venv/ready-test
+	@$(MAKE) --no-print-directory --jobs=2 lint types
 
+lint: export PYTHONDONTWRITEBYTECODE :=
 lint: .venv/ready-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m schemas.generate --check
+	$(BIN)/python -m pytest -q tests/lint
 
 types: .venv/ready-test
 	$(BIN)/mypy

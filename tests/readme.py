@@ -148,15 +148,15 @@ def _commands(name: str, text: str, line: int) -> Iterator[Step]:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def walk() -> list[Step]:
-    """Return the steps of all pages, in the order in which they are run."""
+def walk(pages: tuple[str, ...] = CONTINUED + ALONE) -> list[Step]:
+    """Return the steps of the README and of `pages`, in the order in which they are run."""
     first = list(steps(FIRST))
     end = next(number for number, step in enumerate(first) if step.command == STOP)
-    return [*first[:end], *(step for name in (*CONTINUED, *ALONE) for step in steps(name)), *first[end:]]
+    return [*first[:end], *(step for name in pages for step in steps(name)), *first[end:]]
 
 
-def run(folder: Path) -> Iterator[Ran]:
-    """Walk all pages in `folder`, which is empty, and yield what each step did.
+def run(walked: list[Step], folder: Path) -> Iterator[Ran]:
+    """Take the steps of a walk in `folder`, which is empty, and yield what each did.
 
     What a page of ALONE leaves running ends with its last step: it would take time from the pages after it.
     """
@@ -165,7 +165,7 @@ def run(folder: Path) -> Iterator[Ran]:
         judge = stack.enter_context(_judge())
         stack.callback(broker.stop, Broker(data_dir=folder / ".streamward" / "kafka"))
         first = stack.enter_context(_place(folder))
-        for page, of_page in groupby(walk(), key=lambda step: step.page):
+        for page, of_page in groupby(walked, key=lambda step: step.page):
             place = _place(folder / Path(page).stem) if page in ALONE else nullcontext(first)
             with place as (where, bash, served):
                 for step in of_page:
@@ -326,7 +326,7 @@ def main() -> None:
     """Print every step with what it prints now."""
     folder = Path(tempfile.mkdtemp(prefix="streamward-readme-"))
     try:
-        for ran in run(folder):
+        for ran in run(walk(), folder):
             name = f"(file {ran.step.file})" if ran.step.file else "$ " + ran.step.command
             good = "" if fits(ran.step.expected, ran.output) or ran.step.file else "   <── not what the page says"
             print(f"{ran.step.page}:{ran.step.line}: exit {ran.code}{good}\n{name}\n{ran.output}", flush=True)

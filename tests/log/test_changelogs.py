@@ -18,7 +18,7 @@ from tests.support.log.join_worker import ANSWERS, PARTITIONS
 
 __all__ = ["bench"]
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.kills]
 
 GROUPS = [f"g{i}" for i in range(20)]
 

@@ -29,7 +29,7 @@ from tests.chaos.proxy import Proxy, proxied_node
 from tests.skips import IN_FULL
 from tests.support.thoroughness import FULL
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.kills]
 TOPIC = "chaos-tools"
 HOUR_MS = 3_600_000
 

@@ -187,6 +187,7 @@ def test_a_person_decides_once_and_not_about_a_verdict_that_was_not_shown(log: S
     assert wrong(log) == []
 
 
+@pytest.mark.kills
 def test_curators_that_are_killed_and_share_the_runs_judge_each_once(
     log: Settings, judge: JudgeServer, tmp_path: Path
 ) -> None:

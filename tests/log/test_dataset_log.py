@@ -259,6 +259,7 @@ def test_data_sets_are_listed_over_http_and_a_tenants_key_sees_its_own(kafka_boo
     assert [entry.dataset for entry in room.list_datasets(as_tenant, DatasetsQuery()).data] == ["other"]
 
 
+@pytest.mark.kills
 def test_a_follower_that_is_killed_at_random_moments_leaves_whole_sets_and_one_event_for_each(
     settings: Settings, tmp_path: Path
 ) -> None:

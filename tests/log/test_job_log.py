@@ -65,6 +65,7 @@ def states(settings: Settings) -> dict[str, JobState]:
     return found
 
 
+@pytest.mark.kills
 def test_controllers_killed_again_and_again_ask_for_every_task_and_end_every_iteration_once(
     made: Settings, tmp_path: Path
 ) -> None:

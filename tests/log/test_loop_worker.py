@@ -23,7 +23,7 @@ from tests.support.log.join_worker import ANSWERS, PARTITIONS
 
 __all__ = ["bench"]
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.kills]
 
 SESSION = {"STREAMWARD_KAFKA__SESSION_TIMEOUT_S": "1.5"}
 LOOP, FAUST = {"driver": "loop", **SESSION}, {"driver": "faust", **SESSION}

@@ -40,7 +40,7 @@ from tests.support.log.shared_node import own_prefix
 from tests.support.processes import command, environment, running, said, until
 from tests.support.scrape import get, parse
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.kills]
 PROPERTIES = {"group.min.session.timeout.ms": "1000", "broker.session.timeout.ms": "2000"}
 
 

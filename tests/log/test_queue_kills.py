@@ -19,7 +19,7 @@ from streams.settings.model import Kafka, Settings, Topics
 from tests.support.log.queue_accounts import QueueAccounts
 from tests.support.log.shared_node import own_prefix
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.kills]
 
 KILLS = int(os.environ.get("QUEUE_KILLS", "4"))
 """`QUEUE_KILLS=20 QUEUE_SEEDS=1,2,3` is the long run."""

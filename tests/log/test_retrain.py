@@ -225,6 +225,7 @@ def test_a_crossing_whose_job_cannot_be_ordered_is_not_written(
     assert "of 5 runs no question can be trained on: 5 without a verifier" in caplog.text
 
 
+@pytest.mark.kills
 def test_killed_twenty_times_a_controller_starts_exactly_one_job_for_each_crossing(
     made: Settings, tmp_path: Path
 ) -> None:

@@ -430,6 +430,7 @@ def test_two_agents_share_the_partitions_and_every_response_is_scored(ready: Set
     assert lag(ready) == 0
 
 
+@pytest.mark.kills
 def test_an_agent_killed_in_the_middle_loses_no_response(ready: Settings, tmp_path: Path) -> None:
     # kill -9 comes while scores are in flight and after some were written: what was not committed is scored again,
     # under the same ids, by the next agent.

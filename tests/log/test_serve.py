@@ -404,6 +404,7 @@ def test_an_answer_whose_client_hangs_up_is_recorded_and_not_delivered(server: S
     assert 0 < len(turn.completion_token_ids) < 100_000
 
 
+@pytest.mark.kills
 def test_after_kill_9_every_finished_answer_is_in_the_log_and_conversations_continue(server: Server) -> None:
     client, told = server.client("survivor"), []
     before = client.chat.completions.create(model="sums", messages=[user("remember me")])

@@ -14,7 +14,7 @@ from tests.support.log.transactions import Transactions
 
 __all__ = ["bench"]
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.kills]
 
 
 def test_changelog_record_that_the_broker_refuses_ends_the_worker_uncommitted(bench: Bench) -> None:

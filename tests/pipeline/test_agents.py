@@ -206,6 +206,7 @@ def check_episodes(settings: Settings) -> None:
     assert replayed == {"episodes": 4, "turns": 8, "differ": 0, "not_replayed": 0}
 
 
+@pytest.mark.kills
 def test_after_kill_9_of_the_manager_each_run_ends_once_and_none_that_ended_runs_again(
     settings: Settings, agent: list[str], tmp_path: Path
 ) -> None:

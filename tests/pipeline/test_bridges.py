@@ -321,6 +321,7 @@ def test_a_trainer_that_was_about_to_announce_the_same_version_goes_on_from_the_
     assert furthest(fetched(settings, second, tmp_path / "second"), again) < 1e-6
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("lost", [False, True], ids=["resumed", "without its checkpoints"])
 def test_a_trainer_killed_behind_an_import_ends_with_the_same_bytes(
     settings: Settings, base: Base, tmp_path: Path, lost: bool

@@ -29,7 +29,7 @@ from tests.support.processes import read, until
 from tests.support.training_calls import SESSION, begin_session, create_model, numbered
 from trainer.batch_source import STAGE
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before"), pytest.mark.kills]
 
 MODELS, STEPS = 4, 6
 

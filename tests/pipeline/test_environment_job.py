@@ -25,7 +25,7 @@ from tests.support.processes import command, environment, read, running, said, u
 
 __all__ = ["base"]
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before"), pytest.mark.kills]
 ITERATIONS, GROUPS, ANSWERS, EPISODES, HELD_OUT, TURNS = 3, 2, 2, 3, 2, 2
 KILLED = ("train", "jobs run")
 PRICES = {"prompt": 1.0, "completion": 2.0, "trainer_hour": 3.0}

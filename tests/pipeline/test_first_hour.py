@@ -2,8 +2,8 @@
 
     docs/first-hour.md ──► every command, in an empty folder ──► output, and the report that `up` left
 
-In `make test` a tiny model takes the place of the real one: its answers are all wrong, so the last run learns nothing,
-either. `make test-full` walks the page with the real model, as its reader would.
+In `make test-docs` a tiny model takes the place of the real one: its answers are all wrong, so the last run learns
+nothing, either. `make test-full` walks the page with the real model, as its reader would.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests import readme
 from tests.support.models.tiny import save_tiny
 from tests.support.thoroughness import FULL
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.docs]
 
 
 @pytest.fixture

@@ -161,6 +161,7 @@ def test_a_policy_without_its_checkpoints_is_trained_again_from_the_log_and_noth
     assert found_in(elsewhere) == expected
 
 
+@pytest.mark.kills
 def test_of_two_fleets_one_is_killed_with_9_and_every_version_is_there_once(
     settings: Settings, base: Base, expected: Expected, tmp_path: Path
 ) -> None:

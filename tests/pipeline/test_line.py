@@ -33,7 +33,7 @@ from trainer.versions import announce, checkpoint
 
 __all__ = ["base"]
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before"), pytest.mark.kills]
 
 
 @pytest.fixture

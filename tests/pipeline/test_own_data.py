@@ -2,7 +2,7 @@
 
     docs/own-data.md ──► every command, in an empty folder ──► output, and the report that `up` left
 
-In `make test` a tiny model takes the place of the real one: every command is run, and nothing is learned. `make
+In `make test-docs` a tiny model takes the place of the real one: every command is run, and nothing is learned. `make
 test-full` walks the page with the real model, as its reader would.
 """
 
@@ -20,7 +20,7 @@ from tests import readme
 from tests.support.models.tiny import save_tiny
 from tests.support.thoroughness import FULL
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.docs]
 
 PAGE = "docs/own-data.md"
 

@@ -26,7 +26,7 @@ from tests.support.processes import command, environment, running, said, until
 from trainer import fleet
 from trainer.reproduce import retrain
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before"), pytest.mark.kills]
 ROOT = Path(__file__).parents[2]
 
 

@@ -8,6 +8,7 @@ Not covered: the minutes that `make` takes. Here its targets only have to be the
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -15,36 +16,58 @@ from tests import readme
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1200)]  # the first test walks all pages; each command has a limit
 
-STEPS = readme.walk()
+STEPS, OF_README = readme.walk(), readme.walk(pages=())
+Log = dict[tuple[str, int], readme.Ran]
+"""What each step did, by its page and line; without those after one that hung."""
 
 
 def _name(step: readme.Step) -> str:
     return f"{step.page}:{step.line}: {step.file or step.command.strip()[:60]}"
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], readme.Ran]:
-    """What each step did, by its page and line; without those after one that hung."""
-    done: dict[tuple[str, int], readme.Ran] = {}
+def _run(steps: list[readme.Step], folder: Path) -> Log:
+    done: Log = {}
     try:
-        for one in readme.run(tmp_path_factory.mktemp("readme")):
-            done[one.step.page, one.step.line] = one
+        for ran in readme.run(steps, folder):
+            done[ran.step.page, ran.step.line] = ran
     except TimeoutError as exc:
-        hung = STEPS[len(done)]
+        hung = steps[len(done)]
         done[hung.page, hung.line] = readme.Ran(hung, -1, str(exc))
     return done
 
 
-@pytest.mark.parametrize("step", STEPS, ids=_name)
-def test_a_page_says_what_its_command_does(step: readme.Step, ran: dict[tuple[str, int], readme.Ran]) -> None:
-    assert (step.page, step.line) in ran, "a command before it hung"
-    one = ran[step.page, step.line]
+@pytest.fixture(scope="module")
+def readme_alone(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    """What each step of the README did."""
+    return _run(OF_README, tmp_path_factory.mktemp("readme"))
+
+
+@pytest.fixture(scope="module")
+def every_page(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    """What each step did of the README, with the other pages before its last block."""
+    return _run(STEPS, tmp_path_factory.mktemp("pages"))
+
+
+def _check(step: readme.Step, log: Log) -> None:
+    assert (step.page, step.line) in log, "a command before it hung"
+    ran = log[step.page, step.line]
     if step.command.strip() in readme.MAKES:
-        assert one.code == 0 and readme.MAKES[step.command.strip()] in one.output
+        assert ran.code == 0 and readme.MAKES[step.command.strip()] in ran.output
     elif step.file is None:
         fails = any(line.startswith("Error: ") for line in step.expected.splitlines())
-        assert (one.code != 0) == fails, f"exit code {one.code}: {one.output}"
-        assert readme.fits(step.expected, one.output), f"{step.page}:{step.line}: now it prints\n{one.output}"
+        assert (ran.code != 0) == fails, f"exit code {ran.code}: {ran.output}"
+        assert readme.fits(step.expected, ran.output), f"{step.page}:{step.line}: now it prints\n{ran.output}"
+
+
+@pytest.mark.parametrize("step", OF_README, ids=_name)
+def test_the_readme_says_what_its_command_does(step: readme.Step, readme_alone: Log) -> None:
+    _check(step, readme_alone)
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("step", STEPS, ids=_name)
+def test_a_page_says_what_its_command_does(step: readme.Step, every_page: Log) -> None:
+    _check(step, every_page)
 
 
 def test_a_scorer_that_the_readme_shows_is_run_on_its_page() -> None:

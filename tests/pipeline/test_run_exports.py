@@ -34,6 +34,7 @@ def size_of(path: Path) -> int:
     return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("name", ["runs.jsonl", "runs.db"])
 def test_a_killed_export_is_repeated_and_has_every_run_once(settings: Settings, tmp_path: Path, name: str) -> None:
     path = tmp_path / name

@@ -141,6 +141,7 @@ def test_a_version_has_the_trace_of_its_batch_even_if_it_is_announced_only_after
     assert dict(first.headers) == came
 
 
+@pytest.mark.kills
 def test_a_trainer_killed_with_9_and_started_again_ends_with_the_same_bytes(
     settings: Settings, base: Base, expected: list[tuple[int, Any]]
 ) -> None:

@@ -248,6 +248,7 @@ class Crash(BaseException):
     """As if the process had ended here."""
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("then", [{}, {"epochs": 3}], ids=["the same command", "another one"])
 def test_killed_between_store_and_log_it_is_no_version_and_the_next_command_makes_it(
     settings: Settings, base: Base, monkeypatch: pytest.MonkeyPatch, then: dict[str, Any]
@@ -264,6 +265,7 @@ def test_killed_between_store_and_log_it_is_no_version_and_the_next_command_make
     assert verdicts(again(settings)) == [(1, True)]
 
 
+@pytest.mark.kills
 def test_killed_while_it_trains_it_leaves_nothing_and_the_same_command_makes_the_version(
     settings: Settings, base: Base
 ) -> None:

@@ -1,6 +1,6 @@
 """docs/tuning.md tells the truth: its commands make a version of a file, another one on top, and both again.
 
-In `make test` a tiny model takes the place of the real one; `make test-full` walks the page as its reader would.
+In `make test-docs` a tiny model takes the place of the real one; `make test-full` walks the page as its reader would.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.models.chat_tiny import chat_tokenizer
 from tests.support.models.tiny import save_tiny
 from tests.support.thoroughness import FULL
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.docs]
 
 PAGE = "docs/tuning.md"
 

@@ -18,7 +18,7 @@ from tests.support.factories import job_spec
 from tests.support.models.tiny import save_tiny
 from tests.support.processes import command, environment, read, running, said, until
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.kills]
 ITERATIONS = 3
 KILLED = {"train": ("train",), "jobs": ("jobs", "run")}
 
