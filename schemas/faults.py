@@ -167,6 +167,16 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return (f"did you mean {close[0]}? " if close else "") + f"known: {', '.join(names) or 'none'}"
 
 
+def nearest_own(name: str, names: Iterable[str]) -> str:
+    """Return the hint for a misspelt name of the log that begins with a tenant's and a dot: among names of that tenant.
+
+    >>> nearest_own("red.sumz", ["red.sums", "blue.sums", "opal"]), nearest_own("red.x", ["blue.x"])
+    ('did you mean red.sums? known: red.sums', 'known: none')
+    """
+    tenant, dot, _ = name.partition(".")
+    return nearest(name, (known for known in names if not dot or known.startswith(f"{tenant}.")))
+
+
 def in_quotes(name: str) -> str:
     """Return the name of a field or a column, in quotes if it has anything but letters, digits, and _ . - [ ]"""
     return name if re.fullmatch(r"[\w.\[\]-]+", name) else f'"{name!r:.80}"'.replace("'", "")

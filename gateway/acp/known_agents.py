@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from gateway.http.principal import DEFAULT_AGENT, may_ask, principal_of, tenant_of
 from schemas.events import AgentEvent, Tool
-from streams.access.tenants.tenant_names import SEPARATOR, is_of, named
+from streams.access.tenants.tenant_names import SEPARATOR, is_of, may_know, named
 from streams.errors import CallError, EventError
 from streams.knowledge.agent_log import AgentLog, capability_problem, read_memory
 
@@ -80,9 +80,7 @@ class KnownAgents:
         """Return an agent as a request may know it; None if it is another tenant's, or its model is."""
         tenant = tenant_of(request)
         is_own = is_of(tenant, event.agent_id)
-        if not is_own and SEPARATOR in event.agent_id:
-            return None
-        if not may_ask(request, event.model_id, self._policy):
+        if not may_know(tenant, event.agent_id) or not may_ask(request, event.model_id, self._policy):
             return None
         agent_id = event.agent_id if tenant is None or not is_own else event.agent_id.removeprefix(tenant + SEPARATOR)
         return RunningAgent(

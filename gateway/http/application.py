@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -24,7 +24,8 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.http import errors, openapi
 from gateway.http.body import check_values, read, read_apart, read_query, sent
-from gateway.http.request_record import CLIENT_LEFT
+from gateway.http.principal import decide_at_door, principal_of
+from gateway.http.request_record import CLIENT_LEFT, denied, record_of
 from gateway.http.route import Reply, Route, RouteTable, routes_of
 from streams.errors import CallError
 
@@ -104,6 +105,7 @@ class Endpoint:
         """Return the response to a request."""
         try:
             arguments = {name: await self._argument(name, request) for name in self.route.arguments}
+            self._check_further(request, arguments.get("body"))
             async with self._turns:
                 return self._response(await self._call(**arguments))
         except CallError as exc:
@@ -112,6 +114,16 @@ class Endpoint:
             return errors.response(exc, self.route.interface.dialect)
         except ClientDisconnect:
             return Response(status_code=CLIENT_LEFT)
+
+    def _check_further(self, request: Request, body: Any) -> None:
+        """Raise CallError for a field of the body that asks for more than the route does, and than its sender may."""
+        principal, record = principal_of(request), record_of(request)
+        for path, action in self.route.further.items():
+            if principal is None or _value(body, path) is None:
+                continue
+            decision = decide_at_door(principal, action, None if record is None else record.agent_id)
+            if not decision.allowed:
+                raise denied(request, action, f"{path}: {decision.why}", path)
 
     async def _argument(self, name: str, request: Request) -> Any:
         """Return what the method takes by this name. Raises CallError."""
@@ -140,3 +152,10 @@ class Endpoint:
             return Response(status_code=self.route.status)
         answer, headers = result if isinstance(result, Reply) else (result, None)
         return errors.json_response(answer, self.route.status, headers)
+
+
+def _value(body: Any, path: str) -> Any:
+    """Return a field of a body, or of an object in it; None if it is not set."""
+    for step in path.split("."):
+        body = body.get(step) if isinstance(body, Mapping) else getattr(body, step, None)
+    return body

@@ -12,8 +12,8 @@ import re
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from streams.access.roles import Principal
-from streams.access.tenants.tenant_names import SEPARATOR, is_of, named
+from streams.access.roles import Action, Decision, Principal, decide
+from streams.access.tenants.tenant_names import is_of, may_know, named
 
 PRINCIPAL = "streamward.principal"
 """Where it is in a scope of ASGI."""
@@ -21,6 +21,10 @@ WITHOUT_KEYS = "api"
 """The actor of events where no keys are asked for."""
 DEFAULT_AGENT = "default"
 """The agent of a call that names none."""
+OF_ALL_TENANTS: frozenset[Action] = frozenset({"runs.write", "agents.write", "log.query", "code.run"})
+"""Actions on what tenants share, or on what all of them wrote."""
+AS_AN_AGENT: frozenset[Action] = frozenset({"chat.call", "feedback.give", "runs.write"})
+"""Actions of an agent: of DEFAULT_AGENT where none is named."""
 AGENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 """What an agent or a trajectory may be called: it is in keys of the log, in paths and in file names."""
 
@@ -48,13 +52,23 @@ def actor_of(request: HTTPConnection) -> str:
     return WITHOUT_KEYS if principal is None else principal.who
 
 
+def decide_at_door(principal: Principal, action: Action, named_agent: str | None) -> Decision:
+    """Return whether a principal may do something as the agent that path or header name, if any, and why."""
+    agent_id = named_agent or (DEFAULT_AGENT if action in AS_AN_AGENT else None)
+    decision = decide(principal, action, agent_id=agent_id)
+    if decision.allowed and principal.tenant is not None and action in OF_ALL_TENANTS:
+        scope = f"{action} is for keys and people without one: it is about all of them"
+        return Decision(False, f"{principal.who} is of a tenant, and {scope}")
+    return decision
+
+
 def may_ask(request: HTTPConnection, model: str, shared: str) -> bool:
     """Return whether a request may know of a model: what a tenant's name begins is that tenant's.
 
     `shared` is the policy of the server, which is everyone's even if its name has a dot.
     """
     policy = model.partition("@")[0]
-    return policy == shared or SEPARATOR not in policy or is_of(tenant_of(request), policy)
+    return policy == shared or may_know(tenant_of(request), policy)
 
 
 def sees(principal: Principal | None, agent_id: str) -> bool:

@@ -121,6 +121,8 @@ class Route:
     interface: Interface = PLAIN
     _: KW_ONLY
     may: May
+    further: Mapping[str, Action] = field(default_factory=dict)
+    """Fields of the body that have something else done, too, and what a role has to allow for that."""
     takes: Any = None
     """The type of the body, or what OpenAPI has by media type; default: that of the method's `body`."""
     query: type[PathQuery] | None = None

@@ -26,7 +26,7 @@ from gateway.jobs.answers import (
 from gateway.log.open_log import AT_ONCE, OpenLog
 from schemas.events import EpisodeStart, Message
 from schemas.tool_text import offer_digest
-from streams.access.tenants.tenant_names import is_of, named
+from streams.access.tenants.tenant_names import named, own_of
 from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episodes.environment import Observation
 from streams.environments.episodes.trial_episode import TrialEpisode, handwritten_actions, try_twice
@@ -73,8 +73,7 @@ class EnvironmentTrials:
     )
     def list_environments(self, request: Request) -> KeptEnvironments:
         """List the environments of the registry."""
-        tenant = tenant_of(request)
-        entries = [entry for name, entry in self._log.tools.entries.items() if is_of(tenant, name)]
+        entries = own_of(tenant_of(request), self._log.tools.entries).values()
         return KeptEnvironments(object="list", data=[_row(entry) for entry in entries if entry.environment is not None])
 
     @REST.post(

@@ -80,7 +80,7 @@ class JobCosts:
             raise CallError("invalid", str(exc), "by") from exc
         tenant = tenant_of(request)
         summed = names if tenant is None else tuple(dict.fromkeys(("tenant", *names)))
-        rows = [row for row in self._log.costs(summed) if tenant in (None, row["tenant"])]
+        rows = [row for row in self._log.costs(summed) if tenant is None or row["tenant"] == tenant]
         return CostList(object="list", data=[_row(row) for row in rows])
 
 

@@ -40,6 +40,7 @@ from schemas.conventions import TOOL_IDS
 from schemas.conversation import ToolSchema
 from schemas.events import AgentEvent, AgentType, JobEvent, RewardSource, Tool
 from schemas.faults import refusal
+from streams.access.roles import Action
 from streams.access.tenants.tenant_names import named
 from streams.adapters.versions import read_state
 from streams.environments.registry import tool_log
@@ -76,6 +77,8 @@ OF_TYPE: dict[str, tuple[OrderType, ...]] = {
     "search": (PROMPT_ENGINEERING,),
 }
 """Fields of an order that have an effect for one type of job."""
+MOVES_ALIAS: Mapping[str, Action] = {"config.alias": "adapters.promote"}
+"""What an order takes whose job lets an alias mean the version that it found."""
 JOBS_LISTED = "GET /v1/fine_tuning/jobs lists jobs"
 """Where the ids of jobs are found."""
 MOST_SOURCES = 16
@@ -235,6 +238,7 @@ class TrainingJobs:
     @REST.post(
         "/finetune/jobs",
         may="jobs.order",
+        further=MOVES_ALIAS,
         **LARGE_BODY,
         ids="GET /adapters lists policies; an agent is what POST /rl/agents wrote",
         status=201,
@@ -265,6 +269,7 @@ class TrainingJobs:
     @REST.post(
         "/prompts/optimize",
         may="jobs.order",
+        further=MOVES_ALIAS,
         **LARGE_BODY,
         ids="GET /prompts/templates lists prompts, GET /adapters lists policies",
         status=201,
@@ -308,7 +313,9 @@ class TrainingJobs:
         }
         search = search_request.read_request(fields)
         name = None if agent is None else body.agent_id
-        return search_request.order(search, self._settings, prompt_log.read(self._settings), agent=name)
+        order = search_request.order(search, self._settings, prompt_log.read(self._settings), agent=name)
+        jobs.check_scorers(order)
+        return order
 
     def _by_rewards(self, jobs: TenantJobs, body: TrainingOrderBody) -> JobOrder:
         fields = body.model_dump(exclude={"type", *OF_TYPE} - {"training_queries"}, exclude_none=True)

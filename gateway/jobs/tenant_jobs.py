@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection
 from gateway.http.principal import actor_of, tenant_of
 from gateway.log.named_code import check_environment, check_scorers, why_not_of_tenant
 from schemas.events import JobEvent
-from streams.access.tenants.tenant_names import SEPARATOR, is_of
+from streams.access.tenants.tenant_names import SEPARATOR, is_of, may_know, own_of
 from streams.adapters.versions import AdapterState, read_state
 from streams.environments.registry import tool_log
 from streams.environments.registry.tool_state import ToolState
@@ -81,9 +81,14 @@ class TenantJobs:
             tenant=self.tenant,
             try_environment=self._try_environment,
         )
-        if self.tenant is None and "reward_sources" in job_request.config.model_fields_set:
-            check_scorers(self._request, self._settings.serve, order.spec.reward_sources, "config.reward_sources")
+        if "reward_sources" in job_request.config.model_fields_set:
+            self.check_scorers(order)
         return order
+
+    def check_scorers(self, order: JobOrder) -> None:
+        """Raise CallError for a scorer that the sender of an order may not name; `start` checks those of tenants."""
+        if self.tenant is None:
+            check_scorers(self._request, self._settings.serve, order.spec.reward_sources, "config.reward_sources")
 
     def _try_environment(self, config: EnvironmentConfig) -> PlayableEnvironment:
         check = partial(check_environment, self._request)
@@ -94,7 +99,7 @@ class TenantJobs:
         entries = tool_log.read(self._settings)
         if self.tenant is None:
             return entries
-        own = {name: entry for name, entry in entries.items() if is_of(self.tenant, name)}
+        own = own_of(self.tenant, entries)
         return {name.partition(SEPARATOR)[2]: entry for name, entry in own.items()} | own
 
     def start(self, order: JobOrder, *, key: str | None) -> JobState:
@@ -115,9 +120,10 @@ class TenantJobs:
         return {name for name in job_log.known_policies(self._settings) if self._may_train(name)}
 
     def agents(self) -> Mapping[str, KnownAgent]:
-        """Return every agent that is registered. Raises LogError."""
+        """Return every agent that is registered, and not another tenant's. Raises LogError."""
         agents = known_agents(self._settings)
-        return {name: agent for name, agent in agents.items() if self._may_train(agent.policy)}
+        may_name = partial(may_know, self.tenant)
+        return {name: agent for name, agent in agents.items() if may_name(name) and self._may_train(agent.policy)}
 
     def adapters(self, policy: str) -> AdapterState:
         """Return what the log knows of a policy's adapters. Raises NotFoundError for another tenant's, LogError."""

@@ -22,7 +22,7 @@ from gateway.http.request_record import denied
 from gateway.http.route import REST
 from gateway.log.open_log import AT_ONCE
 from schemas.events import AdapterKind
-from streams.access.tenants.tenant_names import SEPARATOR, is_of
+from streams.access.tenants.tenant_names import is_of, may_know
 from streams.adapters import decisions
 from streams.adapters.decisions import AdapterDecision, ProposedDecision
 from streams.adapters.version_row import row_of
@@ -217,7 +217,7 @@ class PublishedAdapters:
 
 def may_see(tenant: str | None, policy: str, shared: str) -> bool:
     """Return whether a tenant may know of a policy; `shared` is the server's own, whatever its name."""
-    return policy == shared or SEPARATOR not in policy or is_of(tenant, policy)
+    return policy == shared or may_know(tenant, policy)
 
 
 def visible_adapters(

@@ -20,7 +20,7 @@ from gateway.http.route import REST
 from gateway.log.open_log import AT_ONCE, OpenLog
 from schemas.events import Message
 from schemas.prompt_text import VariableType
-from streams.access.tenants.tenant_names import is_of, named
+from streams.access.tenants.tenant_names import named, own_of
 from streams.errors import CallError, EventError
 from streams.improve.prompts.activation import activate
 from streams.output import moment
@@ -169,6 +169,7 @@ class PromptTemplates:
     @REST.post(
         "/prompts/templates",
         may="tasks.submit",
+        further={"alias": "adapters.promote"},
         status=201,
         ids=LISTED,
         at_once=AT_ONCE,
@@ -201,7 +202,7 @@ class PromptTemplates:
         """List versions of prompts."""
         tenant = tenant_of(request)
         wanted = None if query.name is None else named(tenant, query.name)
-        states = {name: state for name, state in self._log.prompts.states.items() if is_of(tenant, name)}
+        states = own_of(tenant, self._log.prompts.states)
         chosen = [state for name, state in states.items() if wanted in (None, name)]
         return TemplateList(
             object="list", data=[_answer(version, state) for state in chosen for version in state.versions]

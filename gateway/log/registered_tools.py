@@ -14,7 +14,7 @@ as an endpoint is executed. A key that is bound to an agent calls the tools that
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
@@ -22,7 +22,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from gateway.http import sse
+from gateway.http import errors, sse
 from gateway.http.body import Answer, Body
 from gateway.http.principal import actor_of, principal_of, tenant_of
 from gateway.http.request_record import denied
@@ -31,13 +31,13 @@ from gateway.log.open_log import AT_ONCE, OpenLog
 from schemas import json_text
 from schemas.events import Tool
 from schemas.tool_text import EndpointKind
-from streams.access.tenants.tenant_names import is_of, named
+from streams.access.tenants.tenant_names import named, own_of
 from streams.environments.episodes.environment import EpisodeError
 from streams.environments.registry.tool_body import ToolBody, read_body
 from streams.environments.registry.tool_caller import ToolOutput
 from streams.environments.registry.tool_log import RegistryDecision
-from streams.environments.registry.tool_state import RegisteredTool, ToolState
-from streams.errors import CallError, CallErrorKind, EventError, NotFoundError, StreamwardError
+from streams.environments.registry.tool_state import RegisteredTool, ToolState, find
+from streams.errors import CallError, CallErrorKind, EventError
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import tools_of_agents
 
@@ -150,9 +150,7 @@ class RegisteredTools:
     @REST.get("/mcp/tools", may="agents.read", refuses=(), at_once=AT_ONCE, example=ROWS)
     def list_tools(self, request: Request) -> ToolRows:
         """List tools by their ids."""
-        tenant = tenant_of(request)
-        entries = [entry for name, entry in self._log.tools.entries.items() if is_of(tenant, name)]
-        return _rows(entries)
+        return _rows(own_of(tenant_of(request), self._log.tools.entries).values())
 
     @REST.post(
         "/mcp/tools",
@@ -219,40 +217,38 @@ class RegisteredTools:
         may="chat.call",
         ids=LISTED,
         at_once=AT_ONCE,
-        refuses=(404, 409),
+        refuses=(),
+        answers={sse.MEDIA_TYPE: {"itemSchema": {"type": "object"}}},
         sends={"calls": [{"id": "1", "tool": "sums", "arguments": {"a": 4, "b": 7}}]},
     )
     async def stream_tools(self, request: Request, body: StreamBody) -> StreamingResponse:
-        """Call several tools at once. Each answer is an event with the id of its call."""
-        found = await asyncio.to_thread(lambda: [(call, self._find(request, call.tool)) for call in body.calls])
-        return StreamingResponse(self._frames(found), headers=sse.HEADERS, media_type=sse.MEDIA_TYPE)
+        """Call several tools at once. Each answer, or error, is an event with the id of its call."""
+        return StreamingResponse(self._frames(request, body.calls), headers=sse.HEADERS, media_type=sse.MEDIA_TYPE)
 
-    async def _frames(self, calls: list[tuple[StreamCall, RegisteredTool]]) -> AsyncIterator[bytes]:
+    async def _frames(self, request: Request, calls: list[StreamCall]) -> AsyncIterator[bytes]:
         places = asyncio.Semaphore(AT_ONCE)
 
-        async def answer(call: StreamCall, tool: RegisteredTool) -> dict[str, Any]:
+        async def answer(call: StreamCall) -> dict[str, Any]:
             async with places:
                 try:
-                    result = await asyncio.to_thread(self._call, tool, call.arguments)
-                except StreamwardError as exc:
-                    return {"id": call.id, "error": {"message": str(exc)}}
-            return {"id": call.id, **result.model_dump()}
+                    tool = await errors.apart(self._find, request, call.tool)
+                    result: Answer = await errors.apart(self._call, tool, call.arguments)
+                except CallError as exc:
+                    result = errors.REST.problem(errors.without_secrets(exc))
+            return {"id": call.id, **result.model_dump(exclude_unset=True)}
 
-        for done in asyncio.as_completed([answer(call, tool) for call, tool in calls]):
+        for done in asyncio.as_completed([answer(call) for call in calls]):
             yield sse.frame(await done)
         yield sse.END
 
     def _find(self, request: Request, tool_id: str) -> RegisteredTool:
         """Return a tool that a request may call. Raises NotFoundError, CallError."""
         principal, name = principal_of(request), named(tenant_of(request), tool_id)
-        tool = self._log.tools.find(name)
-        if not is_of(tenant_of(request), tool.entry.tool_id):  # entry red of the operator with a tool x is no red.x
-            raise NotFoundError(f"there is no tool {tool_id[:140]!r}; {LISTED}")
         if principal is not None and principal.agent_id is not None:
             agent = named(principal.tenant, principal.agent_id)
             if name not in tools_of_agents(self._settings).get(agent, ()):
                 raise denied(request, "chat.call", f"agent {agent} is not registered with tool {name}", "tool_id")
-        return tool
+        return find(own_of(tenant_of(request), self._log.tools.entries), name)
 
     def _call(self, tool: RegisteredTool, arguments: Mapping[str, Any]) -> ToolResult:
         with _call_errors("arguments"):
@@ -279,7 +275,7 @@ def _schema(tool: Tool) -> dict[str, Any]:
     return schema
 
 
-def _rows(entries: list[ToolState]) -> ToolRows:
+def _rows(entries: Iterable[ToolState]) -> ToolRows:
     rows = []
     for entry in entries:
         added, accepted, seen = entry.added, entry.accepted, entry.seen

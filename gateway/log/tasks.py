@@ -25,7 +25,7 @@ from gateway.log.open_log import AT_ONCE, OpenLog
 from schemas import serde
 from schemas.conversation import Conversation
 from schemas.events import Task
-from streams.access.tenants.tenant_names import is_of, named
+from streams.access.tenants.tenant_names import is_of, may_know, named, own_of
 from streams.engines.prompt_check import unanswerable_prompts
 from streams.environments.listed import LISTED
 from streams.environments.registry.named_tools import Entries, no_entries
@@ -103,7 +103,8 @@ def task_of(
                 "invalid", f"tenant is {fields['tenant'][:80]!r}, and the key is of {tenant}: leave it out", "tenant"
             )
         fields["tenant"] = tenant
-        shared = {name for name, agent in names.agents.items() if may_train(settings, tenant, agent.policy)}
+        agents = {name: agent for name, agent in names.agents.items() if may_know(tenant, name)}
+        shared = {name for name, agent in agents.items() if may_train(settings, tenant, agent.policy)}
         for name in TENANTS_OWN:
             if name in fields and fields[name] not in (shared if name == "agent" else ()):
                 fields[name] = named(tenant, fields[name])
@@ -204,7 +205,8 @@ class SentTasks:
         needs_prompts = sent.get("prompt_version") is not None or agent.prompt is not None
         prompts = self._log.prompts.resolve if needs_prompts else no_prompts
         uses_registry = sent.get("tool_ids") or sent.get("environment")
-        names = LogNames(agents, prompts, (lambda: self._log.tools.entries) if uses_registry else no_entries)
+        entries = (lambda: own_of(tenant, self._log.tools.entries)) if uses_registry else no_entries
+        names = LogNames(agents, prompts, entries)
         task = task_of(sent, self._settings, tenant=tenant, actor=actor, now_ms=times.now_ms(), names=names)
         if not may_train(self._settings, tenant, task.policy):
             problem = f"there is no policy {task.policy[:80]!r} that {tenant} may train"

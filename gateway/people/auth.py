@@ -21,10 +21,9 @@ from starlette.responses import Response
 
 from gateway.http.body import Answer, SecretBody
 from gateway.http.errors import UNAUTHORIZED, ErrorAnswer, ErrorDetails, apart, json_response
-from gateway.http.principal import principal_of
+from gateway.http.principal import decide_at_door, principal_of
 from gateway.http.request_record import record_of
 from gateway.http.route import ANYWHERE, PLAIN, Reply
-from gateway.people.door import decide_at_door
 from schemas.events import AccessRole
 from streams.access import passwords, roles, users
 from streams.access.logins import Logins, TokenPair

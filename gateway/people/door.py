@@ -26,20 +26,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http import errors
 from gateway.http.limits import KeyLimits
-from gateway.http.principal import DEFAULT_AGENT, set_principal
+from gateway.http.principal import decide_at_door, set_principal
 from gateway.http.request_record import RequestRecord
 from gateway.http.route import LOGIN_ACTIONS, RouteTable
 from schemas.events import RequestEvent
 from streams.access.keys import AccessKey
-from streams.access.roles import Action, Decision, Principal, decide
+from streams.access.roles import Action, Decision
 from streams.access.users import User
 from streams.errors import LogError
 from streams.kafka import times
 
-OF_ALL_TENANTS: frozenset[Action] = frozenset({"runs.write", "agents.write", "log.query", "code.run"})
-"""Actions on what tenants share, or on what all of them wrote."""
-AS_AN_AGENT: frozenset[Action] = frozenset({"chat.call", "feedback.give", "runs.write"})
-"""Actions of an agent: of DEFAULT_AGENT where none is named."""
 TINKER_PREFIX = "tml-"
 """Tinker's SDK sends no key that begins otherwise, so that ours are given to it with this before them."""
 UNLISTED: Action = "code.run"
@@ -134,16 +130,6 @@ class Door:
     def _refuse(self, record: RequestRecord, status: int, reason: str, retry_after_s: float | None = None) -> Response:
         record.decision = Decision(False, reason)
         return errors.refusal(status, reason, self._table.dialect(record.path), retry_after_s=retry_after_s)
-
-
-def decide_at_door(principal: Principal, action: Action, named_agent: str | None) -> Decision:
-    """Return whether a principal may do something as the agent that path or header name, if any, and why."""
-    agent_id = named_agent or (DEFAULT_AGENT if action in AS_AN_AGENT else None)
-    decision = decide(principal, action, agent_id=agent_id)
-    if decision.allowed and principal.tenant is not None and action in OF_ALL_TENANTS:
-        scope = f"{action} is for keys and people without one: it is about all of them"
-        return Decision(False, f"{principal.who} is of a tenant, and {scope}")
-    return decision
 
 
 def sent_key(headers: Headers) -> str:

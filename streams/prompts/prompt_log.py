@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from schemas.events import Message, PromptEvent, PromptKind, PromptVariable, derive_id, problems, prompt_digest
-from schemas.faults import nearest
+from schemas.faults import nearest_own
 from schemas.serde import Poison
 from streams.errors import EventError, NotFoundError, RefusedError
 from streams.kafka import times
@@ -94,7 +94,7 @@ class PromptLog(FollowedTopic):
         """Return a prompt that exists. Raises NotFoundError."""
         state = self.state(prompt)
         if not state.versions:
-            raise NotFoundError(f"there is no prompt {prompt[:80]!r}; {nearest(prompt, self.states)}")
+            raise NotFoundError(f"there is no prompt {prompt[:80]!r}; {nearest_own(prompt, self.states)}")
         return state
 
     def resolve(self, reference: PromptReference, unit: str) -> PromptVersion:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from schemas.events import ALIAS, PROMPT_NAME, Message, PromptUse, prompt_use_problems
-from schemas.faults import nearest
+from schemas.faults import nearest, nearest_own
 from streams.errors import EventError, NotFoundError
 from streams.prompts.prompt_state import PromptState, PromptVersion
 
@@ -64,7 +64,7 @@ def resolve(states: Mapping[str, PromptState], reference: PromptReference, unit:
     """Return the version that a reference means for a thread or a task. Raises NotFoundError."""
     state = states.get(reference.name)
     if state is None or not state.versions:
-        raise NotFoundError(f"there is no prompt {reference.name[:80]!r}; {nearest(reference.name, states)}")
+        raise NotFoundError(f"there is no prompt {reference.name[:80]!r}; {nearest_own(reference.name, states)}")
     number = reference.version
     if reference.alias is not None:
         target = state.aliases.get(reference.alias)

@@ -13,8 +13,9 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from schemas.events import Message, PromptEvent, PromptVariable, Task, Turn
+from schemas.events import Message, PromptEvent, PromptVariable, RequestEvent, Task, Turn
 from streams.access.access_log import AccessLog
+from streams.access.roles import ROLES
 from streams.cli.root import cli
 from streams.errors import RefusedError
 from streams.kafka import admin
@@ -32,6 +33,7 @@ from tests.support.log.unchecked import write_unchecked
 from tests.support.processes import read, until
 
 pytestmark = pytest.mark.kafka
+QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(12)]
 
 
 def command(settings: Settings, *words: str) -> Result:
@@ -205,6 +207,45 @@ def test_a_tenant_sees_and_names_prompts_of_its_own_alone(kafka_bootstrap: str, 
         assert (stolen.status_code, "there is no prompt 'blue.red.greet'" in stolen.text) == (400, True)
         assert "secret" not in stolen.text
         assert ask("red", "POST", "/tasks", line | {"prompt_version": "greet@1"}).status_code == 201
+
+
+def test_an_alias_is_moved_by_those_alone_who_may_promote_whichever_route_they_ask(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    settings = settings_of(kafka_bootstrap, tmp_path, {"replies": []}, auth="keys")
+    admin.apply_topics(settings)
+    with AccessLog(settings) as person:
+        keys = {role: person.create(role=role, actor="ann").text for role in ROLES}
+        keys["red"] = person.create(role="submitter", actor="ann", tenant="red").text
+    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client:
+
+        def ask(role: str, path: str, body: Any) -> httpx.Response:
+            return client.request("POST", url + path, headers={"Authorization": f"Bearer {keys[role]}"}, json=body)
+
+        moved = {"name": "sums", "template": "Answer.", "alias": "production"}
+        assert ask("admin", "/prompts/templates", moved).status_code == 201
+        assert ask("submitter", "/prompts/templates", {"name": "sums", "template": "Twice."}).status_code == 201
+        search = {"agent_id": "sums", "prompt": "sums", "config": {"alias": "production"}, "training_queries": QUERIES}
+        for role in ("submitter", "trainer", "red"):
+            for prefix in ("", "/api/v1"):
+                for path, body in (
+                    ("/prompts/templates", moved | {"template": "EVIL"}),
+                    ("/prompts/optimize", search),
+                    ("/finetune/jobs", search | {"type": "PROMPT_ENGINEERING"}),
+                ):
+                    refused = ask(role, prefix + path, body)
+                    error = refused.json()["error"]
+                    assert (refused.status_code, "adapters.promote is for" in error["message"]) == (403, True), path
+                    assert error["param"].endswith("alias")
+        config = {"reward_sources": [{"name": "os:getcwd"}]}
+        runs_code = ask("submitter", "/prompts/optimize", search | {"config": config})
+        assert (runs_code.status_code, "code.run" in runs_code.text) == (403, True), runs_code.text
+        assert ask("trainer", "/prompts/optimize", search | {"config": {}}).status_code == 201
+        assert ask("admin", "/prompts/optimize", search).status_code == 201
+    [state] = prompt_log.read(settings).values()
+    assert (len(state.versions), state.aliases["production"].version) == (2, 1)
+    refusals = [event for _, event in read(settings, RequestEvent) if not event.allowed]
+    assert {event.action for event in refusals} == {"adapters.promote", "code.run"} and len(refusals) == 19
 
 
 def test_a_call_names_a_prompt_and_its_conversation_keeps_the_version(kafka_bootstrap: str, tmp_path: Path) -> None:

@@ -170,6 +170,22 @@ def test_answers_of_several_calls_are_streamed_with_their_ids(registry: Registry
     assert answers["2"]["is_error"] and "boom raised RuntimeError: no" in answers["2"]["content"]
 
 
+@pytest.mark.parametrize("role", ["admin", "submitter", "red", "bound"])
+def test_a_call_that_fails_is_an_event_beside_the_answers_of_the_others(registry: Registry, role: str) -> None:
+    registry.http("POST", "/mcp/tools", {"tool_id": "red.beside", "endpoint": "registered_functions:add"})
+    calls = [{"id": "1", "tool": "zz"}, {"id": "2", "tool": "red.beside", "arguments": {"a": 1}}]
+    answer = registry.http("POST", "/mcp/stream", {"calls": calls}, role=role)
+    assert answer.status_code == 200, answer.text
+    *frames, end = [line.removeprefix("data: ") for line in answer.text.split("\n") if line]
+    answers = {each["id"]: each for each in map(json.loads, frames)}
+    code = "permission_denied" if role == "bound" else "not_found"
+    assert (end, answers["1"]["error"]["code"]) == ("[DONE]", code)
+    assert role == "bound" or answers["2"]["content"] == "2.0", answers
+    alone = registry.http("POST", "/mcp/stream", {"calls": calls[:1]}, role=role)
+    assert alone.status_code == 200 and code in alone.text
+    assert registry.http("DELETE", "/mcp/tools/red.beside").status_code == 200
+
+
 def test_calls_over_a_websocket_are_answered_with_their_ids_and_each_is_a_request_of_its_key(
     registry: Registry,
 ) -> None:

@@ -349,6 +349,17 @@ def test_blue_has_everything_as_it_was_and_the_operator_sees_it_all(tenants: Ten
     assert read(tenants.settings, Reward) == []
 
 
+@pytest.mark.parametrize("by", [None, "job", "policy,month", "session", "tenant", "tenant,month"])
+def test_costs_are_summed_for_each_key_by_whatever_it_asks(tenants: Tenants, by: str | None) -> None:
+    query = "" if by is None else f"?by={by}"
+    for who in ("operator", "blue", "red"):
+        answer = tenants.ask(who, "GET", f"/costs{query}")
+        assert answer.status_code == 200, (who, answer.text)
+        rows = answer.json()["data"]
+        assert {row["tenant"] for row in rows} <= {who} or who == "operator"
+        assert rows or who == "red"
+
+
 def test_a_tenant_names_only_scorers_that_the_operator_allows_in_jobs_and_tasks(tenants: Tenants) -> None:
     judged = [{"name": "judge", "settings": {"rubric": "Is it polite?"}}]
     sources: dict[str, Any] = {"reward_sources": judged}

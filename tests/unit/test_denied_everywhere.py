@@ -3,29 +3,36 @@
     TABLE, TOOLS, JSON-RPC's methods, A2A's methods ──► every principal ──► REST's answer and the other one ──► the same
 
 All of it is generated from the tables that the server uses, so that a route, tool or method that is added is tested.
-One without a right fails here.
+One without a right fails here, and so does a route that changes what takes another right than its own.
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable
+import sys
+import textwrap
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple, TypeVar, cast
 
 import httpx
 import pytest
 from mcp import Client
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.a2a.agent_tasks import PUSH_METHODS, AgentMethods
-from gateway.http.application import Application
+from gateway.http.application import Application, Endpoint
 from gateway.http.limits import KeyLimits
-from gateway.http.route import Route
+from gateway.http.principal import decide_at_door, set_principal
+from gateway.http.route import Route, routes_of
 from gateway.jobs import rpc
 from gateway.mcp.mcp_mount import McpMount
 from gateway.mcp.mcp_paths import MCP_PATHS, TOOLSETS, Toolset
@@ -33,10 +40,10 @@ from gateway.mcp.mcp_server import build_server
 from gateway.mcp.toolbox import ToolBox
 from gateway.mcp.tools import TOOLS, LogTool, tools_of
 from gateway.people.auth import OwnPermissions
-from gateway.people.door import Door, decide_at_door
-from gateway.routes import TABLE
+from gateway.people.door import Door
+from gateway.routes import ROOMS, TABLE
 from schemas.events import AccessRole
-from streams.access.roles import ROLES
+from streams.access.roles import ROLES, Action
 from streams.settings.model import Serve, Settings
 from tests.unit.test_door import BEARER, SECRET, Known
 
@@ -166,6 +173,92 @@ async def status_of(app: ASGIApp, method: str, path: str, headers: dict[str, str
     scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": raw}
     await app(scope, receive, send)
     return statuses[0]
+
+
+# --- fields of a body that have something else done, too --------------------------------------------------------------
+
+CHANGES: dict[str, tuple[Action, ...]] = {
+    "streams.improve.prompts.activation.activate": ("adapters.promote",),
+    "streams.adapters.decisions.decide": ("adapters.promote",),
+    "streams.improve.prompts.search_request.order": ("jobs.order", "adapters.promote"),  # its job moves config.alias
+    "self._log.tools.add": ("code.run",),
+    "self._log.tools.accept": ("code.run",),
+    "self._log.tools.remove": ("code.run",),
+    "prompts.create": ("tasks.submit",),
+    "jobs.start": ("jobs.order",),
+    "self._log.tasks.submit": ("tasks.submit",),
+    "self._verdicts.decide": ("runs.judge",),
+}
+"""What routes call to change something, and what a role has to allow for it, whichever route calls it."""
+
+
+def calls_of(room: type, name: str, seen: set[str]) -> Iterator[str]:
+    """Yield what a method of a room calls, itself or by way of other methods and functions of its module."""
+    if name in seen:
+        return
+    seen.add(name)
+    module = sys.modules[room.__module__]
+    function = getattr(room, name, None) or vars(module)[name]
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        own = called.removeprefix("self.")
+        function = vars(module).get(own)
+        if own in vars(room) or (inspect.isfunction(function) and function.__module__ == module.__name__):
+            yield from calls_of(room, own, seen)
+            continue
+        first, _, rest = called.partition(".")
+        target = vars(module).get(first)
+        if inspect.ismodule(target):
+            called = f"{target.__name__}.{rest}"
+        elif inspect.isfunction(target):
+            called = f"{target.__module__}.{target.__name__}"
+        yield called
+
+
+def test_a_route_asks_for_the_right_to_everything_that_it_changes() -> None:
+    """A route has one right, and may call what another route asks another right for."""
+    wrong, reached = [], set()
+    for room in ROOMS:
+        for route in routes_of(room):
+            asks = {route.may, *route.further.values()}
+            for called in {*calls_of(room, route.name, set())} & CHANGES.keys():
+                reached.add(called)
+                wrong += [f"{route.name}: {called} takes {may}" for may in CHANGES[called] if may not in asks]
+    assert wrong == []
+    assert reached == {*CHANGES}, "a name here is no longer called so"
+
+
+@each_principal
+def test_a_field_that_has_more_done_is_refused_to_whom_that_is_denied_and_the_rest_is_not(principal: Principal) -> None:
+    key = principal.known.keys[SECRET.key_id]
+
+    async def status(route: Route, fields: dict[str, Any]) -> int:
+        body = json.dumps({**route.sends, **fields}).encode()
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body}
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": route.method, "path": route.path, "query_string": b"", "headers": headers}
+        set_principal(scope, key)
+        endpoint = Endpoint(replace(route, arguments=("body",)), lambda body: REACHED, 1_000_000)
+        return (await endpoint.answer(Request(scope, receive))).status_code
+
+    async def sweep() -> int:
+        count = 0
+        for route in TABLE.routes:
+            for path, action in route.further.items():
+                name, _, inner = path.partition(".")
+                for value in ("production", None):
+                    allowed = value is None or decide_at_door(key, action, principal.agent_id).allowed
+                    found = await status(route, {name: {inner: value} if inner else value})
+                    assert found == (200 if allowed else 403), (route.path, path, value)
+                    count += 1
+        return count
+
+    assert asyncio.run(sweep()) == 6
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------

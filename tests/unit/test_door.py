@@ -15,13 +15,14 @@ from starlette.routing import Mount
 from gateway.http.application import Application
 from gateway.http.jsonrpc import METHOD_NOT_FOUND
 from gateway.http.limits import KeyLimits
+from gateway.http.principal import OF_ALL_TENANTS
 from gateway.jobs import rpc as jobs
 from gateway.page import app as page_app
 from gateway.page.login import PagePeople
 from gateway.page.mount import mount
 from gateway.people.auth import OwnPermissions
 from gateway.people.cookie import LoginCookie
-from gateway.people.door import OF_ALL_TENANTS, UNLISTED, Door
+from gateway.people.door import UNLISTED, Door
 from gateway.routes import ROUTES, TABLE
 from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms, thread_rooms, tinker_rooms
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, problems

@@ -15,10 +15,13 @@ Not covered: a name with a dot that a key without a tenant gives: it may act for
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import TypeVar
 
 from streams.errors import SettingsError
 from streams.kafka.offsets import GROUPS
 
+T = TypeVar("T")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 SEPARATOR = "."
 EXPERIMENT = "experiment"
@@ -82,6 +85,16 @@ def named(tenant: str | None, name: str) -> str:
 def is_of(tenant: str | None, name: str) -> bool:
     """Return whether something of this name is the tenant's; without a tenant everything is."""
     return tenant is None or name.startswith(tenant + SEPARATOR)
+
+
+def may_know(tenant: str | None, name: str) -> bool:
+    """Return whether something of this name is the tenant's, or no tenant's: policies and agents that all share."""
+    return SEPARATOR not in name or is_of(tenant, name)
+
+
+def own_of(tenant: str | None, by_name: Mapping[str, T]) -> dict[str, T]:
+    """Return what of this is the tenant's, by its name in the log: all that a lookup for a request may know of."""
+    return {name: value for name, value in by_name.items() if is_of(tenant, name)}
 
 
 def tenant_in(name: str | None) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from schemas.events import EpisodeStart, ToolEvent, ToolKind, derive_id, problems
-from schemas.faults import nearest
+from schemas.faults import nearest_own
 from schemas.serde import Poison
 from streams.environments.registry.tool_state import Offer, RegisteredTool, ToolState, find, fold, refusal
 from streams.errors import EventError, NotFoundError, RefusedError
@@ -73,7 +73,7 @@ class ToolLog(FollowedTopic):
         """Return an entry that exists. Raises NotFoundError."""
         state = self.state(tool_id)
         if state.added is None:
-            raise NotFoundError(f"there is no entry {tool_id[:140]!r}; {nearest(tool_id, self.entries)}")
+            raise NotFoundError(f"there is no entry {tool_id[:140]!r}; {nearest_own(tool_id, self.entries)}")
         return state
 
     def find(self, tool_id: str) -> RegisteredTool:

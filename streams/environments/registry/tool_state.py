@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from schemas.events import Coordinates, EpisodeStart, Message, Tool, ToolEvent
-from schemas.faults import nearest
+from schemas.faults import nearest_own
 from schemas.tool_text import EndpointKind, endpoint_kind
 from streams.errors import NotFoundError, RefusedError
 
@@ -147,7 +147,8 @@ def find(entries: Mapping[str, ToolState], tool_id: str) -> RegisteredTool:
     tools = [RegisteredTool(name, tool, entry) for entry in entries.values() for name, tool in entry.names.items()]
     of_this_id = [tool for tool in tools if tool.tool_id == tool_id]
     if not of_this_id:
-        raise NotFoundError(f"there is no tool {tool_id[:140]!r}; {nearest(tool_id, [tool.tool_id for tool in tools])}")
+        known = nearest_own(tool_id, [tool.tool_id for tool in tools])
+        raise NotFoundError(f"there is no tool {tool_id[:140]!r}; {known}")
     if len(of_this_id) > 1:
         names = " and ".join(tool.entry.tool_id for tool in of_this_id)
         raise RefusedError(f"tool {tool_id} could be that of entry {names}; remove one of them")
