@@ -75,6 +75,10 @@ UNSCORED = ("response_failed", "score_failed", "unanswered", UNRANKED, "unscored
 """Reasons to leave out a slot that has no score; any other reason is that of a whole dropped group."""
 
 
+SCORELESS = ("score_failed", "no_judge", "module_not_listed")
+"""Reasons of dead letters of the scoring stage: the response has no score, and can still get one."""
+
+
 def trained_elsewhere(recipe: Mapping[str, str]) -> str | None:
     """Return the framework and the trainer of an imported version; None if it was trained here.
 

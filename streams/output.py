@@ -184,7 +184,7 @@ class Lines:
 def console(file: TextIO | None = None, *, width: int | None = None) -> Console:
     """Return a console of rich, to print to `file`, or stdout. All consoles are made here: none reads text as markup.
 
-    The log may hold `[/b]`, `[red]` or `:boom:`, and so may what is said about it.
+    Answers and errors in the log may contain `[/b]`, `[red]` or `:boom:`.
     """
     from rich.console import Console
 

@@ -44,7 +44,11 @@ if TYPE_CHECKING:
     help="Maximum of actions in an episode.  [default: the environment's, else 8]",
 )
 @task_file_options
-@click.option("--steps", type=click.IntRange(min=1), help="Stop after this many adapter versions.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Stop after this many adapter versions; what is under way then may make one or two more.",
+)
 @click.option(
     "--minutes", type=click.FloatRange(min=0, min_open=True), help="Stop after this many minutes.  [default: no limit]"
 )

@@ -82,7 +82,9 @@ class LearningWatch:
         if trains and progress.places["trained"] == self._trained_before:
             places = f"nothing was trained: {self._places()}"
             return _sentences(places, *progress.scoring_faults(), *self._causes())
-        groups = self._new_groups()
+        groups, faults = self._new_groups(), progress.scoring_faults()
+        if not groups and faults:
+            return _sentences("nothing was learnt: no answer of this run has a score", *faults)
         if groups and history.differed == self._differed_before and progress.settings.learning.stop_after:
             return _sentences(*self._causes() or [f"nothing was learnt: none of {groups} groups differed in reward"])
         return None

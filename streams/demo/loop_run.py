@@ -133,9 +133,12 @@ class LoopRun:
         return groups - window if self._is_quiet() and 0 < window < groups and not has_all_steps else 0
 
     def _is_quiet(self) -> bool:
-        """Return whether all train tasks were sent and none is on its way to a group, or in a batch."""
+        """Return whether all train tasks were sent and none is on its way to a group, or in a batch.
+
+        A task that lacks a score which its scorer gave up on does not count.
+        """
         progress, places = self.progress, self.progress.places
-        under_way = places["waiting"] + places["sampled"] + places["scored"]
+        under_way = places["waiting"] + places["sampled"] + places["scored"] - progress.stalled_tasks()
         under_way += places["batched"] if self.trains else 0
         read = sum(progress.train_tasks.values()) >= self.sent
         return self.all_sent and read and under_way == 0

@@ -36,6 +36,7 @@ from streams.tools.dead_letters.letters import STAGE as DECISIONS, source_of
 from streams.tools.score_failures import ScoreFailures
 from streams.tools.views.group_outcome import FLAT, nothing_reason
 from streams.tools.views.places import PLACES
+from streams.tools.waiting import StalledGroups, batch_text
 
 ERRORS_KEPT = 8
 
@@ -124,6 +125,8 @@ class Progress:
     submitted: dict[tuple[int, str], set[str]] = field(default_factory=lambda: defaultdict(set))
     """Held-out tasks that were submitted, by version and suite."""
     batches: int = 0
+    newest_ms: int | None = None
+    """When the newest group or batch was recorded."""
     turns: TurnCounts = field(default_factory=TurnCounts)
     _pauses: dict[str, tuple[int, str]] = field(default_factory=dict)
     """By scorer, when it was last paused, and the error."""
@@ -139,6 +142,7 @@ class Progress:
 
     def __post_init__(self) -> None:
         self.learning = LearningHistory(self.settings.batches.groups)
+        self.stalled = StalledGroups(self.settings.advantages)
         self._labels = {topic.name: topic for topic in topics(self.settings.topics).values()}
 
     def fold(self, record: Record) -> Event | None:
@@ -162,8 +166,11 @@ class Progress:
                     self._scored_ms[event.source] = max(self._scored_ms.get(event.source, 0), record.timestamp_ms)
             case AdvantagedGroup():
                 self._group(event, record)
+                self.stalled.take_group(event.task_id)
+                self.newest_ms = record.timestamp_ms
             case Batch():
                 self._early.append(event)
+                self.newest_ms = record.timestamp_ms
             case AdapterEvent():
                 self._adapter(event)
             case Turn() if event.sampling_id is not None:  # and no chat of somebody who tries the policy
@@ -180,6 +187,7 @@ class Progress:
                 if event.stage == DECISIONS:
                     del self.letters[source_of(event)]
                 self.failures.take_letter(event)
+                self.stalled.take_letter(event)
         self._take_batches()
         return event
 
@@ -192,6 +200,11 @@ class Progress:
         under_way = ("waiting", "sampled", "scored")
         open_tasks = (task_id for task_id, task in self._open.items() if task.is_train and task.place in under_way)
         return sum(task_id not in task_ids for task_id in open_tasks)
+
+    def stalled_tasks(self) -> int:
+        """Return how many train tasks wait for a score that their scorer gave up on."""
+        tasks = (self._open.get(group.task_id) for group in self.stalled.of(self.settings.policy.name))
+        return sum(task is not None and task.is_train and task.place != "waiting" for task in tasks)
 
     def pause_reasons(self) -> list[str]:
         """Return the errors of paused scorers: those without a score since. A score of a mix may be any scorer's."""
@@ -344,7 +357,7 @@ class Progress:
 def waits(progress: Progress) -> list[tuple[str, str]]:
     """Return what each process works on or waits for, by name."""
     rule, places = progress.settings.batches, progress.places
-    ahead = places["sampled"] + places["scored"] + places["grouped"] + places["batched"]
+    ahead = places["sampled"] + places["scored"] + places["grouped"] + places["batched"] - progress.stalled_tasks()
     if not progress.counts["responses"] and (progress.eval_open or places["waiting"]):
         policy = "loads the model, then answers"
     elif progress.eval_open:
@@ -361,6 +374,7 @@ def waits(progress: Progress) -> list[tuple[str, str]]:
     if progress.batches > progress.trained_batches:
         trainer = f"trains version {progress.versions + 1}"
     else:
-        trainer = f"waits for batch {progress.batches}: {progress.window()} of {rule.groups} groups"
+        stalled = progress.stalled.of(progress.settings.policy.name)
+        trainer = batch_text(progress.batches, progress.window(), rule.groups, progress.newest_ms, stalled)
     acts = [("agent", str(progress.turns))] if progress.turns.turns else []
     return [("policy", policy), ("scoring", scoring), ("trainer", trainer), *acts]

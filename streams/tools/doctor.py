@@ -223,6 +223,7 @@ def _raised(act: Callable[[], object]) -> StreamwardError | None:
 
 def _processes(settings: Settings) -> Iterator[DoctorFinding]:
     from streams.tools.status import diagnoses, look
+    from streams.tools.waiting import WAY_OUT, stalled_text
 
     try:
         status = look(settings)
@@ -237,6 +238,10 @@ def _processes(settings: Settings) -> Iterator[DoctorFinding]:
     for scorer in status.failing:
         do = f"Repair {scorer.scorer}, then `streamward rescore --failed` writes what is missing"
         yield DoctorFinding("scoring", "warning", str(scorer), do)
+    for name, policy in status.policies.items():
+        if policy.stalled:
+            do = WAY_OUT[:1].upper() + WAY_OUT[1:]
+            yield DoctorFinding("groups", "warning", f"policy {name}: {stalled_text(policy.stalled)}", do)
     agents = [one for one in processes if one.agent is not None]
     yield from map(_agent, agents)
     if any(one.alive or one.lag for one in agents):

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from schemas.conventions import SCORELESS
 from schemas.events import AdvantagedGroup, Coordinates, Event, Response, Reward, RewardSource, Task
 from schemas.serde import Poison, decode
 from streams.errors import EventError
@@ -23,7 +24,7 @@ from streams.kafka.topics import topics
 from streams.scorers import ScoreOutcome, Scorers
 from streams.scorers.execution import JUDGE_THREADS
 from streams.settings.model import Settings
-from streams.stages.scoring.breaker import PAUSED_REASON, UNSCORED_REASONS
+from streams.stages.scoring.breaker import PAUSED_REASON
 from streams.stages.scoring.scoring_agent import STAGE, reward_of
 from streams.stages.scoring.task_lookup import TaskLookup
 from streams.tools.dead_letters import letters as dead_letters
@@ -65,7 +66,7 @@ def rescore_failed(settings: Settings, *, since_ms: int | None, actor: str) -> R
     """
     letters = dead_letters.load(settings)
     every = letters.matching(Matching(stage=STAGE, since_ms=since_ms), "open")
-    chosen = [letter for letter in every if letter.event.reason in (*UNSCORED_REASONS, PAUSED_REASON)]
+    chosen = [letter for letter in every if letter.event.reason in (*SCORELESS, PAUSED_REASON)]
     responses = _responses(settings, chosen)
     result = Rescored()
     if not responses:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from schemas.conventions import SCORELESS
 from schemas.events import Coordinates, DeadLetter, Reward
-from streams.stages.scoring.breaker import UNSCORED_REASONS, failed_scorer
+from streams.stages.scoring.breaker import failed_scorer
 from streams.tools.dead_letters.letters import STAGE as DECISIONS, source_of
 
 
@@ -41,7 +42,7 @@ class ScoreFailures:
         """Count the answer that a dead letter is about; after a decision, no longer."""
         if letter.stage == DECISIONS:
             self._scorers.pop(source_of(letter), None)
-        elif letter.reason in UNSCORED_REASONS:
+        elif letter.reason in SCORELESS:
             scorer, error = failed_scorer(letter)
             self._note(source_of(letter), scorer, error)
 

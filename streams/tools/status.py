@@ -19,7 +19,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from schemas.conventions import OUTSIDE
@@ -39,6 +39,7 @@ from streams.settings.model import Settings
 from streams.stages.scoring.breaker import PAUSED_REASON, paused_scorer
 from streams.tools.sample_answers import sample_answers
 from streams.tools.score_failures import FailingScorer, ScoreFailures
+from streams.tools.waiting import StalledGroup, StalledGroups, batch_text
 
 if TYPE_CHECKING:
     from streams.kafka.transactions import OpenTransaction
@@ -93,6 +94,8 @@ class ProcessStatus:
     agent: str | None = None
     oldest_s: float = 0.0
     """Of an agent: the age of the oldest of its tasks that are not done."""
+    is_held_up: bool = False
+    """Of scoring: whether a scorer is paused or fails. Of a trainer: whether it waits, and groups lack a score."""
 
 
 @dataclass(slots=True)
@@ -106,6 +109,10 @@ class PolicyStatus:
     """Offset on `groups` of the last group that its batches settle."""
     batch_starts: tuple[int, ...] = ()
     """Offset of the first group of each of the newest batches."""
+    newest_ms: int | None = None
+    """When its newest group or batch was recorded."""
+    stalled: list[StalledGroup] = field(default_factory=list)
+    """Its groups of the window that lack a score."""
 
     @property
     def state(self) -> AdapterState:
@@ -121,6 +128,10 @@ class PolicyStatus:
     def first_offset(self) -> int:
         """Offset on `groups` from which its newest batches and the next one are known."""
         return self.batch_starts[0] if self.batch_starts else self.settled + 1
+
+    def note(self, recorded_ms: int) -> None:
+        """Note when a group or batch was recorded."""
+        self.newest_ms = max(self.newest_ms or 0, recorded_ms)
 
     def take_batch(self, batch: Batch) -> None:
         """Fold a batch."""
@@ -181,15 +192,25 @@ def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
     for name, of_policy in versions.items():
         policies[name].router.adapters = of_policy.state()
     scored, paused, failures = _committed("scoring", positions), dict[str, str](), ScoreFailures()
+    stalled = StalledGroups(settings.advantages)
     for record, event in _recent(settings, bounds, policies, since_ms):
         _take(policies, record, event, dropped, since_ms)
         if isinstance(event, DeadLetter) and record.timestamp_ms >= since_ms:
             failures.take_letter(event)
+            stalled.take_letter(event)
+        elif isinstance(event, AdvantagedGroup):
+            stalled.take_group(event.task_id)
         if isinstance(event, DeadLetter) and event.reason == PAUSED_REASON:
             held = event.source_offset >= scored.get((event.source_topic, event.source_partition), 0)
             paused |= [paused_scorer(event)] if held else []
+    for name, of_stalled in policies.items():
+        of_stalled.stalled = stalled.of(name)
+    processes = [
+        replace(process, is_held_up=_is_held_up(process, policies, scores=not paused and not failures.scorers()))
+        for process in _processes(settings, policies, tasks, bounds, positions)
+    ]
     return LoopStatus(
-        [*_processes(settings, policies, tasks, bounds, positions), *_agents(settings, tasks, positions, now_ms)],
+        [*processes, *_agents(settings, tasks, positions, now_ms)],
         policies,
         [DroppedCount(*what, count) for what, count in dropped.most_common()],
         list(paused.values()),
@@ -293,10 +314,12 @@ def _take(
     match event:
         case Batch(policy=name) if name in policies:
             policies[name].take_batch(event)
+            policies[name].note(record.timestamp_ms)
             reasons = [left.reason for left in event.dropped if recent and left.reason in BATCH_REASONS]
             dropped.update(("group", "batches", reason) for reason in reasons)
         case AdvantagedGroup(policy=name):
             if name in policies:
+                policies[name].note(record.timestamp_ms)
                 policies[name].admission.group(event, record.at.offset)
                 policies[name].learning.take(event)
             if recent and event.dropped_reason is not None:
@@ -388,6 +411,12 @@ def _committed(group: str, positions: list[offsets.Position]) -> dict[TopicParti
     return {(at.topic, at.partition): at.committed for at in positions if at.group == group}
 
 
+def _is_held_up(process: ProcessStatus, policies: Mapping[str, PolicyStatus], *, scores: bool) -> bool:
+    if process.process == "trainer":
+        return not process.lag and bool(policies[process.policy or ""].stalled)
+    return process.process == "scoring" and not scores
+
+
 def _absent(kind: str, policy: str | None, says: str) -> str:
     of = () if policy in (None, "default") else ("--set", f"policy.name={policy}")
     return f"nobody: start `{shlex.join(['streamward', *of, COMMANDS[kind]])}` ({says})"
@@ -404,9 +433,8 @@ def _waits_for(kind: str, policy: PolicyStatus | None, lag: int, settings: Setti
     if kind == "trainer":
         if lag:
             return f"{lag} batches to train"
-        return (
-            f"waits for batch {admission.sequence}, which has {admission.pending} of {settings.batches.groups} groups"
-        )
+        groups = settings.batches.groups
+        return batch_text(admission.sequence, admission.pending, groups, policy.newest_ms, policy.stalled)
     if not lag:
         return "waits for tasks"
     held = waits_for(policy.router, admission, policy.state.primary)

@@ -19,8 +19,9 @@ from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.settings.model import Kafka, Login, Page, Settings
 from tests.support.agent_server import serving, settings_of
-from tests.support.factories import T0, task, trained
+from tests.support.factories import T0, response, scoreless, task, trained
 from tests.support.log import page_log
+from tests.support.log.members import member_of
 from tests.support.processes import command, environment, read, until
 
 pytestmark = pytest.mark.kafka
@@ -57,6 +58,13 @@ def test_a_log_is_shown_as_it_is_now_and_followed_as_it_is_written(made: Setting
             assert set(found) == {"topic", "partition", "offset", "time", "key", "summary"}
         until(lambda: browser.get("/tasks/taught").status_code == 200, "the task is shown")
         assert "2 of 4 answers were better than the mean of 0.5" in browser.get("/tasks/taught").text
+        with member_of(made, "scoring", ["responses"]) as agent:
+            until(
+                lambda: agent.poll(timeout_s=0.2) or '<span class="tag taught">1</span>' in browser.get("/").text, "one"
+            )
+            producer.send(scoreless(response()))
+            producer.flush()
+            until(lambda: '<span class="tag nothing">1, held up</span>' in browser.get("/").text, "a failing scorer")
         producer.send(task(task_id="new", policy="another"))
         producer.flush()
         until(lambda: "another" in browser.get("/").text, "what was written since is shown")

@@ -20,6 +20,7 @@ from confluent_kafka import admin
 from schemas.events import (
     AdapterEvent,
     AdvantagedGroup,
+    Coordinates,
     DeadLetter,
     Event,
     Message,
@@ -42,7 +43,7 @@ from streams.evaluation.suite_tasks import evaluation
 from streams.kafka import admin as cluster
 from streams.kafka.client import client_config
 from streams.kafka.producer import Producer
-from streams.kafka.record import key_of, partition_of
+from streams.kafka.record import Record, dead_letter, key_of, partition_of
 from streams.kafka.retry import BrokerOutage, StoppedReading
 from streams.kafka.topics import topic_of, topics
 from streams.settings.load import to_env
@@ -462,6 +463,35 @@ def test_a_restarted_agent_counts_what_is_still_in_flight(settings: Settings) ->
         until_answered(settings, "eval")
         time.sleep(1)
     assert len(answers(settings)) == 3
+
+
+def give_up_on(settings: Settings, found: Response, reason: str) -> None:
+    """Write the dead letter of a response that has no score."""
+    name = topics(settings.topics)["responses"].name
+    at = Coordinates(name, partition_of(found.task_id, settings.topics.partitions), found.slot)
+    record = Record(at, found.created_at, found.task_id.encode(), encode(found))
+    write(settings, dead_letter(record, stage="scoring", reason=reason, error="exact: exception: it raised"))
+
+
+def test_a_group_that_its_scorer_gave_up_on_makes_room_for_the_next_task(settings: Settings) -> None:
+    # two groups a batch and no lag: with one group that cannot come, no batch would be cut until the deadline
+    write(settings, *(task(f"t{n}", purpose="train") for n in range(5)))
+    with running(settings):
+        until(lambda: len(answers(settings)) == 2, "two train tasks")
+        first, second = answers(settings)
+        give_up_on(settings, answers(settings)[first][0], "unknown_scorer")  # nothing that stage says of a score
+        give_up_on(settings, answers(settings)[first][1], "score_failed")
+        until(lambda: len(answers(settings)) == 3, "the task that takes its place")
+        time.sleep(1)
+        assert len(answers(settings)) == 3
+    with running(settings):  # another agent finds the dead letter in the log
+        write(settings, group_of(second, teaches=False))
+        until(lambda: len(answers(settings)) == 4, "a place that the second left")
+        write(settings, group_of(first, teaches=True))  # scored after all: it takes a place, too
+        write(settings, task("eval"))
+        until_answered(settings, "eval")
+        time.sleep(1)
+    assert len(answers(settings)) == 5
 
 
 def test_a_task_whose_group_is_out_or_whose_deadline_has_passed_is_not_sampled(settings: Settings) -> None:

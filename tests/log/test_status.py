@@ -58,7 +58,7 @@ def test_a_new_log_says_that_nobody_lives_and_with_which_commands_each_begins(ma
     assert list(found) == ["streams", "scoring", "policy default", "trainer default"]
     assert {row["alive"] for row in found.values()} == {0}
     assert found["trainer default"]["waits_for"] == (
-        "nobody: start `streamward train` (waits for batch 0, which has 0 of 16 groups)"
+        "nobody: start `streamward train` (waits for batch 0: 0 of 16 groups)"
     )
     table = run(made, "--output", "table").stdout
     assert "dropped in the last hour: nothing" in table and "free at" in table
@@ -218,7 +218,11 @@ def test_a_scorer_that_fails_is_named_with_its_last_error_until_its_answers_are_
         "1 answers of the last hour have no score, the last: own:own: it raised"
         in run(made, "--output", "table").stdout
     )
+    trainer = processes(made)["trainer default"]
+    assert trainer["is_held_up"] and processes(made)["scoring"]["is_held_up"]
+    assert "waits for batch 0: 0 of 16 groups; group of task t1 lacks a score since 20" in trainer["waits_for"]
     findings = CliRunner().invoke(cli, ["doctor", "--output", "jsonl"], env=to_env(made)).stdout
+    assert "policy default: group of task t1 lacks a score since 20" in findings and "tasks resubmit" in findings
     assert "Repair own:own, then `streamward rescore --failed`" in findings
     assert look(made, now_ms=now_ms() + 3_601_000).failing == []
 

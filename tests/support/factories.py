@@ -25,6 +25,7 @@ from schemas.events import (
     AgentEvent,
     Batch,
     CallLora,
+    Coordinates,
     CurationEvent,
     DatasetEvent,
     DeadLetter,
@@ -71,9 +72,12 @@ from schemas.events import (
     derive_id,
     prompt_digest,
 )
+from schemas.serde import encode
 from schemas.tokens import Logprobs, LossMask, Octets, PerToken, TokenIds
 from schemas.tool_text import offer_digest
 from streams.adapters.versions import AdapterState, empty, fold
+from streams.kafka.record import Record, dead_letter
+from streams.stages.scoring.breaker import GROUP_WAITS
 
 E = TypeVar("E")
 T0 = 1_800_000_000_000
@@ -175,6 +179,14 @@ def reward(of: Response | None = None, **changes: Any) -> Reward:
     whole |= changes
     whole.setdefault("reward_id", derive_id(whole["response_id"], whole["source"]))
     return Reward(**whole)
+
+
+def scoreless(of: Response, offset: int = 0, **changes: Any) -> DeadLetter:
+    """Return the dead letter of a response that its scorer gave up on."""
+    at = Coordinates("streamward.responses", 0, offset)
+    record = Record(at, of.created_at, of.task_id.encode(), encode(of))
+    error = f"own:own: exception: own:own raised KeyError: 'answer'. {GROUP_WAITS}"
+    return dead_letter(record, **{"stage": "scoring", "reason": "score_failed", "error": error, **changes})
 
 
 def control(**changes: Any) -> GroupControl:

@@ -18,7 +18,7 @@ from streams.demo.loop_run import LoopRun
 from streams.demo.progress import Progress
 from streams.demo.up_plan import UpPlan
 from streams.settings.model import Batches, Learning, Scoring, Settings
-from tests.support.factories import group, task
+from tests.support.factories import batch, group, response, scoreless, task, trained
 from tests.unit.test_progress import Log
 
 SETTINGS = Settings(batches=Batches(groups=2, max_policy_lag=0), learning=Learning(stop_after=3))
@@ -93,6 +93,23 @@ def test_a_run_that_trained_nothing_says_where_its_tasks_are() -> None:
     assert (watch.failure(trains=False) or "").startswith("nothing was learnt: none of 1 groups differed in reward")
 
 
+def test_a_run_of_which_no_answer_got_a_score_has_failed_also_if_it_trained_on_tasks_of_an_earlier_one() -> None:
+    earlier = task(task_id="earlier", group_size=2)
+    progress = progress_of(earlier)
+    watch = LearningWatch(progress, leftovers=1)
+    answer = response(task_id="ours", sampling_id="ours", group_size=1)
+    log = Log()
+    log.write(group(task_id="earlier"), batch(0, groups_offsets=(0,), max_policy_lag=0), trained(1))
+    for record in log.records:
+        progress.fold(record)
+    assert progress.places["trained"] == 1 and watch.failure(trains=True) is None
+    log.write(task(task_id="ours", group_size=1), answer, scoreless(answer))
+    for record in log.records[-3:]:
+        progress.fold(record)
+    failure = watch.failure(trains=True) or ""
+    assert failure.startswith("nothing was learnt: no answer of this run has a score. 1 answer has no score: own:own")
+
+
 def test_the_newest_version_that_was_better_than_the_one_before_is_named_with_the_command_that_goes_back() -> None:
     watch = LearningWatch(Progress(SETTINGS))
     progress = watch.progress
@@ -128,6 +145,20 @@ def test_nothing_is_missing_while_a_task_is_on_its_way() -> None:
     first, second = task(task_id="a", group_size=2), task(task_id="b", group_size=2)
     run = run_of(progress_of(first, second, group(task_id="a")), first, second)
     assert (run.missing_groups(), run.all_done()) == (0, False)
+
+
+def test_a_task_that_its_scorer_gave_up_on_does_not_keep_the_last_step_from_being_filled() -> None:
+    first, second = task(task_id="a", group_size=2), task(task_id="b", group_size=2)
+    answers = [response(task_id="b", sampling_id="b", slot=slot, group_size=2) for slot in (0, 1)]
+    run = run_of(progress_of(first, second, group(task_id="a"), *answers), first, second)
+    assert (run.missing_groups(), run.all_done()) == (0, False), "it may be scored any moment"
+    for offset, answer in enumerate(answers):
+        log = Log()
+        log.write(scoreless(answer, offset))
+        run.progress.fold(log.records[0])
+    assert (run.missing_groups(), run.all_done()) == (1, False)
+    run.is_filled = True
+    assert run.all_done()
 
 
 # --- answers without a score ------------------------------------------------------------------------------------------

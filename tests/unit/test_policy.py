@@ -22,7 +22,7 @@ from schemas.events import (
     derive_id,
     problems,
 )
-from streams.adapters.admission.admission import Admission
+from streams.adapters.admission.admission import Admission, RecentTasks
 from streams.adapters.admission.held_back import HeldBack
 from streams.adapters.admission.sampling_batch import SamplingBatch, WaitingTask, choose
 from streams.adapters.router import VersionRouter, route
@@ -140,6 +140,21 @@ def test_a_task_whose_group_never_comes_does_not_hold_its_place_for_ever() -> No
     admission.start("a", give_up_ms=100)
     admission.start("b", give_up_ms=None)
     assert (admission.expire(100), admission.expire(101), admission.in_flight) == ([], ["a"], 1)
+
+
+def test_a_task_whose_score_failed_gives_its_place_back_and_its_group_counts_if_it_comes() -> None:
+    unscored = RecentTasks()
+    admission = Admission(Batches(groups=2, max_policy_lag=0), unscored)
+    for number in (1, 2):
+        admission.start(task(number).task_id, give_up_ms=None)
+    assert admission.room(0) == 0
+    unscored.add(task(1).task_id)
+    admission.give_up(task(1).task_id)
+    assert (admission.room(0), admission.in_flight) == (1, 1)
+    admission.start(task(1).task_id, give_up_ms=None)  # a restarted agent finds its answers in the log
+    assert admission.room(0) == 1
+    admission.group(group(1), 0)  # scored after all
+    assert (admission.room(0), admission.pending) == (0, 1)
 
 
 def test_only_a_version_that_no_batch_may_hold_is_hopeless() -> None:

@@ -27,7 +27,7 @@ from streams.kafka.topics import topic_of, topics
 from streams.settings.model import Batches, Settings
 from streams.stages.scoring.breaker import PAUSED, PAUSED_REASON
 from tests.support import factories
-from tests.support.factories import T0, evaluated, group, promoted, response, reward, task, trained
+from tests.support.factories import T0, evaluated, group, promoted, response, reward, scoreless, task, trained
 from tests.support.thoroughness import examples
 
 SETTINGS = Settings(batches=Batches(groups=2, max_policy_lag=0))
@@ -296,12 +296,34 @@ TWO_AHEAD = [*asked("a"), *asked("b"), *answered("a"), *answered("b"), *scored("
         ([], "scoring", "waits for responses"),
         ([*asked(), *answered()], "scoring", "2 responses to score"),
         ([*asked(), *answered(), *scored()], "scoring", "waits for responses"),
-        ([grouped("a")], "trainer", "waits for batch 0: 1 of 2 groups"),
+        ([grouped("a")], "trainer", "waits for batch 0: 1 of 2 groups since 1970-01-01 00:00:00 UTC"),
         ([grouped("a"), grouped("b"), batch(0, 0, 1)], "trainer", "trains version 1"),
     ],
 )
 def test_each_process_is_said_to_work_or_to_wait(events: list[Event], process: str, says: str) -> None:
     assert dict(waits(folded(*events)))[process] == says
+
+
+def test_a_group_that_lacks_a_score_is_named_and_counts_no_longer_as_in_flight() -> None:
+    answers = [response(task_id="a", sampling_id="a", slot=slot, group_size=SIZE) for slot in range(SIZE)]
+    letters = [scoreless(answer, offset) for offset, answer in enumerate(answers)]
+    events = [*asked("a"), *answers, *letters, *asked("b"), grouped("b"), *asked("c")]
+    progress = folded(*events)
+    assert progress.stalled_tasks() == 1
+    said = dict(waits(progress))
+    assert said["policy"] == "answers; 1 tasks wait"
+    assert said["trainer"] == (
+        "waits for batch 0: 1 of 2 groups since 1970-01-01 00:00:00 UTC; group of task a lacks a score since "
+        "2027-01-15 08:00:00 UTC (own:own: exception: own:own raised KeyError: 'answer'), and other tasks take their "
+        "place; it still counts if it comes before 2027-01-15 08:10:00 UTC: repair the scorer, then `streamward "
+        "rescore --failed`; once the groups have timed out, `streamward tasks resubmit --unscored` sends their tasks "
+        "again"
+    )
+    for after in ([*events, grouped("a")], [grouped("a"), *events]):
+        assert folded(*after).stalled_tasks() == 0
+        assert "lacks" not in dict(waits(folded(*after)))["trainer"]
+    decided = [replace(letter, stage="dlq", reason="requeued") for letter in letters]
+    assert folded(*events, *decided).stalled.of("default") == []
 
 
 class SlowReader:

@@ -9,7 +9,8 @@ from typing import Any
 import duckdb
 import pytest
 
-from streams.stages.scoring.breaker import PAUSED_REASON, UNSCORED_REASONS
+from schemas.conventions import SCORELESS
+from streams.stages.scoring.breaker import PAUSED_REASON
 from streams.tools.dead_letters import reasons
 from streams.tools.dead_letters.originals import BYTES_DECIDE
 from streams.tools.views.group_outcome import NOTHING_REASON_SQL, GroupOutcome, nothing_reason, outcome
@@ -74,7 +75,7 @@ def test_a_reason_without_words_is_shown_as_it_is() -> None:
 
 def test_every_reason_of_a_dead_letter_has_its_words() -> None:
     assert {*reasons.HOPELESS, *reasons.WAYS_OUT} == {*reasons.TEXTS}
-    assert {*UNSCORED_REASONS, PAUSED_REASON, *BYTES_DECIDE} <= {*reasons.TEXTS}
+    assert {*SCORELESS, PAUSED_REASON, *BYTES_DECIDE} <= {*reasons.TEXTS}
     table = CLIENTS.partition("reason of the dead letter")[2].partition("\n\n")[0]
     documented = {word for line in table.splitlines() for word in re.findall(r"`(\w+)`", line.rsplit("|", 2)[-2])}
     assert "contradictory" in documented and documented <= {*reasons.TEXTS}

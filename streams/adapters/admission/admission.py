@@ -18,13 +18,14 @@ which is P + F < (v + L + 1 - S) * B. With v that of the newest version, S - v b
 that at most (L + 1) * B groups are between sampling and training; a version that is trained but not yet served counts
 for nothing, as it samples nothing.
 
-It cannot lock up. Every F becomes a group; one that takes no place in a batch (dropped, stale, doubled, and zero
-variance unless `batches.zero_variance` is keep) leaves at once, by the batch stage's own rule. What is left either
-fills the next batch, so S and then v advance, or is less than B, and then a served v = S has room.
+It cannot lock up. Every F becomes a group, or lacks a score that its scorer gave up on: its place is free at once then
+(`give_up`), and its group counts if it comes after all. A group that takes no place in a batch (dropped, stale,
+doubled, and zero variance unless `batches.zero_variance` is keep) leaves at once, by the batch stage's own rule. What
+is left either fills the next batch, so S and then v advance, or is less than B, and then a served v = S has room.
 
 A group can still become stale: if its scores take so long that groups sampled later fill its batch. Waiting for it
 would let one slow scorer stop everything. Each agent knows only its own F, so n agents may overshoot by what the other
-n - 1 have in flight. And with `advantages.deadline_s` 0, a task that is never scored holds its place for ever.
+n - 1 have in flight. And with `advantages.deadline_s` 0, a task that no scoring agent reads holds its place for ever.
 """
 
 from __future__ import annotations
@@ -61,8 +62,10 @@ class RecentTasks:
 class Admission:
     """The fold of one policy's `groups` and `batches`, and of what this agent has in flight. No clock, no I/O."""
 
-    def __init__(self, rule: Batches) -> None:
+    def __init__(self, rule: Batches, unscored: RecentTasks | None = None) -> None:
+        """`unscored`: tasks with an answer that its scorer gave up on; the caller adds to it, and calls `give_up`."""
         self._rule = rule
+        self._unscored = RecentTasks() if unscored is None else unscored
         self.sequence = 0
         """Batches cut so far, by the `batches` topic: the sequence of the next one."""
         self._settled = -1  # offset on `groups` of the last group those batches hold
@@ -113,8 +116,12 @@ class Admission:
 
     def start(self, task_id: str, *, give_up_ms: int | None) -> None:
         """Count a task as in flight until its group is seen, or until `give_up_ms` (see `expire`)."""
-        if not self.is_out(task_id):
+        if not self.is_out(task_id) and task_id not in self._unscored:
             self._in_flight[task_id] = give_up_ms
+
+    def give_up(self, task_id: str) -> None:
+        """Stop counting a task of `unscored`: no other waits for its group, which may come late or never."""
+        self._in_flight.pop(task_id, None)
 
     def expire(self, now_ms: int) -> list[str]:
         """Stop counting tasks whose group should long be out, and return them.

@@ -2,26 +2,30 @@
 
     adapters ──► AdapterFollower ──► which version answers ──┐
     batches, groups ──► Admission ──► how many tasks may start ──┴─► PolicyState of each policy ◄── PolicyLog
+    dead-letters ──► answers that their scorer gave up on ──┘
     responses [of the agent's partitions] ──► look_up ──► answered_tasks, which need no answer any more
 
 A PolicyLog follows one policy, or for a fleet all of them, with one client. The first three topics are keyed by policy,
 so one partition of each holds everything about one. Adapters and batches are read from the start, groups from the first
-that a batch to come may still hold. Records here that cannot be decoded are skipped; the stages that own these topics
-write the dead letters.
+that a batch to come may still hold, dead letters from the first whose task may be in flight. Records here that cannot
+be decoded are skipped; the stages that own these topics write the dead letters.
 """
 
 from __future__ import annotations
 
+import base64
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
-from schemas.events import AdvantagedGroup, Batch, Event, Response
+from schemas.conventions import SCORELESS
+from schemas.events import AdvantagedGroup, Batch, DeadLetter, Event, Response
 from schemas.serde import Poison
-from streams.adapters.admission.admission import Admission
+from streams.adapters.admission.admission import Admission, RecentTasks
 from streams.adapters.follower import AdapterFollower
 from streams.adapters.router import VersionRouter
+from streams.kafka import times
 from streams.kafka.admin import offsets, offsets_at
 from streams.kafka.reader import read
 from streams.kafka.record import Record, TopicPartition, partition_of
@@ -45,10 +49,10 @@ CLOCK_SKEW_MS = 60_000
 class PolicyState:
     """What the log says of one policy: which version answers, and what is sampled and trained. No clock, no I/O."""
 
-    def __init__(self, router: VersionRouter, rule: Batches) -> None:
+    def __init__(self, router: VersionRouter, rule: Batches, unscored: RecentTasks | None = None) -> None:
         """Start before anything was sampled or trained; `router` is kept up to date by an AdapterFollower."""
         self.router, self._rule = router, rule
-        self.admission = Admission(rule)
+        self.admission = Admission(rule, unscored)
         self._last_group: dict[int, int] = {}  # batch sequence -> offset of its last group
 
     @property
@@ -76,7 +80,7 @@ class PolicyState:
 
 
 class PolicyLog:
-    """Follows adapters, batches and groups of one policy, or of all. `close` it at the end."""
+    """Follows adapters, batches and groups of one policy, or of all, and dead letters. `close` it at the end."""
 
     def __init__(self, settings: Settings, outage: BrokerOutage, policy: str | None = None) -> None:
         """Read the log, of `policy` or of every one. Raises NotFoundError if a topic is missing, LogError as `read`."""
@@ -84,14 +88,17 @@ class PolicyLog:
         self._serves: Callable[[str], bool] = settings.fleet.serves if policy is None else policy.__eq__
         self._adapters = AdapterFollower(settings, outage, self._serves)
         self._states: dict[str, PolicyState] = {}
+        self._unscored = RecentTasks()
         self._samplings: dict[int, list[CompleteSampling]] = {}  # by partition
         named = topics(settings.topics)
         self._events = {named["batches"].name: Batch, named["groups"].name: AdvantagedGroup}
+        self._letters, self._responses = named["dead-letters"].name, named["responses"].name
         everywhere = range(settings.topics.policy_partitions)
         partitions = everywhere if policy is None else [self._partition(policy)]
         bounds = self.outage.ask(lambda: offsets(settings, ("batches", "groups")), "to where topics end")
         bounds = {tp: bound for tp, bound in bounds.items() if tp[1] in partitions}
-        newer = self._adapters.assign(partitions, {tp: end for tp, (_, end) in bounds.items()})
+        others = {tp: end for tp, (_, end) in bounds.items()} | self._letter_starts()
+        newer = self._adapters.assign(partitions, others)
         if policy is not None:
             self.state(policy)
         for topic in self._events:  # batches first: what groups matter depends on them
@@ -110,7 +117,7 @@ class PolicyLog:
     def state(self, policy: str) -> PolicyState:
         """Return what the log says of a policy."""
         if policy not in self._states:
-            self._states[policy] = PolicyState(self._adapters.router(policy), self._settings.batches)
+            self._states[policy] = PolicyState(self._adapters.router(policy), self._settings.batches, self._unscored)
         return self._states[policy]
 
     def follow(self) -> None:
@@ -182,7 +189,26 @@ class PolicyLog:
         start = max(first, min((state.next_useful for state in states), default=first))
         return max(start, end - GROUPS_READ) if self._is_fleet else start
 
+    def _letter_starts(self) -> dict[TopicPartition, int]:
+        """Return where reading dead letters begins: those before are about tasks that no longer are in flight."""
+        rule, day_s = self._settings.advantages, 86_400
+        since_ms = times.now_ms() - CLOCK_SKEW_MS - int((rule.deadline_s or day_s) + rule.grace_s) * 1000
+        starts = self.outage.ask(lambda: offsets_at(self._settings, ["dead-letters"], since_ms), "to where a time is")
+        ends = self.outage.ask(lambda: offsets(self._settings, ["dead-letters"]), "to where topics end")
+        return {tp: start if start >= 0 else ends[tp][1] for tp, start in starts.items()}
+
+    def _take_letter(self, letter: DeadLetter | None) -> None:
+        if letter is None or letter.reason not in SCORELESS or letter.source_topic != self._responses:
+            return
+        task_id = base64.b64decode(letter.key or "").decode(errors="replace")
+        self._unscored.add(task_id)
+        for state in self._states.values():
+            state.admission.give_up(task_id)
+
     def _take(self, record: Record) -> None:
+        if record.at.topic == self._letters:
+            self._take_letter(_usable(record, DeadLetter))
+            return
         event = _usable(record, self._events[record.at.topic])
         if event is not None and self._serves(event.policy):
             self.state(event.policy).take(event, record.at.offset)

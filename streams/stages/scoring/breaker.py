@@ -35,10 +35,8 @@ PAUSED = (
 )
 PAUSED_REASON = "scorer_paused"
 """Of the dead letter that says so."""
-GROUP_WAITS = "Its group waits for it until its deadline: repair the scorer, then `streamward rescore --failed`"
+GROUP_WAITS = "Its group is open for it until its deadline: repair the scorer, then `streamward rescore --failed`"
 """Ends the dead letter of a score that failed."""
-UNSCORED_REASONS = ("score_failed", "no_judge", "module_not_listed")
-"""Of a dead letter whose response has no score, and can get one."""
 
 Change = Literal["failing", "paused", "resumed"]
 
