@@ -164,6 +164,7 @@ def prompt_text_problems(messages: tuple[Message, ...], variables: tuple[PromptV
         yield "every message is empty; a prompt has a text"
     if len(variables) > MOST_VARIABLES:
         yield f"there are {len(variables)} variables; expected at most {MOST_VARIABLES}"
+        return
     yield from prompt_text.template_problems([message.content for message in messages], variables)
 
 

@@ -2,8 +2,9 @@
 
     template, values ──► {{name}} ──► the value as text ──► message
 
-A value is data. It is put in and never looked at again: braces in it are braces, and nothing in it is run. The name of
-a control token in it stays text, as in every message (streams/engines/rendering/chat_template.py).
+A `{{` without its `}}` is refused: no model reads a typing error. A value is data. It is put in and never looked at
+again: braces in it are braces, and nothing in it is run. The name of a control token in it stays text, as in every
+message (streams/engines/rendering/chat_template.py).
 
 A text has as many bytes in any process and any year: numbers are written as JSON writes them, objects in their order.
 """
@@ -20,7 +21,11 @@ VariableType = Literal["string", "integer", "number", "boolean", "json"]
 """What a value may be; json: anything that JSON can say."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 """What a variable may be called."""
-_PLACE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+MOST_BYTES = 64 * 1024
+"""Of the texts of a prompt together, in UTF-8."""
+MOST_PLACES = 100
+"""Of variables in the texts of a prompt together."""
+_PLACE = re.compile(r"\{\{([^{}]*)\}\}")
 
 
 class Variable(Protocol):
@@ -45,7 +50,19 @@ def names_in(template: str) -> list[str]:
 
 
 def template_problems(texts: Sequence[str], variables: Sequence[Variable]) -> Iterator[str]:
-    """Yield what is wrong with the texts of a prompt and the variables that it declares."""
+    """Yield what is wrong with the texts of a prompt and the variables that it declares; of too much only that."""
+    if (size := sum(len(text.encode(errors="replace")) for text in texts)) > MOST_BYTES:
+        yield f"its texts have {size:,} bytes; expected at most {MOST_BYTES:,}"
+        return
+    if (places := sum(len(_PLACE.findall(text)) for text in texts)) > MOST_PLACES:
+        yield f"its texts have {places} places for variables; expected at most {MOST_PLACES}"
+        return
+    for number, text in enumerate(texts):
+        if (at := _not_closed(text)) is not None:
+            yield (
+                f"messages[{number}].content: the {{{{ at character {at} is not closed: {text[at : at + 40]!r}; "
+                "expected {{name}}, without another brace in it. A text with such braces can be the value of a variable"
+            )
     declared = [variable.name for variable in variables]
     for name in declared:
         if NAME.fullmatch(name) is None:
@@ -64,6 +81,16 @@ def template_problems(texts: Sequence[str], variables: Sequence[Variable]) -> It
     for name in declared:
         if name not in used:
             yield f"variable {name} is declared, and no message has {{{{{name}}}}}; use it, or leave it out"
+
+
+def _not_closed(text: str) -> int | None:
+    """Return where the first `{{` is that begins no place; None if there is none."""
+    at = text.find("{{")
+    while at >= 0:
+        if (match := _PLACE.match(text, at)) is None:
+            return at
+        at = text.find("{{", match.end())
+    return None
 
 
 def value_problems(variables: Sequence[Variable], values: Mapping[str, Any]) -> Iterator[str]:

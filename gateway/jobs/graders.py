@@ -21,7 +21,7 @@ from gateway.http.body import Body, checked
 from streams.errors import CallError, JobRequestError
 
 SAMPLE = re.compile(r"\s*\{\{\s*sample\.output_text\s*\}\}\s*")
-PLACEHOLDER = re.compile(r"\{\{\s*(.*?)\s*\}\}")
+PLACEHOLDER = re.compile(r"\{\{([^{}]*)\}\}")
 ITEM = re.compile(r"item\.(\w+(?:\.\w+)*)")
 NOT_SCORED = {
     "text_similarity": "no scorer measures similarity",
@@ -88,7 +88,7 @@ def _checks(grader: StringCheckGrader, path: str) -> Grading:
                 f"{path}.input",
             )
         reference, compared = grader.input, "input"  # equal is equal both ways round
-    names = PLACEHOLDER.findall(reference)
+    names = [name.strip() for name in PLACEHOLDER.findall(reference)]
     if "{{" in (rest := PLACEHOLDER.sub("", reference)) or "}}" in rest:
         raise CallError("invalid", f"{path}.{compared}: a {{{{ or }}}} is alone in it", f"{path}.{compared}")
     if (wrong := next((name for name in names if ITEM.fullmatch(name) is None), None)) is not None:
@@ -189,7 +189,7 @@ def _render(template: str, item: Mapping[str, Any]) -> str:
     """Return a template with the fields of a line in it. Raises JobRequestError."""
 
     def field(match: re.Match[str]) -> str:
-        path = match[1].removeprefix("item.")
+        path = match[1].strip().removeprefix("item.")
         value: Any = item
         for step in path.split("."):
             value = value.get(step) if isinstance(value, dict) else None

@@ -28,7 +28,7 @@ _KEY = re.compile(r"sw_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _ID = re.compile(r"[0-9a-f]{16}")
 _DURATION = re.compile(r"([0-9]{1,5})([mhdw])")
 _UNITS_MS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_SECRET = re.compile(r"(swr?_[0-9a-f]{16})_[A-Za-z0-9_-]+|(eyJ[A-Za-z0-9_-]{0,8})[A-Za-z0-9_-]*\.[A-Za-z0-9_.-]+")
+_SECRET = re.compile(r"(swr?_[0-9a-f]{16})_[A-Za-z0-9_-]+|(eyJ[A-Za-z0-9_-]{0,8})[A-Za-z0-9_.-]*")
 """A key or a refresh token, and an access token; their beginnings may be shown."""
 SECRET_BYTES = 32
 ID_BYTES = 8

@@ -26,11 +26,11 @@ MAX_CHARACTERS = 1_000
 DIGITS = 12
 """After the point, to which a root or π and a decimal number have to agree."""
 _ANSWER = re.compile(r"\banswer\b[*_]*(?:\s+is)?\s*[:=]?[*_]*\s*(?P<answer>[^\n]+)", re.IGNORECASE)
-_FORMULA = re.compile(r"\$\$?(?P<dollars>[^$]+)\$\$?|\\[(\[](?P<brackets>.+?)\\[)\]]", re.DOTALL)
-_TOO_LARGE = re.compile(r"\^\s*\{?[^{}^]{0,20}(?:\^|\d{4})|\d{4,}\s*\}?\s*!|!\s*\)?\s*!|\*\*")
+_FORMULA = re.compile(r"\$\$?(?P<dollars>[^$]+)\$\$?|\\[(\[](?P<brackets>(?:[^\\]|\\[^()\[\]])+)\\[)\]]")
+_TOO_LARGE = re.compile(r"\^\s*+\{?[^{}^]{0,20}(?:\^|\d{4})|(?<!\d)\d{4,}+\s*+(?:\}\s*+)?!|!\s*+(?:\)\s*+)?!|\*\*")
 """Powers of powers, and factorials, that sympy would compute to the last digit."""
 _IGNORED = re.compile(
-    r"\d\s*_|\d\s*(?:\\text\s*\{)?\s*(?:st|nd|rd|th)\b|\\[lcd]?dots|\.\.\.|…|\b(?:not|wrong|incorrect|false|except)\b",
+    r"\d\s*+(?:_|(?:\\text\s*+\{\s*+)?(?:st|nd|rd|th)\b)|\\[lcd]?dots|\.\.\.|…|\b(?:not|wrong|incorrect|false|except)\b",
     re.IGNORECASE,
 )
 """A base, an ordinal, dots, a word: they change the meaning, and the library leaves them out; texts are compared."""

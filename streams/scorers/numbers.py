@@ -49,7 +49,7 @@ _WRITINGS = [
         (r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}", r"\1/\2"),
         (r"\\[dt]?frac\s*(\d)\s*(\d)", r"\1/\2"),
         (r"\\(?:times|cdot)(?![A-Za-z])|[·⋅∙]", "×"),
-        (r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])", "°"),
+        (r"\^\s*+(?:\{\s*+)?\\circ\s*\}?|\\degree(?![A-Za-z])", "°"),
         (r"\^\s*[{(]\s*([-+]?\d+)\s*[})]", r"^\1"),
         (r"\\approx(?![A-Za-z])|[≈≃≅∼]", "="),
         (r"\\(?:Rightarrow|rightarrow|implies|to)(?![A-Za-z])|[→⇒]|=>|->", ": "),
@@ -182,7 +182,7 @@ def read(text: str) -> WrittenNumber | None:
 def _bare(text: str) -> str:
     """Return a plain text without the dollars of LaTeX, and the full stop, around it."""
     text = _FULL_STOP.sub("", text.strip())
-    delimited = re.fullmatch(r"(\$\$?)\s*([^$]+?)\s*\1", text)
+    delimited = re.fullmatch(r"(\$\$?)([^$]+)\1", text)
     return _FULL_STOP.sub("", (delimited[2] if delimited else text).strip())
 
 
@@ -214,7 +214,7 @@ _GLUED_AFTER = re.compile(
 _WORD_BEFORE = re.compile(r"(?<!\\)\b(?!sqrt|log|ln|sin|cos|tan)[^\W\d_]{2,}-?$|(?<![\w\\])[A-Z]$")
 """H2O, GPT-4: the digits belong to a name."""
 _JOINED = re.compile(
-    r"[^\S\n]*(?:[,;&、|]| : )?[^\S\n]*(?:\b(?:and|or|to|through|versus|vs|of|out of|in|per)\b)?[^\S\n]*",
+    r"[^\S\n]*+(?:[,;&、|]|(?<= ): )?[^\S\n]*+(?:\b(?:and|or|to|through|versus|vs|of|out of|in|per)\b)?[^\S\n]*",
     re.IGNORECASE,
 )
 """Between two numbers, this makes one list or range of them."""

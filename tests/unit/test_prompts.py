@@ -90,6 +90,21 @@ def test_a_thread_keeps_its_version_while_others_leave_the_comparison() -> None:
         (prompt_event(messages=(Message(role="system", content="Greet."),)), "no message has {{name}}"),
         (prompt_event(messages=(Message(role="user", content="{{name}} {{ 7 * 7 }}"),)), "nothing is computed"),
         (prompt_event(messages=(Message(role="tool", content="{{name}}"),)), "expected system, user, assistant"),
+        (
+            prompt_event(messages=(Message(role="user", content="{{name}} {{name"),)),
+            "the {{ at character 9 is not closed",
+        ),
+        (
+            prompt_event(messages=(Message(role="user", content="{{{name}}}"),)),
+            "messages[0].content: the {{ at character 0",
+        ),
+        (prompt_event(messages=(Message(role="user", content="{{name {x} }}"),)), "is not closed: '{{name {x} }}'"),
+        (
+            prompt_event(messages=(Message(role="user", content="{{" * 50_000),)),
+            "100,000 bytes; expected at most 65,536",
+        ),
+        (prompt_event(messages=(Message(role="user", content="{{name}}" * 101),)), "101 places for variables"),
+        (prompt_event(variables=tuple(PromptVariable(name=f"v{n}") for n in range(101))), "at most 100"),
         (prompt_event("activated", 1, version=1, alias="2"), "expected a letter"),
         (prompt_event("shared", 1, alias="a", job_id="j", arms=(PromptArm(version=1, share=1.0),)), "2 or more"),
         (prompt_event(prompt="a b"), "expected a letter or digit"),

@@ -58,7 +58,7 @@ def _each(rows: Sequence[DataRow], outcome: Callable[[Mapping[str, Any]], RowOut
 
 _INVISIBLE = re.compile("[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f\u00ad\u200b\u2060\ufeff]")
 _LINE_ENDS = re.compile(r"\r\n?|[\x85\u2028\u2029]")
-_SPACE_AT_END = re.compile(r"[ \t\u00a0]+(?=\n|$)")
+_SPACE_AT_END = re.compile(r"(?<![ \t\u00a0])[ \t\u00a0]++(?=\n|$)")
 
 
 class NormaliseOptions(StepOptions):

@@ -56,7 +56,7 @@ NUMBERS_SHOWN = 5
 """Lines with the same kind of mistake whose numbers are printed."""
 OWN_OBJECTS = ("arguments", "parameters", "settings", "verifier")
 """Fields whose objects are a user's own: null in them is a value."""
-_VALUES = re.compile(r"[0-9a-f-]{36}|\(got .*?\)|'[^']*'|-?\d+")
+_VALUES = re.compile(r"[0-9a-f-]{36}|\(got [^()]*\)|'[^']*'|-?\d+")
 """The parts that differ between two mistakes of one kind."""
 
 

@@ -1,0 +1,49 @@
+"""No text makes a pattern of ours take more than in proportion to its length."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.patterns import SourcePattern, found_patterns, slow_text
+
+FOUND = found_patterns()
+MADE_WHEN_USED = {
+    "gateway/jobs/fine_tuning_body.py: f'\\\\b{re.escape(option)}\\\\b'": "a word",
+    "streams/scorers/judge_client.py: f'\\\\b{name}\\\\b'": "a word",
+    "streams/evaluation/diagnosis.py: f'(?<!\\\\w){re.escape(answer)}(?!\\\\w)'": "a word",
+    "streams/engines/rendering/control_tokens.py: '|'.join(map(re.escape, sorted(names, key=len, reverse=True))) "
+    "or '(?!)'": "words",
+    "streams/data/cleaning/steps.py: f'[{span}]'": "in a table, where it is found",
+    "streams/scorers/numbers.py: pattern": "in a table, where it is found",
+    "streams/scorers/mathematics.py: begin": "a word, or a bracket",
+    "streams/scorers/mathematics.py: end": "a word, or a bracket",
+    "streams/scorers/text.py: canonical_text(self.pattern)": "a user's, only compiled",
+    "streams/scorers/text.py: canonical_text(settings.pattern)": "a user's, run in a process that is ended",
+}
+"""Why each is linear, or cannot stop more than itself."""
+
+
+@pytest.mark.parametrize("pattern", FOUND.patterns, ids=lambda pattern: pattern.place)
+def test_a_pattern_is_linear_in_texts_of_its_own_literals(pattern: SourcePattern) -> None:
+    assert slow_text(pattern) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "slow"),
+    [
+        (r"\{\{(.*?)\}\}", True),
+        (r"\{\{([^{}]*)\}\}", False),
+        (r"\{\{\s*(.*?)\s*\}\}", True),
+        (r"[ \t]+$", True),
+        (r"(?<![ \t])[ \t]++$", False),
+    ],
+)
+def test_a_pattern_that_is_not_linear_is_found(pattern: str, slow: bool) -> None:
+    found = slow_text(SourcePattern("here", re.compile(pattern, re.DOTALL), frozenset({"finditer"})))
+    assert (found is not None) == slow
+
+
+def test_of_each_pattern_that_is_made_when_it_is_used_somebody_said_why_it_is_safe() -> None:
+    assert FOUND.unknown == MADE_WHEN_USED.keys()
