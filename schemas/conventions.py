@@ -51,6 +51,9 @@ def tool_ids(metadata: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(part.partition("@")[0] for part in metadata.get(TOOL_IDS, "").split())
 
 
+SOURCE_SHA256 = "formula_sha256", "credit_sha256"
+"""Metadata of a group whose formula or credit rule is a function of the user's own: the checksum of its source file."""
+
 UNCHANGED = "unchanged"
 """The metric of a `trained` event that is 1 if the version answers as its parent does: none of its weights changed."""
 

@@ -16,7 +16,8 @@ from schemas.events import Batch, Response, TokensElsewhere, derive_id
 from schemas.tokens import Logprobs, LossMask, TokenIds
 from streams import advantage_formulas
 from streams.kafka.record import Record, dead_letter
-from streams.settings.model import Fleet, Settings
+from streams.settings.model import Advantages, Fleet, Settings
+from streams.stages.advantages.credit import Episode
 from streams.tools.audit.audit_metrics import text
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import Ledger, recount
@@ -498,6 +499,40 @@ def test_a_group_that_was_recorded_without_slots_and_metadata_since_it_was_too_l
     ((record, _),) = groups_of(log.records)
     empty = {"dropped_reason": "too_large", "responses": (), "left_out": (), "metadata": {}}
     assert named(settled(rewritten(log.records, record.at, lambda group: replace(group, **empty)))) == ""
+
+
+def joined_under(**rule: str) -> Written:
+    log = Written()
+    join = Joined(log, SETTINGS.model_copy(update={"advantages": Advantages(**rule)}))
+    asked = task(group_size=SIZE, reward_sources=SOURCES, metadata={"note": "n"})
+    slots = answers(asked)
+    for event in (asked, *slots, *verdicts(slots, random.Random(1))):
+        join.read(log.write(event, T0))
+    return log
+
+
+def first_best(rewards: list[float], *, eps: float, ddof: int) -> list[float]:
+    return [1.0, *[-1.0] * (len(rewards) - 1)]
+
+
+def last_turn(episodes: list[Episode], rule: Advantages) -> list[list[float]]:
+    return [[*[0.0] * (len(episode.rewards) - 1), 1.0] for episode in episodes]
+
+
+@pytest.mark.parametrize("rule", [{"formula": f"{__name__}:first_best"}, {"credit": f"{__name__}:last_turn"}])
+def test_a_group_by_a_rule_of_the_users_own_balances_with_the_checksum_of_its_source(rule: dict[str, str]) -> None:
+    log = joined_under(**rule)
+    ((_, group),) = groups_of(log.records)
+    assert group.metadata.keys() == {"note", *(f"{name}_sha256" for name in rule)}
+    assert named(settled(log.records)) == ""
+
+
+def test_metadata_that_neither_task_nor_formula_has_are_named() -> None:
+    log = joined_under(formula="grpo")
+    ((record, _),) = groups_of(log.records)
+    added = {"formula_sha256": "0" * 64, "colour": "red", "note": "n"}
+    report = settled(rewritten(log.records, record.at, lambda group: replace(group, metadata=added)))
+    assert named(report).endswith("colour, formula_sha256")
 
 
 @pytest.mark.parametrize(("more", "wrong"), [(0, False), (1, True)])

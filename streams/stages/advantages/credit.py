@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
+from schemas.conventions import SOURCE_SHA256
 from streams import advantage_formulas, references
 from streams.settings.model import Advantages
 
@@ -149,10 +150,10 @@ def source_digests(formula: str, credit: str) -> dict[str, str]:
 
     Raises SettingsError if one cannot be imported: call it before the first group.
     """
-    chosen = {"formula": (advantage_formulas.SETTING, formula), "credit": ("advantages.credit", credit)}
+    chosen = (advantage_formulas.SETTING, formula), ("advantages.credit", credit)
     return {
-        f"{label}_sha256": references.source_digest(setting, name)
-        for label, (setting, name) in chosen.items()
+        key: references.source_digest(setting, name)
+        for key, (setting, name) in zip(SOURCE_SHA256, chosen, strict=True)
         if references.is_reference(name)
     }
 

@@ -141,6 +141,7 @@ class GroupFact(NamedTuple):
     complete: bool
     dropped_reason: str | None
     formula: str
+    credit: str
     formula_version: int
     eps: float
     ddof: int

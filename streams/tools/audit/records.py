@@ -214,6 +214,7 @@ def _group(record: Record, group: AdvantagedGroup) -> GroupFact:
         complete=group.complete,
         dropped_reason=group.dropped_reason,
         formula=group.formula,
+        credit=group.credit,
         formula_version=group.formula_version,
         eps=group.formula_eps,
         ddof=group.formula_ddof,

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from schemas.conventions import UNRANKED
+from schemas.conventions import SOURCE_SHA256, UNRANKED
 from schemas.events import Coordinates, derive_id
 from streams.tools.audit.facts import (
     RECORDED_LAG,
@@ -69,19 +69,29 @@ def _about(case: GroupCase, view: AuditView) -> Iterator[AuditFinding]:
     expected = (task.policy, task.purpose, task.scenario, task.tenant, task.group_size, task.traceparent)
     if group.about != expected:
         yield _wrong(group, f"it has {group.about} of its task {task.at}, which has {expected}")
-    pinned = {} if task.pinned is None else {"pinned_version": str(task.pinned)}
-    own = dict(group.metadata)
-    if view.settings.trainer.off_policy:
-        own.pop(RECORDED_LAG, None)  # this log cannot confirm it: the versions here are not those that sampled
-    shortened = group.dropped_reason == "too_large" and not own
-    if not shortened and own != {**task.metadata, **pinned}:
-        yield _wrong(group, f"its metadata are not those of its task {task.at}")
+    shortened = group.dropped_reason == "too_large" and not group.metadata
+    if not shortened and (names := _foreign_metadata(case, view)):
+        yield _wrong(group, f"its metadata are not those of its task {task.at}: {', '.join(names)}")
     if group.group_id != derive_id(group.task_id, "group", group.formula_version):
         yield _wrong(group, "its group_id is not that of its task")
     if group.complete and group.sampling_id != case.winner:
         yield _wrong(group, f"it is made of sampling {group.sampling_id}, but {case.winner} was complete first")
     if not group.complete and not case.expires and not view.reach.cut(view.names["group-control"], task.at.partition):
         yield _wrong(group, "it is not complete, and no control record closed it")
+
+
+def _foreign_metadata(case: GroupCase, view: AuditView) -> list[str]:
+    """Return the names of metadata that a group has otherwise than its task and its own formula and credit rule say.
+
+    A function of the user's own is recorded with the checksum of its source, which nothing in the log confirms.
+    """
+    group, task = case.group, case.task
+    pinned = {} if task.pinned is None else {"pinned_version": str(task.pinned)}
+    unconfirmed = {key for key, name in zip(SOURCE_SHA256, (group.formula, group.credit), strict=True) if ":" in name}
+    if view.settings.trainer.off_policy:
+        unconfirmed.add(RECORDED_LAG)  # the versions here are not those that sampled
+    differing = {**task.metadata, **pinned}.items() ^ group.metadata.items()
+    return sorted({name for name, _ in differing} - unconfirmed)
 
 
 class _Check:

@@ -82,8 +82,8 @@ class Written:
 class Joined:
     """The join, reading record by record; what it makes is written into the same log."""
 
-    def __init__(self, log: Written) -> None:
-        self._log, self._stage = log, AdvantageStage(SETTINGS, partitions=SETTINGS.topics.partitions)
+    def __init__(self, log: Written, settings: Settings = SETTINGS) -> None:
+        self._log, self._stage = log, AdvantageStage(settings, partitions=settings.topics.partitions)
         self._states: dict[tuple[int, str], GroupState] = {}
 
     def read(self, record: Record) -> None:
