@@ -35,6 +35,7 @@ from tests.support.archive_filters import (
     label_of,
 )
 from tests.support.factories import T0, changed, one_of_each, reward
+from tests.support.thoroughness import FULL
 
 WIDE = ("_offset", "_timestamp", "value")
 
@@ -88,13 +89,17 @@ def engines_over(uri: str, connection: duckdb.DuckDBPyConnection) -> dict[str, E
 
 
 def differences(uri: str, expected: pa.Table, filters: Iterable[Filter]) -> list[tuple[str, str, list[int], list[int]]]:
-    """Return which engine finds other offsets than SQL over the records, and both."""
+    """Return which engine finds other offsets than SQL over the records, and both.
+
+    In `make test` two of the engines filter by each column, in turn.
+    """
     with duckdb.connect() as connection, duckdb.connect() as other_connection:
         truth, engines = by_sql(other_connection, expected), engines_over(uri, connection)
         answers = [
             (name, str(row_filter), sorted(offsets(row_filter)), sorted(truth(row_filter)))
-            for row_filter in filters
-            for name, offsets in engines.items()
+            for number, row_filter in enumerate(filters)
+            for place, (name, offsets) in enumerate(engines.items())
+            if FULL or (place - number) % len(engines) < 2
         ]
     return [answer for answer in answers if answer[2] != answer[3]]
 

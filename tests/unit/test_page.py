@@ -8,9 +8,11 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import cache
 from html.parser import HTMLParser
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -110,8 +112,14 @@ class Words(HTMLParser):
         return re.sub(r"\s+", " ", " ".join(self.said))
 
 
+@cache
+def fetched(client: TestClient, path: str) -> Any:
+    """Return a page of a log that does not change, which several tests look at."""
+    return client.get(path)
+
+
 def words(client: TestClient, path: str) -> str:
-    answer = client.get(path)
+    answer = fetched(client, path)
     assert answer.status_code == 200, answer.text
     return Words(answer.text).text
 
@@ -286,7 +294,7 @@ def test_the_same_question_is_shown_over_versions(client: TestClient) -> None:
 
 def listed(client: TestClient, path: str) -> list[str]:
     """Return the tasks of a list of groups, in its order."""
-    return re.findall(r'href="/tasks/(\w+)"', client.get(path).text)
+    return re.findall(r'href="/tasks/(\w+)"', fetched(client, path).text)
 
 
 @pytest.mark.parametrize(
@@ -624,7 +632,7 @@ def test_nothing_can_be_changed(client: TestClient) -> None:
 
 @pytest.mark.parametrize("path", [*ROUTES, "/tasks/none", "/static/page.css"])
 def test_a_browser_is_told_to_run_and_load_nothing_from_elsewhere(client: TestClient, path: str) -> None:
-    answer = client.get(path)
+    answer = fetched(client, path)
     assert "default-src 'none'; script-src 'self'; style-src 'self'" in answer.headers["content-security-policy"]
     assert "unsafe" not in answer.headers["content-security-policy"]
     assert answer.headers["x-content-type-options"] == "nosniff"
@@ -641,7 +649,7 @@ def assert_runs_nothing_inline(html: str) -> None:
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_no_page_has_inline_script_or_style_or_loads_from_elsewhere(client: TestClient, path: str) -> None:
-    assert_runs_nothing_inline(client.get(path).text)
+    assert_runs_nothing_inline(fetched(client, path).text)
 
 
 class Cells(HTMLParser):
@@ -675,7 +683,7 @@ class Cells(HTMLParser):
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_each_cell_has_the_name_of_its_column_for_where_a_row_is_a_card(client: TestClient, path: str) -> None:
-    for columns, rows in Cells(client.get(path).text).tables:
+    for columns, rows in Cells(fetched(client, path).text).tables:
         assert columns and all(row == columns for row in rows if row), columns
 
 

@@ -5,6 +5,7 @@ The statements are written anew here: one that the page and the test had in comm
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections import defaultdict
@@ -14,14 +15,13 @@ from itertools import count
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 from gateway.page import app
 from gateway.page.render import number
-from streams.cli.root import cli
-from streams.settings.load import to_env
 from streams.settings.model import Archive, Settings
+from streams.tools.query import formats
+from streams.tools.query.session import Session
 from streams.tools.views import task
 from streams.tools.views.log_view import LogView
 from tests.support.factories import T0
@@ -74,11 +74,18 @@ def client(view: LogView) -> TestClient:
     return TestClient(app.create_app(view), base_url="http://127.0.0.1")
 
 
-def asked(view: LogView, sql: str) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def session(view: LogView) -> Iterator[Session]:
+    """What `streamward query` opens for each statement."""
+    with Session(view.settings, source="archive") as session:
+        yield session
+
+
+def asked(session: Session, sql: str) -> list[dict[str, Any]]:
     """Return what `streamward query` prints for a statement."""
-    run = CliRunner().invoke(cli, ["query", sql, "--source", "archive", "--output", "json"], env=to_env(view.settings))
-    assert run.exit_code == 0, run.output
-    found: list[dict[str, Any]] = json.loads(run.stdout)
+    out = io.StringIO()
+    formats.write(session.run(sql), "json", out)
+    found: list[dict[str, Any]] = json.loads(out.getvalue())
     return found
 
 
@@ -125,7 +132,7 @@ def dots(html: str, *titles: str) -> list[tuple[str, ...]]:
     return sorted(dot for title, drawing in CHART.findall(html) if title in titles for dot in DOTS.findall(drawing))
 
 
-def test_figures_of_the_overview_are_those_of_streamward_query(view: LogView, client: TestClient) -> None:
+def test_figures_of_the_overview_are_those_of_streamward_query(session: Session, client: TestClient) -> None:
     page = client.get("/").text
     found = re.findall(r'tasks of (\w+) by place|"count">(\d+)</span><span class="name">([\w ]+)<', page)
     shown: dict[str, dict[str, int]] = {}
@@ -134,9 +141,9 @@ def test_figures_of_the_overview_are_those_of_streamward_query(view: LogView, cl
             shown[[*shown][-1]][name] = int(counted)
         else:
             shown[policy] = {}
-    assert {row.pop("policy"): row for row in asked(view, PLACES)} == shown
+    assert {row.pop("policy"): row for row in asked(session, PLACES)} == shown
     counts = " UNION ALL ".join(f"SELECT '{name}' AS topic, count(*) AS n FROM {name}" for name in TOPICS)  # noqa: S608
-    records = {(row["topic"], number(row["n"])) for row in asked(view, counts)}
+    records = {(row["topic"], number(row["n"])) for row in asked(session, counts)}
     assert records <= {*Tables(page).column("Records by topic", "topic", "records")}
 
 
@@ -158,10 +165,10 @@ WHERE {} ORDER BY g._timestamp DESC, g._partition, g._offset DESC LIMIT 100
     ],
 )
 def test_figures_of_the_list_of_groups_are_those_of_streamward_query(
-    view: LogView, client: TestClient, query: str, condition: str
+    session: Session, client: TestClient, query: str, condition: str
 ) -> None:
     page = Tables(client.get(f"/groups?{query}").text)
-    groups = asked(view, GROUPS.format(condition))
+    groups = asked(session, GROUPS.format(condition))
     assert len(groups) > 3
     assert page.column("Groups", "task", "mean reward", "spread", "tokens", "version") == [
         (
@@ -174,12 +181,12 @@ def test_figures_of_the_list_of_groups_are_those_of_streamward_query(
 
 @pytest.mark.parametrize(("task_id", "most"), [("taught", 200), ("learner-7-2", 200), ("learner-7-2", 40)])
 def test_figures_of_a_task_are_those_of_streamward_query(
-    view: LogView, client: TestClient, task_id: str, most: int, monkeypatch: pytest.MonkeyPatch
+    session: Session, client: TestClient, task_id: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task, "SAME_QUESTION_ROWS", most)
     page = Tables(client.get(f"/tasks/{task_id}").text)
     slots = asked(
-        view,
+        session,
         "SELECT g.slot, g.advantage, g.reward, r.value, g.completion_tokens, g.finish_reason, g.adapter_version "  # noqa: S608
         f"FROM group_responses AS g JOIN rewards AS r USING (response_id) WHERE g.task_id = '{task_id}' ORDER BY slot",
     )
@@ -190,11 +197,11 @@ def test_figures_of_a_task_are_those_of_streamward_query(
         )
         for row in slots
     ]  # fmt: skip
-    (group,) = asked(view, f"FROM groups WHERE task_id = '{task_id}'")
+    (group,) = asked(session, f"FROM groups WHERE task_id = '{task_id}'")
     facts = (group["adapter_version"], group["scenario"], number(group["reward_mean"]), number(group["reward_std"]))
     assert FACTS.findall(page.text) == [tuple(map(str, facts))]
     same = asked(
-        view,
+        session,
         "SELECT g.adapter_version, g.reward_mean, list_transform(g.members, lambda m: m.reward) AS rewards "  # noqa: S608
         "FROM groups AS g JOIN tasks AS t USING (task_id) JOIN tasks AS this ON t.messages = this.messages "
         f"AND t.policy = this.policy WHERE this.task_id = '{task_id}' ORDER BY g.adapter_version, g._offset",
@@ -206,11 +213,11 @@ def test_figures_of_a_task_are_those_of_streamward_query(
 
 
 @pytest.mark.parametrize("policy", ["default", "learner"])
-def test_figures_of_a_policy_are_those_of_streamward_query(view: LogView, client: TestClient, policy: str) -> None:
+def test_figures_of_a_policy_are_those_of_streamward_query(session: Session, client: TestClient, policy: str) -> None:
     html = client.get(f"/policies/{policy}").text
     page = Tables(html)
     answered = asked(
-        view,
+        session,
         "SELECT adapter_version AS version, count(*) AS groups, avg(reward_mean) AS reward FROM groups "  # noqa: S608
         f"WHERE policy = '{policy}' AND purpose = 'train' AND adapter_version >= 0 GROUP BY ALL ORDER BY 1 DESC",
     )
@@ -218,7 +225,7 @@ def test_figures_of_a_policy_are_those_of_streamward_query(view: LogView, client
         row for row in page.column("Versions", "version", "groups answered", "their mean reward") if row[1] != "–"
     ] == [(str(row["version"]), number(row["groups"]), number(row["reward"])) for row in answered]
     measured = asked(
-        view,
+        session,
         "SELECT version, metrics['exact'] AS exact, suite, metrics['n'] AS n FROM adapters "  # noqa: S608
         f"WHERE policy = '{policy}' AND kind = 'evaluated' ORDER BY version DESC",
     )
@@ -226,7 +233,7 @@ def test_figures_of_a_policy_are_those_of_streamward_query(view: LogView, client
         (str(row["version"]), f"{number(row['exact'])} {row['suite']}, {int(row['n'])} tasks") for row in measured
     ]
     said = asked(
-        view,
+        session,
         "SELECT kind, version, effect, primary_version, candidate_version, share FROM rollout "  # noqa: S608
         f"WHERE policy = '{policy}' AND kind NOT IN ('trained', 'evaluated') ORDER BY _offset DESC",
     )
@@ -235,7 +242,7 @@ def test_figures_of_a_policy_are_those_of_streamward_query(view: LogView, client
     ]
     assert said and f"Version {said[0]['primary_version']} answers" in page.text
     curves = asked(
-        view,
+        session,
         "SELECT scenario AS name, adapter_version AS version, avg(reward_mean) AS value FROM groups "  # noqa: S608
         f"WHERE policy = '{policy}' AND purpose = 'train' AND reward_mean IS NOT NULL GROUP BY ALL "
         f"UNION ALL SELECT suite, version, metrics['exact'] FROM adapters WHERE policy = '{policy}' "
@@ -296,19 +303,21 @@ FIGURES = {
 @pytest.mark.parametrize("policy", ["default", "learner"])
 @pytest.mark.parametrize("title", FIGURES)
 def test_curves_of_a_policy_are_those_of_streamward_query(
-    view: LogView, client: TestClient, policy: str, title: str
+    session: Session, client: TestClient, policy: str, title: str
 ) -> None:
-    rows = asked(view, FIGURES[title].format(policy=policy))
+    rows = asked(session, FIGURES[title].format(policy=policy))
     expected = sorted((title, str(row["version"]), f"{row['value']:.4g}") for row in rows)
     assert dots(client.get(f"/policies/{policy}").text, title) == expected
     assert expected or policy == "default"
 
 
-def test_what_flipped_among_held_out_questions_is_what_streamward_query_says(view: LogView, client: TestClient) -> None:
+def test_what_flipped_among_held_out_questions_is_what_streamward_query_says(
+    session: Session, client: TestClient
+) -> None:
     page = Tables(client.get("/policies/learner").text)
     versions = [1, *range(14, 21)]
     rows = asked(
-        view,
+        session,
         "WITH asked AS (SELECT version, unnest(outcomes) AS o FROM adapters WHERE policy = 'learner' "  # noqa: S608
         f"AND kind = 'evaluated' AND version IN ({', '.join(map(str, versions))})) "
         "SELECT version, o.index AS number, o.success > 0.5 AS is_right, "
@@ -323,7 +332,9 @@ def test_what_flipped_among_held_out_questions_is_what_streamward_query_says(vie
         flips = f" ▲ {better} ▼ {worse}" if version != versions[0] else ""
         assert sums[f"version {version}"] == f"{right} of {len(outcomes)}{flips}"
     texts = {row["question"] for row in page.rows["Held-out questions"] if "question" in row}
-    tasks = asked(view, "SELECT DISTINCT messages[-1].content AS text FROM tasks WHERE starts_with(task_id, 'held-')")
+    tasks = asked(
+        session, "SELECT DISTINCT messages[-1].content AS text FROM tasks WHERE starts_with(task_id, 'held-')"
+    )
     assert {row["text"] for row in tasks} < texts
 
 
