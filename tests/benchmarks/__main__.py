@@ -15,39 +15,8 @@ from pathlib import Path
 
 from tests.benchmarks.table import write
 
-NAMES = (
-    "help",
-    "join",
-    "replay",
-    "overhead",
-    "door",
-    "engines",
-    "restart",
-    "samples",
-    "sampling",
-    "conversations",
-    "long_conversation",
-    "agents",
-    "trainer",
-    "training_calls",
-    "turns",
-    "offline",
-    "memory",
-    "training_rows",
-    "columns",
-    "queries",
-    "page",
-    "convergence",
-    "fleet",
-    "jobs",
-    "key_chain",
-    "learning",
-    "threads",
-    "tools",
-    "triggers",
-    "vllm",
-    "workers",
-)
+FILES = Path(__file__).parent.glob("*.py")
+NAMES = tuple(sorted(file.stem for file in FILES if "\ndef run(" in file.read_text(encoding="utf-8")))
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -118,12 +119,8 @@ def application() -> Application:
     return Application(rooms, version="0", max_body_bytes=16_000_000)
 
 
-PATH_NAMES = ("agent_id", "trajectory_id", "job_id", "policy", "task_id", "run_id", "name", "session_id", "model_id")
-PATH_NAMES += ("kind", "sampler_id", "tool_id", "thread_id")
-
-
 def posted(app: Application, route: Route, raw: bytes) -> httpx.Response:
-    path = route.paths[0].format(**dict.fromkeys(PATH_NAMES, "x"))
+    path = re.sub(r"{\w+}", "x", route.paths[0])
 
     async def post() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
