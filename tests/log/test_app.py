@@ -55,9 +55,7 @@ def test_two_workers_killed_under_traffic_lose_nothing_and_keep_the_order(bench:
         time.sleep(0.01)
     bench.producer.flush()
 
-    wait_until(
-        lambda: bench.lag() == 0, lambda: "\n".join(p.read_text() for p in bench.folder.glob("*.err")), timeout_s=90
-    )
+    wait_until(lambda: bench.lag() == 0, lambda: "\n".join(p.read_text() for p in bench.folder.glob("*.err")))
     expected, joined = bench.expected(), bench.joined()
     assert len(expected) == len(groups)
     assert [group for group in expected if group not in joined] == []
@@ -72,7 +70,7 @@ def test_worker_waits_for_a_topic_that_the_broker_does_not_know_yet(bench: Bench
     # As where a broker is slow: it lists a topic seconds after it was created. The wait outlasts the session.
     topic = bench.prefix + "answers"
     bench.admin.delete_topics([topic])[topic].result()
-    wait_until(lambda: topic not in bench.admin.list_topics(timeout=10).topics)
+    wait_until(lambda: topic not in bench.admin.list_topics(timeout=60).topics)
     worker = bench.start(driver=driver, **SESSION)
     wait_until(lambda: bool(worker.told()) or "waiting" in worker.log(), worker.log)
     time.sleep(6)
@@ -90,7 +88,7 @@ def test_worker_waits_for_a_topic_that_the_broker_does_not_know_yet(bench: Bench
 def test_worker_that_waits_for_a_topic_stops_at_once_when_it_is_told_to(bench: Bench) -> None:
     topic = bench.prefix + "answers"
     bench.admin.delete_topics([topic])[topic].result()
-    wait_until(lambda: topic not in bench.admin.list_topics(timeout=10).topics)
+    wait_until(lambda: topic not in bench.admin.list_topics(timeout=60).topics)
     worker = bench.start()
     wait_until(lambda: "waiting" in worker.log(), worker.log)
     worker.stop()

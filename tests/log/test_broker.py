@@ -49,7 +49,7 @@ def node(tmp_path: Path) -> Iterator[Broker]:
 
 def create_topic(bootstrap: str, **client: str) -> None:
     asker = admin.AdminClient({"bootstrap.servers": bootstrap, **client})
-    asker.create_topics([admin.NewTopic(TOPIC, 1, 1)])[TOPIC].result(timeout=20)
+    asker.create_topics([admin.NewTopic(TOPIC, 1, 1)])[TOPIC].result(timeout=60)
 
 
 def produce(bootstrap: str, values: list[bytes], **client: str) -> None:
@@ -57,7 +57,7 @@ def produce(bootstrap: str, values: list[bytes], **client: str) -> None:
     errors: list[ck.KafkaError | None] = []
     for value in values:
         producer.produce(TOPIC, value, on_delivery=lambda error, _: errors.append(error))
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert errors == [None] * len(values)
 
 
@@ -65,7 +65,7 @@ def consume(bootstrap: str, count: int, **client: str) -> list[bytes]:
     consumer = ck.Consumer({"bootstrap.servers": bootstrap, "group.id": "g", "enable.auto.commit": False, **client})
     consumer.assign([ck.TopicPartition(TOPIC, 0, 0)])
     values: list[bytes] = []
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while len(values) < count and time.monotonic() < until:
         for message in consumer.consume(count, timeout=0.5):
             assert message.error() is None
@@ -74,7 +74,7 @@ def consume(bootstrap: str, count: int, **client: str) -> list[bytes]:
     return values
 
 
-def eventually(holds: Callable[[], bool], patience_s: float = 20.0) -> bool:
+def eventually(holds: Callable[[], bool], patience_s: float = 120.0) -> bool:
     until = time.monotonic() + patience_s
     while not holds() and time.monotonic() < until:
         time.sleep(0.05)

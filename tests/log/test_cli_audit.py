@@ -187,12 +187,12 @@ def test_the_figure_is_served_as_a_metric(made: Settings, tmp_path: Path) -> Non
                 exc.close()
                 return ""
 
-        until(lambda: f"\n{IMBALANCE} 0.0\n" in metrics(), "a balanced log", folder=tmp_path, timeout_s=30)
+        until(lambda: f"\n{IMBALANCE} 0.0\n" in metrics(), "a balanced log", folder=tmp_path)
         with urllib.request.urlopen(f"{url}/healthz", timeout=20) as healthy:  # noqa: S310
             assert healthy.status == 200
         with Producer(made) as producer:
             producer.send_bytes(f"{made.topics.prefix}dead-letters", b"t1", b"no letter")
-        until(lambda: f"\n{IMBALANCE} 1.0\n" in metrics(), "the imbalance of 1", folder=tmp_path, timeout_s=30)
+        until(lambda: f"\n{IMBALANCE} 1.0\n" in metrics(), "the imbalance of 1", folder=tmp_path)
         assert 'streamward_ledger_findings_records{accounted="false",category="phantom"} 1.0\n' in metrics()
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0

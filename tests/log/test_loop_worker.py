@@ -59,7 +59,7 @@ class Traffic:
     def judge(self) -> None:
         """Send the rest, wait until it is read, and compare what was written with what the log says."""
         self.during(600)
-        wait_until(lambda: self.bench.lag() == 0, lambda: logs(self.bench), timeout_s=90)
+        wait_until(lambda: self.bench.lag() == 0, lambda: logs(self.bench))
         expected, joined = self.bench.expected(), self.bench.joined()
         assert len(expected) == len(self.groups)
         assert [group for group in expected if group not in joined] == []
@@ -137,7 +137,7 @@ def test_thousands_of_open_groups_are_back_after_a_kill(bench: Bench) -> None:
             bench.send("answers", group, {"slot": str(slot)})
     bench.producer.flush()
     second = bench.start(**LOOP)
-    wait_until(lambda: bench.lag() == 0, second.log, timeout_s=90)
+    wait_until(lambda: bench.lag() == 0, second.log)
     assert "reads on: 3000 rows" in second.log()
     assert bench.joined().keys() == set(groups)
 

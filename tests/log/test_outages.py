@@ -261,7 +261,7 @@ def test_agents_that_are_told_to_stop_while_the_broker_is_away_end_with_0(settin
             agent.wait()
     broker.ensure(settings.broker)  # agents that start do not wait for it
     with working(settings):
-        until(lambda: set(names) <= samplings(settings).keys(), "an answer to every task", timeout_s=30)
+        until(lambda: set(names) <= samplings(settings).keys(), "an answer to every task")
         until(lambda: len(scored(settings)) == len(read(settings, "responses", Response)), "every reward")
 
 

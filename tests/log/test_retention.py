@@ -45,7 +45,7 @@ def commit(settings: Settings, group: str, at: Coordinates, offset: int) -> None
     client = admin.AdminClient(client_config(settings.kafka))
     offsets = [ck.TopicPartition(at.topic, at.partition, offset)]
     asked = ck.ConsumerGroupTopicPartitions(settings.topics.prefix + group, offsets)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while any(
         tp.error for tp in client.alter_consumer_group_offsets([asked])[asked.group_id].result().topic_partitions
     ):
@@ -55,7 +55,7 @@ def commit(settings: Settings, group: str, at: Coordinates, offset: int) -> None
 
 def until(consumer: GroupConsumer, holds: Callable[[list[Record]], bool]) -> list[Record]:
     records: list[Record] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not holds(records):
         assert time.monotonic() < deadline, f"{len(records)} records came"
         records += consumer.poll()

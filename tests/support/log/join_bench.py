@@ -105,10 +105,10 @@ class Bench:
     def ends(self, *topics: str) -> list[int]:
         """The next offset of each partition of some topics, in one request: tests look every few moments."""
         asked = {ck.TopicPartition(topic, p): admin.OffsetSpec.latest() for topic in topics for p in range(PARTITIONS)}
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while True:
             try:
-                found = self.admin.list_offsets(asked, request_timeout=10)
+                found = self.admin.list_offsets(asked, request_timeout=60)
                 return [found[tp].result().offset for tp in asked]
             except ck.KafkaException as exc:  # what a topic that was just made answers for a moment
                 if exc.args[0].code() != ck.KafkaError.NOT_LEADER_FOR_PARTITION or time.monotonic() > deadline:
@@ -169,7 +169,7 @@ class Worker:
         self.process.send_signal(signal.SIGTERM)
 
 
-def wait_until(true: Callable[[], bool], explain: Callable[[], str] = str, timeout_s: float = 45) -> None:
+def wait_until(true: Callable[[], bool], explain: Callable[[], str] = str, timeout_s: float = 120) -> None:
     """Look for a third of the time at most: the node that answers is the one that the workers need."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -190,5 +190,5 @@ def bench(kafka_bootstrap: str, tmp_path: Path) -> Iterator[Bench]:
             process.kill()
         process.wait()
     bench.group.close()
-    if mine := [name for name in bench.admin.list_topics(timeout=10).topics if bench.prefix in name]:
+    if mine := [name for name in bench.admin.list_topics(timeout=60).topics if bench.prefix in name]:
         bench.admin.delete_topics(mine)
