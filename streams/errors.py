@@ -39,7 +39,7 @@ SchemaError are outside the tree; the command line treats them as exit 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 EXIT_RESTART = 75
@@ -78,6 +78,15 @@ class NotFoundError(StreamwardError):
     """What was named does not exist."""
 
     exit_code = 3
+
+
+def check_policy(policy: str, policies: Collection[str]) -> None:
+    """Raise NotFoundError, which names the policies of the log, if it has some and this is none of them."""
+    if policies and policy not in policies:
+        raise NotFoundError(
+            f"the log has no policy {policy!r}, only {', '.join(sorted(policies))}: name one with --policy, or set "
+            "policy.name"
+        )
 
 
 class RefusedError(StreamwardError):

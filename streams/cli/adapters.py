@@ -273,17 +273,11 @@ def read(call: AppContext, policy: str | None) -> AdapterHistory:
 
 def check_known(call: AppContext, state: AdapterState) -> None:
     """Raise NotFoundError, which names the policies of the log, if it has some and this is none of them."""
-    from streams.errors import NotFoundError
+    from streams.errors import check_policy
     from streams.tools.status import known_policies
 
-    if len(state.versions) > 1:
-        return
-    policies = known_policies(call.settings)
-    if policies and state.policy not in policies:
-        raise NotFoundError(
-            f"the log has no policy {state.policy!r}, only {', '.join(policies)}: name one with --policy, or set "
-            "policy.name"
-        )
+    if len(state.versions) == 1:
+        check_policy(state.policy, known_policies(call.settings))
 
 
 def _stray(state: AdapterState, number: int) -> dict[str, Any]:

@@ -153,6 +153,8 @@ def test_a_part_of_the_log_is_recounted_alone(made: Settings) -> None:
     later = audit(made, "--since", moment(BEGIN_MS + 200), "--settled", "--output", "json")
     assert later.exit_code == 0, later.stdout
     assert 0 < found(later)["tasks"] < 21
+    misspelt = audit(made, "--policy", "ohter")
+    assert (misspelt.exit_code, "the log has no policy 'ohter', only default, other" in misspelt.stderr) == (3, True)
     nothing = audit(made, "--since", "soon")
     assert (nothing.exit_code, "--since soon: expected a time" in nothing.stderr) == (2, True)
 

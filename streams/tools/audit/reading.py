@@ -12,6 +12,7 @@ If a consumer group was deleted, or reset to an earlier offset, what it had pass
 
 from __future__ import annotations
 
+from streams.errors import check_policy
 from streams.kafka import admin, times
 from streams.kafka.offsets import positions
 from streams.kafka.reader import read
@@ -75,8 +76,8 @@ class Audit:
     def look(self) -> Report:
         """Return the recount of the log as it is now.
 
-        Raises NotFoundError if a topic does not exist, LogError if the broker does not answer or retention has
-        deleted what was not yet read.
+        Raises NotFoundError if a topic or the policy does not exist, LogError if the broker does not answer or
+        retention has deleted what was not yet read.
         """
         now_ms = times.now_ms()
         committed = commits(self._settings)
@@ -90,6 +91,8 @@ class Audit:
         for record in read(self._settings, self._position, ends):
             self._ledger.take(record)
         self._position = dict(ends)
+        if self._policy is not None:
+            check_policy(self._policy, self._ledger.policies())
         self._look_at_gaps(ends)
         reach = Reach(
             committed=committed,

@@ -308,6 +308,12 @@ class Ledger:
     def _policy(self, policy: str) -> PolicyLedger:
         return self._policies.setdefault(policy, PolicyLedger(policy))
 
+    def policies(self) -> set[str]:
+        """Return the policies that anything taken in is about."""
+        by_policy = (self._stories, self._runs, self._jobs, self._rules, self._calls, self._datasets)
+        named = {one.policy for stories in by_policy for one in stories.values()}
+        return {policy for policy in named | set(self._policies) if policy}
+
     # --- the report ---------------------------------------------------------------------------------------------------
 
     def report(self, reach: Reach, *, policy: str | None = None) -> Report:
