@@ -55,9 +55,10 @@ def check_finite(text: str | bytes, value: Any) -> None:
             raise ValueError("NaN, Infinity and numbers beyond 1.8e308 are no numbers of JSON; send null") from exc
 
 
-def check_extent(text: str | bytes, most_values: int, most_levels: int | None = None) -> int:
+def check_extent(text: str | bytes, most_values: int, most_levels: int | None = None, most_numbers: int = 0) -> int:
     """Return how many values a text has, at most: objects, lists, and what is in them.
 
+    With `most_numbers` so many more may be numbers or words; the others are objects, lists and strings.
     The text is only searched, which takes a fraction of the time of parsing it. Of text that is not JSON, as much is
     counted as a parser would read. Raises ExtentError for more values or levels than that, UnicodeDecodeError.
     """
@@ -66,11 +67,13 @@ def check_extent(text: str | bytes, most_values: int, most_levels: int | None = 
         return values
     text = text.replace("\\\\", "").replace('\\"', "")
     too_many = f"it has more than {most_values:,} values"
-    if text.count('"') > 4 * most_values:  # a value is one string at most, and its key another
+    if (quotes := text.count('"')) > 4 * most_values:  # a value is one string at most, and its key another
         raise ExtentError(too_many)
     structure = "".join(text.split('"')[::2])
-    if (values := _values(structure)) > most_values:
-        raise ExtentError(too_many)
+    if (values := _values(structure)) > most_values + most_numbers:
+        raise ExtentError(f"it has more than {most_values + most_numbers:,} values")
+    if most_numbers and _openings(structure) + quotes // 2 > 2 * most_values:
+        raise ExtentError(f"{too_many} that are no numbers")
     if most_levels is not None:
         _check_levels(structure, most_levels)
     return values

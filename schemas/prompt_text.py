@@ -58,9 +58,9 @@ def template_problems(texts: Sequence[str], variables: Sequence[Variable]) -> It
         yield f"its texts have {places} places for variables; expected at most {MOST_PLACES}"
         return
     for number, text in enumerate(texts):
-        if (at := _not_closed(text)) is not None:
+        if (offset := _unclosed_offset(text)) is not None:
             yield (
-                f"messages[{number}].content: the {{{{ at character {at} is not closed: {text[at : at + 40]!r}; "
+                f"messages[{number}].content: the {{{{ at character {offset} is not closed: {text[offset:][:40]!r}; "
                 "expected {{name}}, without another brace in it. A text with such braces can be the value of a variable"
             )
     declared = [variable.name for variable in variables]
@@ -83,13 +83,13 @@ def template_problems(texts: Sequence[str], variables: Sequence[Variable]) -> It
             yield f"variable {name} is declared, and no message has {{{{{name}}}}}; use it, or leave it out"
 
 
-def _not_closed(text: str) -> int | None:
+def _unclosed_offset(text: str) -> int | None:
     """Return where the first `{{` is that begins no place; None if there is none."""
-    at = text.find("{{")
-    while at >= 0:
-        if (match := _PLACE.match(text, at)) is None:
-            return at
-        at = text.find("{{", match.end())
+    offset = text.find("{{")
+    while offset >= 0:
+        if (match := _PLACE.match(text, offset)) is None:
+            return offset
+        offset = text.find("{{", match.end())
     return None
 
 

@@ -13,7 +13,8 @@ from pydantic import Field
 from starlette.requests import Request
 
 from gateway.http import errors
-from gateway.http.body import Body, Read, read, read_apart, read_call
+from gateway.http.body import Body, Read, read, read_call
+from gateway.http.intake import read_apart
 from gateway.http.principal import AGENT_NAME, DEFAULT_AGENT, tenant_of
 from gateway.http.route import IDEMPOTENCY_KEY, Interface
 from schemas.events import Observed

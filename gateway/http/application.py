@@ -23,7 +23,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.http import errors, openapi
-from gateway.http.body import check_values, read, read_apart, read_query, sent
+from gateway.http.body import read, read_query
+from gateway.http.intake import Intake, read_apart
 from gateway.http.principal import decide_at_door, principal_of
 from gateway.http.request_record import CLIENT_LEFT, denied, record_of
 from gateway.http.route import Reply, Route, RouteTable, routes_of
@@ -93,9 +94,16 @@ class Endpoint:
 
     def __init__(self, route: Route, method: Callable[..., Any], max_body_bytes: int) -> None:
         self.route = route
-        self._max_body_bytes, self._bound = max_body_bytes, "serve.max_body_mb"
+        max_bytes, bound = max_body_bytes, "serve.max_body_mb"
         if route.max_bytes is not None and route.max_bytes < max_body_bytes:
-            self._max_body_bytes, self._bound = route.max_bytes, "the most that this route takes"
+            max_bytes, bound = route.max_bytes, "the most that this route takes"
+        self._intake = Intake(
+            max_bytes=max_bytes,
+            bound=bound,
+            max_values=route.max_values,
+            max_numbers=route.max_numbers,
+            uncounted=route.takes if isinstance(route.takes, Mapping) else (),
+        )
         self._call = method if inspect.iscoroutinefunction(method) else partial(errors.apart, method)
         self._turns: AbstractAsyncContextManager[None] = nullcontext()
         if route.at_once:
@@ -130,20 +138,13 @@ class Endpoint:
         if name == "request":
             return request
         if name == "raw":
-            return await self._body(request)
+            return await self._intake.body(request)
         if name == "body":
-            return await read_apart(partial(read, self.route.takes), await self._body(request))
+            return await read_apart(partial(read, self.route.takes), await self._intake.body(request))
         if name == "query":
             assert self.route.query is not None  # noqa: S101 - its route declares one
             return read_query(self.route.query, request.query_params.multi_items())
         return request.path_params[name]
-
-    async def _body(self, request: Request) -> bytes:
-        """Return the bytes of the body. Raises CallError if there are too many, or too many values in them."""
-        raw = await sent(request, self._max_body_bytes, self._bound)
-        if self.route.takes_json:
-            await read_apart(partial(check_values, most_values=self.route.max_values), raw)
-        return raw
 
     def _response(self, result: Any) -> Response:
         if isinstance(result, Response):

@@ -1,27 +1,22 @@
 """Read the body of a request, and say of each of its parameters what becomes of it: used, refused or ignored.
 
-    bytes ──► not too many, or 413 ──► values counted, or 413 ──► JSON ──► the protocol's Body ──► its translation
-                                       each field: a type, and Refused or Ignored (schemas/faults.py) with the reason
+    bytes (intake.py) ──► JSON ──► the protocol's Body ──► its translation
+                          each field: a type, and Refused or Ignored (schemas/faults.py) with the reason
 
 Nothing is dropped silently: an unknown parameter is refused by its name, one that the server cannot honor is refused
 unless its value asks for nothing, and the few that change no answer are ignored, which the answer says. The fields are
 the only table of this; the page about the protocols and the description of the interface are made of them.
-
-How much a body may have is declared by its route. A long one is read in a thread; what is parsed there still keeps
-Python's lock, so its values are counted first.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
-from starlette.requests import Request
 
 from schemas import json_text
 from schemas.conversation import JsonTextBudget
@@ -37,12 +32,8 @@ KINDS: dict[str, CallErrorKind] = {
 """Of an error, by the kind of the fault."""
 MOST_FAULTS = 10
 """Most parameters of one body that an error message names."""
-MOST_LEVELS = 100
-"""Deepest nesting of a body in JSON."""
 MOST_TEXT_VALUES = 100_000
 """Most values in the texts of a body that are JSON themselves: arguments of calls."""
-LARGE_BYTES = 128 * 1024
-"""A longer body is read in a thread; for a shorter one, going there and back costs more than it saves."""
 
 
 class Body(BaseModel):
@@ -85,39 +76,6 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 
 
 Read = TypeVar("Read", bound=Body)
-T = TypeVar("T")
-
-
-async def sent(request: Request, max_bytes: int, origin: str = "the most that is taken here") -> bytes:
-    """Return the body of a request; `origin`: where its bound is from.
-
-    Raises CallError if it is longer than `max_bytes`; a declared length is enough.
-    """
-    too_large = CallError("too_large", f"the body is longer than {max_bytes} bytes ({origin}); send less")
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > max_bytes:
-        raise too_large
-    raw = bytearray()
-    async for part in request.stream():
-        raw += part
-        if len(raw) > max_bytes:
-            raise too_large
-    return bytes(raw)
-
-
-async def read_apart(read_bytes: Callable[[bytes], T], raw: bytes) -> T:
-    """Return what a function makes of a body; in a thread if it is long, as the event loop has others to answer."""
-    return await asyncio.to_thread(read_bytes, raw) if len(raw) > LARGE_BYTES else read_bytes(raw)
-
-
-def check_values(raw: bytes, most_values: int) -> None:
-    """Raise CallError for a body of JSON with more values than that, or nested deeply."""
-    try:
-        json_text.check_extent(raw, most_values, MOST_LEVELS)
-    except json_text.ExtentError as exc:
-        raise CallError("too_large", f"the body: {exc}; send less") from exc
-    except UnicodeDecodeError:  # no JSON: the reader of the body says so
-        return
 
 
 def read(model: type[Read], raw: bytes) -> Read:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
-from gateway.http.body import read_apart
+from gateway.http.intake import read_apart
 from schemas import json_text
 from schemas.faults import nearest
 

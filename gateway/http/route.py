@@ -124,7 +124,8 @@ class Route:
     further: Mapping[str, Action] = field(default_factory=dict)
     """Fields of the body that have something else done, too, and what a role has to allow for that."""
     takes: Any = None
-    """The type of the body, or what OpenAPI has by media type; default: that of the method's `body`."""
+    """The type of the body, or by media type what OpenAPI has of one that is no JSON; default: that of the method's
+    `body`."""
     query: type[PathQuery] | None = None
     """The type of the query; default: that of the method's `query`."""
     parameters: Sequence[Mapping[str, Any]] = ()
@@ -144,6 +145,8 @@ class Route:
     """Longest body, at most serve.max_body_mb; None: that alone."""
     max_values: int = BODY_VALUES
     """Most values of a body in JSON."""
+    max_numbers: int = 0
+    """Of a body in JSON, in addition: values in lists of numbers."""
     ids: str = ""
     """Where the names are listed that a request to it has; said where there is no such thing."""
     at_once: int = 0

@@ -22,12 +22,11 @@ from starlette.types import ASGIApp
 
 from gateway.http import connection
 from gateway.http.connection import BoundedConnection, OpenConnections
+from gateway.http.route import BODY_BYTES
 from streams.errors import SettingsError
 
 OTHER_FILES = 512
 """Open files of a server that are no connections of clients: the broker's, the model's, its threads'."""
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""Of a WebSocket."""
 
 
 class QuietServer(uvicorn.Server):
@@ -99,7 +98,7 @@ def quiet_server(
     config = uvicorn.Config(
         app,
         ws="none",  # connection.py makes them
-        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_max_size=BODY_BYTES,
         ws_per_message_deflate=False,  # a short message could unfold into a long one
         log_config=None,
         access_log=False,

@@ -28,16 +28,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http import errors
-from gateway.http.body import check_values, read_apart, sent
+from gateway.http.intake import Intake
 from gateway.mcp.mcp_paths import MCP_PATHS, Toolset
 from streams.errors import CallError
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-MAX_BODY_BYTES = 4 * 1024 * 1024
-MAX_BODY_VALUES = 100_000
-"""Most values in JSON of a call; the routes of tools have tighter bounds."""
+INTAKE = Intake(max_bytes=4 * 1024 * 1024, max_values=100_000)
+"""Of a call; the routes of tools have tighter bounds."""
 NO_STREAM = "this server sends nothing of its own, so there is no stream to wait on; send requests with POST"
 INVALID_REQUEST = -32600
 MISSING = "this server offers no MCP: the extra is not installed; run `pip install 'streamward[mcp]'`"
@@ -76,8 +75,7 @@ class McpMount:
                     return
         manager = self._managers[toolset]
         try:
-            raw = await sent(Request(scope, receive), MAX_BODY_BYTES)
-            await read_apart(partial(check_values, most_values=MAX_BODY_VALUES), raw)
+            raw = await INTAKE.body(Request(scope, receive))
         except CallError as exc:
             await errors.response(exc, errors.OPENAI)(scope, receive, send)
             return
@@ -108,7 +106,7 @@ class McpMount:
             build_server(ToolBox(OwnServer(server), toolset)),
             json_response=True,
             stateless=True,
-            max_request_body_size=MAX_BODY_BYTES,
+            max_request_body_size=INTAKE.max_bytes,
         )
 
     async def _run(self, manager: StreamableHTTPSessionManager, started: asyncio.Event) -> None:

@@ -3,8 +3,10 @@
     handshake ──► GET /mcp/stream, within the server, with the caller's key ──► 426: accepted, as it may call tools
     {id, tool, arguments} ──► POST /mcp/tools/{tool}/invoke, likewise ──► {id, …}, in the order in which they end
 
-So the door decides about the handshake and about each call: both are recorded, both count for the limits of the key,
-and a key that is revoked calls nothing more on a connection that it opened before.
+    what is no call ──► POST /mcp/stream without a body, likewise ──► {id: null, error}; the tenth ──► closed, 1008
+
+So the door decides about the handshake and about each message: all are recorded, all count for the limits of the key,
+and a connection is closed at the first message after its key was revoked.
 
 Not covered: a call whose client leaves, or whose server ends, continues to its end, and its answer reaches nobody.
 """
@@ -13,6 +15,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -24,11 +28,23 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gateway.http import errors
 from gateway.http.body import read
+from gateway.http.intake import Intake, read_apart
+from gateway.http.route import BODY_BYTES, BODY_VALUES
 from gateway.log.registered_tools import MOST_CALLS, StreamCall
 from gateway.mcp.mcp_paths import SOCKET_PATH
 from gateway.mcp.toolbox import CREDENTIALS, OwnServer, ToolBox
 from streams.errors import CallError
 
+MESSAGES = Intake(max_bytes=BODY_BYTES, max_values=BODY_VALUES)
+"""Of a message, as of the route that it calls."""
+MOST_NO_CALLS = 10
+"""Messages that are no calls, until the connection is closed."""
+POLICY_VIOLATION = 1008
+KEY_UNKNOWN, KEY_LIMITED = 401, 429
+KEY_REFUSED = (KEY_UNKNOWN, 403, KEY_LIMITED, 503)
+"""What the door answers because of who asks, or how often."""
+PAUSE_S = 1.0
+"""How long a message of a key that is beyond its limits keeps its place."""
 UPGRADE_REQUIRED = 426
 NEEDS_SOCKET = "this is a WebSocket; connect with ws:// or wss://, or send the calls with POST"
 
@@ -63,6 +79,7 @@ class _SocketCalls:
         self._socket, self._tools = socket, tools
         self._places = asyncio.Semaphore(MOST_CALLS)
         self._open: set[asyncio.Task[None]] = set()
+        self._no_calls = 0
 
     async def answer(self) -> None:
         try:
@@ -81,17 +98,28 @@ class _SocketCalls:
 
     async def _answer_one(self, message: Mapping[str, Any]) -> None:
         raw = message.get("bytes") or (message.get("text") or "").encode()
-        call_id = None
+        call_id, status = None, 0
         try:
-            call = read(StreamCall, raw)
+            call = await self._read(raw)
             call_id = call.id
-            answer = (await self._tools.invoke(call.tool, call.arguments, self._socket.headers)).fields
+            status, answer = await self._tools.invoke(call.tool, call.arguments, self._socket.headers)
         except CallError as exc:
             answer = errors.REST.problem(errors.without_secrets(exc)).model_dump(exclude_unset=True)
-        try:
+            if call_id is None:
+                self._no_calls += 1
+                refused = await self._tools.refuse(SOCKET_PATH, self._socket.headers)
+                status, answer = refused if refused.status in KEY_REFUSED else (refused.status, answer)
+        with suppress(RuntimeError, WebSocketDisconnect):  # the client has left
             await self._socket.send_json({"id": call_id, **answer})
-        except (RuntimeError, WebSocketDisconnect):
-            return  # the client has left
+            if status == KEY_UNKNOWN or self._no_calls >= MOST_NO_CALLS:
+                await self._socket.close(POLICY_VIOLATION, "the key is no longer valid, or these are no calls")
+        if status == KEY_LIMITED:
+            await asyncio.sleep(PAUSE_S)  # in which its place is not given to the next message
+
+    async def _read(self, raw: bytes) -> StreamCall:
+        """Return the call in a message. Raises CallError if there is none."""
+        await MESSAGES.check(raw)
+        return await read_apart(partial(read, StreamCall), raw)
 
 
 async def _refused_handshake(server: OwnServer, socket: WebSocket) -> Response | None:

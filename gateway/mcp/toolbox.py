@@ -17,13 +17,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import quote
 
 import httpx
 from starlette.types import ASGIApp
 
 from gateway.mcp.mcp_paths import Toolset
-from gateway.mcp.tools import NO_NAMES, TOOLS, LogTool, ToolRequest, tools_of
+from gateway.mcp.tools import TOOLS, LogTool, ToolRequest, in_path, tools_of
 from schemas import json_text
 from streams.access.roles import Action
 from streams.errors import CallError, LogError
@@ -175,11 +174,13 @@ class ToolBox:
 
     async def invoke(self, name: str, arguments: Mapping[str, Any], credentials: Mapping[str, str]) -> ServerAnswer:
         """Return the server's answer to a call of a tool of the registry. Raises CallError for no name, LogError."""
-        if name in NO_NAMES:
-            raise CallError("not_found", f"there is no tool {name!r}")
-        path = f"{REGISTRY}/{quote(name, safe='')}/invoke"
+        path = f"{REGISTRY}/{in_path(name, 'tool')}/invoke"
         body = json.dumps({"arguments": dict(arguments)}).encode()
         return await self._send(ToolRequest("POST", path, {}, body), credentials, "content")
+
+    async def refuse(self, path: str, credentials: Mapping[str, str]) -> ServerAnswer:
+        """Return the server's answer to a request without a body, by which what is no call counts for its key, too."""
+        return await self._send(ToolRequest("POST", path, {}, b""), credentials)
 
     async def _send(self, request: ToolRequest, credentials: Mapping[str, str], field: str = "") -> ServerAnswer:
         """Return the answer to a request; `field`: of an answer that is no error.

@@ -42,8 +42,16 @@ SCORING: tuple[Toolset, ...] = ("log", "scoring")
 NOT_FOR_TOOLS = frozenset({"stream", "stream_options"})
 """Fields of a body that a tool does not have: it answers once."""
 MOST_TASKS = 100
-NO_NAMES = (".", "..")
-"""No names in a path: clients of HTTP drop them, and ask another route."""
+
+
+def in_path(name: str, parameter: str) -> str:
+    """Return a name as a part of a path. Raises CallError for one that would lead to another route.
+
+    A quoted slash is a slash again where it is read, and clients of HTTP drop `.` and `..`.
+    """
+    if name in (".", "..") or "/" in name:
+        raise CallError("not_found", f"nothing has the {parameter} {name[:80]!r}; a name has no slash", parameter)
+    return quote(name, safe="")
 
 
 class ToolRequest(NamedTuple):
@@ -111,9 +119,7 @@ class LogTool:
             value = rest.pop(name, None)
             if not isinstance(value, str) or not value:
                 raise CallError("invalid", f"tool {self.name} needs {name}, a text", name)
-            if value in NO_NAMES:
-                raise CallError("not_found", f"tool {self.name}: nothing has the {name} {value!r}", name)
-            path = path.replace("{" + name + "}", quote(value, safe=""))
+            path = path.replace("{" + name + "}", in_path(value, name))
         if self.route.takes_json:
             return ToolRequest(self.route.method, path, {}, self._body(rest))
         return ToolRequest(self.route.method, path, _query(rest), None)

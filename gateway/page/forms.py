@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
-from gateway.http.body import sent
+from gateway.http.intake import Intake
 from streams.errors import SettingsError
 
 MAX_BYTES = 64 * 1024
@@ -44,7 +44,7 @@ class SentForm(dict[str, str]):
 
 async def read_form(request: Request) -> SentForm:
     """Return the fields that were sent. Raises SettingsError if they are no form, CallError if too long or late."""
-    raw = await sent(request, MAX_BYTES)
+    raw = await Intake(max_bytes=MAX_BYTES).body(request)
     try:
         return SentForm(
             parse_qsl(

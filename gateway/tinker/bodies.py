@@ -21,6 +21,9 @@ TextMetadata = dict[str, str]
 Ttl = Annotated[Whole, Field(ge=LEAST_TTL_S, le=MOST_TTL_S, description="seconds until it expires")]
 CheckpointName = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 NO_TOKENS_OF_OTHERS = Refused("weights of another account cannot be read here: keys of one tenant see the same weights")
+MOST_EXAMPLES = 1024
+"""Of one pass."""
+Counts = Annotated[list[Count], Field(fail_fast=True)]
 NO_PROJECTS = Refused("there are no projects: a key's tenant says whose it is")
 
 
@@ -83,11 +86,11 @@ class ModelBody(Body):
 class TensorBody(Body):
     """A tensor: its values in a row, or those of a sparse one (CSR)."""
 
-    data: list[int] | list[float]
+    data: Annotated[list[int], Field(fail_fast=True)] | Annotated[list[float], Field(fail_fast=True)]
     dtype: Literal["int64", "float32"]
-    shape: list[Count] | None = None
-    sparse_crow_indices: list[Count] | None = None
-    sparse_col_indices: list[Count] | None = None
+    shape: Counts | None = None
+    sparse_crow_indices: Counts | None = None
+    sparse_col_indices: Counts | None = None
 
 
 class ChunkBody(Body):
@@ -96,13 +99,13 @@ class ChunkBody(Body):
     model_config = ConfigDict(extra="ignore")
 
     type: str = "encoded_text"
-    tokens: list[Count] = Field(default_factory=list)
+    tokens: Counts = Field(default_factory=list)
 
 
 class ModelInputBody(Body):
     """An input of tokens, in pieces."""
 
-    chunks: list[ChunkBody]
+    chunks: list[ChunkBody] = Field(fail_fast=True)
 
 
 class DatumBody(Body):
@@ -115,7 +118,7 @@ class DatumBody(Body):
 class PassInput(Body):
     """Examples, and their loss."""
 
-    data: list[DatumBody]
+    data: list[DatumBody] = Field(max_length=MOST_EXAMPLES, fail_fast=True)
     loss_fn: Name
     loss_fn_config: dict[str, float | str] | None = None
 

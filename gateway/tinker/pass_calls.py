@@ -1,14 +1,15 @@
 """Examples of a forward or forward-backward call, from protobuf or JSON, as arrays.
 
-    bytes ──► zstd, if it is compressed ──► protobuf or JSON ──► PassCall: model, seq_id, loss, examples ──► tensors
+    bytes (http/intake.py) ──► protobuf or JSON ──► PassCall: model, seq_id, loss, examples ──► tensors
 
-Sparse inputs become dense, so that a call in the log says every value. What the caller says of where tokens came from
-(provenance) is kept with the arrays.
+Sparse inputs become dense, so that a call in the log says every value; together they have at most MOST_DENSE_BYTES.
+What the caller says of where tokens came from (provenance) is kept with the arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +17,26 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import Request
 
-from gateway.http.body import check_values, read
+from gateway.http.body import read
+from gateway.http.intake import content_type
 from gateway.tinker import protobuf
-from gateway.tinker.bodies import ForwardBackwardBody, ForwardBody, ModelInputBody, PassInput, TensorBody
+from gateway.tinker.bodies import (
+    MOST_EXAMPLES,
+    ForwardBackwardBody,
+    ForwardBody,
+    ModelInputBody,
+    PassInput,
+    TensorBody,
+)
 from gateway.tinker.tensors import Tensors
 from streams.calls.call_forms import ExampleShape, TensorShape, check_chunk
 from streams.errors import CallError
 
 PROTOBUF = "application/x-protobuf"
-MOST_VALUES = 4_000_000
-"""Most values of a body in JSON."""
+PASS: Mapping[str, Any] = {"takes": {PROTOBUF: {}}, "max_bytes": None, "max_values": 50_000, "max_numbers": 1_000_000}
+"""What the route of a pass declares; one with more numbers is sent as protobuf."""
+MOST_DENSE_BYTES = 64 * 1024 * 1024
+"""Of all sparse tensors of a call, once they are dense."""
 TOKEN: np.dtype[Any] = np.dtype("<i4")
 VALUES: dict[str, np.dtype[Any]] = {"int64": np.dtype("<i8"), "float32": np.dtype("<f4")}
 _PROTOBUF_VALUES: dict[int, np.dtype[Any]] = {
@@ -98,12 +109,8 @@ class RefusedPass(CallError):
 
 def read_pass(request: Request, raw: bytes, *, forward_only: bool) -> PassCall:
     """Return the call in a body. Raises CallError that names what is wrong."""
-    raw = decompress(request.headers.get("content-encoding", ""), raw)
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() == PROTOBUF:
-        call = _of_protobuf(raw, forward_only)
-    else:
-        check_values(raw, MOST_VALUES)
-        call = _of_json(raw, forward_only)
+    of_type = _of_protobuf if content_type(request.headers) == PROTOBUF else _of_json
+    call = of_type(raw, forward_only)
     for number, example in enumerate(call.examples):
         if "tokens" in example.inputs:
             path = f"data[{number}].loss_fn_inputs.tokens"
@@ -111,33 +118,14 @@ def read_pass(request: Request, raw: bytes, *, forward_only: bool) -> PassCall:
     return call
 
 
-def decompress(encoding: str, raw: bytes) -> bytes:
-    """Return a body as it was before its Content-Encoding. Raises CallError."""
-    if encoding in ("", "identity"):
-        return raw
-    if encoding != "zstd":
-        raise CallError("unsupported", f"Content-Encoding {encoding[:40]}: expected zstd, or none")
-    try:
-        import zstandard
-    except ImportError as exc:
-        problem = "Content-Encoding zstd: the server cannot read it; install streamward[tinker], or send it as it is"
-        raise CallError("unsupported", problem) from exc
-    try:
-        content: bytes = zstandard.ZstdDecompressor().decompress(raw, max_output_size=MOST_BYTES)
-    except zstandard.ZstdError as exc:
-        raise CallError("invalid", f"the body is no zstd of at most {MOST_BYTES} bytes: {exc}") from exc
-    return content
-
-
-MOST_BYTES = 256 * 1024 * 1024
-"""Longest body once it is decompressed."""
-
-
 # --- protobuf ---------------------------------------------------------------------------------------------------------
 
 
 def _of_protobuf(raw: bytes, forward_only: bool) -> PassCall:
     message = protobuf.read("ForwardBackwardRequest", raw)
+    if len(message.data) > MOST_EXAMPLES:
+        raise CallError("too_large", f"data: {len(message.data)} examples, expected at most {MOST_EXAMPLES}", "data")
+    _check_dense([each.shape for datum in message.data for each in datum.loss_fn_inputs.values() if _is_sparse(each)])
     config: dict[str, float | str] = dict(message.loss_fn_config)
     for name, value in message.loss_fn_config_v2.items():
         config[name] = value.text if value.WhichOneof("value") == "text" else value.number
@@ -176,13 +164,17 @@ def _run(span: Any) -> ProvenanceRun:
     return (kind or "sampled_tokens").removesuffix("_tokens"), run.sequence_id, run.offset, run.length
 
 
+def _is_sparse(tensor: Any) -> bool:
+    return bool(tensor.WhichOneof("data") == "sparse_csr")
+
+
 def _protobuf_tensor(tensor: Any, path: str) -> Array:
     dtype = _PROTOBUF_VALUES.get(tensor.dtype)
     if dtype is None:
         raise CallError("unsupported", f"{path}: expected float32, int64 or int32, got type {tensor.dtype}", path)
     wide = VALUES["float32" if dtype.kind == "f" else "int64"]
     shape = list(tensor.shape) or None
-    if tensor.WhichOneof("data") != "sparse_csr":
+    if not _is_sparse(tensor):
         return _reshape(_array(tensor.dense, dtype, path).astype(wide, copy=False), shape, path)
     index = np.dtype("<i8")
     values = _array(tensor.sparse_csr.values, dtype, path).astype(wide, copy=False)
@@ -208,6 +200,8 @@ def _of_json(raw: bytes, forward_only: bool) -> PassCall:
     else:
         body = read(ForwardBackwardBody, raw)
         given = body.forward_backward_input
+    tensors = [tensor for datum in given.data for tensor in datum.loss_fn_inputs.values()]
+    _check_dense([each.shape or () for each in tensors if _is_sparse_json(each)])
     examples = []
     for number, datum in enumerate(given.data):
         path = f"data[{number}].loss_fn_inputs"
@@ -230,10 +224,14 @@ def input_tokens(given: ModelInputBody, path: str) -> Array:
     return np.array([token for chunk in given.chunks for token in chunk.tokens], TOKEN)
 
 
+def _is_sparse_json(tensor: TensorBody) -> bool:
+    return tensor.sparse_crow_indices is not None or tensor.sparse_col_indices is not None
+
+
 def json_tensor(tensor: TensorBody, path: str, filler: int = 0) -> Array:
     """Return a tensor; `filler` is where a sparse one has no value. Raises CallError."""
     values = np.array(tensor.data, VALUES[tensor.dtype])
-    if tensor.sparse_crow_indices is None and tensor.sparse_col_indices is None:
+    if not _is_sparse_json(tensor):
         return _reshape(values, tensor.shape, path)
     rows = np.array(tensor.sparse_crow_indices or [], "<i8")
     columns = np.array(tensor.sparse_col_indices or [], "<i8")
@@ -243,10 +241,17 @@ def json_tensor(tensor: TensorBody, path: str, filler: int = 0) -> Array:
 def _reshape(values: Array, shape: Sequence[int] | None, path: str) -> Array:
     if shape is None:
         return values
-    if int(np.prod(shape, dtype=np.int64)) != values.size:
-        problem = f"{path}: shape {shape} has {int(np.prod(shape))} values, and {values.size} were sent"
+    if math.prod(shape) != values.size or min(shape, default=0) < 0:
+        problem = f"{path}: shape {shape} has {math.prod(shape)} values, and {values.size} were sent"
         raise CallError("invalid", problem, path)
     return values.reshape(shape)
+
+
+def _check_dense(shapes: Iterable[Sequence[int]]) -> None:
+    """Raise CallError if sparse tensors of these shapes are too large together."""
+    if (size := sum(math.prod(map(abs, shape)) * VALUES["int64"].itemsize for shape in shapes)) > MOST_DENSE_BYTES:
+        problem = f"the sparse tensors have {size:,} bytes once they are dense, expected at most {MOST_DENSE_BYTES:,}"
+        raise CallError("too_large", f"{problem}; send fewer examples at once")
 
 
 def dense(values: Array, rows: Array, columns: Array, shape: Sequence[int] | None, path: str, filler: int = 0) -> Array:
@@ -256,8 +261,8 @@ def dense(values: Array, rows: Array, columns: Array, shape: Sequence[int] | Non
     height, width = shape
     counts = np.diff(rows)
     if (
-        len(rows) != height + 1
-        or height * width > MOST_BYTES // values.itemsize
+        min(shape) < 0
+        or len(rows) != height + 1
         or rows[0] != 0
         or rows[-1] != len(values)
         or len(columns) != len(values)

@@ -84,6 +84,11 @@ MESSAGES: dict[str, tuple[str, ...]] = {
 }
 """Of each field its number; `optional`, `repeated`, `map` (from strings) or its oneof; its type, its name."""
 
+VARINT, LENGTH_DELIMITED = 0, 2
+FIXED_BYTES = {1: 8, 5: 4}
+"""Types on the wire."""
+MOST_FIELDS = 100_000
+"""Of a message that is read, those of its parts among them."""
 STOP, LENGTH = range(2)
 FLOAT32, INT64, INT32, BFLOAT16 = range(1, 5)
 _SCALARS = ("string", "bytes", "bool", "double", "int32", "int64", "uint32")
@@ -95,15 +100,53 @@ def message(name: str, **fields: Any) -> Any:
 
 
 def read(name: str, raw: bytes) -> Any:
-    """Return the message in these bytes. Raises CallError if they are none."""
+    """Return the message in these bytes. Raises CallError if they are none, or have too many fields."""
     found = message(name)
     from google.protobuf.message import DecodeError
 
+    if _fields(found.DESCRIPTOR, memoryview(raw), MOST_FIELDS) > MOST_FIELDS:
+        raise CallError("too_large", f"the body has more than {MOST_FIELDS:,} fields of protobuf; send less")
     try:
         found.ParseFromString(raw)
     except DecodeError as exc:
         raise CallError("invalid", f"the body is no {name} in protobuf: {exc}") from exc
     return found
+
+
+def _fields(kind: Any, raw: memoryview, limit: int) -> int:
+    """Return how many fields a message has, those of its messages among them; the count stops once it passes `limit`.
+
+    Bytes that are no protobuf end it, too. A list of packed numbers counts as one for each byte.
+    """
+    count = offset = 0
+    while offset < len(raw) and count <= limit:
+        (tag, offset), count = _varint(raw, offset), count + 1
+        field, wire = kind.fields_by_number.get(tag >> 3), tag & 7
+        if wire == VARINT:
+            _, offset = _varint(raw, offset)
+        elif wire == LENGTH_DELIMITED:
+            length, offset = _varint(raw, offset)
+            if field is not None and field.message_type is not None:
+                count += _fields(field.message_type, raw[offset : offset + length], limit - count)
+            elif field is not None and field.type not in (field.TYPE_STRING, field.TYPE_BYTES):
+                count += length
+            offset += length
+        elif wire in FIXED_BYTES:
+            offset += FIXED_BYTES[wire]
+        else:  # a group, which no message here has: the parser says so
+            break
+    return count
+
+
+def _varint(raw: memoryview, offset: int) -> tuple[int, int]:
+    """Return the number that begins at an offset, and the offset after it."""
+    value = shift = 0
+    while offset < len(raw) and shift < 70:
+        byte = raw[offset]
+        value, offset, shift = value | (byte & 0x7F) << shift, offset + 1, shift + 7
+        if byte < 0x80:
+            break
+    return value, offset
 
 
 @cache

@@ -14,14 +14,14 @@ from typing import Any
 
 from starlette.requests import Request
 
-from gateway.http.body import read_apart
 from gateway.http.errors import apart
+from gateway.http.intake import read_apart
 from gateway.http.route import TINKER
 from gateway.tinker.api_answers import FutureAnswer, InfoAnswer, ModelData, OptimizerAnswer
 from gateway.tinker.base_names import base_names
 from gateway.tinker.bodies import CreateModelBody, CustomLossBody, ModelBody, OptimStepBody
 from gateway.tinker.call_log import OpenCalls
-from gateway.tinker.pass_calls import PassCall, RefusedPass, read_pass
+from gateway.tinker.pass_calls import PASS, PassCall, RefusedPass, read_pass
 from gateway.tinker.tenant_calls import TenantCalls, request_text
 from schemas.events import CallKind, TrainingCall
 from streams.calls.call_forms import (
@@ -95,12 +95,12 @@ class TinkerTraining:
         call = calls.new_call("unload_model", name, model.session_id, {}, model=body.model_id, tenant=model.tenant)
         return future_of(calls.submit(call))
 
-    @TINKER.post("/forward", may="training.call", ids=MODELS, takes={}, max_bytes=None)
+    @TINKER.post("/forward", may="training.call", ids=MODELS, **PASS)
     async def tinker_forward(self, request: Request, raw: bytes) -> FutureAnswer:
         """Compute losses and logprobs."""
         return await self._pass(request, raw, forward_only=True)
 
-    @TINKER.post("/forward_backward", may="training.call", ids=MODELS, takes={}, max_bytes=None)
+    @TINKER.post("/forward_backward", may="training.call", ids=MODELS, **PASS)
     async def tinker_forward_backward(self, request: Request, raw: bytes) -> FutureAnswer:
         """Compute losses, and add their gradients to those since the last step."""
         return await self._pass(request, raw, forward_only=False)

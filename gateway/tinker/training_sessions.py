@@ -86,7 +86,7 @@ class TinkerService:
         ]
         return CapabilitiesAnswer(supported_models=models)
 
-    @TINKER.post("/telemetry", may="training.call", takes={}, refuses=())
+    @TINKER.post("/telemetry", may="training.call", takes={"application/json": {}}, refuses=())
     async def tinker_telemetry(self, raw: bytes) -> AcceptedAnswer:
         """Take what the SDK reports of itself, and drop it."""
         return AcceptedAnswer(status="accepted")

@@ -306,7 +306,7 @@ def test_a_key_that_is_revoked_between_two_calls_opens_nothing_from_then_on(guar
     assert answer.status_code == 401 and "revoked" in answer.text
 
 
-@pytest.mark.parametrize("name", [".", ".."])
+@pytest.mark.parametrize("name", [".", "..", "../../x", "a/b"])
 def test_a_name_that_would_lead_to_another_route_is_the_name_of_nothing(guarded: Guarded, name: str) -> None:
     def call(tool: str, arguments: dict[str, Any], path: str = "/mcp") -> Any:
         return guarded.call("admin", lambda client: client.call_tool(tool, arguments), path)
@@ -318,7 +318,7 @@ def test_a_name_that_would_lead_to_another_route_is_the_name_of_nothing(guarded:
 
     async def read_as_resource(client: Client) -> None:
         with pytest.raises(MCPError, match="nothing has the task_id"):
-            await client.read_resource(f"streamward://groups/{name.replace('.', '%2E')}")
+            await client.read_resource(f"streamward://groups/{name.replace('.', '%2E').replace('/', '%2F')}")
 
     guarded.call("admin", read_as_resource)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import httpx
 import pytest
 from click.testing import CliRunner, Result
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
@@ -233,6 +233,52 @@ def test_a_websocket_is_opened_by_who_may_call_and_a_revoked_key_calls_nothing_m
             return "revoked" in str(json.loads(calls.recv(timeout=60)).get("error"))
 
         until(is_refused, "the key to be refused")
+        with pytest.raises(ConnectionClosedError) as closed:
+            calls.recv(timeout=60)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "no JSON",
+        "{" + ",".join(f'"k{n}":1' for n in range(20_000)) + "}",
+        '{"a":' * 200 + "1" + "}" * 200,
+        '{"id": "1", "tool": "late", "arguments": {"a": "' + "x" * 1_000_000 + '"}, "more": 1}',
+    ],
+    ids=["text", "many", "deep", "long"],
+)
+def test_messages_that_are_no_calls_are_requests_of_their_key_and_the_tenth_closes_the_websocket(
+    registry: Registry, message: str
+) -> None:
+    def refused() -> int:
+        events = [event for _, event in read(registry.settings, RequestEvent)]
+        return sum(event.resource == "/mcp/stream" and event.status == 400 for event in events)
+
+    before = refused()
+    with registry.socket("submitter") as calls:
+        for _ in range(10):
+            calls.send(message)
+        with pytest.raises(ConnectionClosedError) as closed:
+            while True:
+                assert json.loads(calls.recv(timeout=60))["id"] is None
+    assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
+    until(lambda: refused() >= before + 10, "ten refused requests in the log")
+
+
+def test_a_message_longer_than_a_call_may_be_ends_the_websocket(registry: Registry) -> None:
+    with registry.socket("submitter") as calls:
+        calls.send(" " * 1_100_000)
+        with pytest.raises(ConnectionClosedError) as closed:
+            calls.recv(timeout=60)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
+
+
+@pytest.mark.parametrize("name", ["../../../healthz?x=", "a/b", "..", "."])
+def test_no_name_of_a_tool_leads_to_another_route(registry: Registry, name: str) -> None:
+    with registry.socket("admin") as calls:
+        calls.send(json.dumps({"id": "1", "tool": name}))
+        assert "nothing has the tool" in json.loads(calls.recv(timeout=60))["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,20 @@ from typing import Any
 
 import httpx
 import pytest
+import zstandard
 from hypothesis import given, strategies as st
 
 from gateway.acp.thread_bodies import ItemPut
 from gateway.http import body as bodies, openapi
 from gateway.http.application import Application
-from gateway.http.body import MOST_LEVELS, Body, check_values, read
+from gateway.http.body import Body, read
+from gateway.http.intake import LARGE_BYTES, MOST_LEVELS
 from gateway.http.route import BODY_BYTES, BODY_VALUES, CONVERSATION, LARGE_BODY, Route
 from gateway.jobs.form_data import HEAD_BYTES, parts
 from gateway.routes import ROUTES
 from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms, thread_rooms, tinker_rooms
+from gateway.tinker import protobuf
+from gateway.tinker.pass_calls import PROTOBUF
 from schemas import json_text
 from schemas.conversation import Conversation
 from schemas.faults import LONGEST_PATH
@@ -93,7 +97,8 @@ def test_of_any_text_no_more_is_parsed_than_was_counted(text: str) -> None:
 
 
 def test_what_is_a_text_is_one_value_however_long() -> None:
-    check_values(json.dumps({"prompt": 'a, b: [c], {d} "e" \\ ' * 10_000}).encode(), 3)
+    raw = json.dumps({"prompt": 'a, b: [c], {d} "e" \\ ' * 10_000}).encode()
+    assert json_text.check_extent(raw, 3) <= 3
 
 
 def test_a_key_that_is_there_twice_is_found_among_many() -> None:
@@ -119,12 +124,12 @@ def application() -> Application:
     return Application(rooms, version="0", max_body_bytes=16_000_000)
 
 
-def posted(app: Application, route: Route, raw: bytes) -> httpx.Response:
+def posted(app: Application, route: Route, raw: bytes, headers: dict[str, str] | None = None) -> httpx.Response:
     path = re.sub(r"{\w+}", "x", route.paths[0])
 
     async def post() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
-            return await client.request(route.method, path, content=raw)
+            return await client.request(route.method, path, content=raw, headers=headers)
 
     return asyncio.run(post())
 
@@ -165,7 +170,7 @@ def test_a_long_body_is_read_in_a_thread(name: str, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(asyncio, "to_thread", to_thread)
     [route] = [route for route in ROUTES if route.name == name]
-    for raw, threads in ((b'{"x": "short"}', 0), (json.dumps({"x": "a" * bodies.LARGE_BYTES}).encode(), 2)):
+    for raw, threads in ((b'{"x": "short"}', 0), (json.dumps({"x": "a" * LARGE_BYTES}).encode(), 2)):
         calls.clear()
         posted(application(), route, raw)
         assert len(calls) == threads
@@ -187,6 +192,80 @@ def test_the_description_is_made_in_a_thread_and_once(monkeypatch: pytest.Monkey
 
     assert [answer.json() for answer in asyncio.run(both())] == [document()] * 2
     assert len(threads) == 1 and threading.current_thread() not in threads
+
+
+# --- tensors, and what is packed --------------------------------------------------------------------------------------
+
+
+def zstd(raw: bytes, **parameters: Any) -> bytes:
+    packed: bytes = zstandard.ZstdCompressor(**parameters).compress(raw)
+    return packed
+
+
+PASS_BEGIN = b'{"model_id":"x","seq_id":1,"forward_backward_input":{"loss_fn":"cross_entropy","data":['
+EXAMPLE = {"model_input": {"chunks": [{"tokens": [1]}]}, "loss_fn_inputs": {}}
+SPARSE = {"data": [], "dtype": "int64", "sparse_crow_indices": [0, 0], "sparse_col_indices": [], "shape": [1, 2**23]}
+
+
+@pytest.mark.parametrize(
+    ("raw", "encoding", "status", "says"),
+    [
+        (zstd(b" " * 240_000_000), "zstd", 413, "at most 16000000 (serve.max_body_mb)"),
+        (zstd(b" " * 15_000_000), "zstd", 413, "100 times as long as it was sent"),
+        (zstd(b" " * 15_000_000, write_content_size=False), "zstd", 413, "100 times as long as it was sent"),
+        (zstd(PASS_BEGIN + b"{}," * 60_000 + b"{}]}}", level=1), "zstd", 413, "as it was sent"),
+        (b"no zstd", "zstd", 400, "no zstd"),
+        (b"{}", "gzip", 400, "expected zstd, or none"),
+        (PASS_BEGIN + b"{}," * 110_000 + b"{}]}}", "", 413, "more than 50,000 values that are no numbers"),
+        (PASS_BEGIN + b"1," * 1_100_000 + b"1]}}", "", 413, "more than 1,050,000 values"),
+        (PASS_BEGIN + b"1," * 1_000_000 + b"1]}}", "", 400, "data[0]: expected an object (got 1)"),
+        (PASS_BEGIN + b",".join([json.dumps(EXAMPLE).encode()] * 1_025) + b"]}}", "", 400, "at most 1024 items"),
+        (
+            PASS_BEGIN + b",".join([json.dumps(EXAMPLE | {"loss_fn_inputs": {"x": SPARSE}}).encode()] * 2) + b"]}}",
+            "",
+            413,
+            "134,217,728 bytes once they are dense",
+        ),
+    ],
+    ids=[
+        "bomb",
+        "ratio",
+        "no size",
+        "examples",
+        "no zstd",
+        "gzip",
+        "objects",
+        "numbers",
+        "no objects",
+        "1025",
+        "dense",
+    ],
+)
+def test_a_pass_is_bounded_before_it_is_read(raw: bytes, encoding: str, status: int, says: str) -> None:
+    [route] = [route for route in ROUTES if route.name == "tinker_forward_backward"]
+    answer = posted(application(), route, raw, {"content-encoding": encoding})
+    assert answer.status_code == status and says in answer.text
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x1a\x00" * 200_000,  # empty examples
+        b"\x1a\x80\xea\x30" + b"\x0a\x00" * 400_000,  # one of empty pieces
+        b"\x3a\x00" * 200_000,  # empty settings of a loss
+        b"\xf8\xff\x03\x00" * 200_000,  # unknown fields
+    ],
+)
+def test_a_pass_in_protobuf_has_so_many_fields_whatever_they_are_in(raw: bytes) -> None:
+    [route] = [route for route in ROUTES if route.name == "tinker_forward_backward"]
+    answer = posted(application(), route, raw, {"content-type": PROTOBUF})
+    assert answer.status_code == 413 and "more than 100,000 fields of protobuf" in answer.text
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_stop_the_count_of_fields(raw: bytes) -> None:
+    with contextlib.suppress(CallError):
+        protobuf.read("ForwardBackwardRequest", raw)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -38,18 +38,18 @@ def test_the_arguments_of_a_tool_are_a_schema_that_the_example_of_its_route_meet
 
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
 def test_a_call_is_a_request_that_the_door_knows_with_the_same_action(tool: LogTool) -> None:
-    arguments = dict.fromkeys(tool.input_schema["required"], "a b/c")
+    arguments = dict.fromkeys(tool.input_schema["required"], "a b?c")
     [request] = tool.requests({tool.list_name: [{}]} if tool.list_name else arguments)
-    match = TABLE.find(request.method, request.path.replace("%2F", "").replace("%20", ""))
+    match = TABLE.find(request.method, request.path.replace("%3F", "").replace("%20", ""))
     assert match is not None and match.route is tool.route
     assert isinstance(tool, RpcTool) or match.route.may == tool.may
 
 
 def test_parameters_of_path_and_query_and_fields_of_the_body_go_where_the_route_has_them() -> None:
-    promote = {"policy": "sums/../x", "version": 3, "expected": 2, "reason": "better"}
+    promote = {"policy": "sums?x=..#y", "version": 3, "expected": 2, "reason": "better"}
     [request] = NAMED["promote"].requests(promote)
     del promote["policy"]
-    assert request == ToolRequest("POST", "/adapters/sums%2F..%2Fx/promote", {}, json.dumps(promote).encode())
+    assert request == ToolRequest("POST", "/adapters/sums%3Fx%3D..%23y/promote", {}, json.dumps(promote).encode())
     [request] = NAMED["list_runs"].requests({"limit": 5, "failed_tools": True, "agent": "calc", "version": None})
     assert request == ToolRequest("GET", "/runs", {"limit": "5", "failed_tools": "true", "agent": "calc"}, None)
     [request] = NAMED["evaluate"].requests({"job_id": "j"})
@@ -63,6 +63,7 @@ def test_parameters_of_path_and_query_and_fields_of_the_body_go_where_the_route_
         ("show_group", {}, "tool show_group needs task_id"),
         ("show_group", {"task_id": 3}, "tool show_group needs task_id, a text"),
         ("show_group", {"task_id": "x", "taskid": "x"}, "has no argument 'taskid', only task_id"),
+        ("show_group", {"task_id": "../healthz"}, "nothing has the task_id '../healthz'; a name has no slash"),
         ("ask", {"stream": True}, "has no argument 'stream'"),
         ("submit_tasks", {"tasks": []}, f"a list of 1 to {MOST_TASKS} objects"),
         ("submit_tasks", {"tasks": [{}] * (MOST_TASKS + 1)}, f"a list of 1 to {MOST_TASKS} objects"),
