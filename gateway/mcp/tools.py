@@ -34,6 +34,8 @@ from gateway.log.scores import ScorerTrials
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
 from gateway.mcp.mcp_paths import Toolset
+from schemas.faults import excerpt_of
+from schemas.json_arguments import from_json_texts
 from streams.access.roles import Action
 from streams.errors import CallError
 
@@ -42,6 +44,8 @@ SCORING: tuple[Toolset, ...] = ("log", "scoring")
 NOT_FOR_TOOLS = frozenset({"stream", "stream_options"})
 """Fields of a body that a tool does not have: it answers once."""
 MOST_TASKS = 100
+EXCERPT = 40
+"""Most characters of a wrong argument in a message."""
 
 
 def in_path(name: str, parameter: str) -> str:
@@ -101,11 +105,13 @@ class LogTool:
     def requests(self, arguments: Mapping[str, Any]) -> list[ToolRequest]:
         """Return the requests that a call is. Raises CallError for arguments that the tool does not have."""
         self._check_names(arguments)
+        arguments = from_json_texts(arguments, self.input_schema)
         if not self.list_name:
             return [self.request(arguments)]
         bodies = arguments.get(self.list_name)
         if not isinstance(bodies, list) or not 1 <= len(bodies) <= MOST_TASKS:
-            problem = f"tool {self.name} needs {self.list_name}, a list of 1 to {MOST_TASKS} objects"
+            got = f" (got {excerpt_of(bodies, EXCERPT)!r})" if isinstance(bodies, str) else ""
+            problem = f"tool {self.name} needs {self.list_name}, a list of 1 to {MOST_TASKS} objects{got}"
             raise CallError("invalid", problem, self.list_name)
         if not all(isinstance(body, dict) for body in bodies):
             raise CallError("invalid", f"tool {self.name}: each of {self.list_name} is an object", self.list_name)

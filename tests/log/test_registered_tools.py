@@ -51,6 +51,10 @@ def add(a: float, b: float = 1) -> float:
     The rest of the docstring."""
     return a + b
 
+def total(numbers: list[float]) -> float:
+    """Add a list."""
+    return sum(numbers)
+
 def explode() -> str:
     """Raise."""
     raise RuntimeError("no")
@@ -147,6 +151,13 @@ def test_a_function_is_described_by_its_signature_and_called_in_a_process(regist
     assert refused.json()["is_error"] and "a: Input should be a valid number" in refused.json()["content"]
     typed = registry.command("tools", "call", "sums", '{"a": 4}')
     assert typed.stdout == "5.0\n"
+    registry.http("POST", "/mcp/tools", {"tool_id": "total", "endpoint": "registered_functions:total"})
+    as_text = registry.http("POST", "/mcp/tools/total/invoke", {"arguments": {"numbers": "[4, 7.5]"}})
+    assert (
+        as_text.json()["content"]
+        == registry.command("tools", "call", "total", '{"numbers": "[4, 7.5]"}').stdout.strip()
+    )
+    assert as_text.json()["content"] == "11.5"
 
 
 def test_a_tool_that_ends_its_process_is_an_answer_that_says_so(registry: Registry) -> None:

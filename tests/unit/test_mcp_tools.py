@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +19,7 @@ from gateway.mcp.mcp_paths import MCP_PATHS, TOOLSETS, Toolset
 from gateway.mcp.toolbox import DATA, MOST_CHARACTERS, ToolBox, cut
 from gateway.mcp.tools import MOST_TASKS, NOT_FOR_TOOLS, TOOLS, LogTool, RpcTool, ToolRequest
 from gateway.routes import TABLE
+from schemas.json_arguments import from_json_texts
 from streams.errors import CallError, LogError
 
 PAGE = Path(__file__).parents[2] / "docs" / "mcp.md"
@@ -55,6 +57,52 @@ def test_parameters_of_path_and_query_and_fields_of_the_body_go_where_the_route_
     [request] = NAMED["evaluate"].requests({"job_id": "j"})
     assert request.body is not None
     assert json.loads(request.body)["params"] == {"job_id": "j"}
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
+def test_an_argument_that_is_no_text_may_be_sent_as_its_json_text(tool: LogTool) -> None:
+    properties = tool.input_schema["properties"]
+    simple = {"string": "x", "integer": 3, "boolean": True}
+    arguments = {name: simple[part["type"]] for name, part in properties.items() if part.get("type") in simple}
+    if tool.route.sends and not isinstance(tool, RpcTool):
+        arguments = dict.fromkeys(tool.input_schema["required"], "x") | dict(tool.route.sends)
+        arguments = {tool.list_name: [arguments, arguments]} if tool.list_name else arguments
+    takes = Draft202012Validator(tool.input_schema).evolve
+    texts = {
+        name: value
+        if isinstance(value, str) or takes(schema=properties[name] | definitions(tool)).is_valid("{}")
+        else json.dumps(value)
+        for name, value in arguments.items()
+    }
+    assert tool.requests(texts) == tool.requests(arguments)
+
+
+def definitions(tool: LogTool) -> dict[str, Any]:
+    return {"$defs": tool.input_schema.get("$defs", {})}
+
+
+@pytest.mark.parametrize(
+    ("schema", "sent", "value"),
+    [
+        ({"type": "array", "items": {"type": "object"}}, '["{}"]', [{}]),
+        ({"anyOf": [{"type": "array"}, {"type": "null"}]}, "[1]", [1]),
+        ({"$ref": "#/$defs/Count"}, "3", 3),
+        ({"type": "number"}, "3", 3),
+        ({"type": ["boolean", "null"]}, "true", True),
+        ({"type": "integer"}, "3.5", "3.5"),
+        ({"type": "integer"}, "true", "true"),
+        ({"type": "array"}, '{"a": 1}', '{"a": 1}'),
+        ({"type": "array"}, "[1", "[1"),
+        ({"anyOf": [{"type": "array"}, {"type": "string"}]}, "[1]", "[1]"),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({}, "[1]", "[1]"),
+    ],
+)
+def test_a_text_is_read_as_json_where_its_schema_takes_no_text_and_that_type(
+    schema: dict[str, Any], sent: str, value: object
+) -> None:
+    whole = {"properties": {"it": schema}, "$defs": {"Count": {"type": "integer"}}}
+    assert from_json_texts({"it": sent}, whole) == {"it": value}
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from schemas import json_text
 from schemas.events import EpisodeStart, Tool, ToolCall
+from schemas.json_arguments import from_json_texts
 from schemas.tool_text import endpoint_kind, offer_digest
 from streams.environments.environment_pool import EnvironmentPool, credential_of
 from streams.environments.episodes.environment import Action, Environment, EpisodeError
@@ -65,7 +66,8 @@ class ToolCaller:
             check_trusted(
                 log.note(entry.tool_id, offer, RegistryDecision("server", f"seen in a call of {registered.tool_id}"))
             )
-        call = ToolCall(id="1", name=registered.tool.name, arguments=json.dumps(dict(arguments)))
+        read = from_json_texts(dict(arguments), _schema(registered.tool))
+        call = ToolCall(id="1", name=registered.tool.name, arguments=json.dumps(read))
         try:
             result = environment.step(Action("", (call,)))
         except EpisodeError as exc:  # it took too long, or ended its process: its own fault, and not the arguments'
