@@ -26,6 +26,7 @@ from streams.cli.runtime import (
 )
 
 if TYPE_CHECKING:
+    from streams.data.contamination.suite_index import SuiteIndex
     from streams.output import Output
     from streams.tools.archive.history import Source
     from streams.tools.distributed.data_engine import EngineName
@@ -71,7 +72,10 @@ TRAINER_FORMATS = ("verl", "prime-rl")
 )
 @click.option("--margin", type=float, default=0.0, metavar="R", help="Only pairs whose rewards differ by more.")
 @click.option(
-    "--test", "test_share", type=float, default=0.1, show_default=True, help="Share of the tasks in the test split."
+    "--test", "test_share", type=float, default=0.1, show_default=True, help="Share of the questions in the test split."
+)
+@click.option(
+    "--with-held-out", is_flag=True, help="Write held-out examples, too, to a split of their own.  [implied: eval]"
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the test split.")
 @click.option(
@@ -106,10 +110,13 @@ def export(
     """Export responses and their rewards as a data set.
 
     Hugging Face's `load_dataset(FOLDER)` reads it; the openai formats are those of OpenAI's fine-tuning. The same
-    records under the same options give the same bytes, and manifest.json names the records. No task is in both splits.
-    Exit code 1 means that unreadable records are left out.
+    records under the same options give the same bytes, and manifest.json names the records. No question, and none that
+    is almost the same, is in both splits. Held-out examples (purpose eval, questions of guard.suite and of suites that
+    the policy was asked) are left out and counted, or in a split of their own. Exit code 1 means that unreadable
+    records are left out.
 
-    Interactions are appended to FOLDER/agent_interactions.jsonl, each exactly once, even if the command is killed and
+    Interactions are a log, and no data set: held-out ones have metadata.purpose eval. They are appended to
+    FOLDER/agent_interactions.jsonl, each exactly once, even if the command is killed and
     repeated. A response is written when its group is in the log, and an agent's run when it has ended.
 
     verl and prime-rl get the batches that the trainer here would take its steps from: a DataProto, which verl's
@@ -151,7 +158,9 @@ def _options(
 
     name = chosen["format"]
     purpose = chosen["purpose"] or (None if name in RUN_FORMATS else "train")
-    options = examples.ExportOptions(policy=policy or call.settings.policy.name, **(chosen | {"purpose": purpose}))
+    with_held_out = chosen["with_held_out"] or (purpose == "eval" and name != "interactions")
+    changed = {"purpose": purpose, "with_held_out": with_held_out}
+    options = examples.ExportOptions(policy=policy or call.settings.policy.name, **(chosen | changed))
     examples.check(options)
     if follow and name != "interactions":
         raise SettingsError(f"--follow appends lines, and --format {name} is a data set; use interactions")
@@ -165,6 +174,14 @@ def _options(
 
 Times = tuple[int | None, int | None]
 """Since when and until when, ms since the epoch."""
+
+
+def _suite_index(call: AppContext, options: ExportOptions, source: Source) -> SuiteIndex:
+    """Return the questions that must not be trained on. Raises as `KnownSuites`."""
+    from streams.data.contamination.known_suites import KnownSuites
+    from streams.tools.archive import history
+
+    return KnownSuites(call.settings, history.of(call.settings, source)).index(options.policy)
 
 
 def _export_groups(
@@ -185,15 +202,19 @@ def _export_groups(
     with Session(call.settings, source=source, scope=Scope(*times)) as session:
         labels, read = set(sets.LABELS), sets.sources(call.settings)
         session.check(labels)
+        held_out = _suite_index(call, options, source)
         if on is not None:
-            counts = _on_engine(call, folder, options, session, on)
+            counts = _on_engine(call, folder, options, session, on, held_out)
             return _summary(folder, counts), session.omissions(labels)
         rows = (row for batch in session.run(sets.statement(options)).batches for row in batch.to_pylist())
-        counts = sets.write(rows, options, folder, ranges=[row for row in session.ranges if row["topic"] in read])
+        ranges = [row for row in session.ranges if row["topic"] in read]
+        counts = sets.write(rows, options, folder, ranges=ranges, held_out=held_out)
         return _summary(folder, counts), session.omissions(labels)
 
 
-def _on_engine(call: AppContext, folder: Path, options: ExportOptions, session: Session, on: EngineName) -> Counts:
+def _on_engine(
+    call: AppContext, folder: Path, options: ExportOptions, session: Session, on: EngineName, held_out: SuiteIndex
+) -> Counts:
     """Write a data set of groups that an engine computes; the session has the ranges."""
     from streams.tools.distributed.connect import connect
     from streams.tools.query import distributed, export as sets
@@ -202,7 +223,7 @@ def _on_engine(call: AppContext, folder: Path, options: ExportOptions, session: 
     ranges = [row for row in session.ranges if row["topic"] in read]
     with connect(on) as engine:
         lines = distributed.lines(call.settings, engine, options, session.scope, counts)
-        sets.write_lines(lines, options, folder, counts, ranges=lambda: ranges)
+        sets.write_lines(lines, options, folder, counts, ranges=lambda: ranges, held_out=held_out)
     return counts
 
 
@@ -227,7 +248,8 @@ def _export_runs(
         sets.check_folder(folder)
         counts = sets.Counts()
         conversations = conversation_examples.examples(reader.round(), options, counts)
-        sets.write_examples(conversations, options, folder, counts, ranges=reader.ranges)
+        held_out = _suite_index(call, options, source)
+        sets.write_examples(conversations, options, folder, counts, ranges=reader.ranges, held_out=held_out)
         summary = _summary(folder, counts)
     else:
         with until_stopped() if follow else nullcontext(Event()) as stop:
@@ -293,4 +315,5 @@ def _summary(folder: Path, counts: Counts) -> dict[str, Any]:
         "responses": counts.responses,
         "examples": counts.examples,
         "left_out": dict(sorted(counts.left_out.items())),
+        "held_out": dict(sorted(counts.held_out.items())),
     }

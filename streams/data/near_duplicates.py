@@ -18,6 +18,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 SHINGLE_WORDS = 5
+NEAR = 0.8
+"""Jaccard index from which on two texts are almost the same, unless a caller says another."""
 _WORD = re.compile(r"\w+")
 Shingles = frozenset[tuple[str, ...]]
 

@@ -521,7 +521,7 @@ def _check_contamination(spec: JobSpec, settings: Settings) -> None:
             "environment",
             ((seed, _task_of(spec, "", number)) for number, seed in enumerate(environment.seeds)),
         )
-        rows = (RowTexts(f"{name}, seed {seed}", (), parameters_of(task)) for seed, task in tasks)
+        rows = (RowTexts(f"{name}, seed {seed}", (), parameters_of(task.environment)) for seed, task in tasks)
     report = check_rows(SuiteIndex(questions_of(suite)), rows)
     report.refuse(name, "Leave them out, or set config.allow_contaminated, which is recorded")
 

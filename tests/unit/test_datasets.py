@@ -18,7 +18,6 @@ from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.improve.curation.verdicts import PlacedVerdict
 from streams.improve.datasets import dataset_files
-from streams.improve.datasets.clusters import keys
 from streams.improve.datasets.dataset_build import ComposedDataset, DatasetOrder, compose, folder_name
 from streams.improve.datasets.dataset_files import MANIFEST
 from streams.improve.datasets.dataset_rebuild import difference, rebuild
@@ -28,6 +27,7 @@ from streams.improve.datasets.judged_runs import JudgedRun
 from streams.improve.datasets.source_ranges import ranges_now
 from streams.stages.tasks.resubmit import ORIGIN
 from streams.tools.query.finished import Finished
+from streams.tools.query.splits import origin_of
 from tests.support.agent_calls import ADD, Recorded, assistant, system, user
 from tests.support.factories import curation_event, response, task
 from tests.support.models.chat_tiny import chat_tokenizer
@@ -340,8 +340,8 @@ def test_nothing_of_a_task_thread_resubmission_or_near_copy_is_on_both_sides(row
     placed = place(runs, [None] * len(runs), DatasetRule(policy="p", eval_share=0.5, seed=seed))
     for one in placed:
         for other in placed:
-            share = set(keys(one.run)) & set(keys(other.run))
-            first, second = (words(row.run.question) for row in (one, other))
+            share = set(origin_of(one.run.finished).keys) & set(origin_of(other.run.finished).keys)
+            first, second = (words(row.run.finished.question) for row in (one, other))
             if share or first == second or jaccard(shingles(first), shingles(second)) >= 0.8:
                 assert one.split == other.split
 

@@ -13,24 +13,43 @@ import duckdb
 import pytest
 from pyarrow import parquet
 
-from schemas.events import AdvantagedGroup, Coordinates, Event, GroupResponse, Message, Response, Task, ToolCall
+from schemas.events import (
+    AdvantagedGroup,
+    Coordinates,
+    EpisodeStart,
+    Event,
+    GroupResponse,
+    Message,
+    Response,
+    Task,
+    ToolCall,
+)
 from schemas.serde import encode
 from streams.arrow import decode
+from streams.data.contamination.contamination_report import check_rows
+from streams.data.contamination.row_texts import file_texts
+from streams.data.contamination.suite_index import SuiteIndex, SuiteQuestion
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
 from streams.kafka.record import Record
+from streams.stages.tasks.resubmit import ORIGIN
 from streams.tools.query import export
-from streams.tools.query.examples import ExportOptions, Row, check, split_of
+from streams.tools.query.examples import ExportOptions, Row, check
 from streams.tools.query.export import MANIFEST, Counts, statement
+from streams.tools.query.splits import ExampleOrigin
 from tests.support.factories import group, response, task
 
 RANGES = [{"topic": "groups", "partition": 0, "first": 0, "next": 3}]
 
 
 def _log(of: Sequence[tuple[str, Sequence[tuple[str, float]]]], **task_changes: Any) -> duckdb.DuckDBPyConnection:
-    """Return a connection that knows tasks, responses and groups: each task with its answers and their rewards."""
+    """Return a connection that knows tasks, responses and groups: each task with its answers and their rewards.
+
+    A change that is a function is called with the id of the task.
+    """
     events: dict[type[Event], list[Any]] = {Task: [], Response: [], AdvantagedGroup: []}
     for task_id, answers in of:
-        events[Task].append(task(task_id=task_id, **task_changes))
+        changes = {name: value(task_id) if callable(value) else value for name, value in task_changes.items()}
+        events[Task].append(task(task_id=task_id, **changes))
         members = []
         for slot, (text, reward) in enumerate(answers):
             said = response(task_id=task_id, sampling_id=task_id, slot=slot, text=text)
@@ -42,7 +61,13 @@ def _log(of: Sequence[tuple[str, Sequence[tuple[str, float]]]], **task_changes: 
             )  # fmt: skip
             events[Response].append(said)
         events[AdvantagedGroup].append(
-            replace(group(), task_id=task_id, group_id=f"group of {task_id}", responses=tuple(members))
+            replace(
+                group(),
+                task_id=task_id,
+                group_id=f"group of {task_id}",
+                responses=tuple(members),
+                purpose=events[Task][-1].purpose,
+            )
         )
     return _connected(events)
 
@@ -59,9 +84,19 @@ def _connected(events: dict[type[Event], list[Any]]) -> duckdb.DuckDBPyConnectio
     return con
 
 
-def write(con: duckdb.DuckDBPyConnection, options: ExportOptions, folder: Path) -> Counts:
+def write(
+    con: duckdb.DuckDBPyConnection, options: ExportOptions, folder: Path, held_out: SuiteIndex | None = None
+) -> Counts:
     rows = con.sql(statement(options)).to_arrow_table().to_pylist()
-    return export.write(rows, options, folder, ranges=RANGES)
+    return export.write(rows, options, folder, ranges=RANGES, held_out=held_out)
+
+
+def asks(text: str) -> tuple[Message, ...]:
+    return (Message(role="user", content=text),)
+
+
+def own_question(task_id: str) -> tuple[Message, ...]:
+    return asks(f"{task_id[1:]} + 7 =")
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -158,14 +193,106 @@ def test_a_group_that_came_twice_gives_its_examples_once(tmp_path: Path) -> None
     assert (counts.groups, counts.examples) == (1, 1)
 
 
+MANY = [(f"t{number}", [("a", 1.0), ("b", 0.9), ("c", 0.0)]) for number in range(200)]
+
+
+def _sides(folder: Path, key: str = "task_id") -> dict[str, set[str]]:
+    return {path.stem: {json.dumps(line[key]) for line in _lines(path)} for path in folder.glob("*.jsonl")}
+
+
 def test_no_task_is_on_both_sides_and_the_shares_are_about_right(tmp_path: Path) -> None:
-    many = [(f"t{number}", [("a", 1.0), ("b", 0.9), ("c", 0.0)]) for number in range(200)]
     options = ExportOptions(policy="default", test_share=0.2, all_responses=True)
-    write(_log(many), options, tmp_path / "d")
-    train, test = ({line["task_id"] for line in _lines(tmp_path / f"d/{name}.jsonl")} for name in ("train", "test"))
-    assert not train & test and len(train | test) == 200
-    assert 20 <= len(test) <= 60
-    assert all(split_of(task_id, options) == "test" for task_id in test)
+    write(_log(MANY, messages=own_question), options, tmp_path / "d")
+    sides = _sides(tmp_path / "d")
+    assert not sides["train"] & sides["test"] and len(sides["train"] | sides["test"]) == 200
+    assert 20 <= len(sides["test"]) <= 60
+
+
+WRITTEN = ("{} + 7 =", "{}+7")
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"messages": lambda task_id: asks(f"{int(task_id[1:]) % 20} + 7 =")}, "prompt"),
+        (
+            {"messages": lambda task_id: asks(WRITTEN[int(task_id[1:]) % 2].format(int(task_id[1:]) // 2))},
+            "",
+        ),
+        ({"messages": own_question, "metadata": lambda task_id: {ORIGIN: f"lost {int(task_id[1:]) // 10}"}}, "origin"),
+        ({"messages": own_question, "thread": lambda task_id: f"thread {int(task_id[1:]) // 10}"}, "thread"),
+    ],
+    ids=["asked again", "written otherwise", "sent again", "of a thread"],
+)
+def test_a_question_that_is_asked_again_is_on_one_side(tmp_path: Path, changes: dict[str, Any], key: str) -> None:
+    """Each epoch asks every question again, under another task."""
+    write(_log(MANY, **changes), ExportOptions(policy="default", format="prompts", test_share=0.3), tmp_path / "d")
+    numbers = {name: {int(json.loads(one)[1:]) for one in ids} for name, ids in _sides(tmp_path / "d").items()}
+    same = {"prompt": lambda n: n % 20, "": lambda n: n // 2}.get(key, lambda n: n // 10)
+    train, test = ({same(number) for number in numbers[name]} for name in ("train", "test"))
+    assert train and test and not train & test
+
+
+def test_episodes_are_told_apart_by_their_parameters_and_not_by_the_text_of_all(tmp_path: Path) -> None:
+    def start(task_id: str) -> EpisodeStart:
+        return EpisodeStart(name="guess", settings="{}", seed=int(task_id[1:]) % 50)
+
+    options = ExportOptions(policy="default", format="prompts", test_share=0.3)
+    write(
+        _log(MANY, messages=asks("Guess my number."), environment=start, max_turns=2, agent="guesser"),
+        options,
+        tmp_path / "d",
+    )
+    sides = {name: {int(json.loads(one)[1:]) % 50 for one in ids} for name, ids in _sides(tmp_path / "d").items()}
+    assert sides["train"] and sides["test"] and not sides["train"] & sides["test"]
+
+
+# --- what is held out -------------------------------------------------------------------------------------------------
+
+HELD_OUT = SuiteIndex([SuiteQuestion("sums@1", 3, "5 + 7 ="), SuiteQuestion("sums@1", 4, "Who wrote Faust?")])
+FORMS = ("sft", "preference", "prompts", "openai", "openai-preference")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_held_out_question_is_in_no_file_and_its_suite_is_named(tmp_path: Path, form: Any) -> None:
+    options = ExportOptions(policy="default", format=form, test_share=0.3)
+    counts = write(_log(MANY, messages=own_question), options, tmp_path / "d", HELD_OUT)
+    assert counts.held_out == {"suite sums@1": 1} and counts.examples == 199
+    for path in (tmp_path / "d").glob("*.jsonl"):
+        assert not check_rows(HELD_OUT, file_texts(path)).leaks, "the gate of `tune sft` takes the file"
+    assert sum(len(_lines(tmp_path / f"d/{name}.jsonl")) for name in ("train", "test")) == 199
+    manifest = json.loads((tmp_path / "d" / MANIFEST).read_text())
+    assert manifest["counts"]["held_out"] == {"suite sums@1": 1}
+
+
+def test_an_answer_that_gives_a_held_out_question_away_is_left_out(tmp_path: Path) -> None:
+    said = [("t1", [("Who wrote Faust?", 1.0), ("11", 0.0)]), ("t2", [("9", 1.0), ("no", 0.0)])]
+    counts = write(_log(said, messages=own_question), ExportOptions(**ALL_TRAIN), tmp_path / "d", HELD_OUT)
+    assert (counts.examples, counts.held_out) == (1, {"suite sums@1": 1})
+
+
+@pytest.mark.parametrize(("form", "files"), [("sft", "jsonl"), ("openai", "jsonl"), ("prompts", "parquet")])
+def test_held_out_examples_have_a_split_of_their_own_if_they_are_asked_for(
+    tmp_path: Path, form: Any, files: Any
+) -> None:
+    from datasets import load_dataset
+
+    options = ExportOptions(policy="default", format=form, files=files, test_share=0.3, with_held_out=True)
+    counts = write(_log(MANY, messages=own_question), options, tmp_path / "d", HELD_OUT)
+    read = load_dataset(str(tmp_path / "d"), cache_dir=str(tmp_path / "cache"))
+    assert counts.examples == 200 and {name: split.num_rows for name, split in read.items()}["held_out"] == 1
+    assert read["train"].num_rows + read["test"].num_rows == 199
+
+
+def test_tasks_of_purpose_eval_are_never_in_train_though_they_are_asked_for(tmp_path: Path) -> None:
+    options = ExportOptions(policy="default", format="prompts", purpose="eval")
+    con = _log(MANY[:3], messages=own_question, purpose="eval")
+    with pytest.raises(NotFoundError, match=r"every example is held out \(3 purpose eval\)"):
+        write(con, options, tmp_path / "d")
+    counts = write(con, replace(options, with_held_out=True), tmp_path / "d")
+    assert counts.held_out == {"purpose eval": 3}
+    assert [line["purpose"] for line in _lines(tmp_path / "d/held_out.jsonl")] == ["eval"] * 3
+    assert not (tmp_path / "d/train.jsonl").exists()
 
 
 def test_the_same_records_give_the_same_bytes_and_the_manifest_their_hash(tmp_path: Path) -> None:
@@ -188,7 +315,7 @@ def test_hugging_face_datasets_reads_the_folder_as_it_is(tmp_path: Path, form: A
 
     many = [(f"t{number}", [("a", 1.0), ("b", 0.0)]) for number in range(40)]
     write(
-        _log(many),
+        _log(many, messages=own_question),
         ExportOptions(policy="default", format=form, files=files, test_share=0.3),
         tmp_path / "d",
     )
@@ -196,7 +323,7 @@ def test_hugging_face_datasets_reads_the_folder_as_it_is(tmp_path: Path, form: A
     assert read["train"].num_rows + read["test"].num_rows == 40
     first = read["train"][0]
     asked = first["messages"] if form == "sft" else first["prompt"]
-    assert (asked[0]["role"], asked[0]["content"]) == ("user", "4 + 7 =")
+    assert (asked[0]["role"], asked[0]["content"][-4:]) == ("user", " 7 =")
 
 
 @pytest.mark.parametrize("form", ["sft", "preference", "prompts"])
@@ -260,8 +387,8 @@ def test_options_without_effect_are_refused(changes: dict[str, Any], message: st
         check(ExportOptions(policy="default", **changes))
 
 
-def _examples_with_late_calls(form: Any) -> Iterator[tuple[str, str]]:
-    """Yield lines of which only the last have tool calls, feedback and an agent, each with the id of its task."""
+def _examples_with_late_calls(form: Any) -> Iterator[tuple[str, ExampleOrigin]]:
+    """Yield lines of which only the last have tool calls, feedback and an agent, each with its origin."""
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 4, "b": [1]}}}
     late = [
         {"role": "assistant", "content": "", "tool_calls": [call]},
@@ -283,7 +410,7 @@ def _examples_with_late_calls(form: Any) -> Iterator[tuple[str, str]]:
                 "preferred_output": messages[-1:],
                 "non_preferred_output": [{"role": "assistant", "content": "12"}],
             }
-        yield json.dumps(example), str(number)
+        yield json.dumps(example), ExampleOrigin((f"task {number}",), f"{number} + 7 =", "train")
 
 
 @pytest.mark.parametrize("chunksize", [1, 10_000, 10 << 20])

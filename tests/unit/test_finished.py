@@ -134,10 +134,11 @@ def test_a_conversation_has_every_message_with_calls_results_and_tools() -> None
     ]
     assert made["chat-1"]["tools"][0]["function"]["parameters"] == {"type": "object"}
     assert (made["chat-1"]["reward"], made["chat-1"]["feedback"], made["chat-1"]["chain"]) == (None, 1, 0)
+    assert (made["t1"]["purpose"], made["chat-1"]["purpose"]) == ("train", "serve")
     assert made["t1"]["messages"][-1]["content"] == "no" and made["t1"]["tools"] == []
     assert (counts.groups, counts.responses, counts.examples) == (1, 3, 3)
     good = replace(options, min_reward=0.5)
-    assert [task_id for _, task_id in examples(found(log), good, counts)] == ["t1"]
+    assert [origin.keys for _, origin in examples(found(log), good, counts)] == [("task t1",)]
 
 
 def test_a_later_round_has_only_what_was_finished_since_also_a_copy_of_a_group() -> None:

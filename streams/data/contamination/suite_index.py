@@ -23,7 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from schemas.events import Task
+from schemas.events import EpisodeStart, Task
 from schemas.json_text import parse
 from streams.data.contamination.question_text import Words, words_of
 from streams.evaluation.suite import Suite
@@ -239,7 +239,7 @@ def questions_of(suite: Suite) -> Iterator[SuiteQuestion]:
 def questions_of_task(task: Task, suite: str, index: int) -> Iterator[SuiteQuestion]:
     """Yield the question of a held-out task: the last message of the user; and its answer, if that is long."""
     text = next((message.content for message in reversed(task.messages) if message.role not in SYSTEM_ROLES), "")
-    yield SuiteQuestion(suite, index, text, parameters_of(task))
+    yield SuiteQuestion(suite, index, text, parameters_of(task.environment))
     answer = _answer(task.verifier)
     if len(words_of(answer).exact) >= SHORT_QUESTION:
         yield SuiteQuestion(suite, index, answer, is_answer=True)
@@ -248,18 +248,15 @@ def questions_of_task(task: Task, suite: str, index: int) -> Iterator[SuiteQuest
 def row_of_task(task: Task, place: str) -> RowTexts:
     """Return what a train task says."""
     texts = (message.content for message in task.messages if message.role not in SYSTEM_ROLES)
-    return RowTexts(place, tuple(texts), parameters_of(task))
+    return RowTexts(place, tuple(texts), parameters_of(task.environment))
 
 
-def parameters_of(task: Task) -> str | None:
+def parameters_of(start: EpisodeStart | None) -> str | None:
     """Return the identity of an episode: its environment, settings and seed; None for a task whose text does.
 
-    >>> from schemas.events import EpisodeStart
-    >>> start = EpisodeStart(name="guess", settings='{"high": 9, "low": 1}', seed=7)
-    >>> parameters_of(Task(task_id="t", created_at=0, policy="p", environment=start))
+    >>> parameters_of(EpisodeStart(name="guess", settings='{"high": 9, "low": 1}', seed=7))
     '["guess", {"high": 9, "low": 1}, 7]'
     """
-    start = task.environment
     if start is None:
         return None
     return json.dumps([start.name, parse(start.settings), start.seed], sort_keys=True)

@@ -1,7 +1,7 @@
 """Which of the promoted runs are rows, and on which side: nothing has more than its share, and no cluster is on both.
 
     promoted ──► at most max_machine_share by machines, max_scenario_share of a scenario ──► kept, left out by reason
-    kept ──► clusters ──► the task of the oldest run of each ──► train or eval
+    kept ──► clusters (streams/tools/query/splits.py) ──► the task of the oldest run of each ──► train or eval
 
 A share cuts by a hash of the run, those that a person promoted last; so what is left does not depend on the order in
 which runs ended. Time adds runs that are younger, so a cluster keeps its side.
@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from streams.improve.datasets.clusters import clusters_of
 from streams.improve.datasets.dataset_rule import DatasetRule
 from streams.improve.datasets.judged_runs import JudgedRun
 from streams.tools.query.examples import ExportOptions, split_of
+from streams.tools.query.splits import clusters_of, origin_of
 
 DatasetSplit = Literal["train", "eval"]
 SPLITS: tuple[DatasetSplit, ...] = ("train", "eval")
@@ -54,7 +54,9 @@ def keep_shares(promoted: Sequence[JudgedRun], rule: DatasetRule) -> tuple[list[
 def place(kept: Sequence[JudgedRun], rejected: Sequence[JudgedRun | None], rule: DatasetRule) -> list[PlacedRun]:
     """Return the runs with their sides, in their order; `rejected`: what each is compared with."""
     rows = [[run] if other is None else [run, other] for run, other in zip(kept, rejected, strict=True)]
-    clusters = clusters_of(rows, rule.near_duplicate)
+    origins = [[origin_of(run.finished) for run in runs] for runs in rows]
+    merged = [first._replace(keys=tuple(key for one in (first, *more) for key in one.keys)) for first, *more in origins]
+    clusters = clusters_of(merged, rule.near_duplicate)
     oldest: dict[int, JudgedRun] = {}
     for row, run in enumerate(kept):
         root = clusters.root(row)

@@ -12,22 +12,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from schemas.events import Coordinates, CurationEvent, Message, Tool
+from schemas.events import Coordinates, CurationEvent
 from schemas.serde import Poison
 from streams.improve.curation.verdicts import PlacedVerdict, VerdictFold
 from streams.improve.datasets.dataset_rule import DatasetRule
 from streams.improve.datasets.source_ranges import RangedHistory
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.stages.agents.trajectories.call_chains import SYSTEM_ROLES
-from streams.tools.query.finished import Finished, FinishedReader, FinishedSelection
-
-
-class FirstPrompt(NamedTuple):
-    """What a run was asked at first."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[Tool, ...]
+from streams.tools.query.finished import Finished, FinishedReader, FinishedSelection, FirstPrompt
 
 
 class JudgedRun(NamedTuple):
@@ -58,15 +50,7 @@ class JudgedRun(NamedTuple):
     @property
     def prompt(self) -> FirstPrompt:
         """What it was asked at first."""
-        run, task = self.finished.run, self.finished.task
-        if run is not None and run.chains:
-            return FirstPrompt(run.chains[0].turns[0].messages, run.chains[0].turns[0].tools)
-        return FirstPrompt((), ()) if task is None else FirstPrompt(task.messages, task.tools)
-
-    @property
-    def question(self) -> str:
-        """What it was asked at first, without the system's instructions, which all runs of an agent share."""
-        return "\n".join(message.content for message in self.prompt.messages if message.role not in SYSTEM_ROLES)
+        return self.finished.prompt
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from schemas.conventions import COST, OUTSIDE_ENGINE, THREAD
+from schemas.conventions import COST, OUTSIDE_ENGINE
 from schemas.events import Ending, JobPrices, Purpose, RunVerdict, Turn
 from streams.access.tenants.tenant_names import tenant_in
 from streams.improve.runs.tool_use import tool_use
@@ -102,14 +102,6 @@ class RunRow:
     """The one that counts (streams/improve/curation/verdicts.py)."""
 
 
-def thread_of(finished: Finished) -> str | None:
-    """Return the thread of a run: that of its task, or of the Agent Protocol's; None if it is of none."""
-    if finished.task is not None:
-        return finished.task.thread
-    steps = () if finished.run is None else finished.run.steps
-    return next((step.turn.metadata[THREAD] for step in steps if THREAD in step.turn.metadata), None)
-
-
 def run_row(finished: Finished, rules: RunRules, verdict: RunVerdict | None = None) -> RunRow:
     """Return the row of a run; `verdict` is the one that counts."""
     turns = [] if finished.run is None else [step.turn for step in finished.run.steps]
@@ -126,7 +118,7 @@ def run_row(finished: Finished, rules: RunRules, verdict: RunVerdict | None = No
         scenario=task.scenario if task is not None else CHAT if response is None else DEFAULT,
         tenant=tenant_in(agent_id) if task is None or task.tenant is None else task.tenant,
         purpose=finished.purpose,
-        thread=thread_of(finished),
+        thread=finished.thread,
         **_course(finished, turns),
         **figures,
         tool_calls=tools.tool_calls,

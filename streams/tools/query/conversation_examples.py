@@ -17,10 +17,13 @@ from streams.stages.agents.trajectories.chat_format import message_of, tool_of
 from streams.tools.query.examples import Example, ExportOptions
 from streams.tools.query.export import Counts
 from streams.tools.query.finished import Finished
+from streams.tools.query.splits import ExampleOrigin, origin_of
 
 
-def examples(finished: Iterable[Finished], options: ExportOptions, counts: Counts) -> Iterator[tuple[Example, str]]:
-    """Yield every example with the id of its task, and count."""
+def examples(
+    finished: Iterable[Finished], options: ExportOptions, counts: Counts
+) -> Iterator[tuple[Example, ExampleOrigin]]:
+    """Yield every example with its origin, and count."""
     group = None
     for answer in finished:
         counts.responses += 1
@@ -33,9 +36,10 @@ def examples(finished: Iterable[Finished], options: ExportOptions, counts: Count
         conversations = list(_conversations(answer))
         if not conversations:
             counts.left_out["its task is gone" if answer.run is None else "no call is delivered"] += 1
+        origin = origin_of(answer)
         for example in conversations:
             counts.examples += 1
-            yield example, answer.task_id
+            yield example, origin
 
 
 def _conversations(answer: Finished) -> Iterator[Example]:
@@ -65,6 +69,7 @@ def _example(
         "reward": answer.reward,
         "feedback": answer.opinion(*subjects),
         "task_id": answer.task_id,
+        "purpose": answer.purpose,
         "scenario": None if answer.task is None else answer.task.scenario,
         "agent_id": agent_id,
         "trajectory_id": None if answer.run is None else answer.answer_id,

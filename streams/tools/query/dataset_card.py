@@ -28,7 +28,7 @@ class DatasetCard:
     """What the lines of a data set have shown about their types."""
 
     def __init__(self, options: ExportOptions) -> None:
-        self._format = options.format
+        self._format, self._is_parquet = options.format, options.files == "parquet"
         self._example: dict[str, Any] = {}
         self._message_keys: set[tuple[str, ...]] = set()
 
@@ -43,15 +43,22 @@ class DatasetCard:
         self._example = json.loads(line)
         self._message_keys.update(tuple(sorted(message)) for message in _messages_in(self._example))
 
-    def write(self, folder: Path) -> None:
-        """Write the card, unless every line shows the same types."""
-        if self._is_needed:
-            write_card(folder, self._example, f"--format {self._format}`; manifest.json names its records")
+    def write(self, folder: Path, files: Mapping[str, str]) -> None:
+        """Write the card, unless every line shows the same types. `files`, by split, are named if one is held out."""
+        named = files if "held_out" in files else {}
+        if named or (self._is_needed and not self._is_parquet):
+            example = {} if self._is_parquet else self._example
+            write_card(folder, example, f"--format {self._format}`; manifest.json names its records", named)
 
 
-def write_card(folder: Path, example: Mapping[str, Any], origin: str) -> None:
-    """Write the card of lines like `example`; `origin` ends the command that wrote them."""
-    info = {"dataset_info": {"features": [_feature(name, value) for name, value in example.items()]}}
+def write_card(folder: Path, example: Mapping[str, Any], origin: str, files: Mapping[str, str] | None = None) -> None:
+    """Write the card of lines like `example`; `origin` ends the command that wrote them, `files` are those by split."""
+    info: dict[str, Any] = {}
+    if example:
+        info["dataset_info"] = {"features": [_feature(name, value) for name, value in example.items()]}
+    if files:
+        data_files = [{"split": split, "path": path} for split, path in files.items()]
+        info["configs"] = [{"config_name": "default", "data_files": data_files}]
     text = f"---\n{json.dumps(info, indent=1)}\n---\n\nWritten by `streamward export {origin}.\n"
     (folder / CARD).write_text(text)
 

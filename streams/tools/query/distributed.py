@@ -34,6 +34,7 @@ from streams.tools.distributed.pieces import ArchivePiece, bucket_of, buckets_fo
 from streams.tools.query.examples import FORMATS, ExportOptions
 from streams.tools.query.export import LABELS, Counts, line_of, rows_by_group, statement
 from streams.tools.query.source import Scope
+from streams.tools.query.splits import ExampleOrigin, origin_of_group
 from streams.tools.query.views import WHOLE, columns, identifier
 
 BATCH_RECORDS = 1000
@@ -55,13 +56,16 @@ LINES = pa.schema(
         pa.field("offset", pa.int64()),
         pa.field("number", pa.int32()),
         pa.field("responses", pa.int32()),
-        pa.field("task_id", pa.string()),
+        pa.field("keys", pa.list_(pa.string())),
+        pa.field("question", pa.string()),
+        pa.field("purpose", pa.string()),
+        pa.field("parameters", pa.string()),
         pa.field("line", pa.string()),
         pa.field("reason", pa.string()),
     ]
 )
-"""An example of a group, which the first two columns name, or the reason why it has none. The responses of the group
-are with its first row."""
+"""An example of a group, which the first two columns name, with its origin, or the reason why it has none. The
+responses of the group are with its first row."""
 ORDER = ("partition", "offset", "number")
 
 
@@ -137,16 +141,13 @@ class Exporting:
 
     def _group_lines(self, rows: Iterator[Mapping[str, Any]]) -> Iterator[tuple[Any, ...]]:
         for group in rows_by_group(rows):
-            first = group[0]
-            position, examples = (
-                (first["groups_partition"], first["groups_offset"]),
-                FORMATS[self.options.format](group, self.options),
-            )
+            position, origin = (group[0]["groups_partition"], group[0]["groups_offset"]), origin_of_group(group[0])
+            examples = FORMATS[self.options.format](group, self.options)
             if isinstance(examples, str):
-                yield *position, 0, len(group), first["task_id"], None, examples
+                yield *position, 0, len(group), *origin, None, examples
                 continue
             for number, example in enumerate(examples):
-                yield *position, number, 0 if number else len(group), first["task_id"], line_of(example), None
+                yield *position, number, 0 if number else len(group), *origin, line_of(example), None
 
 
 def _records(name: str, rows: pa.Table) -> Iterator[Record]:
@@ -157,8 +158,8 @@ def _records(name: str, rows: pa.Table) -> Iterator[Record]:
 
 def lines(
     settings: Settings, engine: DataEngine, options: ExportOptions, scope: Scope, counts: Counts
-) -> Iterator[tuple[str, str]]:
-    """Return the line of each example with the id of its task, in the order of the groups; they count as they come.
+) -> Iterator[tuple[str, ExampleOrigin]]:
+    """Return the line of each example with its origin, in the order of the groups; they count as they come.
 
     Raises SettingsError if a node is not as this process, NotFoundError or LogError if the archive lacks something,
     LogError if an executor fails.
@@ -178,7 +179,7 @@ def lines(
     return count_lines(rows, counts)
 
 
-def count_lines(rows: Rows, counts: Counts) -> Iterator[tuple[str, str]]:
+def count_lines(rows: Rows, counts: Counts) -> Iterator[tuple[str, ExampleOrigin]]:
     """Yield what `lines` returns, of rows of LINES."""
     for table in rows.sorted_by(ORDER):
         for row in table.to_pylist():
@@ -188,7 +189,7 @@ def count_lines(rows: Rows, counts: Counts) -> Iterator[tuple[str, str]]:
                 counts.left_out[row["reason"]] += 1
                 continue
             counts.examples += 1
-            yield row["line"], row["task_id"]
+            yield row["line"], ExampleOrigin(tuple(row["keys"]), row["question"], row["purpose"], row["parameters"])
 
 
 def ranges_of(settings: Settings) -> list[SourceRange]:

@@ -18,6 +18,7 @@ from streams.errors import SettingsError
 
 Format = Literal["sft", "preference", "prompts", "openai", "openai-preference"]
 """Of groups. The other formats are conversations and interactions, which are of finished answers (finished.py)."""
+ExampleSplit = Literal["train", "test", "held_out"]
 Row = Mapping[str, Any]
 Example = dict[str, Any]
 
@@ -52,9 +53,11 @@ class ExportOptions:
     all_responses: bool = False
     """sft and openai: every response of a group that is good enough, not only the best one."""
     test_share: float = 0.1
-    """Share of the tasks whose examples go to `test`."""
+    """Share of the questions whose examples go to `test`."""
     seed: int = 0
-    """Another seed puts other tasks into `test`."""
+    """Another seed puts other questions into `test`."""
+    with_held_out: bool = False
+    """Write what is held out, too, to a file of its own."""
     files: Literal["jsonl", "parquet"] = "jsonl"
 
 
@@ -77,6 +80,10 @@ def check(options: ExportOptions) -> None:
         raise SettingsError("--margin compares the best response with the worst: it needs --format preference")
     if options.format.startswith("openai") and options.files == "parquet":
         raise SettingsError(f"--format {options.format} is JSON lines by definition; leave --files parquet out")
+    if options.format == "interactions" and options.with_held_out:
+        raise SettingsError(
+            "--format interactions is a log of every answer, held out or not; leave --with-held-out out"
+        )
     if options.format in ("conversations", "interactions") and options.files == "parquet":
         raise SettingsError(
             f"--format {options.format} is JSON lines, since the arguments of every tool have a shape of their own; "
@@ -149,6 +156,7 @@ def _prompts(group: list[Row], options: ExportOptions) -> list[Example] | str:
             "completions": [row["text"] for row in group],
             "rewards": [row["reward"] for row in group],
             "task_id": first["task_id"],
+            "purpose": first["purpose"],
             "scenario": first["scenario"],
             "adapter_version": first["adapter_version"],
             "group_at": f"groups[{first['groups_partition']}]@{first['groups_offset']}",
@@ -181,6 +189,7 @@ def _answer(row: Row) -> Example:
 def _origin(row: Row) -> Example:
     return {
         "task_id": row["task_id"],
+        "purpose": row["purpose"],
         "scenario": row["scenario"],
         "adapter_version": row["adapter_version"],
         "finish_reason": row["finish_reason"],
@@ -212,11 +221,11 @@ def _messages(row: Row) -> list[Example]:
     return messages
 
 
-def split_of(task_id: str, options: ExportOptions) -> str:
-    """Return the split of a task: a share of the tasks, by a hash of the id.
+def split_of(name: str, options: ExportOptions) -> Literal["train", "test"]:
+    """Return the split of what has this name: a share of all names, by a hash.
 
-    >>> split_of("t1", ExportOptions(policy="p")) == split_of("t1", ExportOptions(policy="p"))
+    >>> split_of("4 + 7", ExportOptions(policy="p")) == split_of("4 + 7", ExportOptions(policy="p"))
     True
     """
-    draw = int.from_bytes(hashlib.sha256(f"{options.seed}\x1f{task_id}".encode()).digest()[:8], "big") / 2**64
+    draw = int.from_bytes(hashlib.sha256(f"{options.seed}\x1f{name}".encode()).digest()[:8], "big") / 2**64
     return "test" if draw < options.test_share else "train"

@@ -2,11 +2,11 @@
 
     groups ────┐
     responses ─┼─► one row per response of a group, in log order ──► examples ──► train, test ──► manifest.json
-    tasks ─────┘                                                     by format    by task id
+    tasks ─────┘                                                     by format    by question
 
 The same records under the same options give the same bytes, and the manifest says which records, how many examples and
-the sha256 of each file. The task alone decides which split an example is in, so no question is on both sides. A group
-that was written twice counts once.
+the sha256 of each file. The question decides which split an example is in, and what is held out is in neither
+(splits.py). A group that was written twice counts once.
 
 JSON lines are written here, since in them a field that is not set is left out, as chat templates and OpenAI's API want
 it; DuckDB's COPY writes it as null. Parquet, where it is a null anyway, is COPY's. Where lines differ, README.md has
@@ -29,12 +29,14 @@ from typing import Any, NamedTuple
 import duckdb
 
 from schemas import json_text
+from streams.data.contamination.suite_index import SuiteIndex
 from streams.errors import NotFoundError, RefusedError
 from streams.files import program_version, sha256_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.query.dataset_card import DatasetCard
-from streams.tools.query.examples import COLUMNS, FORMATS, Example, ExportOptions, Row, check, split_of
+from streams.tools.query.examples import COLUMNS, FORMATS, Example, ExampleSplit, ExportOptions, Row, check
+from streams.tools.query.splits import ExampleOrigin, Splits, origin_of_group
 from streams.tools.query.views import identifier, literal
 
 MANIFEST = "manifest.json"
@@ -44,16 +46,17 @@ ROW_GROUP_ROWS = 2048
 
 ROWS = """
 WITH counted AS (
-    SELECT _partition AS groups_partition, _offset AS groups_offset, group_id, task_id, scenario, adapter_version,
-           UNNEST(responses) AS member
+    SELECT _partition AS groups_partition, _offset AS groups_offset, group_id, task_id, purpose, scenario,
+           adapter_version, UNNEST(responses) AS member
     FROM groups
     WHERE policy = {policy} AND purpose = {purpose} AND dropped_reason IS NULL
     QUALIFY row_number() OVER (PARTITION BY group_id ORDER BY _partition, _offset) = 1
 ), asked AS (
-    SELECT task_id, messages, verifier FROM whole.tasks
+    SELECT task_id, messages, verifier, metadata, thread, environment FROM whole.tasks
     QUALIFY row_number() OVER (PARTITION BY task_id ORDER BY _partition, _offset) = 1
 )
-SELECT counted.group_id, counted.task_id, counted.scenario, counted.adapter_version, asked.messages, asked.verifier,
+SELECT counted.group_id, counted.task_id, counted.purpose, counted.scenario, counted.adapter_version, asked.messages,
+       asked.verifier, asked.metadata, asked.thread, asked.environment,
        member.slot AS slot, member.reward AS reward, member.advantage AS advantage, responses.text AS text,
        responses.finish_reason AS finish_reason, responses._partition AS responses_partition,
        responses._offset AS responses_offset, counted.groups_partition, counted.groups_offset
@@ -87,6 +90,8 @@ class Counts:
     examples: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
     """Groups that gave no example, by reason; of conversations, responses and runs."""
+    held_out: Counter[str] = field(default_factory=Counter)
+    """Examples that are held out, by suite; they are in no split that is trained on."""
 
 
 def statement(options: ExportOptions) -> str:
@@ -105,16 +110,25 @@ def check_folder(folder: Path) -> None:
         raise RefusedError(f"{folder}: not empty; name a new folder, or remove what is in it")
 
 
-def write(rows: Iterable[Row], options: ExportOptions, folder: Path, *, ranges: Iterable[Mapping[str, Any]]) -> Counts:
+def write(
+    rows: Iterable[Row],
+    options: ExportOptions,
+    folder: Path,
+    *,
+    ranges: Iterable[Mapping[str, Any]],
+    held_out: SuiteIndex | None = None,
+) -> Counts:
     """Write the data set that `options` ask for to `folder`, which must be empty or missing; return the counts.
 
-    `rows` are those of `statement`; `ranges` says which records they were taken from, for the manifest. Files appear
-    under their names when all is written, the manifest last; if that fails, the folder is left empty.
+    `rows` are those of `statement`; `ranges` says which records they were taken from, for the manifest; `held_out` are
+    the questions that must not be trained on. Files appear under their names when all is written, the manifest last; if
+    that fails, the folder is left empty.
 
     Raises RefusedError if the folder is not empty, NotFoundError if there is not one example.
     """
     counts = Counts()
-    write_examples(_examples(rows, options, counts), options, folder, counts, ranges=lambda: ranges)
+    examples = _examples(rows, options, counts)
+    write_examples(examples, options, folder, counts, ranges=lambda: ranges, held_out=held_out)
     return counts
 
 
@@ -124,34 +138,38 @@ def line_of(example: Example) -> str:
 
 
 def write_examples(
-    examples: Iterable[tuple[Example, str]],
+    examples: Iterable[tuple[Example, ExampleOrigin]],
     options: ExportOptions,
     folder: Path,
     counts: Counts,
     *,
     ranges: Callable[[], Iterable[Mapping[str, Any]]],
+    held_out: SuiteIndex | None = None,
 ) -> None:
-    """Write examples, each with the id of its task, as `write` does. `counts` is counted while they are made, and what
-    `ranges` returns is known then."""
-    write_lines(((line_of(example), task_id) for example, task_id in examples), options, folder, counts, ranges=ranges)
+    """Write examples, each with its origin, as `write` does. `counts` is counted while they are made, and what `ranges`
+    returns is known then."""
+    lines = ((line_of(example), origin) for example, origin in examples)
+    write_lines(lines, options, folder, counts, ranges=ranges, held_out=held_out)
 
 
 def write_lines(
-    lines: Iterable[tuple[str, str]],
+    lines: Iterable[tuple[str, ExampleOrigin]],
     options: ExportOptions,
     folder: Path,
     counts: Counts,
     *,
     ranges: Callable[[], Iterable[Mapping[str, Any]]],
+    held_out: SuiteIndex | None = None,
 ) -> None:
-    """Write the lines of examples, each with the id of its task, as `write_examples` does."""
+    """Write the lines of examples, each with its origin, as `write_examples` does."""
     check(options)
     check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    halves = {split: folder / f".{split}.half" for split in (("train", "test") if options.test_share else ("train",))}
-    card = DatasetCard(options)
+    names: tuple[ExampleSplit, ...] = ("train", "test", *(("held_out",) if options.with_held_out else ()))
+    halves = {split: folder / f".{split}.half" for split in names}
+    card, splits = DatasetCard(options), Splits(options, held_out)
     try:
-        examples = _split_lines(lines, options, halves, card)
+        examples = _split_lines(_write_all(lines, splits, folder / ".all.half"), splits, halves, card, counts)
         if not counts.examples:
             raise NotFoundError(_no_examples(options, counts))
         files = []
@@ -166,21 +184,34 @@ def write_lines(
     finally:
         for left in folder.glob(".*.half"):
             left.unlink()
-    if options.files == "jsonl":
-        card.write(folder)
+    card.write(folder, {file.split: file.path for file in files})
     (folder / MANIFEST).write_text(_manifest(options, counts, files, ranges()))
 
 
+def _write_all(lines: Iterable[tuple[str, ExampleOrigin]], splits: Splits, path: Path) -> Path:
+    """Write every line to one file, and tell `splits` of it: where it belongs is known when all are there."""
+    with path.open("w", encoding="utf-8") as file:
+        for line, origin in lines:
+            splits.add(line, origin)
+            file.write(line + "\n")
+    return path
+
+
 def _split_lines(
-    lines: Iterable[tuple[str, str]], options: ExportOptions, halves: Mapping[str, Path], card: DatasetCard
+    lines: Path, splits: Splits, halves: Mapping[ExampleSplit, Path], card: DatasetCard, counts: Counts
 ) -> Counter[str]:
-    """Write each line to the file of its split; return how many are in each."""
+    """Write each line to the file of its split, if it has one; return how many are in each."""
     written: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
         files = {split: stack.enter_context(half.open("w", encoding="utf-8")) for split, half in halves.items()}
-        for line, task_id in lines:
-            split = split_of(task_id, options)
-            files[split].write(line + "\n")
+        for line, (split, reason) in zip(
+            stack.enter_context(lines.open(encoding="utf-8", newline="\n")), splits.decide(), strict=True
+        ):
+            counts.held_out.update(() if reason is None else (reason,))
+            if split not in files:
+                counts.examples -= 1
+                continue
+            files[split].write(line)
             card.add(line)
             written[split] += 1
     return written
@@ -214,9 +245,22 @@ def _no_examples(options: ExportOptions, counts: Counts) -> str:
             f"policy {options.policy} has no {options.purpose} groups with responses in this range; see what is there "
             "with `streamward query groups`"
         )
-    reasons = ", ".join(f"{number} {reason}" for reason, number in counts.left_out.most_common())
+    if counts.held_out:
+        return (
+            f"every example is held out ({_reasons(counts.held_out)}), so there is nothing to train on; "
+            "--with-held-out writes them to a file of their own"
+        )
+    reasons = _reasons(counts.left_out)
     subject = f"{counts.groups} groups" if counts.groups else f"{counts.responses} conversations"
     return f"{subject} were read and none gives an example ({reasons}); ask for less"
+
+
+def _by_name(counts: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counts.items()))
+
+
+def _reasons(counts: Counter[str]) -> str:
+    return ", ".join(f"{number} {reason}" for reason, number in counts.most_common())
 
 
 def _manifest(options: ExportOptions, counts: Counts, files: list[File], ranges: Iterable[Mapping[str, Any]]) -> str:
@@ -225,15 +269,15 @@ def _manifest(options: ExportOptions, counts: Counts, files: list[File], ranges:
         "format": options.format,
         "options": asdict(options),
         "source": [dict(row) for row in ranges],
-        "counts": {**asdict(counts), "left_out": dict(sorted(counts.left_out.items()))},
+        "counts": asdict(counts) | {"left_out": _by_name(counts.left_out), "held_out": _by_name(counts.held_out)},
         "files": [file._asdict() for file in files],
         "streamward": program_version(),
     }
     return json.dumps(manifest, indent=2) + "\n"
 
 
-def _examples(rows: Iterable[Row], options: ExportOptions, counts: Counts) -> Iterator[tuple[Example, str]]:
-    """Yield every example with the id of its task, and count."""
+def _examples(rows: Iterable[Row], options: ExportOptions, counts: Counts) -> Iterator[tuple[Example, ExampleOrigin]]:
+    """Yield every example with its origin, and count."""
     for group in rows_by_group(rows):
         counts.groups += 1
         counts.responses += len(group)
@@ -241,9 +285,10 @@ def _examples(rows: Iterable[Row], options: ExportOptions, counts: Counts) -> It
         if isinstance(examples, str):
             counts.left_out[examples] += 1
             continue
+        origin = origin_of_group(group[0])
         for example in examples:
             counts.examples += 1
-            yield example, group[0]["task_id"]
+            yield example, origin
 
 
 def rows_by_group(rows: Iterable[Row]) -> Iterator[list[Row]]:

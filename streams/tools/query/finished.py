@@ -20,18 +20,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from schemas.conventions import FEEDBACK
+from schemas.conventions import FEEDBACK, THREAD
 from schemas.events import (
     AdvantagedGroup,
     Coordinates,
     Event,
     GroupResponse,
+    Message,
     Purpose,
     Response,
     Reward,
     Task,
+    Tool,
     TrajectoryEvent,
     Turn,
 )
@@ -40,6 +42,7 @@ from streams.kafka.history import History
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
+from streams.stages.agents.trajectories.call_chains import SYSTEM_ROLES
 from streams.stages.agents.trajectories.fold import Trajectory, fold
 
 BY_KEY = ("trajectories", "tasks", "turns", "rewards")
@@ -65,6 +68,13 @@ class FinishedSelection:
     """Exclusive."""
     ends: frozenset[Coordinates] | None = None
     """Only answers of the groups, and runs with the ends, that are here."""
+
+
+class FirstPrompt(NamedTuple):
+    """What an answer was asked at first."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +107,26 @@ class Finished:
         if self.group is None or self.member is None:
             return None
         return self.member.reward if self.group.purpose != "serve" or self.member.components else None
+
+    @property
+    def thread(self) -> str | None:
+        """The thread of its task, or of the Agent Protocol's run; None if it is of none."""
+        if self.task is not None:
+            return self.task.thread
+        steps = () if self.run is None else self.run.steps
+        return next((step.turn.metadata[THREAD] for step in steps if THREAD in step.turn.metadata), None)
+
+    @property
+    def prompt(self) -> FirstPrompt:
+        """What it was asked at first."""
+        if self.run is not None and self.run.chains:
+            return FirstPrompt(self.run.chains[0].turns[0].messages, self.run.chains[0].turns[0].tools)
+        return FirstPrompt((), ()) if self.task is None else FirstPrompt(self.task.messages, self.task.tools)
+
+    @property
+    def question(self) -> str:
+        """What it was asked at first, without the system's instructions, which all runs of an agent share."""
+        return "\n".join(message.content for message in self.prompt.messages if message.role not in SYSTEM_ROLES)
 
     def opinion(self, *about: str) -> float | None:
         """Return the mean of the feedback on these; None if there is none."""
