@@ -4,9 +4,9 @@
 
 A row of JSON lines is its text, and the others are mappings, in which an empty cell is None. All cells of a CSV file
 are text, and JSON in the columns that the caller names; a column without a name, as pandas writes its index, is left
-out. Inside the cells of a Parquet file null is absent: Arrow writes it for each key that another row has. Numbers count
-from 1 and are those of the line that a row begins in, where a file has lines. A row that cannot be read is its error,
-and does not hide the others.
+out. Inside the cells of a Parquet file null is absent: Arrow writes it for each key that another row has. Floats of a
+column that are all whole are integers (cell_forms.py). Numbers count from 1 and are those of the line that a row begins
+in, where a file has lines. A row that cannot be read is its error, and does not hide the others.
 """
 
 from __future__ import annotations
@@ -168,13 +168,19 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
     import pyarrow
     from pyarrow import parquet
 
+    from streams.arrow.cell_forms import CellForms
+
     with path.open("rb") as file:
         try:
             # On this thread alone: one of Arrow's that outlives the command aborts it (Arrow issue 34314).
             table = parquet.ParquetFile(file, pre_buffer=False)
             _check_header(table.schema_arrow.names, str(path))
+            forms = CellForms(table.schema_arrow)
+            if forms.columns:
+                for batch in table.iter_batches(columns=forms.columns, use_threads=False):
+                    forms.look(batch.to_pylist())
             for batch in table.iter_batches(use_threads=False):
-                yield from map(_present, batch.to_pylist())
+                yield from (forms.mend(_present(row)) for row in batch.to_pylist())
         except (pyarrow.ArrowException, OSError, ValueError) as exc:  # what it calls OSError is the file's content
             file.seek(0)
             way_out = "; JSON lines need a name that ends in .jsonl" if file.read(1) == b"{" else ""
@@ -185,9 +191,15 @@ def _data_set(folder: Path, split: str | None) -> Iterator[dict[str, Any]]:
     """Yield the rows of a data set that `save_to_disk` has written, or of one copied from the hub."""
     import datasets
 
+    from streams.arrow.cell_forms import CellForms
+
     datasets.disable_progress_bars()
     try:
-        yield from map(_present, _chosen_split(folder, split))
+        data_set = _chosen_split(folder, split)
+        forms = CellForms(None if data_set.features is None else data_set.features.arrow_schema)
+        if forms.columns != []:
+            forms.look(data_set if forms.columns is None else data_set.select_columns(forms.columns))
+        yield from (forms.mend(_present(row)) for row in data_set)
     except StreamwardError:
         raise
     except Exception as exc:  # the library raises what its card or its files make of it: YAML's, Arrow's, KeyError
@@ -197,11 +209,10 @@ def _data_set(folder: Path, split: str | None) -> Iterator[dict[str, Any]]:
         ) from exc
 
 
-def _chosen_split(folder: Path, split: str | None) -> Iterator[dict[str, Any]]:
+def _chosen_split(folder: Path, split: str | None) -> Any:
     """Return the split of a data set, or all of one that has none. Its files may be read only as its rows are."""
     import datasets
 
-    data_set: Any
     if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
         data_set = datasets.load_from_disk(str(folder))
     else:
@@ -209,12 +220,12 @@ def _chosen_split(folder: Path, split: str | None) -> Iterator[dict[str, Any]]:
     if not isinstance(data_set, dict):
         if split is not None:
             raise NotFoundError(f"{folder} has no splits; leave --split {split} out")
-        return iter(data_set)
+        return data_set
     if split is None and len(data_set) > 1:
         raise SettingsError(f"{folder} has the splits {', '.join(data_set)}; choose one with --split")
     if split is not None and split not in data_set:
         raise NotFoundError(f"{folder} has no split {split}; {nearest(split, data_set)}")
-    return iter(data_set[split or next(iter(data_set))])
+    return data_set[split or next(iter(data_set))]
 
 
 def _present(row: dict[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from schemas.events import (
 )
 from schemas.faults import faults, nearest
 from schemas.job_events import ONE_SOURCE
+from schemas.json_text import number_text
 from streams.data.contamination.contamination_report import check_rows
 from streams.data.contamination.suite_index import RowTexts, SuiteIndex, parameters_of, questions_of
 from streams.engines.prompt_check import unanswerable_prompts
@@ -456,6 +457,8 @@ def questions_in(queries: Iterable[TrainingQuery]) -> tuple[JobQuestion, ...]:
 
 def _question(query: TrainingQuery) -> JobQuestion:
     expected = query.expected_outcome
+    if isinstance(expected, float):
+        expected = number_text(expected)
     return JobQuestion(query=query.query, verifier="{}" if expected is None else json.dumps({"answer": expected}))
 
 

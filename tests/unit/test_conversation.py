@@ -23,12 +23,12 @@ from gateway.log.tasks import TaskBody, task_of
 from schemas.events import Message, Task, Tool, ToolCall
 from streams.arrow.file_rows import json_lines, rows
 from streams.errors import CallError, JobRequestError
-from streams.settings.model import Settings
+from streams.settings.model import Model, Settings
 from streams.stages.tasks.lines import Checked, Reading, check_rows
 from trainer.tuning import from_file
 
 Conversation = list[Any]
-SETTINGS = Settings()
+SETTINGS = Settings(model=Model(base="somebody/a-model-elsewhere"))
 READING = Reading(now_ms=0, topic_settings=SETTINGS.topics, defaults={"policy": SETTINGS.policy.name})
 CALLER = Caller("default", None, "digest", None)
 SERVED = {"purpose": "serve", "group_size": 1}

@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import json
 import shlex
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -507,6 +508,63 @@ def test_an_answer_that_is_a_number_is_the_text_that_a_table_has_for_it(number: 
     assert (json.loads(task.verifier), task.task_id) == ({"answer": text}, same.task_id)
     own = only(check({"prompt": "?", "verifier": {"answer": number}, "reward_sources": ["exact"]}))
     assert json.loads(own.verifier) == {"answer": number}
+
+
+COLUMNS: dict[str, tuple[Any, list[str]]] = {
+    "whole numbers with a hole": (pyarrow.array([5.0, None, 8.0]), ["5", "8"]),
+    "fractions": (pyarrow.array([5.0, None, 2.5]), ["5.0", "2.5"]),
+    "more than a float tells apart": (pyarrow.array([5.0, None, 2.0**60]), ["5.0", "1152921504606847000"]),
+    "32 bits": (pyarrow.array([0.1, None, 2.5], pyarrow.float32()), ["0.1", "2.5"]),
+    "16 bits": (pyarrow.array([0.1, None, 3.0], pyarrow.float16()), ["0.1", "3.0"]),
+    "small": (pyarrow.array([0.00001, None, 0.5]), ["0.00001", "0.5"]),
+    "decimals": (pyarrow.array([Decimal("5"), None, Decimal("0")], pyarrow.decimal128(20, 9)), ["5", "0"]),
+    "places": (pyarrow.array([Decimal("0"), None, Decimal("2.5")], pyarrow.decimal128(20, 9)),
+               ["0.000000000", "2.500000000"]),
+    "days": (pyarrow.array([datetime.datetime(2024, 5, 1), None, datetime.datetime(2024, 5, 2)]),
+             ["2024-05-01", "2024-05-02"]),
+    "times": (pyarrow.array([datetime.datetime(2024, 5, 1), None, datetime.datetime(2024, 5, 2, 9)]),
+              ["2024-05-01T00:00:00", "2024-05-02T09:00:00"]),
+    "lists": (pyarrow.array([[5.0, 6.0], None, [8.0]]), ['["5", "6"]', '["8"]']),
+    "large": (pyarrow.array([2**64 - 1, None, 1], pyarrow.uint64()), ["18446744073709551615", "1"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("kind", ["parquet", "disk", "hub"])
+def test_an_answer_of_a_typed_column_is_the_text_that_its_author_wrote(tmp_path: Path, name: str, kind: str) -> None:
+    column, texts = COLUMNS[name]
+    table = pyarrow.table({"prompt": ["a", "b", "c"], "answer": column})
+    path = tmp_path / ("a.parquet" if kind == "parquet" else kind)
+    if kind == "disk":
+        Dataset(table).save_to_disk(str(path))
+    elif kind == "hub":
+        path.mkdir()
+        pyarrow.parquet.write_table(table, path / "train.parquet")
+    else:
+        pyarrow.parquet.write_table(table, path, row_group_size=1)
+    checked = check_rows(rows(path), path.name, reading())
+    answers = [json.loads(task.verifier)["answer"] for task in checked.tasks]
+    assert [answer if isinstance(answer, str) else json.dumps(answer) for answer in answers] == texts
+    assert len(checked.problems) == 1
+
+
+def test_fields_within_a_cell_have_their_form_each(tmp_path: Path) -> None:
+    cells = [{"answer": 5.0, "share": 0.5}, {"answer": 8.0, "share": 1.0}]
+    table = pyarrow.table({"prompt": ["a", "b"], "verifier": cells, "reward_sources": [["exact"], ["exact"]]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    verifiers = [json.loads(task.verifier) for task in check_rows(rows(tmp_path / "a.parquet"), "a", reading()).tasks]
+    assert json.dumps(verifiers) == '[{"answer": 5, "share": 0.5}, {"answer": 8, "share": 1.0}]'
+
+
+def test_answers_that_programs_wrote_and_exact_compares_are_counted() -> None:
+    lines = [{"prompt": str(n), "answer": answer} for n, answer in enumerate(["5.0", 8.0, "7", "nan", "2.50", 1e3])]
+    assert check(*lines).notes == (
+        "4 answers end in a 0 after the point, as 5.0, and exact compares texts: 1, 2, 5, 6 (--scorer numeric compares "
+        "numbers; or write a column of whole numbers)",
+        "1 answer is the text nan, as programs write a hole: 4",
+    )
+    assert check(lines[0]).notes[0].startswith("1 answer ends in .0, as 5.0, and exact compares texts: 1 (--scorer")
+    assert check(lines[2], lines[0] | {"reward_sources": ["numeric"]}).notes == ()
 
 
 def test_numbers_and_objects_in_a_csv_file_are_json_and_all_else_is_text(tmp_path: Path) -> None:

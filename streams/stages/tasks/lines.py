@@ -29,6 +29,7 @@ from schemas.conventions import CONTAMINATION_ALLOWED_BY, TOOL_IDS
 from schemas.conversation import Conversation, ToolIn
 from schemas.events import EpisodeStart, Message, PromptUse, Purpose, RewardSource, Sampling, Task, derive_id
 from schemas.faults import OutsideObject, ValueFault, faults, names_in_quotes, nearest
+from schemas.json_text import number_text
 from streams.arrow.file_rows import Row, fields_of
 from streams.environments.listed import LISTED
 from streams.environments.registry.named_tools import Entries, named_environment, named_tools, no_entries, reference
@@ -37,6 +38,7 @@ from streams.errors import EventError, NotFoundError
 from streams.prompts import prompt_use
 from streams.prompts.prompt_use import PromptReference, Resolver, no_prompts
 from streams.scorers import source_problems
+from streams.scorers.verdict import ScoreError, answers
 from streams.settings.model import Topics
 from streams.stages.tasks.column_paths import (
     MEANT,
@@ -56,13 +58,17 @@ NUMBERS_SHOWN = 5
 """Lines with the same kind of mistake whose numbers are printed."""
 OWN_OBJECTS = ("arguments", "parameters", "settings", "verifier")
 """Fields whose objects are a user's own: null in them is a value."""
+OF_PROGRAMS = re.compile(r"[-+]?\d+\.\d*0|[Nn]a[Nn]|None|null|<NA>|NaT")
+"""Answers as programs write them: 5.0 for a whole number, or a name for a hole."""
 _VALUES = re.compile(r"[0-9a-f-]{36}|\(got [^()]*\)|'[^']*'|-?\d+")
 """The parts that differ between two mistakes of one kind."""
 
 
 def _as_text(value: Any) -> Any:
-    """Return a number as its JSON text, anything else as it is."""
-    return json.dumps(value) if isinstance(value, int | float) else value
+    """Return a number as its text, anything else as it is."""
+    if isinstance(value, float):
+        return number_text(value)
+    return json.dumps(value) if isinstance(value, int) else value
 
 
 def _texts(values: Any) -> Any:
@@ -276,6 +282,7 @@ def check_rows(rows: Iterable[tuple[int, Row]], source: str, reading: Reading) -
     questions = RepeatedQuestions()
     answered: list[int] = []
     without_answer: list[int] = []
+    odd_answers: dict[int, str] = {}
     maps = _FittingMaps(reading)
     for number, row in rows:
         try:
@@ -291,6 +298,8 @@ def check_rows(rows: Iterable[tuple[int, Row]], source: str, reading: Reading) -
             questions.add(number, task, digest)
             answered += [number] if task.messages and task.messages[-1].role == "assistant" else []
             without_answer += [number] if task.reward_sources and task.verifier == "{}" else []
+            if (odd_answer := _odd_answer(task)) is not None:
+                odd_answers[number] = odd_answer
         elif first[task.task_id][1] == digest:
             repeated += 1
         else:
@@ -299,6 +308,7 @@ def check_rows(rows: Iterable[tuple[int, Row]], source: str, reading: Reading) -
     notes = [*questions.notes(), *_answered_note(answered)]
     if len(without_answer) < len(tasks):
         notes += _without_answer_note(without_answer)
+    notes += _odd_answers_note(odd_answers)
     return Checked(tasks, problems, repeated, tuple(unused), tuple(notes), questions.contradictory)
 
 
@@ -317,6 +327,32 @@ def _without_answer_note(numbers: list[int]) -> Iterator[str]:
     if numbers:
         lines = "1 line has" if len(numbers) == 1 else f"{len(numbers)} lines have"
         yield f"{lines} no answer, and others do; a scorer that reads one fails there: {_some(numbers)}"
+
+
+def _odd_answer(task: Task) -> str | None:
+    """Return an answer that `exact` compares, and that a program has written as no person would."""
+    if all(source.name != "exact" for source in task.reward_sources):
+        return None
+    try:
+        return next(filter(OF_PROGRAMS.fullmatch, answers(task, "exact")), None)
+    except ScoreError:  # it has none: the scorer says so
+        return None
+
+
+def _odd_answers_note(of_lines: dict[int, str]) -> Iterator[str]:
+    """Yield a sentence about answers that `exact` never finds in what a model says, of each kind."""
+    zeros = {number: answer for number, answer in of_lines.items() if "." in answer}
+    holes = {number: answer for number, answer in of_lines.items() if number not in zeros}
+    if zeros:
+        lines = f"{len(zeros)} answers end" if len(zeros) > 1 else "1 answer ends"
+        zero = ".0" if all(answer.endswith(".0") for answer in zeros.values()) else "a 0 after the point"
+        yield (
+            f"{lines} in {zero}, as {next(iter(zeros.values()))}, and exact compares texts: {_some(list(zeros))} "
+            "(--scorer numeric compares numbers; or write a column of whole numbers)"
+        )
+    if holes:
+        lines = f"{len(holes)} answers are" if len(holes) > 1 else "1 answer is"
+        yield f"{lines} the text {next(iter(holes.values()))}, as programs write a hole: {_some(list(holes))}"
 
 
 def epochs(tasks: Iterable[Task], count: int) -> Iterator[Task]:
@@ -537,7 +573,9 @@ def _plain(value: Any) -> str:
     """Return a cell of Parquet that JSON has no type for as text. Raises TypeError for what is no text."""
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
-    if isinstance(value, decimal.Decimal | uuid.UUID):
+    if isinstance(value, decimal.Decimal):
+        return f"{value:f}"
+    if isinstance(value, uuid.UUID):
         return str(value)
     raise TypeError(f"a value of {type(value).__name__} is no text, number, list or record")
 
