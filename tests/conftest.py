@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
+import shutil
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -65,6 +67,7 @@ UNHURRIED = {
 """Idle, such a node takes half as much of a core."""
 
 
+MEMORY, MEMORY_BYTES = Path("/dev/shm"), 4 * 1024**3  # noqa: S108 - its files are in a new folder there
 ANSWER_S = 60.0
 """For the shared node to answer a request: a busy machine may stall for seconds."""
 
@@ -87,10 +90,16 @@ def _embedded() -> Iterator[RunningBroker]:
     from streams.kafka.node import process as broker
 
     with (
-        tempfile.TemporaryDirectory(prefix="streamward-tests-") as folder,
+        tempfile.TemporaryDirectory(prefix="streamward-tests-", dir=_memory()) as folder,
         broker.embedded(Path(folder), properties=UNHURRIED) as running,
     ):
         yield running
+
+
+def _memory() -> str | None:
+    """Return a folder in memory, if there is one with room: a node waits for the disk at each new partition."""
+    has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MEMORY_BYTES
+    return str(MEMORY) if has_room and os.access(MEMORY, os.W_OK) else None
 
 
 @pytest.fixture(scope="session")

@@ -59,6 +59,14 @@ def test_tests_images_and_the_release_are_run() -> None:
     assert run >= {"test", "test-deploy", "images", "release"}
 
 
+def test_the_tiers_that_make_test_leaves_out_are_run_by_ci_too() -> None:
+    (tier,) = re.findall(r"^TIER = (.*)$", MAKEFILE, re.MULTILINE)
+    targets = ["make test", *(f"make test-{mark}" for mark in re.findall(r"not (\w+)", tier))]
+    for file in (ROOT / ".ci/run", ROOT / ".github/workflows/test.yml"):
+        assert re.findall(r"make test[\w-]*", file.read_text(encoding="utf-8")) == targets
+    assert len(targets) == 3
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_every_action_is_pinned_by_its_commit_and_names_the_version(file: Path) -> None:
     used = re.findall(r"uses: (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)

@@ -6,7 +6,6 @@ import re
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -23,10 +22,10 @@ from streams.observability.metrics import OFF, OTHER, Meter, serve_meter
 from streams.settings.model import Kafka, Metrics, Policy, Settings, Topics
 from streams.stages.advantages.live import count
 from streams.stages.policy.sampling import Sampler
+from tests.import_graph import sources
 from tests.support.factories import group, member, task
 from tests.support.scrape import get, parse
 
-ROOT = Path(__file__).parents[2]
 UNITS = (
     "seconds",
     "records",
@@ -87,12 +86,7 @@ def test_a_metric_is_named_for_what_it_is(metric: Metric) -> None:
 
 
 def test_every_metric_of_the_table_is_counted_somewhere() -> None:
-    code = "\n".join(
-        file.read_text(encoding="utf-8")
-        for package in ("gateway", "streams", "trainer")
-        for file in (ROOT / package).rglob("*.py")
-        if file.parent.name != "grafana"  # which only asks
-    )
+    code = "\n".join(file.text for file in sources() if not file.folder.endswith("grafana"))  # which only asks
     used = set(re.findall(r"\bcatalog\.([A-Z_]+)\b", code))
     constants = {name for name, value in vars(catalog).items() if isinstance(value, Metric) or value is catalog.OF_STEP}
     assert used & constants == constants
@@ -100,9 +94,7 @@ def test_every_metric_of_the_table_is_counted_somewhere() -> None:
 
 def test_no_metric_is_named_outside_the_table() -> None:
     like_one = re.compile(rf'"(streamward_\w+_(?:{"|".join(UNITS)}))"')
-    files = [file for package in ("gateway", "streams", "trainer") for file in (ROOT / package).rglob("*.py")]
-    named = {file.name: found for file in files if (found := like_one.findall(file.read_text(encoding="utf-8")))}
-    assert set(named) == {"catalog.py"}
+    assert [file.path for file in sources() if like_one.search(file.text)] == ["streams/observability/catalog.py"]
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

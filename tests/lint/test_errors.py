@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from streams import errors
+from tests.import_graph import sources
 
-ROOT = Path(__file__).parents[2]
 BESIDE = re.compile(r"engines/vllm/")
 """Errors that one engine keeps to itself."""
 
@@ -24,13 +23,12 @@ def drawn() -> dict[str, str]:
     return found
 
 
-def defined() -> dict[str, tuple[str, Path]]:
+def defined() -> dict[str, tuple[str, str]]:
     """Return the parent and the file of each class that derives from StreamwardError."""
     parents = {
-        name: (base, path)
-        for package in ("gateway", "streams", "trainer")
-        for path in (ROOT / package).rglob("*.py")
-        for name, bases in re.findall(r"^ *class (\w+)\(([\w, ]+)\):", path.read_text(encoding="utf-8"), re.MULTILINE)
+        name: (base, file.path)
+        for file in sources()
+        for name, bases in re.findall(r"^ *class (\w+)\(([\w, ]+)\):", file.text, re.MULTILINE)
         for base in bases.split(", ")
     }
 
@@ -44,6 +42,6 @@ def test_the_drawing_has_every_error_below_its_parent() -> None:
     public = {
         name: parent
         for name, (parent, path) in defined().items()
-        if name != "StreamwardError" and not name.startswith("_") and not BESIDE.search(path.as_posix())
+        if name != "StreamwardError" and not name.startswith("_") and not BESIDE.search(path)
     }
     assert drawn() == public
