@@ -170,6 +170,7 @@ CallErrorKind = Literal[
     "unsupported",  # well formed, and not something this server can do
     "not_found",  # a model, a version, a trajectory or a turn
     "too_large",
+    "unsupported_media_type",  # its body is compressed in a way that is not read here
     "context_length_exceeded",  # as OpenAI calls it, whose clients shorten the conversation
     "conflict",  # it contradicts what is recorded
     "permission_denied",  # what it names takes more than the role has

@@ -37,6 +37,7 @@ STATUS: dict[CallErrorKind, int] = {
     "unsupported": 400,
     "not_found": 404,
     "too_large": 413,
+    "unsupported_media_type": 415,
     "context_length_exceeded": 400,
     "conflict": 409,
     "permission_denied": 403,
@@ -53,6 +54,7 @@ ACTIONS: dict[CallErrorKind, str] = {
     "unsupported": "leave it out, or do what the message says",
     "not_found": "check what the message names",
     "permission_denied": "leave it out, or ask who has a key of a role that may: `streamward access check` says which",
+    "unsupported_media_type": "send the body as it is, or compressed as the message says",
     "too_large": "send less; if the message names a setting, that can be raised",
     "conflict": "look at it as it is now, and decide anew; an Idempotency-Key of another request cannot be used again",
     "context_length_exceeded": "shorten the conversation",
@@ -179,7 +181,7 @@ class Dialect(ABC):
     """How the errors of a route are written."""
 
     model: type[Answer]
-    refuses_bodies: tuple[int, ...] = (400, 408, 413)
+    refuses_bodies: tuple[int, ...] = (400, 408, 413, 415)
     """Statuses of a route that takes a body."""
     invalid_status = 400
     """Status of a request that says something wrong."""
@@ -254,7 +256,7 @@ class RpcDialect(Dialect):
     """Errors of JSON-RPC, before any request in the body is looked at; those that are wrong are answered with 200."""
 
     model = RpcErrorAnswer
-    refuses_bodies = (408, 413)
+    refuses_bodies = (400, 408, 413, 415)
 
     def problem(self, error: CallError) -> RpcErrorAnswer:
         return self._answer(RPC_INVALID_REQUEST, "Invalid Request", error.message)
@@ -284,7 +286,7 @@ class AgentProtocolDialect(Dialect):
     """Errors as the Agent Protocol has them: what a request says wrong has status 422."""
 
     model = ThreadErrorAnswer
-    refuses_bodies = (408, 413, 422)
+    refuses_bodies = (408, 413, 415, 422)
     invalid_status = 422
 
     def problem(self, error: CallError) -> ThreadErrorAnswer:

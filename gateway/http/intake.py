@@ -13,8 +13,10 @@ Not covered: the time of a body (limits.py), and what comes before it (connectio
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+import zlib
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from starlette.datastructures import Headers
@@ -29,6 +31,9 @@ MOST_RATIO = 100
 """How many times as long as it was sent a body may be, once it is unpacked and longer than LARGE_BYTES."""
 LARGE_BYTES = 128 * 1024
 """A longer body is read in a thread; for a shorter one, going there and back costs more than it saves."""
+
+ZSTD_WINDOW = 8 * 1024 * 1024
+"""Bytes of memory that a frame may ask for, RFC 9659."""
 
 T = TypeVar("T")
 
@@ -57,10 +62,9 @@ class Intake:
             raw += part
             if len(raw) > self.max_bytes:
                 raise self._too_long()
-        encoding = request.headers.get("content-encoding", "identity").strip().lower()
         content = bytes(raw)
-        if encoding not in ("", "identity"):
-            content = await asyncio.to_thread(self._unpacked, encoding, content)
+        if coding := _coding(request.headers):
+            content = await asyncio.to_thread(self._unpacked, coding, content)
         if content_type(request.headers) not in self.uncounted:
             await self.check(content)
         return content
@@ -84,34 +88,72 @@ class Intake:
     def _too_long(self) -> CallError:
         return CallError("too_large", f"the body is longer than {self.max_bytes} bytes ({self.bound}); send less")
 
-    def _unpacked(self, encoding: str, raw: bytes) -> bytes:
-        """Return a body as it was before its Content-Encoding, of which no more is unpacked than may be."""
-        if encoding != "zstd":
-            raise CallError("unsupported", f"Content-Encoding {encoding[:40]}: expected zstd, or none")
-        try:
-            import zstandard
-        except ImportError as exc:
-            problem = (
-                "Content-Encoding zstd: the server cannot read it; install streamward[tinker], or send it as it is"
-            )
-            raise CallError("unsupported", problem) from exc
+    def _unpacked(self, coding: str, raw: bytes) -> bytes:
+        """Return a body as it was before a coding, of which no more is unpacked than may be."""
         limit = min(self.max_bytes, max(MOST_RATIO * len(raw), LARGE_BYTES))
-        too_large = CallError(
-            "too_large",
-            f"the body is longer than {limit} bytes once it is unpacked: at most {self.max_bytes} ({self.bound}), and "
-            f"{MOST_RATIO} times as long as it was sent; send less, or send it as it is",
-        )
-        size = 0
         try:
-            size = zstandard.frame_content_size(raw)
-            if size > limit:
-                raise too_large
-            content: bytes = zstandard.ZstdDecompressor().decompress(raw, max_output_size=limit)
-        except zstandard.ZstdError as exc:
-            if size < 0:  # it does not say how long it is
-                raise CallError("too_large", f"{too_large.message}; or it is no zstd: {exc}") from exc
-            raise CallError("invalid", f"the body is no zstd: {exc}") from exc
+            content = CODINGS[coding](raw, limit + 1)
+        except KeyError:
+            problem = f"Content-Encoding {coding[:40]}: expected {', '.join(CODINGS)}, or none"
+            raise CallError("unsupported_media_type", problem) from None
+        except ImportError:
+            problem = f"Content-Encoding {coding}: the server cannot read it; install streamward[tinker], or send gzip"
+            raise CallError("unsupported_media_type", problem) from None
+        except UnreadableError as exc:
+            raise CallError("invalid", f"Content-Encoding {coding}: the body is none: {exc}") from exc
+        if len(content) > limit:
+            raise CallError(
+                "too_large",
+                f"the body is longer than {limit} bytes once it is unpacked: at most {self.max_bytes} ({self.bound}), "
+                f"and {MOST_RATIO} times as long as it was sent; send less, or send it as it is",
+            )
         return content
+
+
+class UnreadableError(Exception):
+    """A body is not in the coding that its header names."""
+
+
+def _inflate(formats: Collection[int], raw: bytes, most: int) -> bytes:
+    for bits in formats:
+        reader = zlib.decompressobj(bits)
+        try:
+            content = reader.decompress(raw, most)
+        except zlib.error as exc:
+            problem = str(exc)
+            continue
+        if reader.unused_data or (len(content) < most and not reader.eof):
+            raise UnreadableError("it ends too early, or continues after its end")
+        return content
+    raise UnreadableError(problem)
+
+
+def _unpack_zstd(raw: bytes, most: int) -> bytes:
+    import zstandard
+
+    try:
+        size = zstandard.frame_content_size(raw)
+        with zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).stream_reader(raw) as reader:
+            content: bytes = reader.read(most)
+    except zstandard.ZstdError as exc:
+        raise UnreadableError(str(exc)) from exc
+    if len(content) < min(size, most):
+        raise UnreadableError("it ends too early")
+    return content
+
+
+CODINGS: Mapping[str, Callable[[bytes, int], bytes]] = {
+    "gzip": partial(_inflate, [zlib.MAX_WBITS + 16]),
+    "deflate": partial(_inflate, [zlib.MAX_WBITS, -zlib.MAX_WBITS]),  # some clients leave out zlib's header
+    "zstd": _unpack_zstd,
+}
+"""How a body of each Content-Encoding is unpacked: into so many bytes at most. Raises UnreadableError, ImportError."""
+
+
+def _coding(headers: Headers) -> str:
+    """Return how a body was compressed; empty: it was not."""
+    value = ", ".join(headers.getlist("content-encoding")).strip().lower()
+    return "" if value == "identity" else value.removeprefix("x-")
 
 
 async def read_apart(read_bytes: Callable[[bytes], T], raw: bytes) -> T:

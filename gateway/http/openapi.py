@@ -28,6 +28,7 @@ STATUSES: Mapping[int, tuple[str, str]] = {
     408: ("TooSlow", "The body did not arrive within serve.body_s"),
     409: ("Conflict", "It contradicts what is recorded, or path and header disagree"),
     413: ("TooLarge", "The body, or the conversation, is too long"),
+    415: ("NotRead", "The body is compressed in a way that is not read here; the error names those that are"),
     429: ("TooMany", "Too often, or too much at once; see Retry-After"),
     500: ("Failed", "The engine failed"),
     503: ("Busy", "The log, the engine or the store cannot take it now; see Retry-After"),

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import re
 import threading
+import zlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +34,7 @@ from gateway.tinker.pass_calls import PROTOBUF
 from schemas import json_text
 from schemas.conversation import Conversation
 from schemas.faults import LONGEST_PATH
-from streams.errors import CallError, JobRequestError
+from streams.errors import CallError, CallErrorKind, JobRequestError
 from streams.jobs import training_files
 from streams.settings.model import Settings
 from tests.support.documented import document
@@ -214,8 +216,8 @@ SPARSE = {"data": [], "dtype": "int64", "sparse_crow_indices": [0, 0], "sparse_c
         (zstd(b" " * 15_000_000), "zstd", 413, "100 times as long as it was sent"),
         (zstd(b" " * 15_000_000, write_content_size=False), "zstd", 413, "100 times as long as it was sent"),
         (zstd(PASS_BEGIN + b"{}," * 60_000 + b"{}]}}", level=1), "zstd", 413, "as it was sent"),
-        (b"no zstd", "zstd", 400, "no zstd"),
-        (b"{}", "gzip", 400, "expected zstd, or none"),
+        (gzip.compress(b" " * 15_000_000), "gzip", 413, "100 times as long as it was sent"),
+        (zlib.compress(b" " * 15_000_000), "deflate", 413, "100 times as long as it was sent"),
         (PASS_BEGIN + b"{}," * 110_000 + b"{}]}}", "", 413, "more than 50,000 values that are no numbers"),
         (PASS_BEGIN + b"1," * 1_100_000 + b"1]}}", "", 413, "more than 1,050,000 values"),
         (PASS_BEGIN + b"1," * 1_000_000 + b"1]}}", "", 400, "data[0]: expected an object (got 1)"),
@@ -232,8 +234,8 @@ SPARSE = {"data": [], "dtype": "int64", "sparse_crow_indices": [0, 0], "sparse_c
         "ratio",
         "no size",
         "examples",
-        "no zstd",
         "gzip",
+        "deflate",
         "objects",
         "numbers",
         "no objects",
@@ -245,6 +247,45 @@ def test_a_pass_is_bounded_before_it_is_read(raw: bytes, encoding: str, status: 
     [route] = [route for route in ROUTES if route.name == "tinker_forward_backward"]
     answer = posted(application(), route, raw, {"content-encoding": encoding})
     assert answer.status_code == status and says in answer.text
+
+
+DEEP = b'{"a":' * (MOST_LEVELS + 1)
+PACKED = {
+    "gzip": gzip.compress(DEEP),
+    "x-gzip": gzip.compress(DEEP),
+    "Deflate": zlib.compress(DEEP),
+    "deflate": zlib.compress(DEEP, wbits=-15),
+    "zstd": zstd(DEEP),
+}
+
+
+@pytest.mark.parametrize("route", TAKING_JSON, ids=lambda route: route.name)
+def test_a_compressed_body_is_unpacked_for_every_route(route: Route) -> None:
+    app = application()
+    for coding, raw in PACKED.items():
+        answer = posted(app, route, raw, {"content-encoding": coding})
+        assert answer.status_code == 413 and f"deeper than {MOST_LEVELS} levels" in answer.text
+
+
+FALSE_HEADERS: list[tuple[bytes, str, CallErrorKind, str]] = [
+    (DEEP, "br", "unsupported_media_type", "Content-Encoding br: expected gzip, deflate, zstd, or none"),
+    (DEEP, "gzip, zstd", "unsupported_media_type", "Content-Encoding gzip, zstd: expected"),
+    (DEEP, "gzip", "invalid", "Content-Encoding gzip: the body is none"),
+    (DEEP, "deflate", "invalid", "Content-Encoding deflate: the body is none"),
+    (DEEP, "zstd", "invalid", "Content-Encoding zstd: the body is none"),
+    (PACKED["gzip"][:-9], "gzip", "invalid", "ends too early"),
+    (PACKED["gzip"] + b"more", "gzip", "invalid", "continues after its end"),
+    (PACKED["deflate"][:-5], "deflate", "invalid", "ends too early"),
+    (PACKED["zstd"][:-5], "zstd", "invalid", "ends too early"),
+]
+
+
+@pytest.mark.parametrize("route", TAKING_JSON, ids=lambda route: route.name)
+def test_a_body_that_is_not_as_its_header_says_is_refused_by_every_route(route: Route) -> None:
+    app = application()
+    for raw, coding, kind, says in FALSE_HEADERS:
+        answer = posted(app, route, raw, {"content-encoding": coding})
+        assert answer.status_code == route.interface.dialect.status(kind) and says in answer.text
 
 
 @pytest.mark.parametrize(
