@@ -3,7 +3,8 @@
     rewards of one group ──► FORMULAS[name], or module:function ──► one advantage per reward, in the same order
 
 All-equal rewards give zeros under every formula: there is nothing to learn from them, and the batch stage counts them.
-Equal means up to rounding: 0.1 + 0.2 and 0.3 are one reward, and no formula may scale their difference up to 1.
+Equal means up to rounding, also of scorers that compute in float32: 0.1 + 0.2 and 0.3 are one reward, and no formula
+may scale their difference up to 1. Whoever asks whether rewards differ asks `are_equal`, or for advantages of 0.
 
 `batch_std` needs the spread over a whole batch, which no group knows. Here it gives the centred rewards, and the
 trainer divides by the batch's standard deviation when it collates.
@@ -13,14 +14,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from streams import references
 
 log = logging.getLogger(__name__)
 
 SETTING = "advantages.formula"
-FORMULA_VERSION = 2
+FORMULA_VERSION = 3
 """Raised when any formula, or the reducer, would decide otherwise about the same records; part of every group's id.
 
 `tests/histories` holds what was decided under each version.
@@ -31,8 +32,20 @@ class FormulaError(Exception):
     """A formula of the user's own failed on the rewards of a group."""
 
 
-ROUNDING = 1e-12
-"""Rewards closer than this, relative to the largest (absolute below 1), are equal: the rest is rounding."""
+ROUNDING = 1e-6
+"""Rewards closer than this, relative to the largest (absolute below 1), are equal: the rest is rounding, of some sums
+of float32 (2^-24 each).
+"""
+
+
+def are_equal(rewards: Collection[float]) -> bool:
+    """Return whether rewards, at least one, differ by rounding at most: then there is nothing to learn from them.
+
+    >>> are_equal([0.3, 0.30000001192092896]), are_equal([0.3, 0.3001])
+    (True, False)
+    """
+    low, high = min(rewards), max(rewards)
+    return high - low <= ROUNDING * max(1.0, abs(low), abs(high))
 
 
 def mean_and_std(rewards: Sequence[float], ddof: int) -> tuple[float, float]:
@@ -92,8 +105,7 @@ def advantages(formula: str, rewards: Sequence[float], *, eps: float, ddof: int)
     """
     if not rewards:
         raise ValueError("no rewards; a group needs at least one scored response")
-    low, high = min(rewards), max(rewards)
-    if high - low <= ROUNDING * max(1.0, abs(low), abs(high)):
+    if are_equal(rewards):
         return [0.0] * len(rewards)
     if formula in FORMULAS:
         return FORMULAS[formula](rewards, eps=eps, ddof=ddof)

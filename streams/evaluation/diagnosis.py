@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from streams.adapters.learning import GroupFacts, LearningFigures, LearningHistory, learning_of
+from streams.advantage_formulas import are_equal
 
 SHOWN_ANSWERS = 3
 SHOWN_CHARACTERS = 60
@@ -147,17 +148,17 @@ def likeliest_cause(
     if len(groups) > 1 and learning.distinct == 1:
         return "one_text"
     rewards = {reward for facts in groups for reward in facts.rewards}
-    if len(rewards) > 1:
+    if not are_equal(rewards):
         return "each_equal"
-    (reward,) = rewards
-    if reward >= RIGHT:
+    reward = max(rewards)
+    if reward >= RIGHT or are_equal((reward, RIGHT)):
         return "all_one"
     if learning.cut_share >= CUT_SHARE:
         return "too_few_tokens" if max(facts.max_tokens for facts in groups) < FEW_TOKENS else "no_end"
     contained = sum(answer.contains_expected for answer in answers)
     if answers and contained >= CONTAINED_SHARE * len(answers):
         return "not_alone"
-    return "all_zero" if reward <= 0 else "all_equal"
+    return "all_zero" if reward <= 0 or are_equal((reward, 0.0)) else "all_equal"
 
 
 def _cause_without_scores(groups: Sequence[GroupFacts], errors: Sequence[str]) -> str:

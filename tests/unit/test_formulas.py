@@ -95,8 +95,14 @@ def test_shuffled_rewards_give_the_same_advantages_to_the_last_bit(
     assert [straight[i] for i in order] == shuffled
 
 
+NOISE = [0.3, 0.30000001192092896, 0.29999998211860657]
+"""One reward, as scorers in float32 give it."""
+
+
 @pytest.mark.parametrize("name", sorted(FORMULAS))
-@pytest.mark.parametrize("values", [[0.7], [0.0, 0.0], [1.0] * 8, [0.3, 0.1 + 0.2], [1e6, 1e6 + 1e-7], [0.0, 1e-170]])
+@pytest.mark.parametrize(
+    "values", [[0.7], [0.0, 0.0], [1.0] * 8, [0.3, 0.1 + 0.2], [1e6, 1e6 + 1e-7], [0.0, 1e-170], NOISE]
+)
 def test_equal_rewards_teach_nothing_and_rounding_is_no_difference(name: str, values: list[float]) -> None:
     # without eps, grpo would blow 5e-17 up to 0.7
     assert advantages(name, values, eps=0.0, ddof=1) == [0.0] * len(values)

@@ -11,6 +11,7 @@ import pytest
 
 from schemas.events import AdvantagedGroup, LeftOut, Message, Response, RewardSource, Sampling, Task
 from streams.adapters.learning import LearningHistory
+from streams.advantage_formulas import advantages
 from streams.engines.protocol import SamplingRequest
 from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.evaluation.diagnosis import CAUSES, WAYS_OUT, Diagnosis, SampleAnswer, diagnose, symptoms_of
@@ -142,6 +143,23 @@ def test_questions_that_are_each_always_or_never_right_are_not_called_too_hard()
     for number in NUMBERS[4:]:
         run.answer(question(number))
     assert run.diagnosis.cause == "each_equal"
+
+
+@pytest.mark.parametrize(("reward", "cause"), [(1.0, "all_one"), (0.5, "all_equal"), (0.0, "all_zero")])
+def test_rewards_that_differ_by_the_rounding_of_float32_are_one_reward(reward: float, cause: str) -> None:
+    rewards = (reward, reward - 5.960464477539063e-08)
+    values = advantages("grpo", rewards, eps=0.0, ddof=1)
+    history = LearningHistory(STEP)
+    for number in range(2 * STEP):
+        answers = zip(rewards, values, strict=True)
+        members = (
+            member(slot, reward=value, advantage=advantage, completion_token_ids=(number, slot))
+            for slot, (value, advantage) in enumerate(answers)
+        )
+        history.take(group(task_id=str(number), responses=tuple(members)))
+    symptoms = symptoms_of(history)
+    assert symptoms is not None and history.differed == 0
+    assert diagnose(symptoms).cause == cause
 
 
 def test_nothing_is_diagnosed_before_two_steps_or_while_a_group_differs() -> None:

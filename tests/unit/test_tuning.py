@@ -61,6 +61,7 @@ def rewards(*values: float, **changes: Any) -> AdvantagedGroup:
     [
         ({}, (0.0, 1.0, 1.0), (1,)),  # of equals the first slot
         ({}, (0.0, 0.0), "all rewards are equal"),  # none is the best
+        ({}, (0.3, 0.30000001192092896), "all rewards are equal"),  # but for float32
         ({"min_reward": 0.5}, (0.5, 0.5), (0,)),
         ({"min_reward": 0.5}, (0.2, 0.4), "below the least reward"),
         ({"min_reward": 0.5, "every": True}, (0.9, 0.1, 0.5), (0, 2)),
@@ -77,6 +78,7 @@ def test_sft_imitates_the_best_answer_or_all_that_are_good_enough(
     [
         (0.0, (0.2, 1.0, 0.2), (1, 0)),
         (0.0, (1.0, 1.0), "all rewards are equal"),
+        (0.0, (0.3, 0.30000001192092896), "all rewards are equal"),
         (0.8, (0.2, 1.0), "best and worst are too close"),
         (0.0, (1.0,), "all rewards are equal"),
     ],

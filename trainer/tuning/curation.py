@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from schemas.events import AdvantagedGroup, GroupResponse, Purpose, TuningMethod
+from streams.advantage_formulas import are_equal
 from streams.errors import SettingsError
 
 
@@ -94,14 +95,14 @@ class Curation:
 
     def _to_imitate(self, group: AdvantagedGroup, best: GroupResponse, worst: GroupResponse) -> tuple[int, ...] | str:
         if self.min_reward is None:
-            return "all rewards are equal" if best.reward == worst.reward else (best.slot,)
+            return "all rewards are equal" if are_equal((best.reward, worst.reward)) else (best.slot,)
         if best.reward < self.min_reward:
             return "below the least reward"
         good = [response.slot for response in group.responses if response.reward >= self.min_reward]
         return tuple(good) if self.every else (best.slot,)
 
     def _pair(self, best: GroupResponse, worst: GroupResponse) -> tuple[int, ...] | str:
-        if best.reward == worst.reward:
+        if are_equal((best.reward, worst.reward)):
             return "all rewards are equal"
         if best.reward - worst.reward <= self.margin:
             return "best and worst are too close"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from schemas.events import Purpose
+from streams.advantage_formulas import are_equal
 from streams.errors import SettingsError
 
 Format = Literal["sft", "preference", "prompts", "openai", "openai-preference"]
@@ -97,7 +98,7 @@ def _single(group: list[Row], options: ExportOptions) -> list[Example] | str:
     good = [row for row in group if floor is None or row["reward"] >= floor]
     if not good:
         return "below the least reward"
-    if floor is None and not options.all_responses and _best(group)["reward"] == _worst(group)["reward"]:
+    if floor is None and not options.all_responses and are_equal((_best(group)["reward"], _worst(group)["reward"])):
         return EQUAL_REWARDS
     chosen = good if options.all_responses else [_best(good)]
     return [{"messages": [*_messages(row), _answer(row)], "reward": row["reward"], **_origin(row)} for row in chosen]
@@ -112,7 +113,7 @@ def _openai(group: list[Row], options: ExportOptions) -> list[Example] | str:
 def _preference(group: list[Row], options: ExportOptions) -> list[Example] | str:
     """Best against worst of a group, as TRL's conversational preference format: {prompt, chosen, rejected, …}."""
     best, worst = _best(group), _worst(group)
-    if best["reward"] == worst["reward"]:
+    if are_equal((best["reward"], worst["reward"])):
         return EQUAL_REWARDS
     if best["reward"] - worst["reward"] <= options.margin:
         return "best and worst are too close"
