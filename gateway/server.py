@@ -36,7 +36,7 @@ from gateway.agents.named_prompts import without_prompts
 from gateway.agents.protocols import AgentProtocols
 from gateway.http.application import Application
 from gateway.http.connection import OpenConnections
-from gateway.http.limits import KeyLimits, TimeLimits
+from gateway.http.limits import HeldPlace, KeyLimits, TimeLimits
 from gateway.http.own_machine import OwnMachine
 from gateway.http.uvicorn_server import QuietServer, TlsFiles, allow_open_files, bound, quiet_server
 from gateway.jobs.environment_trials import EnvironmentTrials
@@ -86,7 +86,9 @@ from streams.engines.build import build_tokens
 from streams.errors import LogError, NotFoundError, RefusedError
 from streams.files import program_version
 from streams.jobs.job_log import JobLog
+from streams.kafka.idle_member import SoleMember
 from streams.kafka.registry import client as schema_registry
+from streams.kafka.retry import BrokerOutage
 from streams.knowledge.agent_log import OpenAgents
 from streams.observability import metrics
 from streams.observability.metrics import Meter
@@ -115,7 +117,8 @@ log = logging.getLogger("streamward.agents")
 def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> None:
     """Answer agents until `stop` is set; answers in progress are finished and recorded. `fleet`: for every policy.
 
-    Raises SettingsError if address or engine cannot be used, LogError if the broker refuses or is unreachable too long.
+    Raises SettingsError if address or engine cannot be used, RefusedError if another server answers for this log,
+    LogError if the broker refuses or is unreachable too long, StoppedWaiting.
     """
     signing.check_verify_key(settings.adapters)
     tls, rule = tls_files(settings), settings.serve
@@ -124,6 +127,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
     with (
         metrics.serve_meter(settings, "serve", waits_for=("kafka", "engine")) as meter,
         contextlib.closing(bound("serve", rule.host, rule.port)) as listening,
+        SoleMember(settings, "serve", stop, BrokerOutage(settings.kafka, stop, meter)) as place,
     ):
         meter.begin("building the engine", within_s=START_S)
         engine, rendering = build_tokens(settings)
@@ -150,6 +154,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                     requests=requests,
                     page=page,
                     mcp=McpMount(),
+                    place=place,
                 )
                 meter.ready("kafka")
                 _watch_tools(log_view, meter)
@@ -228,6 +233,7 @@ class ServerParts:
     requests: RequestLog | None
     page: PageMount
     mcp: McpMount
+    place: SoleMember
 
 
 def build_application(settings: Settings, parts: ServerParts) -> ASGIApp:
@@ -253,8 +259,9 @@ def build_application(settings: Settings, parts: ServerParts) -> ASGIApp:
         door = Door(app, TABLE, keys, KeyLimits(rule), parts.requests)
         entrance = PageEntrance(door, keys, parts.page.logins, LoginCookie.of(settings))
         parts.mcp.server, limited = door, TimeLimits(entrance, TABLE, rule)
-    tool_socket.server = limited
-    return limited
+    held = HeldPlace(limited, TABLE, lambda: parts.place.is_held)
+    tool_socket.server = held
+    return held
 
 
 def make_application(settings: Settings, rooms: Sequence[object], *, keys: bool = False) -> Application:

@@ -14,12 +14,11 @@ partition is read from its first record when it is assigned, and settings that w
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 import confluent_kafka as ck
 
@@ -28,8 +27,8 @@ from schemas.serde import Poison
 from streams.adapters.follower import AdapterFollower
 from streams.adapters.versions import Version
 from streams.kafka import admin
-from streams.kafka.client import consumer
 from streams.kafka.consumer import GroupConsumer, OnAssignment
+from streams.kafka.idle_member import IdleMember
 from streams.kafka.lag_meter import LagMeter
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
@@ -45,7 +44,6 @@ from trainer.versions.learner import due
 STAGE = "trainer"
 LONGEST_STEP_S = 86_400
 """How long a member may take between two polls: most that librdkafka allows. A step that hangs is /healthz's."""
-POLL_EVERY_S = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -210,53 +208,19 @@ class PolicyBatches:
         return {} if end is None else {self._tp: (min(self._done, end), end)}
 
 
-class Presence:
-    """A member of the group of one policy that reads nothing, so that `streamward status` shows a live trainer.
-
-    A thread keeps the membership, also during a step of many minutes. Use as a context manager.
-    """
+class Presence(IdleMember):
+    """A member of the group of one policy, so that `streamward status` shows a live trainer."""
 
     def __init__(self, settings: Settings, outage: BrokerOutage) -> None:
-        self._tp = partition_for(settings, settings.policy.name)
-        self._outage, self._stopping = outage, threading.Event()
-        session_ms = int(settings.kafka.session_timeout_s * 1000)
-        self._client = consumer(
-            settings.kafka,
-            {
-                "group.id": f"{settings.topics.prefix}{STAGE}-{settings.policy.name}",
-                "enable.auto.commit": False,
-                "session.timeout.ms": session_ms,
-                "heartbeat.interval.ms": session_ms // 4,
-                "max.poll.interval.ms": max(300_000, session_ms),
-            },
-        )
-        self._thread = threading.Thread(target=self._stay, name="trainer presence", daemon=True)
+        policy = settings.policy.name
+        super().__init__(settings, f"{STAGE}-{policy}", partition_for(settings, policy), outage)
 
-    def __enter__(self) -> Self:
-        self._client.subscribe([self._tp[0]], on_assign=_read_nothing)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-        self._outage.close(self._client.close)
-
-    def _stay(self) -> None:
-        while not self._stopping.wait(POLL_EVERY_S):
-            self._client.poll(0)
-
-    def commit(self, next_offset: int) -> None:
+    def commit(self, next_offset: int, metadata: str = "") -> None:
         """Commit the position of the trainer. It is only shown, so a commit that fails is only logged."""
-        offsets = [ck.TopicPartition(*self._tp, next_offset)]
         try:
-            self._outage.ask(lambda: self._client.commit(offsets=offsets, asynchronous=False), "to a commit")
+            super().commit(next_offset, metadata)
         except ck.KafkaException as exc:
             log.warning("offset %d was not committed, which only affects the lag shown: %s", next_offset, exc)
-
-
-def _read_nothing(client: ck.Consumer, _: list[Any]) -> None:
-    client.assign([])
 
 
 # --- a fleet ----------------------------------------------------------------------------------------------------------

@@ -102,6 +102,21 @@ class TimeLimits:
                 await response(scope, receive, send)
 
 
+class HeldPlace:
+    """An application that takes no request while another server may have taken its place on the log."""
+
+    def __init__(self, app: ASGIApp, table: RouteTable, is_held: Callable[[], bool]) -> None:
+        self._app, self._table, self._is_held = app, table, is_held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http" or self._is_held():
+            await self._app(scope, receive, send)
+            return
+        reason = "this server was frozen, and looks whether another answers for its log by now; try again"
+        await refusal(503, reason, self._table.dialect(scope["path"]))(scope, receive, send)
+
+
 class _BodyWithin:
     """The body of one request, which has to arrive in time."""
 

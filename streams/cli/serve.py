@@ -48,12 +48,16 @@ def serve(call: AppContext, /, fleet: bool, calls: bool) -> None:
     with until_stopped() as stop, _worker_of_calls(call) if calls else nullcontext():
         from streams.access import core_files
         from streams.kafka import admin
+        from streams.kafka.retry import StoppedWaiting
 
         core_files.leave_none()
         admin.check_topics(call.settings, patient=True)
         with importing():
             from gateway import server
-        server.run(call.settings, stop=stop, fleet=fleet)
+        try:
+            server.run(call.settings, stop=stop, fleet=fleet)
+        except StoppedWaiting as exc:
+            click.echo(str(exc), err=True)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from typing import Any
 from streams.access.access_log import AccessLog
 from streams.access.logins import create_user
 from streams.access.tokens import new_private_key
+from streams.kafka import admin
 from streams.processes.child import free_port
 from streams.settings.model import Login, Serve, Settings
 from tests.benchmarks import local_http
@@ -82,8 +83,11 @@ def _servers(settings: Settings, folder: Path) -> tuple[Settings, Settings]:
             "serve": Serve(port=free_port()),
         }
     )
-    closed = Serve(port=free_port(), auth="keys", key_per_s=KEY_PER_S)
-    return opened, opened.model_copy(update={"serve": closed, "login": Login(signing_key=signing)})
+    rule = Serve(port=free_port(), auth="keys", key_per_s=KEY_PER_S)
+    topics = settings.topics.model_copy(update={"prefix": "closed."})  # one log has one server
+    closed = opened.model_copy(update={"serve": rule, "login": Login(signing_key=signing), "topics": topics})
+    admin.apply_topics(closed)
+    return opened, closed
 
 
 def _by_turns(ways: Mapping[str, tuple[http.client.HTTPConnection, str]], settings: Settings) -> dict[str, list[float]]:

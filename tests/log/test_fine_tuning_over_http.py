@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,9 @@ from openai.types.fine_tuning import FineTuningJob
 
 from schemas.events import AdapterEvent, AgentEvent, Event, JobEvent, RewardSource, derive_id
 from streams.adapters import store
+from streams.errors import RefusedError
 from streams.jobs import controller
+from streams.jobs.job_log import JobCommand, JobLog
 from streams.kafka.producer import Producer
 from streams.settings.model import Batches, Environments, Settings
 from tests.support import factories
@@ -215,31 +216,27 @@ def test_a_clients_own_retry_is_the_same_job_and_a_new_order_is_not(served: Gate
 
 
 def test_of_two_commands_at_once_one_has_an_effect_and_the_other_is_told(served: Gateway) -> None:
-    job = ordered(served.client)
-    with gateway(with_batches(on_another_port(served.settings))) as other:
-        both = threading.Barrier(2)
+    job, both = ordered(served.client), threading.Barrier(2)
 
-        def command(name: str, client: OpenAI) -> str | None:
-            both.wait()
-            try:
-                return str(getattr(client.fine_tuning.jobs, name)(job.id).status)
-            except openai.ConflictError:
-                return None
+    def over_http() -> str | None:
+        both.wait()
+        try:
+            return str(served.client.fine_tuning.jobs.pause(job.id).status)
+        except openai.ConflictError:
+            return None
 
-        with ThreadPoolExecutor(2) as pool:
-            ends = list(pool.map(command, ("pause", "pause"), (served.client, other.client)))
-        kinds = [event.message for event in served.client.fine_tuning.jobs.list_events(job.id)]
+    def typed(other: JobLog) -> str | None:
+        both.wait()
+        try:
+            return other.command(job.id, JobCommand(kind="paused", actor="ann", reason="asked for")).status
+        except RefusedError:
+            return None
+
+    with JobLog(served.settings) as other, ThreadPoolExecutor(2) as pool:
+        ends = [future.result() for future in (pool.submit(over_http), pool.submit(typed, other))]
+    kinds = [event.message for event in served.client.fine_tuning.jobs.list_events(job.id)]
     assert sorted(map(str, ends)) == ["None", "paused"]
     assert kinds == ["paused: asked for", "created: ordered"]
-
-
-def on_another_port(settings: Settings) -> Settings:
-    return settings.model_copy(update={"serve": settings.serve.model_copy(update={"port": free_port()})})
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 @pytest.mark.parametrize(

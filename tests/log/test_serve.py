@@ -79,6 +79,13 @@ class Server(ServeProcess):
         return [turn for _, turn in read(self.settings, Turn) if turn.agent_id == agent]
 
 
+def on_a_log_of_its_own(settings: Settings, rule: Serve) -> Settings:
+    topics = settings.topics.model_copy(update={"prefix": own_prefix()})
+    made = settings.model_copy(update={"serve": rule, "metrics": Metrics(), "topics": topics})
+    admin.apply_topics(made)
+    return made
+
+
 @pytest.fixture(scope="module")
 def server(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     port, scraped = free_ports(2)
@@ -103,8 +110,7 @@ def test_a_server_is_ready_before_there_is_anything_in_its_log(server: Server) -
 
 def test_with_keys_a_client_is_answered_until_its_key_is_revoked(server: Server, tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    alone = {"serve": Serve(port=port, auth="keys"), "metrics": Metrics()}
-    settings = server.settings.model_copy(update=alone)
+    settings = on_a_log_of_its_own(server.settings, Serve(port=port, auth="keys"))
     with AccessLog(settings) as person:
         key = person.create(role="submitter", actor="ann")
         guarded = Server(settings, tmp_path)
@@ -244,8 +250,7 @@ def test_what_needs_no_key_has_a_bound_too(server: Server, status: int, parts: l
 
 def test_connections_beyond_the_settings_are_told_so(server: Server, tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    settings = server.settings.model_copy(update={"serve": Serve(port=port, address_connections=3)})
-    narrow = Server(settings.model_copy(update={"metrics": Metrics()}), tmp_path)
+    narrow = Server(on_a_log_of_its_own(server.settings, Serve(port=port, address_connections=3)), tmp_path)
     try:
         with contextlib.ExitStack() as stack:
             for _ in range(3):
