@@ -42,7 +42,7 @@ MOST_NO_CALLS = 10
 POLICY_VIOLATION = 1008
 KEY_UNKNOWN, KEY_LIMITED = 401, 429
 KEY_REFUSED = (KEY_UNKNOWN, 403, KEY_LIMITED, 503)
-"""What the door answers because of who asks, or how often."""
+"""Statuses of the door that are about the key: unknown, not allowed, too often, not checked."""
 PAUSE_S = 1.0
 """How long a message of a key that is beyond its limits keeps its place."""
 UPGRADE_REQUIRED = 426

@@ -173,7 +173,7 @@ def _sha256(data: bytes | None) -> str | None:
 
 def trace_of(letter: DeadLetter) -> dict[str, bytes]:
     """Return the headers of a dead letter's record: the trace of its source record."""
-    return trace_context.headers_of(trace_context.parse(_bytes(letter.headers.get(trace_context.HEADER))))
+    return trace_context.headers_of(trace_context.parse(read_base64(letter.headers.get(trace_context.HEADER))))
 
 
 def key_of(event: Event, topic: Topic) -> bytes | None:
@@ -200,7 +200,7 @@ def _base64(data: bytes | None) -> str | None:
     return None if data is None else base64.b64encode(data).decode()
 
 
-def _bytes(text: str | None) -> bytes | None:
+def read_base64(text: str | None) -> bytes | None:
     """Decode base64, or return None if it is not: anybody may write a dead letter."""
     try:
         return None if text is None else base64.b64decode(text, validate=True)

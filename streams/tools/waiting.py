@@ -11,7 +11,6 @@ Not covered: a deadline that a task names itself, which may be earlier or later 
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from datetime import UTC, datetime
 from schemas.conventions import SCORELESS
 from schemas.events import Coordinates, DeadLetter, Response
 from schemas.serde import Poison, decode
+from streams.kafka.record import read_base64
 from streams.settings.model import Advantages
 from streams.stages.scoring.breaker import failed_scorer
 from streams.tools.dead_letters.letters import STAGE as DECISIONS, source_of
@@ -56,8 +56,8 @@ class StalledGroups:
         """Take in a dead letter: of an answer without a score, or the decision about one."""
         if letter.stage == DECISIONS:
             self._by_answer.pop(source_of(letter), None)
-        elif letter.reason in SCORELESS and letter.payload is not None:
-            response = decode(base64.b64decode(letter.payload), Response)
+        elif letter.reason in SCORELESS and (payload := read_base64(letter.payload)) is not None:
+            response = decode(payload, Response)
             if not isinstance(response, Poison) and response.metadata.get("purpose", "train") == "train":
                 until_ms = letter.source_timestamp + self._deadline_ms if self._deadline_ms else None
                 stalled = (response.task_id, response.policy, failed_scorer(letter)[1], letter.source_timestamp)

@@ -288,6 +288,7 @@ def _first(shape: Any) -> Any:
 # --- kill -9 ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.kills
 def test_after_kill_9_every_task_is_back_and_a_joined_stream_goes_on(kafka_bootstrap: str, tmp_path: Path) -> None:
     settings = settings_of(kafka_bootstrap, tmp_path, SLOW)
     admin.apply_topics(settings)

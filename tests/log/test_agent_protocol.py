@@ -360,6 +360,7 @@ def _settled(shape: Any) -> Any:
 # --- kill -9 ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.kills
 def test_after_kill_9_every_acknowledged_run_and_item_is_back_and_a_joined_stream_goes_on(
     kafka_bootstrap: str, tmp_path: Path
 ) -> None:

@@ -108,6 +108,7 @@ def files(settings: Settings) -> set[str]:
     return {path.name for path in (Path(settings.archive.store) / name(settings)).glob("_partition=*/*/*.parquet")}
 
 
+@pytest.mark.kills
 def test_a_killed_sync_leaves_nothing_that_the_next_one_does_not_put_right(made: Settings, tmp_path: Path) -> None:
     settings = small(made, 10)
     write(settings, 500)

@@ -91,6 +91,7 @@ def test_two_at_once_and_a_sync_beside_them_neither_lose_nor_double_a_record(mad
     assert held(of(made)) == in_the_log(made)
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("after_s", [0.5, 1.0, 1.5])
 def test_a_killed_one_leaves_a_readable_archive(made: Settings, tmp_path: Path, after_s: float) -> None:
     written(made, 4)

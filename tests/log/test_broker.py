@@ -27,7 +27,7 @@ from streams.kafka.node.config import Node, remember
 from streams.settings.model import Broker
 from tests.skips import needs
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.kills]
 QUIET = {"log_level": 0}
 TOPIC = "kept"
 

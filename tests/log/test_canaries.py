@@ -80,6 +80,7 @@ def status(settings: Settings, output: str = "json") -> str:
     return result.stdout
 
 
+@pytest.mark.kills
 def test_a_better_version_walks_to_its_promotion_through_a_kill_and_a_worse_one_is_rolled_back(made: Settings) -> None:
     settings = made.model_copy(update={"rollouts": Rollouts(mode="canary"), "canary": RULE})
 

@@ -198,6 +198,7 @@ def test_records_that_cannot_be_read_make_the_exit_code_1_unless_they_are_to_be_
     assert rows(again)[0]["unreadable"] == 1
 
 
+@pytest.mark.kills
 def test_a_run_that_is_killed_and_one_that_ctrl_c_stops_go_on_with_the_same_command(
     settings: Settings, tmp_path: Path
 ) -> None:

@@ -113,6 +113,7 @@ def test_the_better_of_given_prompts_is_found_reported_on_a_third_split_and_gets
     assert sum(asked.values()) == searched + 2 * len(held_out) and searched <= 150
 
 
+@pytest.mark.kills
 def test_a_search_killed_after_every_few_answers_pays_for_each_once(made: Settings) -> None:
     versions(made, "One.", "Two.", "Three.")
     with JobLog(made) as jobs, answering(made, better) as asked:
@@ -186,6 +187,7 @@ def users(settings: Settings, count: int) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.kills
 def test_a_live_search_shares_an_alias_by_thread_stops_by_itself_and_is_continued_after_a_kill(made: Settings) -> None:
     versions(made, "One.", "Two.", "Three.")
     with JobLog(made) as jobs, answering(made, better), users(made, 1200):

@@ -61,6 +61,7 @@ def kinds(settings: Settings) -> list[tuple[str, int]]:
     return [(event.kind, event.version) for event in found if not isinstance(event, Poison)]
 
 
+@pytest.mark.kills
 def test_trained_versions_are_promoted_and_suites_evaluated_through_a_kill(settings: Settings) -> None:
     admin.apply_topics(settings)
     adapters = topics(settings.topics)["adapters"].name

@@ -156,6 +156,7 @@ def test_a_run_that_may_make_its_thread_does_not_get_into_one_that_its_key_must_
     assert contents(submitter.send("GET", f"/threads/{thread}")) == ["1 + 7 =", "8"]
 
 
+@pytest.mark.kills
 def test_after_kill_9_a_thread_that_tasks_name_is_as_it_was(kafka_bootstrap: str, tmp_path: Path) -> None:
     settings = settings_of(kafka_bootstrap, tmp_path, SCRIPT)
     admin.apply_topics(settings)

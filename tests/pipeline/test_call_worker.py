@@ -199,6 +199,7 @@ def test_samples_that_wait_together_have_the_bytes_of_samples_served_alone(
     assert "9999" in sampled_alone[refused][2] and sampled_alone[refused][3] == "user"
 
 
+@pytest.mark.kills
 def test_a_worker_that_ends_in_the_middle_of_a_batch_is_continued_with_the_same_bytes(
     settings: Settings, sampled_alone: dict[str, Any]
 ) -> None:
@@ -267,6 +268,7 @@ def contents(settings: Settings) -> dict[str, Any]:
     }
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("done", [1, 2, 3, 6, 7, 10])
 @pytest.mark.parametrize("checkpoint_s", [0.0, 1e9])
 def test_a_worker_that_ends_anywhere_is_continued_by_one_that_gives_the_same_bytes(
@@ -285,6 +287,7 @@ def test_a_worker_that_ends_anywhere_is_continued_by_one_that_gives_the_same_byt
     assert contents(settings) == expected
 
 
+@pytest.mark.kills
 def test_a_worker_killed_in_the_middle_of_a_step_ends_with_the_weights_of_an_undisturbed_run(
     settings: Settings, expected: dict[str, Any]
 ) -> None:

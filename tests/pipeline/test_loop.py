@@ -386,6 +386,7 @@ def answer_what_waits(settings: Settings, folder: Path) -> None:
             agent.join()
 
 
+@pytest.mark.kills
 def test_ctrl_c_stops_every_process_and_the_broker_and_says_how_far_it_came(history: History) -> None:
     assert history.left_over == []
     assert not any(map(psutil.pid_exists, history.first.pids | history.second.pids))
@@ -395,10 +396,12 @@ def test_ctrl_c_stops_every_process_and_the_broker_and_says_how_far_it_came(hist
         assert "run the same command again" in " ".join(run.stderr.split())
 
 
+@pytest.mark.kills
 def test_the_page_answers_at_the_address_that_the_demo_says(history: History) -> None:
     assert "<h1>Where every group is</h1>" in history.page and "<h2>demo</h2>" in history.page
 
 
+@pytest.mark.kills
 def test_a_second_run_resumes(history: History) -> None:
     assert f"resuming: {_resumed(history)} tasks and {history.versions[0]} adapters in the log" in history.second.stderr
     assert history.versions[1] > history.versions[0] >= 2
@@ -409,6 +412,7 @@ def _resumed(history: History) -> int:
     return int(line.split()[1])
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("name", loop.PROCESSES)
 def test_a_killed_process_is_restarted_and_that_is_reported(history: History, name: str) -> None:
     said = " ".join(history.second.stderr.split())
@@ -416,11 +420,13 @@ def test_a_killed_process_is_restarted_and_that_is_reported(history: History, na
     assert f"{name} is running again" in said
 
 
+@pytest.mark.kills
 def test_no_task_was_asked_for_twice(history: History) -> None:
     asked = Counter(task.task_id for _, task in read(history.settings, Task))
     assert set(asked.values()) == {1}
 
 
+@pytest.mark.kills
 def test_each_task_has_exactly_one_group_and_its_copies_are_byte_identical(history: History) -> None:
     copies: dict[str, set[bytes | None]] = defaultdict(set)
     for record, group in read(history.settings, AdvantagedGroup):
@@ -429,6 +435,7 @@ def test_each_task_has_exactly_one_group_and_its_copies_are_byte_identical(histo
     assert {len(payloads) for payloads in copies.values()} == {1}
 
 
+@pytest.mark.kills
 def test_a_group_is_one_whole_sampling_or_says_why_not(history: History) -> None:
     samplings: dict[str | None, dict[int, Response]] = defaultdict(dict)
     for _, response in read(history.settings, Response):
@@ -447,6 +454,7 @@ def test_a_group_is_one_whole_sampling_or_says_why_not(history: History) -> None
         )
 
 
+@pytest.mark.kills
 def test_every_response_was_scored(history: History) -> None:
     sources = {task.task_id: task.reward_sources for _, task in read(history.settings, Task)}
     expected = {
@@ -458,6 +466,7 @@ def test_every_response_was_scored(history: History) -> None:
     assert {reward.reward_id for _, reward in read(history.settings, Reward)} == expected
 
 
+@pytest.mark.kills
 def test_batches_are_contiguous_and_their_copies_byte_identical(history: History) -> None:
     copies: dict[int, set[bytes | None]] = defaultdict(set)
     for record, batch in read(history.settings, Batch):
@@ -466,6 +475,7 @@ def test_batches_are_contiguous_and_their_copies_byte_identical(history: History
     assert {len(payloads) for payloads in copies.values()} == {1}
 
 
+@pytest.mark.kills
 def test_no_group_is_in_two_batches(history: History) -> None:
     at = {record.at.offset: group.group_id for record, group in read(history.settings, AdvantagedGroup)}
     batches = {batch.sequence: batch for _, batch in read(history.settings, Batch)}
@@ -473,6 +483,7 @@ def test_no_group_is_in_two_batches(history: History) -> None:
     assert set(used.values()) == {1}
 
 
+@pytest.mark.kills
 def test_each_version_was_trained_once_and_in_order(history: History) -> None:
     trained = [event for _, event in read(history.settings, AdapterEvent) if event.kind == "trained"]
     manifests: dict[int, set[Any]] = defaultdict(set)
@@ -483,6 +494,7 @@ def test_each_version_was_trained_once_and_in_order(history: History) -> None:
     assert all((v - 1, v - 1) == (parent, last) for v, ((parent, last, _),) in manifests.items())
 
 
+@pytest.mark.kills
 def test_every_response_names_a_version_that_existed(history: History) -> None:
     trained_ms = {0: 0}
     for record, event in read(history.settings, AdapterEvent):
@@ -493,6 +505,7 @@ def test_every_response_names_a_version_that_existed(history: History) -> None:
     assert all(trained_ms[response.adapter_version] <= record.timestamp_ms for record, response in responses)
 
 
+@pytest.mark.kills
 def test_every_record_can_be_read_and_only_doubled_work_is_dead_lettered(history: History) -> None:
     counted = {label: len(records(history.settings, label)) for label in LABELS}
     kinds = (Task, Response, Reward, AdvantagedGroup, Batch, AdapterEvent, DeadLetter)

@@ -71,6 +71,7 @@ def paid(source: Settings, sweep: Sweep) -> dict[str, Counter[tuple[Any, ...]]]:
     return work
 
 
+@pytest.mark.kills
 def test_a_sweep_that_is_killed_and_stopped_ends_as_one_and_pays_for_nothing_twice(
     source: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

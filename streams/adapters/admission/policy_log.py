@@ -13,7 +13,6 @@ be decoded are skipped; the stages that own these topics write the dead letters.
 
 from __future__ import annotations
 
-import base64
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,7 +27,7 @@ from streams.adapters.router import VersionRouter
 from streams.kafka import times
 from streams.kafka.admin import offsets, offsets_at
 from streams.kafka.reader import read
-from streams.kafka.record import Record, TopicPartition, partition_of
+from streams.kafka.record import Record, TopicPartition, partition_of, read_base64
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import topics
 from streams.settings.model import Batches, Settings
@@ -200,7 +199,7 @@ class PolicyLog:
     def _take_letter(self, letter: DeadLetter | None) -> None:
         if letter is None or letter.reason not in SCORELESS or letter.source_topic != self._responses:
             return
-        task_id = base64.b64decode(letter.key or "").decode(errors="replace")
+        task_id = (read_base64(letter.key) or b"").decode(errors="replace")
         self._unscored.add(task_id)
         for state in self._states.values():
             state.admission.give_up(task_id)

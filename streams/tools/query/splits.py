@@ -29,7 +29,7 @@ OF_EVAL = "purpose eval"
 
 
 class ExampleOrigin(NamedTuple):
-    """What examples that belong to one split have in common."""
+    """Fields that examples of one split have in common."""
 
     keys: tuple[str, ...]
     question: str
