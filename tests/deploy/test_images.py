@@ -10,9 +10,11 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests import skips
 from tests.support.deploy.small_image import hidden, hide, listed
@@ -57,6 +59,34 @@ def test_what_the_small_image_installs_is_locked_and_a_requirement_of_ours() -> 
     names = [line.partition("[")[0] for line in listed()]
     assert [name for name in names if name not in locked or not re.search(rf'"{name}[=<>\[]', project)] == []
     assert [line for line in listed() if "[" in line and f'"{line}' not in project] == []
+
+
+BY_PACKAGES = {
+    "bridges": None,  # commands of somebody at a terminal, not of a deployment
+    "environments": "docs/environments.md",
+    "ray": "docs/scale.md",
+    "signing": "docs/install.md",
+    "tracing": "docs/tracing.md",
+}
+"""Extras that no image has, and the page that says which build argument brings them."""
+
+
+def test_the_images_have_what_a_message_of_the_program_asks_to_install() -> None:
+    folders = ("gateway", "schemas", "streams", "trainer")
+    sources = "".join(path.read_text(encoding="utf-8") for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    asked = set(re.findall(r"streamward\[(\w+)\]", sources))
+    installed = re.search(r"'\.\[([\w,]+)\]'", _lines("build-model"))
+    assert installed is not None
+    extras = set(installed[1].split(","))
+    assert asked == extras | BY_PACKAGES.keys()
+    for page in filter(None, BY_PACKAGES.values()):
+        assert "PACKAGES=" in (ROOT / page).read_text(encoding="utf-8"), page
+    in_small_image = {line.partition("[")[0] for line in listed()}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    needed = {
+        Requirement(line).name for extra in extras - {"tinker"} for line in project[extra]
+    }  # tinker needs weights
+    assert needed <= in_small_image
 
 
 SMALL = [
