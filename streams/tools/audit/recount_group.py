@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from schemas.conventions import SOURCE_SHA256, UNRANKED
 from schemas.events import Coordinates, derive_id
-from streams.advantage_formulas import are_equal
 from streams.tools.audit.facts import (
     RECORDED_LAG,
     AuditFinding,
@@ -30,6 +29,8 @@ from streams.tools.audit.facts import (
 )
 
 TOLERANCE = 1e-9
+EQUAL = 1e-6
+"""Rewards this close, relative to the largest (absolute below 1), count as equal, and then all advantages are 0."""
 
 Slots = dict[int, ResponseFact]
 """The responses of one sampling that may enter, by slot."""
@@ -299,7 +300,7 @@ def expected_numbers(formula: str, rewards: Sequence[float], eps: float, ddof: i
     mean = sum(rewards) / n
     distances = [reward - mean for reward in rewards]
     std = math.hypot(*distances) / math.sqrt(n - ddof) if n > ddof else 0.0
-    if are_equal(rewards):
+    if max(rewards) - min(rewards) <= EQUAL * max(1.0, *map(abs, rewards)):
         return mean, std, [0.0] * n
     if formula == "grpo":
         return mean, std, [distance / (std + eps) for distance in distances]
