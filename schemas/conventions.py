@@ -74,7 +74,10 @@ SELFPLAY_TASKS = "tasks"
 UNRANKED = "unranked"
 """Why a slot has no score where a source compares all responses to a task: one of its siblings never came."""
 
-UNSCORED = ("response_failed", "score_failed", "unanswered", UNRANKED, "unscored")
+ABSTAINED = "abstained"
+"""Why a slot has no score: none of its sources has an opinion."""
+
+UNSCORED = ("response_failed", "score_failed", "unanswered", UNRANKED, "unscored", ABSTAINED)
 """Reasons to leave out a slot that has no score; any other reason is that of a whole dropped group."""
 
 

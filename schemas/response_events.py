@@ -98,7 +98,10 @@ class Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """One source's verdict on one response. A failed score has an error and no value; it is never 0."""
+    """One source's verdict on one response. A failed score has an error and no value; it is never 0.
+
+    A source without an opinion abstains: it adds nothing to the reward, and nothing waits for it.
+    """
 
     reward_id: Annotated[str, "uuid5(response_id, source)"]
     response_id: str
@@ -109,8 +112,9 @@ class Reward:
     policy: str
     slot: Int
     source: Annotated[str, "the task's reward source that speaks"]
-    value: Annotated[float | None, "null exactly when error is set"] = None
+    value: Annotated[float | None, "null if error is set, or the source abstains"] = None
     error: Annotated[str | None, "why no score could be given, after the last retry"] = None
+    abstained: Annotated[bool, "whether the source has no opinion"] = False
     scorer_version: str
     latency_ms: float = 0.0
     rationale: str | None = None
@@ -375,16 +379,19 @@ def group_problems(group: AdvantagedGroup) -> Iterator[str]:
 
 def reward_problems(reward: Reward) -> Iterator[str]:
     """Return one sentence for each rule that a reward breaks."""
-    if (reward.value is None) == (reward.error is None):
-        yield f"value is {reward.value} and error is {reward.error!r}; exactly one of them must be set"
+    if (reward.value is not None) + (reward.error is not None) + reward.abstained != 1:
+        yield (
+            f"value is {reward.value}, error is {reward.error!r} and abstained is {reward.abstained}; exactly one of "
+            "them must be set"
+        )
     if reward.value is not None and not math.isfinite(reward.value):
         yield f"value is {reward.value}; a reward is a finite number (a failed score has an error and no value)"
     elif reward.value is not None and abs(reward.value) > MAX_REWARD:
         yield f"value is {reward.value}; expected at most {MAX_REWARD:g} in size. Scale the score down"
     if any(not math.isfinite(step) or abs(step) > MAX_REWARD for step in reward.steps):
         yield f"steps has a value that is not finite or above {MAX_REWARD:g} in size; scale the scores down"
-    if reward.error is not None and reward.steps:
-        yield f"error is {reward.error!r} and steps has {len(reward.steps)} values; a failed score has none"
+    if reward.value is None and reward.steps:
+        yield f"value is None and steps has {len(reward.steps)} values; without a score there are none"
     if len(reward.components) > MAX_COMPONENTS:
         yield f"components has {len(reward.components)} entries; expected at most {MAX_COMPONENTS}. Sum some of them up"
     if (longest := max(map(len, reward.components), default=0)) > COMPONENT_CHARACTERS:

@@ -41,7 +41,7 @@ class ScoreBody(Body):
 
 
 class TriedScore(Answer):
-    """What a scorer gives a text, or why nothing."""
+    """What a scorer gives a text, or why nothing; neither value nor error: it has no opinion."""
 
     value: float | None
     components: dict[str, float] | None

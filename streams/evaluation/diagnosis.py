@@ -165,7 +165,7 @@ def _cause_without_scores(groups: Sequence[GroupFacts], errors: Sequence[str]) -
     reasons = {reason for facts in groups for reason in facts.reasons}
     if "too_large" in reasons or any(CONTEXT in error for error in errors[-1:]):
         return "too_long"
-    return "unscored" if reasons & {"score_failed", "unranked", "unscored"} else "unanswered"
+    return "unscored" if reasons & {"score_failed", "unranked", "unscored", "abstained"} else "unanswered"
 
 
 def _details(cause: str, symptoms: Symptoms, learning: LearningFigures) -> Iterable[str]:

@@ -55,7 +55,7 @@ REMEMBERED = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreOutcome:
-    """The result of one reward source for one response: a value, or an error and its short reason."""
+    """The result of one reward source for one response: a value, an error and its reason, or neither: no opinion."""
 
     value: float | None
     error: str | None = None
@@ -67,6 +67,11 @@ class ScoreOutcome:
     """The value of each turn of the response; empty: only the whole is judged."""
     latency_ms: float
     tries: int
+
+    @property
+    def abstained(self) -> bool:
+        """Whether the source has no opinion."""
+        return self.value is None and self.error is None
 
 
 class MissingScorer(NamedTuple):

@@ -224,12 +224,17 @@ def blend(mixed: Sequence[MixPart], verdicts: list[Verdict]) -> Verdict:
     """Return the weighted sum of the parts, rounded once.
 
     Components: each part's value under its label, and the part's own components as label.name. Steps: their weighted
-    sum, too; a part without steps judges the whole, and adds nothing to them.
+    sum, too; a part without steps judges the whole, and adds nothing to them. A part that abstains adds nothing; if all
+    do, so does the mix.
     """
-    value = math.fsum(part.weight * verdict.value for part, verdict in zip(mixed, verdicts, strict=True))
+    values = [
+        part.weight * verdict.value for part, verdict in zip(mixed, verdicts, strict=True) if verdict.value is not None
+    ]
     components: dict[str, float] = {}
     for part, verdict in zip(mixed, verdicts, strict=True):
         label = part.label or part.name
+        if verdict.value is None:
+            continue
         components[label] = verdict.value
         components.update({f"{label}.{name}": number for name, number in verdict.components.items()})
     words = [verdict.rationale for verdict in verdicts if verdict.rationale]
@@ -240,6 +245,7 @@ def blend(mixed: Sequence[MixPart], verdicts: list[Verdict]) -> Verdict:
         if verdict.steps
     ]
     steps = tuple(math.fsum(of_turn) for of_turn in zip(*weighted, strict=True))
+    value = math.fsum(values) if values else None
     return check_verdict(Verdict(value, components, "\n".join(words) or None, f"mix/1[{versions}]", steps), "mix")
 
 

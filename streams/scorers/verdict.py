@@ -39,7 +39,8 @@ MAX_VERSION = 500
 class Verdict:
     """One scorer's score of one response."""
 
-    value: float
+    value: float | None
+    """None: the scorer abstains, as it has no opinion."""
     components: dict[str, float] = field(default_factory=dict)
     """The parts of the value, by name, before weighting."""
     rationale: str | None = None
@@ -134,7 +135,7 @@ def answers(task: Task, scorer: str) -> tuple[str, ...]:
 
 
 def check_verdict(raw: Any, scorer: str) -> Verdict:
-    """Return a scorer's result as a Verdict: it may be one, a number, or a tuple of number, components and steps.
+    """Return a scorer's result as a Verdict: it may be one, None, a number, or a tuple of number, components and steps.
 
     True and False are 1 and 0; a scalar of NumPy or torch, or an array of one, is its number. Its texts can be
     encoded as UTF-8. Raises ScoreError(not_a_number) for anything that is not a finite number, or a value beyond
@@ -147,7 +148,6 @@ def check_verdict(raw: Any, scorer: str) -> Verdict:
         raise ScoreError(
             f"{scorer} gave components {_short(verdict.components)}; expected a dict of name and number",
             reason="not_a_number",
-            again=True,
         )
     if len(verdict.components) > MAX_COMPONENTS or any(
         len(str(name)) > COMPONENT_CHARACTERS for name in verdict.components
@@ -158,6 +158,9 @@ def check_verdict(raw: Any, scorer: str) -> Verdict:
             reason="too_many_components",
         )
     rationale = None if verdict.rationale is None else storable(str(verdict.rationale)[:MAX_RATIONALE])
+    version = storable(str(verdict.version)[:MAX_VERSION])
+    if verdict.value is None:
+        return Verdict(None, {}, rationale, version)
     value = _finite(verdict.value, scorer, "value")
     if abs(value) > MAX_REWARD:
         raise ScoreError(
@@ -168,7 +171,7 @@ def check_verdict(raw: Any, scorer: str) -> Verdict:
         value,
         {storable(str(name)): _finite(part, scorer, f"component {name}") for name, part in verdict.components.items()},
         rationale,
-        storable(str(verdict.version)[:MAX_VERSION]),
+        version,
         _steps(verdict.steps, scorer),
     )
 
@@ -185,11 +188,11 @@ def check_steps(verdict: Verdict, response: Response, scorer: str) -> Verdict:
 
 
 def entry_point(version: str) -> Callable[[F], F]:
-    """Mark a function `(task, response, settings) -> number | (number, components[, steps])` as a scorer.
+    """Mark a function `(task, response, settings) -> number | None | (number, components[, steps])` as a scorer.
 
     Tasks name functions as `module:function`. Only marked functions are called, so a task cannot call arbitrary code.
     `task` is a `ScorerTask`: `task.verifier["answer"]` is the task's right answer. `steps` is one number for
-    each of `response.turns`: what an agent's model calls are worth, one by one.
+    each of `response.turns`: what an agent's model calls are worth, one by one. None: no opinion of this response.
 
     >>> @entry_point("halves/1")
     ... def halves(task, response, settings):
@@ -223,9 +226,8 @@ def _finite(value: Any, scorer: str, field: str) -> float:
             number = float(value)
     if not math.isfinite(number):
         raise ScoreError(
-            f"{scorer} gave {field} {_short(value)}; a score is a finite number ({way_out})",
+            f"{scorer} gave {field} {_short(value)}; a score is a finite number, or None for no opinion ({way_out})",
             reason="not_a_number",
-            again=True,
         )
     return number
 

@@ -224,7 +224,8 @@ def _obeying(event: Any) -> Any:
                 event,
                 reward_id=derive_id(event.response_id, event.source),
                 value=value,
-                error="failed" if value is None else None,
+                error="failed" if value is None and not event.abstained else None,
+                abstained=value is None and event.abstained,
                 steps=() if value is None else tuple(step % MAX_REWARD for step in event.steps),
             )
         case AdapterEvent():

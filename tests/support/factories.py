@@ -163,7 +163,7 @@ def response(**changes: Any) -> Response:
 
 
 def reward(of: Response | None = None, **changes: Any) -> Reward:
-    """Return the verdict 1.0 of `exact` on a response; with `error`, a score that failed."""
+    """Return the verdict 1.0 of `exact` on a response; with `error`, a score that failed; `abstained`: no opinion."""
     of = of or response()
     whole: dict[str, Any] = {
         "response_id": of.response_id,
@@ -172,9 +172,9 @@ def reward(of: Response | None = None, **changes: Any) -> Reward:
         "policy": of.policy,
         "slot": of.slot,
         "source": "exact",
-        "value": None if changes.get("error") is not None else 1.0,
+        "value": None if changes.get("error") is not None or changes.get("abstained") else 1.0,
         "scorer_version": "1",
-        "components": {"match": 1.0},
+        "components": {} if changes.get("abstained") else {"match": 1.0},
     }
     whole |= changes
     whole.setdefault("reward_id", derive_id(whole["response_id"], whole["source"]))

@@ -727,6 +727,17 @@ def test_up_starts_nothing_if_a_scorer_cannot_be_loaded(
     assert says in result.stderr and not Path(".streamward").exists()
 
 
+def test_a_scorer_without_an_opinion_is_tried_and_says_so(capitals: Path) -> None:
+    text = (capitals / "capscore.py").read_text()
+    (capitals / "capscore.py").write_text(
+        text.replace("    share =", "    if not response.text:\n        return None\n    share =")
+    )
+    done = process("scoring", "try", "capscore:capital", "--task", "capitals.jsonl:1", "--text", "")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["value"], found["abstained"], found["version"]) == (None, True, "capital/1")
+
+
 def test_a_scorer_that_raises_is_tried_and_says_where(capitals: Path) -> None:
     done = process("scoring", "try", "capscore:capital", "--task", "capitals.jsonl:2", "--text", "Madrid")
     assert done.returncode == 1 and done.stdout == ""

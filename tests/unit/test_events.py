@@ -122,7 +122,7 @@ def test_an_empty_completion_is_a_response_like_any_other() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"value": None}, "value is None and error is None; exactly one"),
+        ({"value": None}, "value is None, error is None and abstained is False; exactly one"),
         ({"value": 1.0, "error": "timeout"}, "exactly one"),
         ({"value": float("nan")}, "a reward is a finite number"),
         ({"value": float("inf")}, "a reward is a finite number"),

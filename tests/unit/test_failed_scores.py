@@ -105,7 +105,7 @@ def an_item(slot: int, *, failed: bool = False, slots: int = 4) -> Item:
     """Return a response whose score is known."""
     record = Record(Coordinates("responses", 0, slot), 0, b"t1", b"")
     item = Item(TakenRecord(record, OffsetTracker()), response(slot=slot, group_size=slots), task(group_size=slots))
-    item.failed = [(SHORT, failure())] if failed else []
+    item.failed, item.has_value = [(SHORT, failure())] if failed else [], not failed
     return item
 
 
@@ -119,6 +119,14 @@ def settled(siblings: Siblings, *items: Item, after_s: float = 0.0) -> dict[int,
 
 def all_there(*items: Item) -> dict[int, bool]:
     return settled(Siblings(Advantages(), lambda _: True), *items)
+
+
+def test_a_failed_score_is_final_if_its_siblings_have_no_score_that_could_be_compared() -> None:
+    silent = [an_item(slot, failed=True) for slot in range(3)]
+    for item in silent:  # no scorer has an opinion of them
+        item.failed = []
+    assert all_there(*silent, an_item(3, failed=True)) == {3: True}
+    assert all_there(*silent[:2], an_item(2, failed=True), an_item(3, failed=True)) == {2: False, 3: False}
 
 
 def test_a_failed_score_is_final_if_its_group_can_do_without_it() -> None:

@@ -292,6 +292,36 @@ def test_a_failed_slot_is_left_out_of_the_baseline_and_listed() -> None:
     assert (group.complete, group.reward_mean, left_out(group)) == (True, 1.0, [(1, "response_failed")])
 
 
+def test_a_source_without_an_opinion_is_left_out_of_the_sum_and_of_the_components() -> None:
+    sources = (RewardSource(name="exact", weight=2.0), RewardSource(name="length", weight=-0.5))
+    log, slots = Log(), answers()
+    silent = reward(slots[3], source="length", abstained=True)
+    log.read_all([task(reward_sources=sources), *slots, *scores(slots), *scores(slots[:3], source="length"), silent])
+    group = log.group()
+    assert [r.reward for r in group.responses] == [0.0, 1.5, 1.5, 4.0]
+    assert group.responses[3].components == {"exact": 2.0, "exact.match": 1.0}
+    assert (group.complete, group.left_out) == (True, ())
+
+
+def test_a_response_of_which_no_source_has_an_opinion_is_left_out_at_once() -> None:
+    log, slots = Log(), answers()
+    log.read_all([task(), *slots, *scores(slots[:3], (1.0, 2.0, 3.0)), reward(slots[3], abstained=True)])
+    group = log.group()
+    assert (group.complete, group.reward_mean, left_out(group)) == (True, 2.0, [(3, "abstained")])
+    nobody = Log()
+    nobody.read_all([task(), *slots, *(reward(slot, abstained=True) for slot in slots)])
+    assert (nobody.group().dropped_reason, nobody.group().responses) == ("unscored", ())
+    assert left_out(nobody.group()) == [(slot, "abstained") for slot in range(4)]
+
+
+def test_no_opinion_and_a_failure_of_one_source_contradict_each_other_before_and_after_the_group_left() -> None:
+    log, slots = Log(), answers()
+    log.read_all([task(), *slots, reward(slots[0], abstained=True), reward(slots[0], error="timeout")])
+    log.read_all([*scores(slots[1:]), reward(slots[0], abstained=True), reward(slots[0], error="late", components={})])
+    assert len(log.closes) == 1
+    assert {reason for _, reason in log.reasons()} == {"contradictory"}
+
+
 def test_a_failed_score_is_missing_and_never_zero() -> None:
     log, slots = Log(), answers()
     log.read_all([task(), *slots, *scores(slots, (1.0, 2.0, 3.0)), reward(slots[3], error="timeout")])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from schemas.events import ResponseTurn, RewardSource
+from schemas.events import ResponseTurn, RewardSource, problems
 from schemas.serde import encode
 from streams.errors import EventError
 from streams.scorers import SCORERS, ScoreError, ScoreOutcome, Scorers, Verdict, find, source_problems
@@ -264,6 +264,34 @@ def test_a_mix_records_each_part_before_its_weight_and_says_which_versions_spoke
 def test_a_mix_keeps_the_components_of_its_parts(scorers: Scorers) -> None:
     found = outcome(scorers, "mix", "11", {"of": [{"name": "length", "as": "brief", "settings": {"limit": 6}}]})
     assert found.components == {"brief": 0.5, "brief.length": 3.0}
+
+
+def test_a_part_of_a_mix_without_an_opinion_adds_nothing_and_a_mix_of_such_parts_has_none(
+    scorers: Scorers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SCORERS, "silent", Scorer("silent", "silent/1", "inline", None, lambda *_: None))
+    found = outcome(scorers, "mix", "11", {"of": [{"name": "exact", "weight": 0.7}, {"name": "silent", "weight": 0.3}]})
+    assert (found.value, found.components, found.abstained) == (0.7, {"exact": 1.0}, False)
+    assert found.version == "mix/1[exact/2,silent/1]"
+    found = outcome(scorers, "mix", "11", {"of": [{"name": "silent"}]})
+    assert (found.value, found.error, found.abstained, found.tries) == (None, None, True, 1)
+    recorded = reward_of(a_response("x"), RewardSource(name="mix"), found, 1)
+    assert recorded.abstained and not list(problems(recorded))
+
+
+def test_what_is_no_number_is_an_error_that_is_not_tried_again(
+    scorers: Scorers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def not_a_number(*_: object) -> float:
+        calls.append(1)
+        return float("nan")
+
+    monkeypatch.setitem(SCORERS, "nan", Scorer("nan", "nan/1", "inline", None, not_a_number))
+    found = outcome(scorers, "nan", "11", {})
+    assert (found.reason, found.abstained, len(calls)) == ("not_a_number", False, 1)
+    assert found.error is not None and "a score is a finite number, or None for no opinion" in found.error
 
 
 def test_a_mix_with_a_part_that_fails_fails_whole(scorers: Scorers) -> None:

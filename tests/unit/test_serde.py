@@ -206,7 +206,7 @@ def by_another_writer(event: Event, **changes: Any) -> bytes:
     ("event", "changes", "says"),
     [
         (reward(), {"value": float("nan")}, "Reward.value: expected a finite number, got nan"),
-        (reward(), {"value": None}, "Reward: value is None and error is None"),
+        (reward(), {"value": None}, "Reward: value is None, error is None and"),
         (task(), {"purpose": "teach"}, "Task.purpose: expected one of train, serve, eval, got 'teach'"),
         (task(), {"group_size": 0}, "Task: group_size is 0"),
         (task(), {"reward_sources": []}, "Task: reward_sources is empty"),

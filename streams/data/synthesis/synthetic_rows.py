@@ -116,7 +116,8 @@ def _refusal(task: Task, text: str, scorer: RewardSource, scoring: Scoring) -> s
     (outcome,) = try_texts(scoring, task, scorer, [text])
     if outcome.error is not None:
         return f"{scorer.name}: {outcome.error}"
-    return None if outcome.value == 1 else f"{scorer.name} gives {outcome.value:g} to {text[:60]!r}"
+    score = "no opinion" if outcome.value is None else f"{outcome.value:g}"
+    return None if outcome.value == 1 else f"{scorer.name} gives {score} to {text[:60]!r}"
 
 
 def _task(row: DataRow) -> Task | None:

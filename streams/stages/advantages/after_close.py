@@ -115,7 +115,9 @@ def _reward_after(
     if first is not None and (first.value, first.parts_digest) == (score.value, score.parts_digest):
         return group
     first_score = (
-        None if first is None else SourceScore(first.value, {}, reward_id, coordinates.partition, first.offset, 0)
+        None
+        if first is None
+        else SourceScore(first.value, {}, False, reward_id, coordinates.partition, first.offset, 0)
     )
     if (rejection := reward_rejection(group.task, first_score, reward, coordinates.topic)) is not None:
         return reject(group, reward.content_digest(), DeadLetterEffect(coordinates, *rejection), effects)

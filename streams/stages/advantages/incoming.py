@@ -56,7 +56,7 @@ FIELDS: dict[type[Event], tuple[str, ...]] = {
         *("branches", "success", "trained_batches", "prompt_version", "agent_id", "prompt_tokens", "completion_tokens"),
         *(f"sampling.{name}" for name in SAMPLING_FIELDS),
     ),
-    Reward: ("task_id", "reward_id", "response_id", "source", "value", "components", "steps"),
+    Reward: ("task_id", "reward_id", "response_id", "source", "value", "components", "abstained", "steps"),
 }
 """The fields that the join looks at, as `operator.attrgetter` takes them; of any other event, the whole of it."""
 
@@ -125,7 +125,7 @@ def _responses(columns: Columns, recorded: Columns) -> list[Incoming]:
 
 
 def _rewards(columns: Columns, recorded: Columns) -> list[Incoming]:
-    task_ids, reward_ids, response_ids, sources, values, components, steps = columns
-    score_fields = zip(values, components, map(short_id, reward_ids), *recorded, steps, strict=True)
+    task_ids, reward_ids, response_ids, sources, values, components, abstained, steps = columns
+    score_fields = zip(values, components, abstained, map(short_id, reward_ids), *recorded, steps, strict=True)
     refs = map(made_of(RewardRef), zip(response_ids, sources, map(made_of(SourceScore), score_fields), strict=True))
     return list(map(made_of(Incoming), zip(task_ids, refs, repeat(None))))

@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from schemas.conventions import FEEDBACK, UNRANKED
+from schemas.conventions import ABSTAINED, FEEDBACK, UNRANKED
 from schemas.events import Coordinates, GroupControl, LeftOut, Task
 from streams import advantage_formulas
 from streams.advantage_formulas import FormulaError
@@ -167,7 +167,7 @@ class GroupReducer:
     def _enter_reward(self, group: OpenGroup, task: TaskInfo, reward: RewardRef, effects: list[Effect]) -> OpenGroup:
         score, of_response = reward.score, group.scores.get(reward.response_id, {})
         first = of_response.get(reward.source)
-        if first is not None and first[:2] == score[:2] and first.steps == score.steps:
+        if first is not None and first[:3] == score[:3] and first.steps == score.steps:
             return group
         if (rejection := reward_rejection(task, first, reward, self.rewards_topic)) is not None:
             effect = DeadLetterEffect(self._at(reward), *rejection)
@@ -336,11 +336,13 @@ def _why_left_out(task: TaskInfo, failed: bool, scores: Mapping[str, SourceScore
     """Return why a slot has no reward; None if it has one. `is_cut`: a sibling of it never came."""
     if failed:
         return "response_failed"
-    values = [scores[name].value for name, _ in task.sources if name in scores]
-    if len(values) < len(task.sources):
+    given = [scores[name] for name, _ in task.sources if name in scores]
+    if len(given) < len(task.sources):
         missing = (name for name, _ in task.sources if name not in scores)
         return UNRANKED if is_cut and all(map(compares_group, missing)) else "unscored"
-    return "score_failed" if None in values else None
+    if any(score.value is None and not score.abstained for score in given):
+        return "score_failed"
+    return ABSTAINED if given and all(score.abstained for score in given) else None
 
 
 def _steps(task: TaskInfo, scores: Mapping[str, SourceScore]) -> tuple[float, ...] | None:
@@ -358,6 +360,8 @@ def _components(task: TaskInfo, scores: Mapping[str, SourceScore]) -> dict[str, 
     components: dict[str, float] = {}
     for name, _ in task.sources:
         score = scores[name]
+        if score.abstained:
+            continue
         components[name] = score.value or 0.0
         for part, value in score.components.items():
             components[f"{name}.{part}"] = value

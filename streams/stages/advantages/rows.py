@@ -27,7 +27,7 @@ from streams.stages.advantages.state import (
 )
 from streams.worker.table_rows import pack, unpack
 
-ROW_VERSION = 7
+ROW_VERSION = 8
 CLOSED_FIELDS = tuple(name for name in ClosedGroup._fields if name != "rejected")
 """In the order in which a row holds them."""
 

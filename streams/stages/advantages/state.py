@@ -91,6 +91,8 @@ class SourceScore(NamedTuple):
 
     value: float | None
     components: Mapping[str, float]
+    abstained: bool
+    """Whether the source has no opinion; no value otherwise is a failed score."""
     reward_id: str
     """Short (digests.short_id)."""
     partition: int
@@ -101,7 +103,7 @@ class SourceScore(NamedTuple):
 
     def parts_digest(self) -> str:
         """Return a digest of what the value is made of."""
-        return parts_digest(self.components, self.steps)
+        return "abstained" if self.abstained else parts_digest(self.components, self.steps)
 
 
 class ResponseCandidate(NamedTuple):

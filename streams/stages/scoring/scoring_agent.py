@@ -367,6 +367,7 @@ class ScoringAgent:
     def _write_one(self, item: Item, response: Response, source: RewardSource, outcome: ScoreOutcome) -> None:
         record = item.taken.record
         item.is_scored = item.is_scored and outcome.error is None
+        item.has_value = item.has_value or outcome.value is not None
         try:
             self._send(item, response, source, outcome)
         except UNWRITABLE as exc:
@@ -400,6 +401,7 @@ def reward_of(response: Response, source: RewardSource, outcome: ScoreOutcome, n
         source=source.name,
         value=outcome.value,
         error=outcome.error,
+        abstained=outcome.abstained,
         scorer_version=outcome.version,
         latency_ms=outcome.latency_ms,
         rationale=outcome.rationale,

@@ -39,6 +39,8 @@ class Item:
     """Failed scores that are neither final nor given up yet."""
     is_scored: bool = True
     """False once a failed score is final."""
+    has_value: bool = False
+    """Whether a source has given a value, and has not abstained."""
     waits_until: float = 0.0
     began: float = field(default_factory=time.monotonic)
 
@@ -93,7 +95,9 @@ class Siblings:
             if len(sampling.slots) < sampling.group_size and now < sampling.changed + SIBLINGS_WAIT_S:
                 continue
             del self._samplings[sampling_id]
-            scored = sum(item.is_scored and not item.failed for item in sampling.items)
+            scored = sum(item.is_scored and item.has_value and not item.failed for item in sampling.items)
+            is_whole = len(sampling.slots) == sampling.group_size
+            possible = scored + sum(bool(item.failed) for item in sampling.items) if is_whole else sampling.group_size
             for item in sampling.items:
                 if item.failed and self._owns(item.taken):
-                    yield item, scored >= self._rule.min_group
+                    yield item, not scored < self._rule.min_group <= possible

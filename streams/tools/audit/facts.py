@@ -90,11 +90,17 @@ class RewardFact(NamedTuple):
     policy: str
     value: float | None
     components: Components
+    abstained: bool
 
     @property
-    def content(self) -> tuple[float | None, Components]:
+    def failed(self) -> bool:
+        """Whether the source gave up."""
+        return self.value is None and not self.abstained
+
+    @property
+    def content(self) -> tuple[float | None, Components, bool]:
         """What counts: a repeated score has another time and the same content."""
-        return self.value, self.components
+        return self.value, self.components, self.abstained
 
 
 class ControlFact(NamedTuple):

@@ -192,6 +192,7 @@ def _reward(record: Record, reward: Reward) -> RewardFact:
         policy=reward.policy,
         value=reward.value,
         components=tuple(sorted(reward.components.items())),
+        abstained=reward.abstained,
     )
 
 

@@ -4,7 +4,7 @@
                      in the order of each partition, topics side by side
 
     tasks × slots            = answers + failed answers + unanswered, as recorded
-    answers × reward sources = scores + failed scores
+    answers × reward sources = scores + abstentions + failed scores
     tasks                    = groups kept + groups dropped
     groups                   = trained + in batches + dropped by reason + in the window of the next batch
     trajectories             = ended + open, each with all of its turns, and the turns of its response are among them

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from schemas.conventions import SOURCE_SHA256, UNRANKED
+from schemas.conventions import ABSTAINED, SOURCE_SHA256, UNRANKED
 from schemas.events import Coordinates, derive_id
 from streams.tools.audit.facts import (
     RECORDED_LAG,
@@ -172,6 +172,9 @@ class _Check:
         whole = True
         for source, weight in self._task.sources:
             reward = self._scores.get((response.response_id, source))
+            if reward is not None and reward.abstained:
+                self._stamps.append(reward.ms)
+                continue
             if reward is None or reward.value is None:
                 whole = False
                 yield AuditFinding(
@@ -224,18 +227,22 @@ class _Check:
                 "lost", response.at, f"{group.at} leaves it out as {reason}, but one of its rewards is not in the log"
             )
         else:
-            yield from self._not_a_member(slot, reason, response, [reward.value for reward in found])
+            yield from self._not_a_member(slot, reason, response, found)
 
     def _not_a_member(
-        self, slot: int, reason: str, response: ResponseFact, values: Sequence[float | None]
+        self, slot: int, reason: str, response: ResponseFact, rewards: Sequence[RewardFact]
     ) -> Iterator[AuditFinding]:
-        """Check why a slot that has every score is left out: one failed, or the whole group was dropped."""
-        expected = "score_failed" if None in values else self._group.dropped_reason
+        """Check why a slot that has every score is left out: one failed, all abstained, or the group was dropped."""
+        values, expected = [reward.value for reward in rewards], self._group.dropped_reason
+        if any(reward.failed for reward in rewards):
+            expected = "score_failed"
+        elif rewards and all(reward.abstained for reward in rewards):
+            expected = ABSTAINED
         if reason != expected:
             yield _wrong(
                 self._group, f"slot {slot} is left out as {reason}, but its rewards at {response.at} are {values}"
             )
-        elif None not in values:
+        elif expected not in ("score_failed", ABSTAINED):
             weights = [weight for _, weight in self._task.sources]
             self._rewards.append(sum(weight * (value or 0.0) for weight, value in zip(weights, values, strict=True)))
 

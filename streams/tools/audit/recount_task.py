@@ -393,7 +393,8 @@ class _TaskRecount:
         counts["to score"] += len(scores)
         counts["scored"] += sum(score is not None and score.value is not None for score in scores)
         counts["without score"] += scores.count(None)
-        counts["failed scores"] += sum(score is not None and score.value is None for score in scores)
+        counts["failed scores"] += sum(score is not None and score.failed for score in scores)
+        counts["abstained"] += sum(score is not None and score.abstained for score in scores)
 
     # --- findings -----------------------------------------------------------------------------------------------------
 

@@ -62,7 +62,12 @@ class Report:
             (
                 "answers × reward sources",
                 n["to score"],
-                {"scored": n["scored"], "failed": n["failed scores"], "left out or open": n["without score"]},
+                {
+                    "scored": n["scored"],
+                    "abstained": n["abstained"],
+                    "failed": n["failed scores"],
+                    "left out or open": n["without score"],
+                },
             ),
             (
                 "tasks",

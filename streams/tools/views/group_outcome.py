@@ -20,7 +20,7 @@ FLAT = "zero_variance"
 """The reason of a group whose advantages are all 0, as the batch stage spells it."""
 DROPPED = {
     "unanswered": "no slot was answered before the task's time was over",
-    "unscored": "no answer was scored before the task's time was over",
+    "unscored": "no answer was scored before the task's time was over, or no scorer had an opinion of any",
     "incomplete": "not every slot was answered and scored in time, and advantages.partial says to drop such groups",
     "too_few_scored": "too few answers had scores to compare (advantages.min_group)",
     "too_large": "the group was larger than a record may be",
@@ -37,6 +37,7 @@ LEFT_OUT_OF_BATCH = {
 LEFT_OUT_OF_GROUP = {
     "response_failed": "the answer failed",
     "score_failed": "a scorer gave up on it",
+    "abstained": "no scorer had an opinion of it",
     "unanswered": "it was not answered in time",
     "unranked": "a sibling of it never came, and a scorer that compares all of them had nothing to rank",
     "unscored": "a reward was missing when the group was closed",

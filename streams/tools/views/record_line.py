@@ -148,7 +148,7 @@ def summary(label: str, event: Any) -> str:
         case "responses":
             return f"answer of slot {event.slot} by version {event.adapter_version}: {event.error or event.text}"
         case "rewards":
-            value = event.error if event.value is None else f"{event.value:.4g}"
+            value = event.error or "no opinion" if event.value is None else f"{event.value:.4g}"
             return f"{event.source} of slot {event.slot}: {value}"
         case "groups":
             return _group_summary(event)

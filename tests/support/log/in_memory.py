@@ -48,7 +48,7 @@ TROUBLES = (
     "a changed task", "the task again", "another group size", "another policy", "another pin",
     "a missing slot", "a missing reward", "a late answer", "a late reward", "no task", "no events",
     "poison", "the wrong key", "too large", "too large without tokens", "everything twice", "for evaluation", "served",
-    "equal rewards", "no deadline of its own", "a flood of rewards",
+    "equal rewards", "no deadline of its own", "an abstention", "no opinion of an answer", "a flood of rewards",
 )  # fmt: skip
 
 
@@ -110,6 +110,11 @@ def events_of(task_id: str, troubles: Sequence[str], draw: random.Random) -> tup
         scores.pop(draw.randrange(len(scores)))
     if scores and "a failed score" in has:
         scores[0] = reward(_of(slots, scores[0]), source=scores[0].source, error="no answer")
+    if scores and has & {"an abstention", "no opinion of an answer"}:
+        answer = scores[-1].response_id
+        silent = [n for n, one in enumerate(scores) if one.response_id == answer]
+        for n in silent[: 1 if "an abstention" in has else None]:
+            scores[n] = reward(_of(slots, scores[n]), source=scores[n].source, abstained=True)
     once: list[Event] = [*(() if "no task" in has else (asked,)), *slots, *scores]
     if "no events" in has:
         once, strange, late = once[:1] if "no task" not in has else [], [], []
@@ -142,7 +147,7 @@ def _strange(
         "a sampling of two prompts": [
             changed(slot, prompt_token_ids=(9,)) for slot in slots[-1:] if slot.error is None
         ],
-        "another value": [dataclasses.replace(score, value=9.0, error=None) for score in scores[:2]],
+        "another value": [dataclasses.replace(score, value=9.0, error=None, abstained=False) for score in scores[:2]],
         "an unasked source": [reward(one, source="style"), reward(one, source="style", value=0.5)],
         "a reward on no response": [reward(answers(asked.task_id, "ghost", size)[0])],
         "a reward on a failed slot": [reward(slot) for slot in slots if slot.error is not None],

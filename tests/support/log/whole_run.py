@@ -140,6 +140,10 @@ def inputs(log: Written, begin_ms: int = T0) -> list[Record]:
         events: list[Event] = [asked, *slots, *verdicts(slots, draw, equal=number == 7)]
         if number == 8:
             events[4] = reward(slots[0], source="exact", error="the judge did not answer")
+        if number == 14:  # one source has no opinion of an answer
+            events[4] = reward(slots[0], source="exact", abstained=True)
+        if number == 15:  # nor has any
+            events[4:6] = [reward(slots[0], source=source.name, abstained=True) for source in SOURCES]
         if number == 9:  # sampled twice
             again = answers(asked, "second")
             events += [*again, *verdicts(again, draw)]
