@@ -106,15 +106,15 @@ class CallPrompts:
         """Refuse what is too long even for the longest tokens. Raises CallError."""
         least_tokens = math.ceil(_characters(call) / self._rendering.longest_token)
         if least_tokens > self._engine.context_tokens:
-            raise self._too_long(least_tokens, parameter)
+            raise self._too_long(least_tokens, parameter, " (at least: it was not tokenized)")
 
-    def _too_long(self, tokens: int, parameter: str) -> CallError:
+    def _too_long(self, tokens: int, parameter: str, note: str = "") -> CallError:
         """Return the error of a prompt of so many tokens, in the words that clients of several protocols look for."""
         context = self._engine.context_tokens
         return CallError(
             "context_length_exceeded",
-            f"prompt is too long: {tokens} tokens > {context - 1} maximum, which leaves room for an answer in the "
-            f"context of {context}; shorten the conversation",
+            f"prompt is too long: {tokens} tokens > {context - 1} maximum{note}, which leaves room for an answer in "
+            f"the context of {context}; shorten the conversation",
             parameter,
         )
 
