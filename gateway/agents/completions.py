@@ -2,7 +2,8 @@
 
     POST …/v1/completions ──► ModelCall ──► pieces ──► text_completion, or chunks of it
 
-The prompt is text, or tokens, which go to the model as they are: no template is applied.
+The prompt is text, which gets what the tokenizer puts around one (vLLM's `add_special_tokens`), or tokens, which go to
+the model as they are. No template is applied.
 """
 
 from __future__ import annotations
@@ -59,6 +60,9 @@ class CompletionsBody(Body):
         Prompt,
         BeforeValidator(_one_prompt, json_schema_input_type=Prompt | OnePrompt),
     ] = Field(description="text, or token ids; one prompt in a request")
+    add_special_tokens: bool | None = Field(
+        None, description="whether a text gets what the tokenizer puts around one, such as BOS; default: true"
+    )
     max_tokens: Whole | None = Field(
         None, ge=1, le=MOST_TOKENS, description=f"most tokens of an answer; default: {MAX_TOKENS}"
     )
@@ -88,6 +92,7 @@ def call(body: CompletionsBody, caller: Caller) -> ModelCall:
         protocol="completions",
         model=body.model,
         prompt=body.prompt if isinstance(body.prompt, str) else tuple(body.prompt),
+        special_tokens=body.add_special_tokens is not False,
         sampling=Sampling(
             temperature=1.0 if body.temperature is None else body.temperature,
             top_p=1.0 if body.top_p is None else body.top_p,

@@ -17,12 +17,14 @@ from typing import Any
 
 import httpx
 import pytest
+from tokenizers import processors
 
 from gateway.http.body import read_call
 from schemas.conventions import FAILED_TOOLS
 from schemas.events import Message, Sampling, Tool, TrajectoryEvent, Turn
 from schemas.tokens import TokenIds
 from streams.engines.rendering.template_rendering import ChatRendering
+from streams.engines.rendering.token_table import TokenTable
 from streams.errors import CallError
 from streams.improve.runs.tool_use import ToolUse, tool_use
 from streams.stages.agents.recording.calls import Delta, Done, ModelCall, Piece
@@ -94,6 +96,26 @@ def test_what_is_in_the_log_are_the_tokens_and_logprobs_of_the_engine() -> None:
         [turn] = server.turns
     assert tuple(turn.completion_token_ids) == drawn
     assert list(turn.logprobs) == [logprob for _, logprob in server.engine.streams[0].drawn]
+
+
+def test_a_text_to_continue_gets_what_its_tokenizer_puts_before_one_and_token_ids_stay_as_they_are() -> None:
+    tokenizer = chat.chat_tokenizer(chat.KEEPS)
+    first = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", first)]
+    )
+    text, ids = "the weather in", RENDER.plain("the weather in")
+    bodies = [{}, {"add_special_tokens": None}, {"add_special_tokens": False}, {"prompt": list(ids)}]
+    with served(ChatRendering(tokenizer, TokenTable.of(tokenizer), "tokenizer")) as server:
+        for body in bodies:
+            says(server, " Ulm")
+            answer = server.post("completions", {"model": "sums", "prompt": text, **body})
+            assert answer.status_code == 200, answer.text
+        says(server, "hi")
+        ask(server, user("hi"))
+        prompts = [prompt(server, number) for number in range(len(bodies) + 1)]
+    assert prompts[:4] == [(first, *ids), (first, *ids), ids, ids]
+    assert prompts[4] == RENDER.first((Message(role="user", content="hi"),), ())  # a template writes its own
 
 
 @pytest.mark.parametrize(

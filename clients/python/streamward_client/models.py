@@ -1883,6 +1883,7 @@ class CompletionsBody(TypedDict):
 
     model: str
     prompt: str | list[int] | list[str | list[int]]
+    add_special_tokens: NotRequired[bool | None]
     max_tokens: NotRequired[int | None]
     n: NotRequired[int | None]
     temperature: NotRequired[float | None]

@@ -490,6 +490,10 @@ export type CompletionsBody = {
         string | Array<number>
     ];
     /**
+     * whether a text gets what the tokenizer puts around one, such as BOS; default: true
+     */
+    add_special_tokens?: boolean | null;
+    /**
      * most tokens of an answer; default: 16
      */
     max_tokens?: number | null;

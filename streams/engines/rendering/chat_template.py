@@ -4,7 +4,8 @@ The contents of messages are data: the name of a control token in them stays tex
 characters of a rendered conversation come from messages; control_tokens.py makes tokens of it. A conversation of which
 the template leaves out a tool, a call or its result is refused (left_out.py).
 
-Not covered: the prompt of a completion (/v1/completions). It is no conversation, but a text with all its tokens.
+Not covered: the prompt of a completion (/v1/completions). It is no conversation, but a text with all its tokens and
+those that the tokenizer adds.
 """
 
 from __future__ import annotations

@@ -51,6 +51,9 @@ class Rendering(Protocol):
     def plain(self, text: str) -> tuple[int, ...]:
         """Return the tokens of `text` alone."""
 
+    def with_special_tokens(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a text to continue, with those that the tokenizer puts around one, such as <s>."""
+
     def text(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, without those that stand for no text."""
 

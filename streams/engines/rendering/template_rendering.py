@@ -122,6 +122,10 @@ class ChatRendering:
         """Return the tokens of `text` alone."""
         return self._template.tokens(text)
 
+    def with_special_tokens(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a text to continue, with those that the tokenizer puts around one, such as <s>."""
+        return tuple(self._tokenizer(text)["input_ids"])
+
     def text(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, without those that stand for no text."""
         spoken = [token for token in token_ids if token not in self._silent]

@@ -57,6 +57,10 @@ class ScriptedRendering:
         """Return the tokens of `text` alone."""
         return tuple(text.encode())
 
+    def with_special_tokens(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of `text` alone: there are no others."""
+        return self.plain(text)
+
     def text(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, without END_OF_TURN."""
         return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")

@@ -37,7 +37,9 @@ class ModelCall:
     messages: tuple[Message, ...] = ()
     """The whole history, as sent."""
     prompt: str | tuple[int, ...] | None = None
-    """Text or token ids that go to the model as they are; then there are no messages."""
+    """Text or token ids to continue; then there are no messages."""
+    special_tokens: bool = True
+    """Whether text gets what the tokenizer puts around one; token ids go to the model as they are."""
     tools: tuple[Tool, ...] = ()
     tool_choice: Literal["auto", "none"] = "auto"
     """none: what looks like a tool call is text."""
