@@ -14,6 +14,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 import confluent_kafka as ck
@@ -21,7 +22,7 @@ from confluent_kafka import admin
 
 from streams.errors import LogError, NotFoundError
 from streams.kafka.client import admin_client, unreachable
-from streams.kafka.reader import read
+from streams.kafka.reader import open_transaction, read
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import ANSWER_S, BrokerOutage, BrokerUnreachable
 from streams.kafka.topics import LABELS, topics, wrong_partitions
@@ -39,13 +40,22 @@ def offsets(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, t
     """Return (first offset, end) of every partition of these topics. The end is the last stable offset.
 
     So an open transaction ends its partition where it begins: no reader of ours gets what comes after, until it ends.
-    Raises NotFoundError for a topic that does not exist, LogError if the broker does not answer.
+    A warning says so, once. Raises NotFoundError for a topic that does not exist, LogError if the broker does not
+    answer.
     """
     client, counts = _connect(settings, not_empty=True)
     partitions = _partitions(settings, labels, counts)
     low = _list_offsets(settings, client, partitions, admin.OffsetSpec.earliest())
-    high = _list_offsets(settings, client, partitions, admin.OffsetSpec.latest())
+    high, open_ends = _ends(settings, client, partitions)
+    for tp, end in sorted(open_ends.items()):
+        warn_of_unread(tp, end)
     return {tp: (low[tp], high[tp]) for tp in partitions}
+
+
+@lru_cache(maxsize=1024)
+def warn_of_unread(tp: TopicPartition, end: int) -> None:
+    """Log that a partition is read up to an open transaction alone; the same one is logged once."""
+    log.warning("%s", open_transaction(tp, end))
 
 
 def open_transactions(settings: Settings, labels: Iterable[str]) -> list[OpenTransaction]:
@@ -53,23 +63,24 @@ def open_transactions(settings: Settings, labels: Iterable[str]) -> list[OpenTra
 
     Raises as `offsets`.
     """
-    ends = _open_ends(settings, labels)
+    client, counts = _connect(settings, not_empty=True)
+    _, ends = _ends(settings, client, _partitions(settings, labels, counts))
     if not ends:
         return []
-    from streams.kafka.transactions import open_transaction  # with aiokafka, which takes a tenth of a second to import
+    from streams.kafka import transactions  # with aiokafka, which takes a tenth of a second to import
 
-    found = (open_transaction(settings.kafka, tp, end) for tp, end in sorted(ends.items()))
+    found = (transactions.open_transaction(settings.kafka, tp, end) for tp, end in sorted(ends.items()))
     return [transaction for transaction in found if transaction is not None]
 
 
-def _open_ends(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, int]:
-    """Return the end of each partition of these topics in which a transaction is open."""
-    client, counts = _connect(settings, not_empty=True)
-    partitions = _partitions(settings, labels, counts)
+def _ends(
+    settings: Settings, client: admin.AdminClient, partitions: list[TopicPartition]
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Return the last stable offset of each partition, and of those alone in which a transaction is open."""
     latest, uncommitted = admin.OffsetSpec.latest(), ck.IsolationLevel.READ_UNCOMMITTED
     high_watermarks = _list_offsets(settings, client, partitions, latest, uncommitted)
     ends = _list_offsets(settings, client, partitions, latest)  # later: a transaction that ended meanwhile is not open
-    return {tp: end for tp, end in ends.items() if end < high_watermarks[tp]}
+    return ends, {tp: end for tp, end in ends.items() if end < high_watermarks[tp]}
 
 
 def offsets_at(settings: Settings, labels: Iterable[str], timestamp_ms: int) -> dict[TopicPartition, int]:

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import confluent_kafka as ck
@@ -99,6 +100,7 @@ def test_a_partition_ends_where_an_open_transaction_begins_and_goes_on_when_it_e
     behind = partition.write(made, 1)
     assert admin.offsets(made, ["rewards"])[partition.tp] == (1, 3)
     assert tail(made) == before
+    caplog.clear()  # of what said so before
     with PartitionReader(made, {partition.tp: 1}) as reader:
         records = []
         deadline = time.monotonic() + 120
@@ -281,3 +283,35 @@ def test_status_names_the_partition_and_the_producer_of_an_open_transaction(
         ]
         == []
     )
+
+
+COMMANDS = (
+    ("audit",),
+    ("query", "SELECT count(*) FROM rewards"),
+    ("archive", "sync", "rewards"),
+    ("events", "tail", "rewards", "--from", "start", "--until-end"),
+    ("export", "e", "--format", "prompts"),
+)
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: arguments[0])
+def test_a_command_says_what_it_did_not_read_behind_an_open_transaction(
+    made: Settings, partition: Partition, arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    partition.foreign.begin(RECORD)
+    shown = CliRunner().invoke(cli, arguments, env=to_env(made))
+    partition.foreign.end(commit=True)
+    topic, number = partition.tp
+    assert shown.stderr.count(f"{topic}[{number}]@1: a transaction is open from here on") == 1, shown.stderr
+
+
+def test_a_file_that_is_submitted_again_says_first_what_it_cannot_know(made: Settings, tmp_path: Path) -> None:
+    at = (topics(made.topics)["tasks"].name, 0)
+    foreign = Transactions(made.kafka.bootstrap, at)
+    foreign.begin(RECORD)
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "2 + 2 =", "answer": 4, "purpose": "eval"}\n')
+    shown = CliRunner().invoke(cli, ["tasks", "submit", str(tmp_path / "tasks.jsonl")], env=to_env(made))
+    foreign.end(commit=False)
+    foreign.close()
+    assert f"{at[0]}[0]@0: a transaction is open from here on" in shown.stderr
