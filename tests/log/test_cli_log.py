@@ -117,8 +117,9 @@ def test_topics_describe_of_a_missing_topic_is_not_found(settings: Settings) -> 
 
 
 def test_a_process_of_the_loop_refuses_to_start_without_topics(settings: Settings) -> None:
+    kafka = settings.kafka.model_copy(update={"request_timeout_s": 5.0})  # so long a topic may take to be listed
     for command in ("policy", "scoring", "streams", "train"):
-        result = run(settings, command)
+        result = run(settings.model_copy(update={"kafka": kafka}), command)
         assert result.exit_code == 3
         assert "does not exist; create it with `streamward topics apply`" in result.stderr
 
