@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schemas.events import Coordinates, CurationEvent, Event, Message, RunVerdict, Turn, derive_id
+from schemas.events import Coordinates, CurationEvent, Event, Message, RunVerdict, TrajectoryEvent, Turn, derive_id
 from schemas.tokens import TokenIds
 from streams.kafka.producer import Producer
 from streams.settings.model import Settings
@@ -25,8 +25,8 @@ def sent(settings: Settings, *events: Event) -> list[Coordinates]:
     return places
 
 
-def served(settings: Settings, name: str, question: str, answer: str = "11", **changes: Any) -> Coordinates:
-    """Write a run of one call, and return where its end is; `changes` are of its turn."""
+def run_of(name: str, question: str, answer: str = "11", **changes: Any) -> tuple[Turn, TrajectoryEvent]:
+    """Return a run of one call, and its end; `changes` are of its turn."""
     run = Recorded(name)
     ids = {
         "prompt_token_ids": TokenIds.of(PROMPT),
@@ -40,13 +40,16 @@ def served(settings: Settings, name: str, question: str, answer: str = "11", **c
     end = trajectory(
         trajectory_id=name, task_id=name, turns=1, sampling_id=None, slot=None, group_size=None, purpose="serve"
     )
-    return sent(settings, turn, end)[-1]
+    return turn, end
 
 
-def judge(
-    settings: Settings, name: str, end: Coordinates, decision: RunVerdict = "promote", **changes: Any
-) -> CurationEvent:
-    """Write a verdict on a run."""
+def served(settings: Settings, name: str, question: str, answer: str = "11", **changes: Any) -> Coordinates:
+    """Write a run of one call, and return where its end is; `changes` are of its turn."""
+    return sent(settings, *run_of(name, question, answer, **changes))[-1]
+
+
+def verdict_on(name: str, end: Coordinates, decision: RunVerdict = "promote", **changes: Any) -> CurationEvent:
+    """Return a verdict on a run."""
     labeller, actor = changes.get("labeller", "person"), changes.get("actor", "ann")
     about: dict[str, Any] = {
         "event_id": derive_id(name, labeller, actor, decision),
@@ -58,13 +61,19 @@ def judge(
         "source_offset": end.offset,
         "verdict": decision,
     }
-    event = curation_event(**about | changes)
-    sent(settings, event)
-    return event
+    return curation_event(**about | changes)
+
+
+def judge(settings: Settings, name: str, end: Coordinates, decision: RunVerdict = "promote", **changes: Any) -> None:
+    """Write a verdict on a run."""
+    sent(settings, verdict_on(name, end, decision, **changes))
 
 
 def promoted(settings: Settings, *questions: str, **changes: Any) -> None:
-    """Write a promoted run for each question."""
-    for question in questions:
-        name = derive_id("run", question)
-        judge(settings, name, served(settings, name, question, **changes))
+    """Write a promoted run for each question. Each producer takes half a second to begin, so one writes them all."""
+    names = {derive_id("run", question): question for question in questions}
+    runs = [event for name, question in names.items() for event in run_of(name, question, **changes)]
+    ends = [
+        place for place, event in zip(sent(settings, *runs), runs, strict=True) if isinstance(event, TrajectoryEvent)
+    ]
+    sent(settings, *map(verdict_on, names, ends))
