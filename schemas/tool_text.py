@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from schemas import json_text
 
@@ -101,14 +101,28 @@ def offer_problems(tools: Sequence[OfferedTool]) -> Iterator[str]:
         if OFFERED_NAME.fullmatch(tool.name) is None:
             yield f"a tool is called {tool.name[:140]!r}; expected 1 to 128 of A-Z a-z 0-9 _ . -"
         try:
-            is_object = isinstance(json_text.parse(tool.parameters), dict)
+            schema = json_text.parse(tool.parameters)
         except ValueError:
-            is_object = False
-        if not is_object:
+            schema = None
+        yield from (f"tool {tool.name[:140]}: parameters: {fault}" for fault in _broken_patterns(schema))
+        if not isinstance(schema, dict):
             yield f"tool {tool.name[:140]}: parameters is {tool.parameters[:80]!r}; expected a JSON Schema, an object"
     size = sum(len(tool.description) + len(tool.parameters) for tool in tools)
     if size > MOST_CHARACTERS:
         yield f"descriptions and parameters have {size} characters; expected at most {MOST_CHARACTERS}"
+
+
+def _broken_patterns(schema: Any) -> Iterator[str]:
+    """Yield each `pattern` of a schema that is no regular expression, and would never be enforced."""
+    ahead = [schema]
+    while ahead:
+        part = ahead.pop()
+        ahead += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        pattern = part.get("pattern") if isinstance(part, dict) else None
+        try:
+            re.compile(pattern if isinstance(pattern, str) else "")
+        except re.error as exc:
+            yield f"the pattern {str(pattern)[:80]!r} is no regular expression: {exc}"
 
 
 def _duplicates(names: Iterable[str]) -> list[str]:

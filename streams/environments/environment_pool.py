@@ -162,7 +162,8 @@ class _EnvironmentProcess(WorkerProcess):
         self.settings: dict[str, Any] | None = None
         """Of the environment that is open; None before the first."""
         with _episode_errors():
-            super().__init__(ENVIRONMENT, [str(int(limits.network)), host_of(name) or "", *folders])
+            arguments = [str(int(limits.network)), host_of(name) or "", *folders]
+            super().__init__(ENVIRONMENT, arguments, limits.variables)
 
     def open(self, settings: dict[str, Any]) -> None:
         """Let it open its environment, unless it is open. Raises EpisodeError."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -33,6 +34,11 @@ START_LIMIT_S = 60.0
 """To start an interpreter, and to import a user's module (sympy takes seconds); not part of a request's limit."""
 GRACE_S = 1.0
 """From the parent's end to the kill of a worker that has not ended by itself."""
+VARIABLES = re.compile(
+    "PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_[A-Z]+|TZ|TMPDIR|PYTHON[A-Z]+|VIRTUAL_ENV|LD_LIBRARY_PATH|DYLD_[A-Z_]+|"
+    "SSL_CERT_FILE|SSL_CERT_DIR|XDG_[A-Z]+_HOME|HF_HOME|HF_HUB_OFFLINE|OMP_[A-Z_]+|CUDA_[A-Z_]+"
+)
+"""Environment variables of a process that runs code of a user's; the others may be keys."""
 MAX_ANSWER_BYTES = 1024 * 1024
 START_ID = ""
 """Id of the frame that says that a worker has started."""
@@ -65,12 +71,18 @@ class WorkerKind(NamedTuple):
 class WorkerProcess:
     """One worker and the pipes to it. For one thread at a time, but `kill`."""
 
-    def __init__(self, kind: WorkerKind, arguments: Sequence[str]) -> None:
-        """Start it with `arguments`, and return when it is ready. Raises WorkerError."""
+    def __init__(self, kind: WorkerKind, arguments: Sequence[str], variables: str = "") -> None:
+        """Start it with `arguments`, and return when it is ready. Raises WorkerError.
+
+        `variables`: of its environment, in addition to VARIABLES, comma separated.
+        """
+        further = variables.replace(" ", "").split(",")
+        env = {name: value for name, value in os.environ.items() if name in further or VARIABLES.fullmatch(name)}
         self._kind = kind
         # -P: the working folder is no place to import from, unless the worker's arguments name it
         self._process = ChildProcess(
             [sys.executable, "-P", "-c", f"from {kind.module} import main; main()", *arguments],
+            env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -89,7 +89,7 @@ class Scorers:
         self._scoring = scoring
         check_module_names(scoring)
         folders = [os.getcwd()] if "." in scoring.importable else []
-        self._sandbox = Sandbox(scoring.processes, scoring.timeout_s, folders=folders)
+        self._sandbox = Sandbox(scoring.processes, scoring.timeout_s, folders=folders, variables=scoring.variables)
         self._working = TurnPool(scoring.processes, "scorer")
         self._judging = TurnPool(JUDGE_THREADS, "judge")
         self._timeouts: OrderedDict[tuple[str, str], int] = OrderedDict()  # by task and source

@@ -36,11 +36,17 @@ class Sandbox:
     """Worker processes, at most `processes` of them. Threads may call `score` together; each waits for a worker."""
 
     def __init__(
-        self, processes: int, timeout_s: float, *, folders: Sequence[str] = (), memory_bytes: int = MEMORY_BYTES
+        self,
+        processes: int,
+        timeout_s: float,
+        *,
+        folders: Sequence[str] = (),
+        variables: str = "",
+        memory_bytes: int = MEMORY_BYTES,
     ) -> None:
-        """`folders` are looked for modules in, after all that the interpreter knows."""
+        """`folders` are looked for modules in, after all that the interpreter knows; `variables`: scoring.variables."""
         self.timeout_s = timeout_s
-        self._folders = tuple(folders)
+        self._folders, self._variables = tuple(folders), variables
         self._memory_bytes = memory_bytes
         self._closed = False
         self._alive: set[ScorerProcess] = set()
@@ -62,7 +68,7 @@ class Sandbox:
                     self._end(worker)
                     worker = None
                 if worker is None:
-                    worker = ScorerProcess(self._folders)
+                    worker = ScorerProcess(self._folders, self._variables)
                     self._alive.add(worker)
                 was_used, request_id = worker.scores > 0, token_hex(16)
                 body = (request_id, self._memory_bytes, name, settings, task, response)
@@ -87,7 +93,7 @@ class Sandbox:
 
     def load(self, name: str) -> None:
         """Import the scorer called `name`, in a worker of its own. Raises ScoreError if that fails."""
-        worker, request_id = ScorerProcess(self._folders), token_hex(16)
+        worker, request_id = ScorerProcess(self._folders, self._variables), token_hex(16)
         try:
             worker.load(name, request_id, pickle.dumps((request_id, self._memory_bytes, name, {}, None, None)))
         finally:
@@ -121,12 +127,12 @@ class _ModuleChanged(Exception):
 class ScorerProcess(WorkerProcess):
     """A process that scores."""
 
-    def __init__(self, folders: Sequence[str]) -> None:
+    def __init__(self, folders: Sequence[str], variables: str) -> None:
         """`folders` are where it looks for modules last. Raises ScoreError if it does not start."""
         self.scores = 0
         """Scores begun so far."""
         with _score_errors():
-            super().__init__(SCORER, folders)
+            super().__init__(SCORER, folders, variables)
 
     def score(self, name: str, request_id: str, body: bytes, timeout_s: float) -> Verdict:
         """Return the worker's verdict on one pickled request. Raises ScoreError, _ModuleChanged."""

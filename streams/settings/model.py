@@ -444,6 +444,12 @@ class Policy(Section):
 JUDGE_PARAMETERS = ("temperature", "max_tokens", "max_completion_tokens", "response_format")
 
 
+VARIABLES = (
+    "environment variables that its processes get in addition to PATH, HOME, locale and the like, comma separated; "
+    "others, such as keys, they do not get"
+)
+
+
 class Scoring(Section):
     """The agent that judges responses."""
 
@@ -462,6 +468,7 @@ class Scoring(Section):
         description="modules and packages whose functions tasks may name as scorers (module:function), comma "
         "separated; `.` also finds them in the working folder; empty: none",
     )
+    variables: str = Field("", pattern=r"^[\w, ]*$", description=VARIABLES)
     judge_url: str | None = Field(None, description="OpenAI-compatible API of the LLM judge, up to /v1")
     judge_model: str | None = None
     judge_key: SecretStr | None = None
@@ -538,6 +545,7 @@ class Environments(Section):
         description="JSON file of bearer tokens by server, spelt as in servers (mcp:URL, or the URL of a tool); "
         "neither the log nor an environment's settings have them",
     )
+    variables: str = Field("", pattern=r"^[\w, ]*$", description=VARIABLES)
     timeout_s: float = Field(10.0, gt=0, description="time limit for one reset or step, seconds")
     memory_mib: int = Field(2048, ge=64, description="memory limit of a process, MiB")
     network: bool = Field(False, description="whether environments may open connections")

@@ -42,6 +42,8 @@ from tests.support.scrape import parse
 
 pytestmark = pytest.mark.kafka
 
+KEYS = ("SECRET", "OPENAI_API_KEY", "STREAMWARD_KEY", "AWS_SECRET_ACCESS_KEY")
+"""Variables of the server's process that a tool is not to see."""
 FUNCTIONS = '''
 import os
 
@@ -59,6 +61,10 @@ def explode() -> str:
     """Raise."""
     raise RuntimeError("no")
 
+def seen(name: str) -> str:
+    """Return a variable of the process."""
+    return os.environ.get(name, "none")
+
 def leave() -> str:
     """End the process."""
     os._exit(3)
@@ -71,11 +77,14 @@ server = MCPServer("docs")
 about = pathlib.Path(sys.argv[1])
 
 def search(text: str) -> str:
-    return f"found {text} as {len(os.environ.get('SECRET', ''))}"
+    return f"found {text} as {os.environ.get('SECRET', 'none')} with {os.environ.get('PASSED_ON', 'none')}"
 
 server.add_tool(search, description=about.read_text())
 server.run("stdio")
 """
+
+
+BROKEN = {"type": "object", "properties": {"a": {"anyOf": [{"type": "string", "pattern": "("}, {"type": "null"}]}}}
 
 
 class Registry(NamedTuple):
@@ -109,11 +118,12 @@ def registry(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
     about.write_text("Search the docs.")
     docs = f"mcp:{sys.executable} {folder / 'docs_server.py'} {about}"
     plain = settings_of(kafka_bootstrap, folder, auth="keys")
-    limits = Environments(modules="registered_functions, .", servers=docs, timeout_s=60)
+    limits = Environments(modules="registered_functions, .", servers=docs, timeout_s=60, variables="PASSED_ON, OTHER")
     settings = plain.model_copy(update={"environments": limits})
     admin.apply_topics(settings)
     before = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{before}"
+    os.environ |= dict.fromkeys(KEYS, "planted") | {"PASSED_ON": "yes"}
     with AccessLog(settings) as person:
         keys: dict[str, str] = {role: person.create(role=role, actor="ann").text for role in ROLES}
         keys["red"] = person.create(role="submitter", actor="ann", tenant="red").text
@@ -124,6 +134,8 @@ def registry(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
             yield Registry(settings, url, keys, docs, about)
     finally:
         os.environ["PYTHONPATH"] = before
+        for name in (*KEYS, "PASSED_ON"):
+            del os.environ[name]
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +170,31 @@ def test_a_function_is_described_by_its_signature_and_called_in_a_process(regist
         == registry.command("tools", "call", "total", '{"numbers": "[4, 7.5]"}').stdout.strip()
     )
     assert as_text.json()["content"] == "11.5"
+
+
+def test_a_tool_sees_the_variables_that_the_settings_name_and_no_key_of_the_server(registry: Registry) -> None:
+    registry.http("POST", "/mcp/tools", {"tool_id": "seen", "endpoint": "registered_functions:seen"})
+
+    def seen(name: str) -> str:
+        return str(registry.http("POST", "/mcp/tools/seen/invoke", {"arguments": {"name": name}}).json()["content"])
+
+    assert {name: seen(name) for name in KEYS} == dict.fromkeys(KEYS, "none")
+    assert (seen("PASSED_ON"), seen("PATH")) == ("yes", os.environ["PATH"])
+    registry.http("POST", "/mcp/tools", {"tool_id": "server", "endpoint": registry.docs})
+    found = registry.http("POST", "/mcp/tools/server.search/invoke", {"arguments": {"text": "x"}}).json()["content"]
+    assert found == "found x as none with yes"
+    assert registry.http("DELETE", "/mcp/tools/server").status_code == 200
+
+
+def test_a_name_that_differs_from_another_in_case_alone_is_refused(registry: Registry) -> None:
+    assert registry.http("POST", "/mcp/tools", {"tool_id": "twin", "endpoint": "registered_functions:add"}).is_success
+    refused = registry.http("POST", "/mcp/tools", {"tool_id": "TWIN", "endpoint": "registered_functions:add"})
+    assert (refused.status_code, "there is twin, from which TWIN differs in case" in error(refused)) == (409, True)
+    typed = registry.command("tools", "add", "Twin", "registered_functions:add")
+    assert typed.exit_code == 4 and "there is twin" in typed.stderr
+    trial = registry.http("POST", "/rl/environments", {"environment": "guess", "name": "TWIN"})
+    assert (trial.status_code, "there is twin" in error(trial)) == (409, True)
+    assert "TWIN" not in tool_log.read(registry.settings)
 
 
 def test_a_tool_that_ends_its_process_is_an_answer_that_says_so(registry: Registry) -> None:
@@ -355,6 +392,10 @@ def test_a_server_that_describes_a_tool_otherwise_is_refused_until_somebody_acce
         ({"endpoint": "registered_functions:add", "seed": 3}, "seed has no effect"),
         ({"endpoint": "/mcp"}, "our own server describes"),
         ({"tool_id": "a b", "endpoint": "registered_functions:add"}, "tool_id is 'a b'"),
+        (
+            {"endpoint": "registered_functions:add", "description": "x", "parameters": BROKEN},
+            "the pattern '(' is no regular expression: missing )",
+        ),
     ],
 )
 def test_what_cannot_be_a_tool_is_refused_in_the_same_words_everywhere(
@@ -363,8 +404,9 @@ def test_what_cannot_be_a_tool_is_refused_in_the_same_words_everywhere(
     body = {"tool_id": "bad", **fields}
     over_http = registry.http("POST", "/mcp/tools", body)
     assert over_http.status_code in (400, 404) and problem in error(over_http)
-    options = {"description": "--description", "seed": "--seed"}
-    words = [word for name, value in fields.items() if name in options for word in (options[name], str(value))]
+    options = {"description": "--description", "seed": "--seed", "parameters": "--parameters"}
+    texts = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in fields.items()}
+    words = [word for name, value in texts.items() if name in options for word in (options[name], value)]
     typed = registry.command("tools", "add", body["tool_id"], body["endpoint"], *words)
     assert typed.exit_code != 0
     assert problem in " ".join(typed.stderr.split())

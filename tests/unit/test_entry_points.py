@@ -41,6 +41,10 @@ ENTRY_POINTS = """
         print("a scorer that prints does not disturb the protocol")
         return Verdict(len(response.text) / settings["most"], {"length": len(response.text)}, "counted")
 
+    @entry_point("sees/1")
+    def sees(task, response, settings):
+        return float(settings["name"] in os.environ)
+
     @entry_point("pair/1")
     def pair(task, response, settings):
         return 0.5, {"half": 1}
@@ -273,6 +277,17 @@ def test_what_an_earlier_scorer_writes_later_costs_the_next_one_nothing(tmp_path
         assert outcome(scorers, "my_scorers:later", "x", settings).value == 0.25
         found = outcome(scorers, "my_scorers:goes", "x", settings)
     assert (found.value, found.version, found.tries) == (0.5, "goes/1", 1)
+
+
+@pytest.mark.usefixtures("entry_points")
+def test_a_scorer_sees_the_variables_that_the_settings_name_and_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMWARD_SCORING__JUDGE_KEY", "planted")
+    monkeypatch.setenv("OPENAI_API_KEY", "planted")
+    for variables, expected in (("", 0.0), ("OTHER, OPENAI_API_KEY", 1.0)):
+        with Scorers(Scoring(timeout_s=60.0, modules=MODULES, variables=variables)) as scorers:
+            assert outcome(scorers, "my_scorers:sees", "x", {"name": "OPENAI_API_KEY"}).value == expected
+            assert outcome(scorers, "my_scorers:sees", "x", {"name": "STREAMWARD_SCORING__JUDGE_KEY"}).value == 0.0
+            assert outcome(scorers, "my_scorers:sees", "x", {"name": "PATH"}).value == 1.0
 
 
 def test_a_scorer_that_closes_descriptors_ends_its_worker_alone(hasty: Scorers) -> None:

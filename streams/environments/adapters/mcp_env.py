@@ -13,6 +13,7 @@ alone; otherwise the episode cannot be replayed.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import AsyncIterator
@@ -123,7 +124,9 @@ async def _client(server: str, credential: str) -> AsyncIterator[Client]:
         words = shlex.split(server)
         if sys.platform == "linux":
             words = [sys.executable, "-I", "-S", "-c", DIES_WITH_PARENT, *words]
-        async with Client(stdio_client(StdioServerParameters(command=words[0], args=words[1:]))) as client:
+        async with Client(
+            stdio_client(StdioServerParameters(command=words[0], args=words[1:], env={**os.environ}))
+        ) as client:
             yield client
 
 

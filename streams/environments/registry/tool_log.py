@@ -87,7 +87,9 @@ class ToolLog(FollowedTopic):
 
         Raises EventError for one that cannot be, RefusedError if there is another of its name, LogError.
         """
-        state = self.state(order.tool_id)
+        state, name = self.state(order.tool_id), order.tool_id.casefold()
+        if twin := next((each for each in self.entries if each.casefold() == name and each != order.tool_id), None):
+            raise RefusedError(f"there is {twin}, from which {order.tool_id} differs in case alone; take another name")
         added = state.added
         if added is not None and state.seen is not None:
             known = (added.endpoint, added.auth_required, added.environment, added.max_turns, state.seen.digest)

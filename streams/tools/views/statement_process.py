@@ -11,6 +11,7 @@ has nothing to do is kept.
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 from collections.abc import Collection, Iterator
@@ -111,7 +112,7 @@ class StatementProcesses:
         if process is not None:
             process.dispose()
         try:
-            return WorkerProcess(STATEMENT, ())
+            return WorkerProcess(STATEMENT, (), ",".join(os.environ))  # our own code, which may read an archive
         except WorkerError as exc:
             raise StreamwardError(f"{exc}; nothing was read") from exc
 
