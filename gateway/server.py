@@ -86,6 +86,7 @@ from streams.engines.build import build_tokens
 from streams.errors import LogError, NotFoundError, RefusedError
 from streams.files import program_version
 from streams.jobs.job_log import JobLog
+from streams.kafka.group_names import SERVER
 from streams.kafka.idle_member import SoleMember
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage
@@ -127,7 +128,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
     with (
         metrics.serve_meter(settings, "serve", waits_for=("kafka", "engine")) as meter,
         contextlib.closing(bound("serve", rule.host, rule.port)) as listening,
-        SoleMember(settings, "serve", stop, BrokerOutage(settings.kafka, stop, meter)) as place,
+        SoleMember(settings, SERVER, stop, BrokerOutage(settings.kafka, stop, meter)) as place,
     ):
         meter.begin("building the engine", within_s=START_S)
         engine, rendering = build_tokens(settings)

@@ -28,6 +28,7 @@ from streams.adapters.follower import AdapterFollower
 from streams.adapters.versions import Version
 from streams.kafka import admin
 from streams.kafka.consumer import GroupConsumer, OnAssignment
+from streams.kafka.group_names import GroupScope
 from streams.kafka.idle_member import IdleMember
 from streams.kafka.lag_meter import LagMeter
 from streams.kafka.producer import Producer
@@ -213,7 +214,8 @@ class Presence(IdleMember):
 
     def __init__(self, settings: Settings, outage: BrokerOutage) -> None:
         policy = settings.policy.name
-        super().__init__(settings, f"{STAGE}-{policy}", partition_for(settings, policy), outage)
+        group = GroupScope(stage=STAGE, fleet=settings.fleet, policy=policy).group
+        super().__init__(settings, group, partition_for(settings, policy), outage)
 
     def commit(self, next_offset: int, metadata: str = "") -> None:
         """Commit the position of the trainer. It is only shown, so a commit that fails is only logged."""
@@ -268,7 +270,7 @@ class FleetBatches:
             self.queue.keep(lambda policy: self._partition(policy) not in partitions)
             lost(partitions)
 
-        group = f"{STAGE}-@{self._settings.fleet.name}"
+        group = GroupScope(stage=STAGE, fleet=self._settings.fleet).group
         on_assignment = OnAssignment(self._gain, lose, lose)
         self._consumer = FleetConsumer(self._settings, group, ["batches"], self._outage, on_assignment)
         self._stack.callback(self._consumer.close)

@@ -72,6 +72,9 @@ def agents() -> None:
     show_default=True,
     help="Folder with one folder per run, which has the program's output.",
 )
+@click.option(
+    "--fleet", is_flag=True, help="Run it for every policy in the log (fleet.policies), not only policy.name."
+)
 @click.option("--until-done", is_flag=True, help="End when all tasks now in the log are done.")
 @task_file_options
 @output_option
@@ -87,12 +90,14 @@ def agents_run(
     time_limit: float,
     server: str | None,
     folder: Path,
+    fleet: bool,
     until_done: bool,
     reading: TaskFileOptions,
     output: Output,
 ) -> None:
     """Run an agent on the tasks that name it.
 
+    It runs the tasks of policy.name, or with --fleet those of every policy (docs/fleet.md).
     Each task is run once per slot of its group. A run has its own folder, environment and time limit. It finds the
     server in OPENAI_BASE_URL and ANTHROPIC_BASE_URL, and its task in STREAMWARD_PROMPT, in task.json and on stdin. It
     has completed if the program exits with code 0. A failed run does not affect others.
@@ -110,12 +115,10 @@ def agents_run(
     from streams.observability import metrics
     from streams.stages.agents.runs import agent_runner, episode_agent
 
-    if sum((environments, command is not None, entry_point is not None)) != 1:
-        raise SettingsError("name what to run: --command, --entry-point, or --environments for the built-in agent")
+    agent_id = _agent_name(agent_id, environments=environments, command=command, entry_point=entry_point)
+    if fleet:
+        call.refuse_one_policy("agents run")
     address, key = server or call.settings.serve.url, call.settings.serve.key
-    agent_id = agent_id or (episode_agent.AGENT if environments else None)
-    if agent_id is None:
-        raise SettingsError("name the agent: `streamward agents run AGENT ...`")
     pool = EnvironmentPool(call.settings.environments)
     player = episode_agent.EpisodeAgent(address, pool.open, time_limit_s=time_limit, key=key)
     if file is not None:
@@ -128,12 +131,24 @@ def agents_run(
         key=key,
         parallel=parallel or (EPISODES_AT_ONCE if environments else PROGRAMS_AT_ONCE),
         folder=folder.absolute(),
+        fleet=fleet,
         until_done=until_done or file is not None,
     )
     with until_stopped() as stop, closing(pool), closing(player), metrics.serve_meter(call.settings, "agents") as meter:
         admin.check_topics(call.settings, patient=True)
         endings = agent_runner.run(call.settings_to_write, plan, stop=stop, meter=meter)
     show.record({ending: endings[ending] for ending in agent_runner.ENDINGS if endings[ending]} or {"runs": 0}, output)
+
+
+def _agent_name(agent_id: str | None, *, environments: bool, command: str | None, entry_point: str | None) -> str:
+    """Return the name of the agent that is to be run. Raises SettingsError if it is not clear what to run."""
+    from streams.stages.agents.runs.episode_agent import AGENT
+
+    if sum((environments, command is not None, entry_point is not None)) != 1:
+        raise SettingsError("name what to run: --command, --entry-point, or --environments for the built-in agent")
+    if agent_id is None and not environments:
+        raise SettingsError("name the agent: `streamward agents run AGENT ...`")
+    return agent_id or AGENT
 
 
 def _program(command: str | None, entry_point: str | None, time_limit_s: float) -> Callable[[Task], RunWork]:

@@ -20,13 +20,11 @@ from confluent_kafka import admin
 from streams.errors import LogError, NotFoundError, RefusedError
 from streams.kafka import admin as kafka_admin
 from streams.kafka.client import admin_client, unreachable
+from streams.kafka.group_names import COMMITTING
 from streams.kafka.record import TopicPartition
 from streams.kafka.topic_ids import noted_id
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-
-GROUPS = ("streams", "scoring", "policy-", "agents-", "trainer-")
-"""Group names after topics.prefix; one that ends in a dash is followed by a policy, or the id of an agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,7 @@ def skip(settings: Settings, group: str, *, dry_run: bool = False) -> list[Posit
 def _is_ours(name: str, prefix: str) -> bool:
     bare_name = name.removeprefix(prefix)
     return name.startswith(prefix) and any(
-        bare_name == g or (g.endswith("-") and bare_name.startswith(g)) for g in GROUPS
+        bare_name == g or (g.endswith("-") and bare_name.startswith(g)) for g in COMMITTING
     )
 
 

@@ -4,8 +4,8 @@
 
 Each check yields findings and raises nothing; one that cannot run, because an earlier one failed, is skipped. Nothing
 is changed: no topic is created, no model loaded or downloaded. Of the processes of the loop only the trainer is looked
-for, without which all others fall silent, and what tasks of agents need (`streamward status` shows them all). Policies
-that learn nothing, and scorers that fail, are named with the likeliest cause.
+for, without which all others fall silent, and what answers tasks (`streamward status` shows them all). Tasks that
+no process begins are named. Policies that learn nothing, and scorers that fail, are named with the likeliest cause.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from streams.settings.model import Settings
 
 if TYPE_CHECKING:
     from streams.tools.status import ProcessStatus
+    from streams.tools.unbegun_tasks import UnbegunTask
 
 DISK_WARNING_BYTES = 5 * 2**30
 """About what an installed environment and a long demo need together."""
@@ -36,6 +37,8 @@ DISK_FAILED_BYTES = 512 * 2**20
 
 AGENT_BEHIND_S = 600.0
 """A task of an agent may wait as long as this, before anybody has to look."""
+NAMED = 5
+"""Tasks that are named in a finding."""
 SERVER_S = 5.0
 """How long the server of agents may take to say that it is there."""
 
@@ -223,11 +226,12 @@ def _raised(act: Callable[[], object]) -> StreamwardError | None:
 
 def _processes(settings: Settings) -> Iterator[DoctorFinding]:
     from streams.tools.status import diagnoses, look
+    from streams.tools.unbegun_tasks import unbegun_tasks
     from streams.tools.waiting import WAY_OUT, stalled_text
 
     try:
         status = look(settings)
-        causes = diagnoses(settings, status)
+        causes, unbegun = diagnoses(settings, status), unbegun_tasks(settings)
     except StreamwardError as exc:
         yield DoctorFinding("trainer", "failed", str(exc), exit_code=exc.exit_code)
         return
@@ -243,24 +247,38 @@ def _processes(settings: Settings) -> Iterator[DoctorFinding]:
             do = WAY_OUT[:1].upper() + WAY_OUT[1:]
             yield DoctorFinding("groups", "warning", f"policy {name}: {stalled_text(policy.stalled)}", do)
     agents = [one for one in processes if one.agent is not None]
-    yield from map(_agent, agents)
+    for process in processes:
+        if process.process in ("policy", "agents"):
+            own = [task for task in unbegun if (task.policy, task.agent) == (process.policy, process.agent)]
+            yield from _answering(process, own)
     if any(one.alive or one.lag for one in agents):
         yield _server(settings)
 
 
-def _agent(one: ProcessStatus) -> DoctorFinding:
-    tasks = "1 task waits" if one.lag == 1 else f"{one.lag or 'no'} tasks wait"
-    waits = f"{tasks} for agent {one.agent}"
-    if not one.alive:
-        do = f"{one.waits_for.removeprefix('nobody: ')}. Until then they are not answered"
-        found = DoctorFinding("agents", "warning", f"{waits}, and nobody runs it", do[:1].upper() + do[1:])
-        return found if one.lag else DoctorFinding("agents", "ok", f"{waits}, and nobody runs it")
-    if one.oldest_s > AGENT_BEHIND_S:
+def _answering(process: ProcessStatus, unbegun: list[UnbegunTask]) -> Iterator[DoctorFinding]:
+    """Yield what is with the tasks of a policy, and of the agent that it runs."""
+    from streams.tools.status import start_command
+
+    start = start_command(process.process, process.policy, process.agent)
+    check, for_agent = ("tasks", "") if process.agent is None else ("agents", f" for agent {process.agent}")
+    count = process.lag if process.alive else len(unbegun)
+    waits = f"{count or 'no'} task{'s' * (count != 1)} of policy {process.policy} wait{'s' * (count == 1)}{for_agent}"
+    if unbegun and not process.alive:
+        yield DoctorFinding(check, "warning", f"{waits}: no process serves them", f"Start {start}")
+    elif process.agent is not None and process.alive and process.oldest_s > AGENT_BEHIND_S:
         do = (
             "Its output says what it waits for: the trainer, or the server. Otherwise raise --parallel, or run it twice"
         )
-        return DoctorFinding("agents", "warning", f"{waits}, the oldest for {one.oldest_s / 60:.0f} min", do)
-    return DoctorFinding("agents", "ok", f"{waits}, and {one.members[0]} runs it")
+        yield DoctorFinding(check, "warning", f"{waits}, the oldest for {process.oldest_s / 60:.0f} min", do)
+    elif process.agent is not None:
+        who = f"{process.members[0]} runs it" if process.alive else "nobody runs it"
+        yield DoctorFinding(check, "ok", f"{waits}, and {who}")
+    overdue = [task for task in unbegun if task.closes_ms is not None and task.closes_ms < time.time() * 1000]
+    if overdue:
+        ids = ", ".join(task.task_id for task in overdue[:NAMED]) + (" …" if len(overdue) > NAMED else "")
+        what = f"past their deadline, and begun by no process, of policy {process.policy}{for_agent}: {ids}"
+        do = f"Start {start} and `streamward streams`, and submit again, under new ids, what is still wanted"
+        yield DoctorFinding(check, "warning", what, do)
 
 
 def _server(settings: Settings) -> DoctorFinding:

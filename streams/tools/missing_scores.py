@@ -18,6 +18,7 @@ from schemas.events import AdvantagedGroup, Coordinates, Event, Response, Reward
 from schemas.serde import Poison, decode
 from streams.errors import EventError
 from streams.kafka import times
+from streams.kafka.group_names import SCORING
 from streams.kafka.offsets import positions
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
@@ -97,7 +98,7 @@ def _held(settings: Settings, chosen: list[Letter]) -> set[Coordinates]:
 
     One that it has committed may have failed for good since: a record has one dead letter of a stage, the first.
     """
-    committed = {(at.topic, at.partition): at.committed for at in positions(settings) if at.group == STAGE}
+    committed = {(at.topic, at.partition): at.committed for at in positions(settings) if at.group == SCORING}
     paused = (letter.source for letter in chosen if letter.event.reason == PAUSED_REASON)
     return {source for source in paused if source.offset >= committed.get((source.topic, source.partition), 0)}
 

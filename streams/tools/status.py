@@ -32,11 +32,13 @@ from streams.adapters.router import VersionRouter
 from streams.adapters.versions import AdapterFold, AdapterState
 from streams.evaluation.diagnosis import Diagnosis, diagnose, symptoms_of
 from streams.kafka import admin, offsets, times
+from streams.kafka.group_names import SCORING, GroupScope, agent_in, policy_in
 from streams.kafka.reader import read
 from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.topics import LABELS, topics
 from streams.settings.model import Settings
 from streams.stages.scoring.breaker import PAUSED_REASON, paused_scorer
+from streams.stages.tasks.generators import ENVIRONMENT_AGENT
 from streams.tools.sample_answers import sample_answers
 from streams.tools.score_failures import FailingScorer, ScoreFailures
 from streams.tools.waiting import StalledGroup, StalledGroups, batch_text
@@ -81,7 +83,7 @@ NewestTasks = Mapping[TopicPartition, Mapping[int, NewTask]]
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """One kind of process, of one policy or one agent if it works for one."""
+    """One kind of process, of one policy if it works for one, and of one agent."""
 
     process: str
     policy: str | None
@@ -175,8 +177,8 @@ def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
     bounds = admin.offsets(settings, topics(settings.topics))
     positions = offsets.positions(settings)
     tasks = _newest_tasks(settings, bounds)
-    named = {at.group.partition("-")[2] for at in positions if at.group.startswith(("policy-", "trainer-"))}
-    names = _named(settings, bounds, tasks) | {name for name in named if not name.startswith("@")}
+    named = {name for at in positions if (name := policy_in(at.group)) is not None}
+    names = _named(settings, bounds, tasks) | named
     policies = {
         name: PolicyStatus(VersionRouter(name), Admission(settings.batches), LearningHistory(settings.batches.groups))
         for name in sorted(names or {settings.policy.name})
@@ -191,7 +193,7 @@ def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
             _take(policies, record, event, dropped, since_ms)
     for name, of_policy in versions.items():
         policies[name].router.adapters = of_policy.state()
-    scored, paused, failures = _committed("scoring", positions), dict[str, str](), ScoreFailures()
+    scored, paused, failures = _committed(SCORING, positions), dict[str, str](), ScoreFailures()
     stalled = StalledGroups(settings.advantages)
     for record, event in _recent(settings, bounds, policies, since_ms):
         _take(policies, record, event, dropped, since_ms)
@@ -344,13 +346,14 @@ def _processes(
         ("scoring", None),
         *((kind, name) for kind in ("policy", "trainer") for name in policies),
     ]
-    group_of = {one: "-".join(part for part in one if part is not None) for one in wanted}
     alive = offsets.members(settings)
-    for (kind, name), group in group_of.items():
+    for kind, name in wanted:
         policy = None if name is None else policies[name]
-        fleet = f"{kind}-@{settings.fleet.name}"
-        if name is not None and fleet in alive and not alive.get(group) and settings.fleet.serves(name):
-            group = fleet
+        group = (
+            kind
+            if name is None
+            else _serving(settings, GroupScope(stage=kind, fleet=settings.fleet, policy=name), alive)
+        )
         if policy is not None and kind == "trainer":
             lag = policy.waiting_batches
         else:
@@ -360,6 +363,14 @@ def _processes(
         members = tuple(alive.get(group, ()))
         says = _waits_for(kind, policy, lag, settings)
         yield ProcessStatus(kind, name, len(members), members, lag, says if members else _absent(kind, name, says))
+
+
+def _serving(settings: Settings, own: GroupScope, alive: Mapping[str, list[str]]) -> str:
+    """Return the group that serves a policy: its own, or that of the fleet in these settings if its own is dead."""
+    if alive.get(own.group) or own.policy is None or not settings.fleet.serves(own.policy):
+        return own.group
+    fleets = filter(replace(own, policy=None).includes, alive)
+    return max(fleets, key=lambda group: len(alive[group]), default=own.group)
 
 
 def _lag(settings: Settings, kind: str, group: str, bounds: Bounds, positions: list[offsets.Position]) -> int:
@@ -383,23 +394,24 @@ def _of_others(tasks: NewestTasks, policy: str | None, committed: Mapping[TopicP
 def _agents(
     settings: Settings, tasks: NewestTasks, positions: list[offsets.Position], now_ms: int
 ) -> Iterator[ProcessStatus]:
-    """Yield what runs each agent that the newest tasks name, or that somebody runs."""
+    """Yield what runs each agent for each policy that the newest tasks name, or that a process runs."""
     alive = offsets.members(settings)
-    named = {task.agent for of_partition in tasks.values() for task in of_partition.values() if task.agent}
-    for name in sorted(named | {group.removeprefix("agents-") for group in alive if group.startswith("agents-")}):
-        group = f"agents-{name}"
+    named = {(task.agent, task.policy) for partition in tasks.values() for task in partition.values() if task.agent}
+    run = {(pair[0], pair[1]) for group in alive if (pair := agent_in(group)) is not None and pair[1] is not None}
+    for name, policy in sorted(named | run):
+        group = _serving(settings, GroupScope(stage="agents", fleet=settings.fleet, policy=policy, agent=name), alive)
         committed, members = _committed(group, positions), tuple(alive.get(group, ()))
         waiting = [
             task.timestamp_ms
             for tp, of_partition in tasks.items()
             for offset, task in of_partition.items()
-            if task.agent == name and offset >= committed.get(tp, 0)
+            if (task.agent, task.policy) == (name, policy) and offset >= committed.get(tp, 0)
         ]
         oldest_s = max(0.0, (now_ms - min(waiting, default=now_ms)) / 1000)
         says = f"{len(waiting)} tasks to run, the oldest for {_duration(oldest_s)}" if waiting else "waits for tasks"
         if not members:
-            says = f"nobody: start `{shlex.join(['streamward', 'agents', 'run', name])} ...` ({says})"
-        yield ProcessStatus("agents", None, len(members), members, len(waiting), says, name, oldest_s)
+            says = f"nobody: start {start_command('agents', policy, name)} ({says})"
+        yield ProcessStatus("agents", policy, len(members), members, len(waiting), says, name, oldest_s)
 
 
 def _duration(seconds: float) -> str:
@@ -418,8 +430,16 @@ def _is_held_up(process: ProcessStatus, policies: Mapping[str, PolicyStatus], *,
 
 
 def _absent(kind: str, policy: str | None, says: str) -> str:
-    of = () if policy in (None, "default") else ("--set", f"policy.name={policy}")
-    return f"nobody: start `{shlex.join(['streamward', *of, COMMANDS[kind]])}` ({says})"
+    return f"nobody: start {start_command(kind, policy)} ({says})"
+
+
+def start_command(kind: str, policy: str | None, agent: str | None = None) -> str:
+    """Return the command, in backticks, that starts a process of the loop for a policy, and for an agent."""
+    words = ["streamward", *(() if policy in (None, "default") else ("--set", f"policy.name={policy}"))]
+    if agent is None:
+        return f"`{shlex.join([*words, COMMANDS[kind]])}`"
+    of_agent = "--environments`" if agent == ENVIRONMENT_AGENT else f"{shlex.quote(agent)} ...`"
+    return f"`{shlex.join([*words, 'agents', 'run'])} {of_agent}"
 
 
 def _waits_for(kind: str, policy: PolicyStatus | None, lag: int, settings: Settings) -> str:

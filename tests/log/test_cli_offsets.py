@@ -64,7 +64,7 @@ def test_list_tells_lag_and_what_was_cut_of_the_groups_of_this_deployment_only(m
     other = (at.partition + 1) % made.topics.partitions
     commit(made, "streams", at, (at.partition, 1), (other, 3))
     commit(made, "policy-p", at, (at.partition, 5))
-    commit(made, "agents-adder", at, (at.partition, 6))
+    commit(made, "agents-adder@p", at, (at.partition, 6))
     commit(made, "somebody", at, (at.partition, 5))
     result = run(made, "list", "--output", "jsonl")
     told = [
@@ -72,7 +72,7 @@ def test_list_tells_lag_and_what_was_cut_of_the_groups_of_this_deployment_only(m
     ]
     assert sorted(told) == sorted(
         [
-            ("agents-adder", at.partition, 6, 4, 6, 0, "ok"),
+            ("agents-adder@p", at.partition, 6, 4, 6, 0, "ok"),
             ("policy-p", at.partition, 5, 4, 6, 1, "ok"),
             ("streams", at.partition, 1, 4, 6, 2, "cut: 3 records gone"),
             ("streams", other, 3, 0, 0, 0, "beyond the end"),

@@ -120,14 +120,14 @@ def test_tasks_of_an_agent_that_nobody_runs_are_shown_and_doctor_says_what_is_mi
     settings = made.model_copy(update={"serve": Serve(port=port)})
     write(settings, *(task(task_id=f"t{n}", agent="guide") for n in range(3)), task(task_id="t3"))
     found = processes(settings)
-    assert (found["policy default"]["lag"], found["agents guide"]["lag"]) == (1, 3)
-    assert found["agents guide"]["waits_for"].startswith(
+    assert (found["policy default"]["lag"], found["agents default guide"]["lag"]) == (1, 3)
+    assert found["agents default guide"]["waits_for"].startswith(
         "nobody: start `streamward agents run guide ...` (3 tasks to run, the oldest for "
     )
-    assert "agents guide" in run(settings, "--output", "table").stdout
+    assert "agents default guide" in run(settings, "--output", "table").stdout
     asked = ["doctor", "--output", "table"]
     said = CliRunner().invoke(cli, asked, env=to_env(settings)).stdout
-    assert "3 tasks wait for agent guide, and nobody runs it" in said
+    assert "3 tasks of policy default wait for agent guide: no process serves them" in said
     assert f"http://127.0.0.1:{port}, which answers the calls of agents, does not: " in said
 
 

@@ -53,6 +53,7 @@ MAY_IMPORT = {
     "output",
     "cli.runtime",
     "kafka.admin",
+    "kafka.group_names",
     "kafka.offsets",
     "kafka.reader",
     "kafka.record",
@@ -215,10 +216,10 @@ def test_a_task_that_names_an_agent_is_answered_by_its_manager_whatever_the_poli
     commits = passed(log.records, "policy-default", "streams")
     report = recount(log.records, SETTINGS, Reach(committed=commits, ends=log.ends, now_ms=T0 + 1))
     assert (report.wrong, report.in_flight["tasks"]) == ([], 1)
-    commits |= passed(log.records, "agents-adder")
+    commits |= passed(log.records, "agents-adder@default")
     report = recount(log.records, SETTINGS, Reach(committed=commits, ends=log.ends, now_ms=T0 + 1))
     assert [(found.category, found.at) for found in report.wrong] == [("lost", at)]
-    assert report.wrong[0].what.startswith("agents-adder has passed it")
+    assert report.wrong[0].what.startswith("agents-adder@default has passed it")
 
 
 def test_a_task_whose_deadline_is_over_may_have_been_passed_over() -> None:

@@ -21,7 +21,7 @@ from streams.access.tenants.tenant_rights import (
 )
 from streams.errors import SettingsError
 from streams.kafka.acls import AclRight
-from streams.kafka.offsets import GROUPS
+from streams.kafka.group_names import BEGINNINGS, COMMITTING
 from streams.kafka.topics import topics
 from streams.settings.model import Topics
 from streams.tools.replay import experiments
@@ -52,7 +52,7 @@ def states(found: set[AclRight], recorded: Mapping[str, tuple[str, ...]] = RECOR
         (BASE, "acme*", "is no name of a tenant"),
         (BASE, "acme_west", "underscore"),
         (BASE, experiments.PREFIX.rstrip("."), "experiments"),
-        *((BASE, f"{group}x", "consumer groups") for group in GROUPS if group.endswith("-")),
+        *((BASE, f"{group}x", "consumer groups") for group in BEGINNINGS),
         ("", "acme", "topics.prefix is ''"),
         ("prod", "acme", "ends with a dot"),
     ],
@@ -70,7 +70,7 @@ def test_no_tenant_s_names_begin_as_another_s_or_as_anything_of_the_deployment(o
     own = tenants.own_prefix(BASE, one)
     assert one == other or not tenants.own_prefix(BASE, other).startswith(own)
     shared = [topic.name for topic in topics(Topics(prefix=BASE)).values()]
-    groups = [f"{BASE}{group}red.coach" for group in GROUPS]
+    groups = [f"{BASE}{group}red.coach" for group in (*COMMITTING, *BEGINNINGS)]
     logs = [f"{BASE}{experiments.PREFIX}trial.tasks"]
     assert not [name for name in (*shared, *groups, *logs) if name.startswith(own)]
 

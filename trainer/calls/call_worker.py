@@ -43,6 +43,7 @@ from streams.files import Scratch
 from streams.kafka import times
 from streams.kafka.client import POLL_S
 from streams.kafka.consumer import OnAssignment
+from streams.kafka.group_names import of_calls
 from streams.kafka.history import LogHistory
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.registry import client as schema_registry
@@ -50,7 +51,7 @@ from streams.kafka.topics import topics
 from streams.observability import catalog
 from streams.observability.trace_context import of_headers
 from streams.settings.model import Settings
-from trainer.batch_source import STAGE, FleetConsumer
+from trainer.batch_source import FleetConsumer
 from trainer.calls.apply_call import CallOutcome, apply
 from trainer.calls.call_costs import cost_of
 from trainer.calls.call_queue import CallQueue, WaitingCall
@@ -142,9 +143,10 @@ class CallWorker:
         self._stack.callback(self._sampler.close)
 
     def __enter__(self) -> Self:
-        group = f"{STAGE}-@{self._settings.fleet.name}-calls"
         on_assignment = OnAssignment(self._gain, self._lose, self._lose)
-        self._consumer = FleetConsumer(self._settings, group, [LABEL], self._io.outage, on_assignment)
+        self._consumer = FleetConsumer(
+            self._settings, of_calls(self._settings.fleet), [LABEL], self._io.outage, on_assignment
+        )
         self._stack.callback(self._consumer.close)
         self._io.meter.collect(self._report)
         return self

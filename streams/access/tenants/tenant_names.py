@@ -19,15 +19,13 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from streams.errors import SettingsError
-from streams.kafka.offsets import GROUPS
+from streams.kafka.group_names import BEGINNINGS
 
 T = TypeVar("T")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 SEPARATOR = "."
 EXPERIMENT = "experiment"
 """The logs of experiments begin with topics.prefix and this (streams/tools/replay/experiments.py)."""
-_OF_GROUPS = tuple(group for group in GROUPS if group.endswith("-"))
-"""How groups of a deployment begin whose names continue with a policy or an agent, which may have a dot."""
 
 
 def why_no_name(tenant: str) -> str | None:
@@ -52,7 +50,7 @@ def why_no_log(tenant: str) -> str | None:
         )
     if tenant == EXPERIMENT:
         return f"{tenant!r} is where the logs of experiments begin; use another name"
-    if (begins := next((group for group in _OF_GROUPS if tenant.startswith(group)), None)) is not None:
+    if (begins := next((group for group in BEGINNINGS if tenant.startswith(group)), None)) is not None:
         return f"{tenant!r} begins with {begins!r}, as consumer groups of this deployment do; use another name"
     return None
 

@@ -39,10 +39,19 @@ from streams.observability.metrics import Meter
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
 
+FLEET_SHARE = 100
+"""Most tasks of one policy of a fleet in memory: policy.max_waiting / this, or two rounds if that is more."""
 SWEEP_S = 1.0
 """How often all waiting tasks are checked for a passed deadline."""
 
 log = logging.getLogger("streamward.policy")
+
+
+def settings_of(settings: Settings, policy: str) -> Settings:
+    """Return the settings of one policy of a fleet, with its share of the tasks in memory."""
+    rule = settings.policy
+    limit = max(2 * rule.round_tasks, rule.max_waiting // FLEET_SHARE)
+    return settings.model_copy(update={"policy": rule.model_copy(update={"name": policy, "max_waiting": limit})})
 
 
 class TaskQueue:

@@ -1,7 +1,7 @@
 """Read tasks as one member of a consumer group, for one policy or for many.
 
     tasks ──► TrackedConsumer, one group ──► whose? ──► PolicyTasks: what came for one policy ──► its TaskQueue
-                                              └── not for this agent: done
+                                              └── not served by this group, but by another: done
 
 Commits are those of the one consumer: below the first task that is open, of any policy.
 """
@@ -15,6 +15,7 @@ from schemas.events import Task
 from schemas.serde import Poison
 from streams.adapters.admission.policy_log import PolicyLog
 from streams.kafka import times
+from streams.kafka.group_names import GroupScope
 from streams.kafka.producer import Producer
 from streams.kafka.record import TopicPartition
 from streams.kafka.retry import BrokerOutage
@@ -50,19 +51,22 @@ class TaskReader:
     def __init__(
         self,
         settings: Settings,
-        group: str,
+        serving: GroupScope,
         producer: Producer,
         outage: BrokerOutage,
         log: PolicyLog,
-        serves: Callable[[Task], bool],
+        skipped: Callable[[Task], None] = lambda _: None,
     ) -> None:
-        """Join `group`, named for its stage. `serves` tells which tasks are answered here; all others are done."""
-        self._partitions, self._log, self._serves = settings.topics.partitions, log, serves
+        """Join the group of `serving`. Tasks that it does not serve are another group's: they are done here.
+
+        `skipped` is called with each of these.
+        """
+        self._partitions, self._log, self._serving, self._skipped = settings.topics.partitions, log, serving, skipped
         self._looked_up: set[TopicPartition] = set()
         """The partitions that are ours, and of which the log knows what is answered."""
         self._tasks: dict[str, PolicyTasks] = {}
         self._consumer = TrackedConsumer(
-            settings, group, "tasks", producer, outage, max_open=settings.policy.max_waiting
+            settings, serving.group, "tasks", producer, outage, max_open=settings.policy.max_waiting
         )
 
     def close(self) -> None:
@@ -109,7 +113,14 @@ class TaskReader:
         task = entry.record.decode_placed(Task, self._partitions)
         if isinstance(task, Poison):
             self._consumer.skip(entry, task)
-        elif self._serves(task):
+        elif self._is_served(task):
             self.tasks(task.policy).arrived.append((entry, task))
         else:
+            self._skipped(task)
             self._consumer.done(entry)
+
+    def _is_served(self, task: Task) -> bool:
+        if not self._serving.serves(task.policy, task.agent):
+            return False
+        base = None if self._serving.base is None else self._log.state(task.policy).router.adapters.newest_base
+        return self._serving.serves(task.policy, task.agent, base)

@@ -40,6 +40,7 @@ from streams.improve.curation.verifier import JudgeOpinion
 from streams.kafka import times
 from streams.kafka.admin import offsets
 from streams.kafka.client import POLL_S
+from streams.kafka.group_names import of_curators
 from streams.kafka.history import LogHistory
 from streams.kafka.key_membership import KeyMembership
 from streams.kafka.producer import Producer
@@ -112,7 +113,8 @@ class Curator:
         self._producer = Producer(settings, outage=outage, stage=STAGE)
         self._finished = FinishedReader(settings, LogHistory(settings, outage), selection)
         self._judges = ThreadPoolExecutor(JUDGE_THREADS, thread_name_prefix="judge")
-        self._members = KeyMembership(settings, STAGE, "curation", outage, self._on_gain)
+        group = of_curators(selection.policy, selection.purpose)
+        self._members = KeyMembership(settings, group, "curation", outage, self._on_gain)
         self._has_joined = False
 
     def __enter__(self) -> Self:

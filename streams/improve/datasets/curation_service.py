@@ -25,6 +25,7 @@ from streams.improve.datasets.dataset_rule import DatasetRule, check_name
 from streams.improve.datasets.dataset_view import drift_of
 from streams.kafka.admin import outlast
 from streams.kafka.followed import FollowedTopic
+from streams.kafka.group_names import of_dataset
 from streams.kafka.history import History, LogHistory
 from streams.kafka.key_membership import KeyMembership
 from streams.kafka.record import Record, TopicPartition
@@ -35,7 +36,6 @@ from streams.observability import catalog, metrics
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
 
-GROUP = "datasets"
 LOOK_S = 0.5
 """How long it waits until it looks again."""
 BUILD_S = 3600.0
@@ -115,7 +115,7 @@ class DatasetCurationHostedService:
         self._meter = meter
         self._outage = BrokerOutage(settings.kafka, self._stop, meter)
         self._history: History = LogHistory(settings, self._outage)
-        self._members = KeyMembership(settings, GROUP, "datasets", self._outage, self._look_again)
+        self._members = KeyMembership(settings, of_dataset(order.name), "datasets", self._outage, self._look_again)
         self._verdicts = FollowedVerdicts(settings, self._outage)
         self._looked_at: dict[TopicPartition, int] | None = None
         """How far verdicts had been read at the last look: without another one, nothing is due."""

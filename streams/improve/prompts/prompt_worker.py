@@ -34,6 +34,7 @@ from streams.jobs.job_log import JobLog
 from streams.jobs.job_reducer import over_budget
 from streams.jobs.state import BUDGET_EXCEEDED, JobState, JobUsage, place
 from streams.kafka import times
+from streams.kafka.group_names import PROMPTS
 from streams.kafka.key_membership import KeyMembership
 from streams.kafka.producer import Producer
 from streams.kafka.record import cut
@@ -42,7 +43,7 @@ from streams.prompts.prompt_log import Activation, PromptLog, PromptText, event_
 from streams.prompts.prompt_state import PromptVersion
 from streams.settings.model import Settings
 
-GROUP, ACTOR = "prompts", "prompts"
+ACTOR = "prompts"
 LOOK_S = 0.5
 """How long a process without a job waits until it looks again."""
 
@@ -72,7 +73,7 @@ class PromptWorker:
 
     def __init__(self, settings: Settings, jobs: JobLog, prompts: PromptLog, stop: threading.Event) -> None:
         self._settings, self._jobs, self._prompts, self._stop = settings, jobs, prompts, stop
-        self._members = KeyMembership(settings, GROUP, "jobs", BrokerOutage(settings.kafka, stop))
+        self._members = KeyMembership(settings, PROMPTS, "jobs", BrokerOutage(settings.kafka, stop))
         self._producer = Producer(settings, linger_ms=0)
         self._live: dict[str, LiveSearch] = {}
         """Live comparisons that this process looks at, by job."""

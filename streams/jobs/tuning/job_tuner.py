@@ -39,6 +39,7 @@ from streams.jobs.tuning.tuning_reducer import NO_EXAMPLES, NOT_TUNED
 from streams.jobs.tuning.tuning_request import BETA
 from streams.kafka import times
 from streams.kafka.admin import offsets, outlast
+from streams.kafka.group_names import TUNING
 from streams.kafka.history import LogHistory
 from streams.kafka.key_membership import KeyMembership
 from streams.kafka.record import cut, partition_of
@@ -53,7 +54,6 @@ from trainer.tuning.tuned_examples import TunedExample, all_tokens, loss_tokens
 from trainer.tuning.tuned_version import StartVersion, TuningOrder, tune, version_of_job
 from trainer.tuning.tuner import TuningStep, TuningSteps
 
-GROUP = "tuning"
 LOOK_S = 0.5
 """How long a process without a job waits until it looks again."""
 ODD_IN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -104,7 +104,7 @@ class TuningWorker:
     ) -> None:
         self._settings, self._log, self._stop, self._datasets = settings, job_log, stop, datasets
         outage = outage or BrokerOutage(settings.kafka, stop)
-        self._members = KeyMembership(settings, GROUP, "jobs", outage)
+        self._members = KeyMembership(settings, TUNING, "jobs", outage)
         self.metrics = TuningMetrics(outage.meter)
 
     def __enter__(self) -> Self:

@@ -31,12 +31,14 @@ from schemas.events import Task
 from streams.adapters import signing
 from streams.adapters.admission.policy_log import PolicyLog
 from streams.adapters.admission.sampling_batch import SamplingBatch
+from streams.adapters.admission.task_queue import settings_of
 from streams.adapters.admission.task_reader import TaskReader
 from streams.engines.fair_share import Turns, next_turn, take_turn
 from streams.engines.protocol import Engine
 from streams.engines.sharing import SharedEngine
 from streams.errors import EventError
 from streams.kafka.client import POLL_S
+from streams.kafka.group_names import GroupScope
 from streams.kafka.producer import Producer
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
@@ -55,8 +57,6 @@ START_S = 3600.0
 """How long an engine may take to start before it counts as stuck: it may have a model to download."""
 RETRY_S = 30.0
 """When a fleet tries a policy again whose adapter could not be fetched."""
-FLEET_SHARE = 100
-"""Most tasks of one policy of a fleet in memory: policy.max_waiting / this, or two rounds if that is more."""
 FLEET_CACHED = 1
 """Adapters of a policy of a fleet that stay on disk besides those of primary and candidate."""
 
@@ -110,8 +110,9 @@ class PolicyAgent:
         self._shared = SharedEngine(engine, settings.fleet.states, self._meter if fleet else OFF)
         self._log = PolicyLog(settings, outage, self._single)
         self._io = AgentIO(Producer(settings, outage=outage, stage=STAGE), self._log, self._meter, tracer)
-        group = f"{STAGE}-@{settings.fleet.name}" if fleet else f"{STAGE}-{settings.policy.name}"
-        self._tasks = TaskReader(settings, group, self._io.producer, outage, self._log, self._serves)
+        base = engine.base_digest if fleet and engine.name != "scripted" else None
+        serving = GroupScope(stage=STAGE, fleet=settings.fleet, policy=self._single, base=base)
+        self._tasks = TaskReader(settings, serving, self._io.producer, outage, self._log, self._note_other_base)
         self._rounds: dict[str, PolicyRounds] = {}
         self._refused: set[str] = set()
         """Policies of another base model."""
@@ -232,35 +233,24 @@ class PolicyAgent:
         tasks = self._tasks.tasks(policy)
         if self._single is not None:
             return PolicyRounds(self._settings, self._engine, tasks, self._io, cached=CACHED)
-        rule = self._settings.policy
-        limit = max(2 * rule.round_tasks, rule.max_waiting // FLEET_SHARE)
-        own_rule = rule.model_copy(update={"name": policy, "max_waiting": limit})
-        settings = self._settings.model_copy(update={"policy": own_rule})
-        return PolicyRounds(settings, self._shared.share(policy), tasks, self._io, cached=FLEET_CACHED)
+        return PolicyRounds(
+            settings_of(self._settings, policy), self._shared.share(policy), tasks, self._io, cached=FLEET_CACHED
+        )
 
-    def _serves(self, task: Task) -> bool:
-        """Whether a task is answered here, and not by an agent's program or by another process."""
-        if task.agent is not None:
-            return False
-        return task.policy == self._single if self._single is not None else self._is_of_fleet(task.policy)
-
-    def _is_of_fleet(self, policy: str) -> bool:
-        if not self._settings.fleet.serves(policy):
-            return False
-        base = self._log.state(policy).router.adapters.newest_base
-        if base in (None, self._engine.base_digest) or self._engine.name == "scripted":
-            return True
-        if policy not in self._refused:
-            self._refused.add(policy)
-            self._meter.add(catalog.FLEET_SET_ASIDE, policy, "other_base")
-            log.error(
-                "policy %s is of base model %s, and this fleet has %s: it is left alone. Run a fleet of that model "
-                "under another fleet.name, and tell them apart by fleet.policies",
-                policy,
-                base[:12],
-                self._engine.base_digest[:12],
-            )
-        return False
+    def _note_other_base(self, task: Task) -> None:
+        """Say once of each policy of this fleet that it is of another base model, as its tasks are skipped."""
+        policy = task.policy
+        if self._single or task.agent is not None or policy in self._refused or not self._settings.fleet.serves(policy):
+            return
+        self._refused.add(policy)
+        self._meter.add(catalog.FLEET_SET_ASIDE, policy, "other_base")
+        log.error(
+            "policy %s is of base model %s, and this fleet has %s: it is left alone. Run a fleet of that model "
+            "under another fleet.name, and tell them apart by fleet.policies",
+            policy,
+            (self._log.state(policy).router.adapters.newest_base or "")[:12],
+            self._engine.base_digest[:12],
+        )
 
     def _report(self) -> None:
         """Set the gauges. Called in the metrics server's thread, so it only reads."""

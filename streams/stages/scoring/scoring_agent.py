@@ -37,6 +37,7 @@ from schemas.events import Response, Reward, RewardSource, Task, derive_id
 from streams.errors import EventError
 from streams.kafka import times
 from streams.kafka.client import POLL_S
+from streams.kafka.group_names import SCORING
 from streams.kafka.producer import Producer
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedReading, StoppedWaiting
@@ -120,7 +121,7 @@ class ScoringAgent:
         self._tried = 0.0
         self._tasks = TaskLookup(settings, outage=outage)
         self._producer = Producer(settings, outage=outage, stage=STAGE)
-        self._consumer = TrackedConsumer(settings, STAGE, "responses", self._producer, outage, max_open=MAX_OPEN)
+        self._consumer = TrackedConsumer(settings, SCORING, "responses", self._producer, outage, max_open=MAX_OPEN)
         self._groups = WholeGroups(settings)
         self._siblings = Siblings(settings.advantages, self._consumer.owns)
         meter.collect(lambda: meter.set(catalog.OPEN, self._consumer.open))

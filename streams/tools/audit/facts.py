@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from schemas.events import Coordinates, SourceRange
+from streams.kafka import group_names
 from streams.kafka.record import TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
@@ -44,8 +45,8 @@ class TaskFact(NamedTuple):
 
     @property
     def answered_by(self) -> str:
-        """The consumer group that answers it: the policy agent's, or that of the agent it names."""
-        return f"policy-{self.policy}" if self.agent is None else f"agents-{self.agent}"
+        """How the names of the groups that answer it begin: its policy follows, or @ and a fleet."""
+        return group_names.begin("policy") if self.agent is None else group_names.begin("agents", self.agent)
 
 
 class ResponseFact(NamedTuple):
@@ -550,8 +551,6 @@ class AuditFinding(NamedTuple):
     """The log is right: the record has its dead letter, or a repetition changed nothing."""
 
 
-FLEETS = "policy-@"
-"""How the consumer groups of fleets that answer begin."""
 RECORDED_LAG = "policy_lag"
 """Key of a replayed group: how many versions behind its sampler was."""
 
@@ -576,13 +575,13 @@ class AuditView:
     def has_passed(self, task: TaskFact) -> str | None:
         """Return who has passed a task that it should have answered by then; None if that is still to come.
 
-        Without an agent of its own a policy is answered by a fleet. Which one, if there are several, the log does not
+        Without a process of its own a policy is answered by a fleet. Which one, if there are several, the log does not
         say, so all of them have to be behind it. One that never answered may wait for a fleet of its base model.
         """
-        own, reach = task.answered_by, self.reach
+        own, reach = task.answered_by + task.policy, self.reach
         groups = {name for name, topic, _ in reach.committed if topic == self.names["tasks"]}
-        fleets = sorted(name for name in groups if name.startswith(FLEETS))
-        if reach.settled or task.agent is not None or own in groups or not fleets:
+        fleets = sorted(name for name in groups if name.startswith(f"{task.answered_by}@"))
+        if reach.settled or own in groups or not fleets:
             return own if reach.passed(own, task.at) else None
         is_theirs = self.settings.fleet.serves(task.policy) and task.policy in self._answered
         return ", ".join(fleets) if is_theirs and all(reach.passed(name, task.at) for name in fleets) else None

@@ -38,6 +38,7 @@ from typing import Any
 
 from schemas.conventions import FEEDBACK, SELFPLAY_RUN
 from schemas.events import AccessEvent, Coordinates, GroupControl, Response, Reward, Task
+from streams.kafka.group_names import STREAMS
 from streams.kafka.headers import LEFT_OUT
 from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.topics import KEYED_BY_TASK, topics
@@ -81,7 +82,7 @@ from streams.tools.audit.recount_memory import MemoryStory, recount_memory
 from streams.tools.audit.recount_policy import PolicyLedger, first_trained, recount_policy
 from streams.tools.audit.recount_prompts import PromptRules
 from streams.tools.audit.recount_queue import QueueStory, recount_queue
-from streams.tools.audit.recount_task import JOIN, SCORER, STREAMS, recount_task
+from streams.tools.audit.recount_task import JOIN, SCORER, recount_task
 from streams.tools.audit.recount_threads import ThreadStory, recount_threads
 from streams.tools.audit.recount_tools import ToolRules
 from streams.tools.audit.recount_trajectory import RunStory, recount_run
@@ -301,7 +302,7 @@ class Ledger:
     def _story(self, partition: int, task_id: str) -> Story:
         story = self._stories.get((partition, task_id))
         if story is None:
-            story = self._stories[partition, task_id] = Story(partition)
+            story = self._stories[partition, task_id] = Story(partition, task_id)
         story.settled = None
         return story
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from schemas.events import Coordinates, derive_id
+from streams.kafka import group_names
+from streams.kafka.group_names import STREAMS
 from streams.kafka.record import partition_of
 from streams.tools.audit.facts import AdapterFact, AuditFinding, AuditView, BatchFact, Category, GroupFact
-from streams.tools.audit.recount_task import STREAMS
 from streams.tools.audit.story import TaskOutcome
 
 MOST_UNNAMED = 1000
@@ -282,7 +283,7 @@ class _PolicyRecount:
         for batch in self._batches:
             if batch.sequence in of_batches:
                 continue
-            group = f"trainer-{ledger.policy}"
+            group = group_names.begin("trainer") + ledger.policy
             has_trainer = any(map(self._has_its_id, of_batches.values())) or any(
                 name == group for name, _, _ in self._view.reach.committed
             )

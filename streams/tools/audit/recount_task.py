@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from schemas.events import Coordinates
+from streams.kafka.group_names import STREAMS
 from streams.tools.audit.facts import (
     AuditFinding,
     AuditView,
@@ -38,8 +39,6 @@ UNREAD = {
     "over_quota": "too many records about its task, or too large ones, came before it",
 }
 """Reasons of the join for dead letters that do not depend on what the task and its other records say."""
-STREAMS = "streams"
-"""The consumer group of the join."""
 
 Scores = dict[tuple[str, str], RewardFact]
 """By response_id and source."""
@@ -80,7 +79,7 @@ def _split(story: Story) -> tuple[Story, Story | None]:
     evicted_ms = min((control.ms for control in story.controls if control.kind == "evict"), default=None)
     if evicted_ms is None or not story.tasks or not any(task.ms > evicted_ms for task in story.tasks[1:]):
         return story, None
-    lives = Story(story.partition), Story(story.partition)
+    lives = Story(story.partition, story.task_id), Story(story.partition, story.task_id)
     for task in story.tasks:
         lives[task.ms > evicted_ms].tasks.append(task)
     for response in story.responses:
@@ -275,11 +274,18 @@ class _TaskRecount:
         elif self._whole and all(map(self._due, self._needed(self._whole[0]))):
             self._found("lost", task.at, "every slot is answered and scored, but its group is not in groups")
         elif self._reach.settled:
-            self._found("lost", task.at, "it has no group, and nothing is in flight")
+            what = "it has no group, and nothing is in flight"
+            self._found("lost", task.at, what if self._story.responses else f"{what}: {self._unbegun()}")
         elif (who := self._left_unanswered_by()) is not None:
             self._found("lost", task.at, f"{who} has passed it, but no sampling has every slot")
         else:
             self._out.in_flight["tasks"] += 1
+
+    def _unbegun(self) -> str:
+        """Say the task that no process began, and what to do."""
+        task = self._task
+        who = f"policy {task.policy}" if task.agent is None else f"policy {task.policy} and agent {task.agent}"
+        return f"no process answered task {self._story.task_id} of {who}; `streamward doctor` says what has to run"
 
     def _needed(self, sampling_id: str) -> Iterator[Coordinates]:
         """Yield the coordinates of all that the group is made of; for what is missing, one above every commit."""

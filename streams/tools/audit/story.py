@@ -14,6 +14,7 @@ class Story:
     """Everything the log says about one task, each list in the order of its partition."""
 
     partition: int
+    task_id: str
     tasks: list[TaskFact] = field(default_factory=list)
     responses: list[ResponseFact] = field(default_factory=list)
     rewards: list[RewardFact] = field(default_factory=list)

@@ -27,6 +27,7 @@ from schemas.events import PromptUse, RewardSource
 from streams.adapters import versions as adapters
 from streams.errors import RefusedError, SettingsError
 from streams.kafka import admin
+from streams.kafka.group_names import SCORING, GroupScope
 from streams.kafka.history import History, LogHistory
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
@@ -217,7 +218,8 @@ def _write(replay: Replay, counts: Counter[str], engine: DataEngine | None) -> N
         counts += copy(replay)
     if replay.scorers:
         counts += rescore.rescore(replay)
-    commit_ends(settings, {f"policy-{settings.policy.name}": "tasks", "scoring": "responses"})
+    policies = GroupScope(stage="policy", fleet=settings.fleet, policy=settings.policy.name)
+    commit_ends(settings, {policies.group: "tasks", SCORING: "responses"})
     if engine is None:
         counts += write_groups(replay, trained)
     counts += write_batches(replay)

@@ -24,6 +24,7 @@ from typing import Any, Self, TypeVar
 from streams.errors import EventError
 from streams.kafka.client import POLL_S
 from streams.kafka.consumer import OnAssignment
+from streams.kafka.group_names import STREAMS
 from streams.kafka.producer import Producer
 from streams.kafka.record import Record, TopicPartition, dead_letter
 from streams.kafka.topics import Topic
@@ -37,7 +38,7 @@ from streams.worker.batched.loop_agent import HandleRecords, LoopAgent, TopicRea
 from streams.worker.batched.loop_table import CurrentPartition, LoopTable
 from streams.worker.batched.outlet import LoopOutlet
 from streams.worker.batched.restoring import Restoring
-from streams.worker.batched.worker_consumer import GROUP, WatchedOutage, WorkerConsumer
+from streams.worker.batched.worker_consumer import WatchedOutage, WorkerConsumer
 from streams.worker.driver import HandleRecord
 from streams.worker.fence import GENERATION
 from streams.worker.stalls import Sight, StallDetector
@@ -105,7 +106,7 @@ class LoopWorker:
 
     def changelog(self, name: str) -> str:
         """Return the changelog topic of a table: the one that Faust uses."""
-        return f"{self.settings.topics.prefix}{GROUP}-{name}-changelog"
+        return f"{self.settings.topics.prefix}{STREAMS}-{name}-changelog"
 
     def outlet(self, stage: str) -> LoopOutlet:
         """Return what writes the events of a stage."""

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import confluent_kafka as ck
 
 from streams.kafka.consumer import GroupConsumer, OnAssignment
+from streams.kafka.group_names import STREAMS
 from streams.kafka.reader import EARLIEST, LATEST, offsets_of
 from streams.kafka.record import TopicPartition
 from streams.kafka.retry import BrokerOutage
@@ -28,7 +29,6 @@ from streams.processes.watchdog import Watchdog
 from streams.settings.model import Kafka, Settings
 from streams.worker.changelogs import END, Changelogs, Extent, distrust
 
-GROUP = "streams"
 QUEUE_KIB = 16 * 1024
 """Read-ahead. All of it is handled before a record that comes now, so of a topic that the worker itself writes, too."""
 _METADATA = b"CGMDv2:"
@@ -92,7 +92,7 @@ class WorkerConsumer(GroupConsumer):
         """Whether the group consists of workers of the other driver."""
         self._tables = tables
         self._counts = {topic.name: topic.partitions for topic in topics(settings.topics).values()}
-        super().__init__(settings, GROUP, labels, outage, on_assignment)
+        super().__init__(settings, STREAMS, labels, outage, on_assignment)
 
     @property
     def generation(self) -> int:

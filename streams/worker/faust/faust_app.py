@@ -26,6 +26,7 @@ from faust.types import TP
 from schemas.events import AdapterEvent, Coordinates, DeadLetter, Event
 from streams.errors import EventError, LogError, SettingsError
 from streams.kafka.client import tls_context, unreachable
+from streams.kafka.group_names import STREAMS
 from streams.kafka.lag_meter import LagMeter
 from streams.kafka.record import Record, dead_letter, encoded, trace_of, warn_of_time
 from streams.kafka.topic_ids import TopicIds
@@ -113,7 +114,7 @@ def build_app(
     kafka, session_s = settings.kafka, settings.kafka.session_timeout_s
     if kafka.client:
         log.warning("kafka.client (%s) does not reach the Faust worker", ", ".join(kafka.client))
-    name = f"{settings.topics.prefix}streams"
+    name = f"{settings.topics.prefix}{STREAMS}"
     app = App(
         name,
         broker=[f"kafka://{server.strip()}" for server in kafka.bootstrap.split(",")],

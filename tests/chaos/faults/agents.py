@@ -24,6 +24,7 @@ import psutil
 
 from schemas.events import EpisodeStart, RewardSource
 from streams.errors import LogError
+from streams.kafka.group_names import begin
 from streams.settings.load import to_env
 from streams.stages.agents.runs import supervisor
 from streams.stages.agents.runs.episode_agent import AGENT as BUILT_IN
@@ -70,7 +71,7 @@ class AgentWorld(World):
 
     def answered_by(self) -> dict[str, tuple[str, ...]]:
         """Return the manager's consumer group."""
-        return {f"agents-{self.agent}": ("tasks",)}
+        return {begin("agents", self.agent) + self.settings.policy.name: ("tasks",)}
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

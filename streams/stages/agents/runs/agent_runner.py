@@ -8,6 +8,9 @@ An attempt has an id that follows from the record of its task, so whoever reads 
 runs: those that ended stay as they are, those that only began are ended as failed, the others begin. A task is done,
 and its offset committed, when all its runs have ended. How one run ends changes nothing for the others.
 
+A process runs the agent for one policy, or for every policy of a fleet (fleet.policies), whose tasks begin in turn.
+The members of its consumer group serve the same agent and policies (streams/kafka/group_names.py).
+
 The rules by which a train task waits for the trainer are those of the policy stage (streams/adapters/admission).
 """
 
@@ -29,15 +32,17 @@ from pydantic import SecretStr
 
 from schemas.events import AgentEvent, AgentType, Coordinates, Ending, Observed, Response, Task, derive_id
 from streams.adapters.admission.held_back import HeldBack, room
-from streams.adapters.admission.policy_log import PolicyLog, give_up_ms
+from streams.adapters.admission.policy_log import PolicyLog, PolicyState, give_up_ms
 from streams.adapters.admission.sampling_batch import WaitingTask, choose
-from streams.adapters.admission.task_queue import TaskQueue
+from streams.adapters.admission.task_queue import TaskQueue, settings_of
 from streams.adapters.admission.task_reader import TaskReader
 from streams.adapters.router import route
+from streams.engines.fair_share import Turns, next_turn, take_turn
 from streams.errors import RefusedError, ServerUnavailable
 from streams.kafka import times
 from streams.kafka.admin import offsets
 from streams.kafka.client import POLL_S
+from streams.kafka.group_names import GroupScope
 from streams.kafka.producer import Producer
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, BrokerUnreachable, StoppedWaiting
@@ -84,14 +89,26 @@ class AgentPlan:
     parallel: int
     folder: Path
     """Every run has a folder in it."""
+    fleet: bool = False
+    """Run it for every policy of fleet.policies, not for policy.name alone."""
     until_done: bool = False
     """End when every task that is in the log at the start is done."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WaitingPolicy:
+    """The tasks of one policy that wait for the agent."""
+
+    state: PolicyState
+    queue: TaskQueue
+    held_back: HeldBack
 
 
 @dataclass(slots=True, eq=False)
 class TaskAttempt:
     """A task whose runs have begun."""
 
+    policy: WaitingPolicy
     waiting: WaitingTask
     sampling_id: str
     slots: deque[int]
@@ -131,15 +148,18 @@ class AgentRunner:
         self.endings: Counter[str] = Counter()
         """How many runs have ended how, also those of an earlier process whose task is read again."""
         self._nonce = uuid.uuid4().hex
-        policy = settings.policy.name
-        self._log = PolicyLog(settings, outage, policy)
-        self._state = self._log.state(policy)
+        single = None if plan.fleet else settings.policy.name
+        self._log = PolicyLog(settings, outage, single)
         self._producer = Producer(settings, outage=outage, stage=STAGE)
-        self._register()
-        group = f"{STAGE}-{plan.agent_id}"
-        self._tasks = TaskReader(settings, group, self._producer, outage, self._log, self._serves)
-        self._queue = TaskQueue(settings, self._tasks.tasks(policy), self._log, outage.meter, stage=STAGE)
-        self._held_back = HeldBack(self._state.router, self._state.admission)
+        serving = GroupScope(stage=STAGE, fleet=settings.fleet, policy=single, agent=plan.agent_id)
+        self._tasks = TaskReader(settings, serving, self._producer, outage, self._log, self._note_skipped)
+        self._policies: dict[str, WaitingPolicy] = {}
+        self._turns = Turns()
+        self._left_alone: set[str] = set()
+        """Policies whose tasks for this agent another process runs."""
+        if single is not None:
+            self._register(single)
+            self._policies[single] = self._new_policy(single)
         self._server = RunServer(plan.server, plan.agent_id, stop, outage.meter, plan.key)
         self._metrics = RunMetrics(outage.meter, plan.agent_id)
         self._pool = ThreadPoolExecutor(plan.parallel, thread_name_prefix="runs-agent")
@@ -166,7 +186,7 @@ class AgentRunner:
 
     def done(self) -> bool:
         """Whether every task that was in the log at the start is done, here or in another process of this agent."""
-        if self._attempts or self._queue:
+        if self._attempts or any(policy.queue for policy in self._policies.values()):
             return False
         try:
             committed = self._tasks.committed(self._ends)
@@ -176,20 +196,39 @@ class AgentRunner:
 
     def step(self) -> None:
         """Read tasks, begin runs for which there is a place, take note of those that ended, commit."""
-        self._metrics.look(self._queue, self.running)
+        self._metrics.look([policy.queue for policy in self._policies.values()], self.running)
         self._log.follow()
-        self._tasks.poll(BUSY_POLL_S if self._attempts or self._queue else POLL_S)
-        self._queue.read()
-        self._queue.sweep()
+        queued = {name for name, policy in self._policies.items() if policy.queue}
+        policies = self._tasks.poll(BUSY_POLL_S if self._attempts or queued else POLL_S) | queued
+        for name in policies:
+            if name not in self._policies:
+                self._policies[name] = self._new_policy(name)
+            self._policies[name].queue.read()
+            self._policies[name].queue.sweep()
         for attempt in list(self._attempts.values()):
             self._look(attempt)
         while self.running < self._plan.parallel and not self._stop.is_set() and self._begin_one():
             pass
-        self._held_back.look(self._queue.waiting, set_aside=self._queue.set_aside)
+        for name in policies:
+            waiting = self._policies[name]
+            waiting.held_back.look(waiting.queue.waiting, set_aside=waiting.queue.set_aside)
         self._tasks.commit()
 
-    def _serves(self, task: Task) -> bool:
-        return task.policy == self._settings.policy.name and task.agent == self._plan.agent_id
+    def _new_policy(self, name: str) -> WaitingPolicy:
+        state, tasks = self._log.state(name), self._tasks.tasks(name)
+        settings = settings_of(self._settings, name) if self._plan.fleet else self._settings
+        queue = TaskQueue(settings, tasks, self._log, self._outage.meter, stage=STAGE)
+        return WaitingPolicy(state, queue, HeldBack(state.router, state.admission))
+
+    def _note_skipped(self, task: Task) -> None:
+        """Say once of each policy that its tasks for this agent need a process of their own."""
+        if task.agent == self._plan.agent_id and task.policy not in self._left_alone:
+            self._left_alone.add(task.policy)
+            log.info(
+                "tasks of policy %s for agent %s are another process's; `streamward doctor` says if there is none",
+                task.policy,
+                task.agent,
+            )
 
     def _begin_one(self) -> bool:
         """Begin the next run; return whether there was one."""
@@ -201,33 +240,43 @@ class AgentRunner:
         return True
 
     def _next(self) -> TaskAttempt | None:
-        """Begin the next task that may be answered now."""
-        router, admission = self._state.router, self._state.admission
+        """Begin the next task that may be answered now, of the policy whose turn it is."""
+        ready = {name for name, policy in self._policies.items() if policy.queue.waiting}
+        while (name := next_turn(self._turns, ready)) is not None:
+            if (attempt := self._next_of(self._policies[name])) is not None:
+                self._turns = take_turn(self._turns, name, self._settings.fleet.weight_of)
+                return attempt
+            ready.discard(name)
+        return None
+
+    def _next_of(self, policy: WaitingPolicy) -> TaskAttempt | None:
+        router, admission, queue = policy.state.router, policy.state.admission, policy.queue
         version_for, has_room = partial(route, router.serving_here), partial(room, router, admission)
-        while chosen := choose(self._queue.waiting, version_for=version_for, room=has_room, limit=1):
-            if self._queue.drop_overtaken(chosen.tasks):
+        while chosen := choose(queue.waiting, version_for=version_for, room=has_room, limit=1):
+            if queue.drop_overtaken(chosen.tasks):
                 continue
             (waiting,) = chosen.tasks
             task = waiting.task
             sampling_id = derive_id(task.task_id, self._plan.agent_id, *waiting.at)
-            attempt = TaskAttempt(waiting, sampling_id, deque(range(task.group_size)))
-            if not waiting.urgent and not admission.hopeless(self._state.batches_of(chosen.version)):
+            attempt = TaskAttempt(policy, waiting, sampling_id, deque(range(task.group_size)))
+            if not waiting.urgent and not admission.hopeless(policy.state.batches_of(chosen.version)):
                 attempt.holds_a_place = True
                 admission.start(task.task_id, give_up_ms=None)
-            self._queue.begin(waiting)
-            self._held_back.note_answered(chosen.tasks)
+            queue.begin(waiting)
+            policy.held_back.note_answered(chosen.tasks)
             self._attempts[waiting.at] = attempt
             return attempt
         return None
 
     def _look(self, attempt: TaskAttempt) -> None:
         """Take note of runs that ended; a task is done with its last one."""
-        waiting, is_ours = attempt.waiting, attempt.waiting in self._queue
+        waiting, queue, admission = attempt.waiting, attempt.policy.queue, attempt.policy.state.admission
+        is_ours = waiting in queue
         for ended in [run for run in attempt.runs if run.done()]:
             attempt.runs.discard(ended)
             self.endings[ended.result()] += 1
             self._metrics.ended(ended.result())
-        if not is_ours or self._queue.why_overtaken(waiting) is not None:
+        if not is_ours or queue.why_overtaken(waiting) is not None:
             attempt.slots.clear()
             attempt.stop.set()
         if attempt.runs or attempt.slots:
@@ -235,11 +284,11 @@ class AgentRunner:
         del self._attempts[waiting.at]
         if attempt.holds_a_place:
             limit = give_up_ms(self._settings, times.now_ms(), waiting.deadline_ms)
-            self._state.admission.start(waiting.task.task_id, give_up_ms=limit)
+            admission.start(waiting.task.task_id, give_up_ms=limit)
         if is_ours and not attempt.unfinished:
             for response in attempt.failed:
                 self._producer.send(response)
-            self._queue.finish_answered(waiting)
+            queue.finish_answered(waiting)
 
     # --- in a thread of the pool --------------------------------------------------------------------------------------
 
@@ -281,11 +330,11 @@ class AgentRunner:
         except OSError as exc:
             return RunEnd("failed", f"it was not run: {exc}")
 
-    def _register(self) -> None:
+    def _register(self, policy: str) -> None:
         """Write what this agent is, unless the log says so already; what else was said of it stays."""
-        agent_id, policy = self._plan.agent_id, self._settings.policy.name
+        agent_id, router = self._plan.agent_id, self._log.state(policy).router
         before = registrations(self._settings, self._outage).get(agent_id, [])
-        primary = self._state.router.adapters.versions[self._state.router.serving_here.primary]
+        primary = router.adapters.versions[router.serving_here.primary]
         kind: AgentType = "PROMPT_BASED" if not primary.version else "FINE_TUNED" if primary.tuned_by else "RL_TRAINED"
         event = AgentEvent(
             event_id="", agent_id=agent_id, created_at=0, kind="registered", name=agent_id, type=kind, model_id=policy

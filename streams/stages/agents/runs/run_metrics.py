@@ -6,6 +6,7 @@ AgentRunner ──► runs begun, ended, their time ──► counters; once a s
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 from streams.adapters.admission.task_queue import TaskQueue
 from streams.kafka import times
@@ -33,14 +34,14 @@ class RunMetrics:
         """Count how a run ended."""
         self._meter.add(catalog.RUNS_ENDED, self._agent, ending)
 
-    def look(self, queue: TaskQueue, running: int) -> None:
+    def look(self, queues: Collection[TaskQueue], running: int) -> None:
         """Report progress, and once a second what is so now."""
         self._meter.begin("looks for tasks, and for runs that ended")
         if not self._meter.on or time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_EVERY_S
-        oldest_ms = queue.oldest_ms()
+        oldest_ms = min((ms for queue in queues if (ms := queue.oldest_ms()) is not None), default=None)
         age_s = 0.0 if oldest_ms is None else max(0.0, (times.now_ms() - oldest_ms) / 1000)
         self._meter.set(catalog.RUNS_OPEN, running, self._agent)
-        self._meter.set(catalog.AGENT_TASKS, len(queue.waiting) + queue.set_aside, self._agent)
+        self._meter.set(catalog.AGENT_TASKS, sum(len(queue.waiting) + queue.set_aside for queue in queues), self._agent)
         self._meter.set(catalog.AGENT_TASK_AGE, age_s, self._agent)

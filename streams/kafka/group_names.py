@@ -1,0 +1,110 @@
+"""The names of consumer groups, which have everything that decides what a group's members serve.
+
+    stage, policy or fleet, agent, base model ──► GroupScope ──► group: the name    serves: or is the record skipped?
+
+Members of a group share its partitions, so what one of them skips no other reads. Two processes that skip different
+records may therefore not be members of one group, and both answers follow from the same fields here.
+
+| reader | group | skipped |
+|---|---|---|
+| `streams`, `scoring` | `streams`, `scoring` | nothing |
+| `policy` | `policy-POLICY` | tasks of other policies, and of agents |
+| `policy --fleet` | `policy-@FLEET`, with fleet.policies and the base model | those of policies outside the fleet |
+| `agents run` | `agents-AGENT@POLICY`, `agents-AGENT@@FLEET` | tasks of other agents and policies |
+| `train` | `trainer-POLICY`, `trainer-@FLEET` with fleet.policies | batches of other policies |
+| `serve`, the only one of a log | `serve` | nothing |
+| `calls` | `trainer-@FLEET@calls` | nothing |
+| `jobs run`, `tune --jobs`, `prompts run` | `jobs`, `tuning`, `prompts` | jobs of another kind |
+| `curate` | `curate-PURPOSE-POLICY` | runs of other policies and purposes |
+| `datasets follow` | `datasets-NAME` | other data sets |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from streams.settings.model import Fleet
+
+STREAMS, SCORING, SERVER = "streams", "scoring", "serve"
+JOBS, TUNING, PROMPTS = "jobs", "tuning", "prompts"
+COMMITTING = (STREAMS, SCORING, "policy-", "agents-", "trainer-")
+"""Groups whose commits count; one that ends in a dash is followed by what its members serve."""
+BEGINNINGS = (*(name for name in COMMITTING if name.endswith("-")), "curate-", "datasets-")
+"""How the names of groups begin that say what their members serve."""
+_DIGITS = 8
+"""Of a digest in a name."""
+_OF_AGENT = re.compile(r"agents-(?P<agent>.+?)@(?P<policy>@?[^@]+)")
+_OF_POLICY = re.compile(r"(policy|trainer)-(?P<policy>[^@]+)")
+
+
+def begin(stage: str, agent: str | None = None) -> str:
+    """Return how the names of a stage's groups begin; a policy follows, or @ and a fleet."""
+    return f"{stage}-" if agent is None else f"{stage}-{agent}@"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupScope:
+    """What the members of a group serve: one policy or those of a fleet, by themselves or as an agent."""
+
+    stage: str
+    fleet: Fleet
+    policy: str | None = None
+    """The only one; None: those of `fleet`."""
+    agent: str | None = None
+    base: str | None = None
+    """Digest of the base model of a fleet that serves no policy of another one; None: it serves them."""
+
+    @property
+    def group(self) -> str:
+        """The name of the group, without topics.prefix."""
+        return begin(self.stage, self.agent) + (self.policy or self._fleet_name)
+
+    @property
+    def _fleet_name(self) -> str:
+        patterns = sorted({pattern.strip() for pattern in self.fleet.policies.split(",")} - {""})
+        chosen = "" if "*" in patterns else "~" + hashlib.sha256(",".join(patterns).encode()).hexdigest()[:_DIGITS]
+        return f"@{self.fleet.name}{chosen}" + ("" if self.base is None else f"+{self.base[:_DIGITS]}")
+
+    def includes(self, group: str) -> bool:
+        """Whether a group is this one, or a fleet's that serves the same policies with some base model."""
+        return group == self.group or (self.policy is None and group.startswith(f"{self.group}+"))
+
+    def serves(self, policy: str, agent: str | None = None, base: str | None = None) -> bool:
+        """Whether a record is served: of this policy and agent, whose newest version is of this base model, if known.
+
+        Every other one is for the members of another group.
+        """
+        if agent != self.agent:
+            return False
+        if self.policy is not None:
+            return policy == self.policy
+        return self.fleet.serves(policy) and (self.base is None or base in (None, self.base))
+
+
+def policy_in(group: str) -> str | None:
+    """Return the policy that alone is answered or trained by the members of a group; None if there is no such one."""
+    match = _OF_POLICY.fullmatch(group)
+    return None if match is None else match["policy"]
+
+
+def agent_in(group: str) -> tuple[str, str | None] | None:
+    """Return the agent that a group runs and its policy, None for those of a fleet; None for another group."""
+    match = _OF_AGENT.fullmatch(group)
+    return None if match is None else (match["agent"], None if match["policy"][0] == "@" else match["policy"])
+
+
+def of_calls(fleet: Fleet) -> str:
+    """Return the group of the processes that serve training calls."""
+    return f"trainer-@{fleet.name}@calls"
+
+
+def of_curators(policy: str | None, purpose: str | None) -> str:
+    """Return the group of the curators of runs of a policy and a purpose; None: of all."""
+    return f"curate-{purpose or '*'}-{policy or '*'}"
+
+
+def of_dataset(name: str) -> str:
+    """Return the group of the processes that build a data set again and again."""
+    return f"datasets-{name}"
