@@ -1,0 +1,130 @@
+"""The worst bodies of a route, made from its own example or its model: each text, list and object of it in turn.
+
+    route ──► an example ──► a text of braces and spaces here, 10,000 objects there, as many keys ──► bytes
+          └─► its bounds ──► too many keys, levels, bytes; zstd that unpacks to much more
+
+Within the bounds of the route the readers have to be quick; beyond them nothing may be read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import zstandard
+from pydantic import TypeAdapter
+
+from gateway.http.route import Route
+
+BRACES = "{{" * 15_000 + "{{" + " " * 30_000
+"""60 KB, which every pattern for a place in a text reads to its end."""
+MOST_PLACES = 12
+"""Texts, lists and objects of one body that are tried."""
+JSON_TYPE = {"content-type": "application/json"}
+ZSTD = {"content-type": "application/json", "content-encoding": "zstd"}
+BYTES = 12_000_000
+
+
+class WorstBody(NamedTuple):
+    """A body, what it is, and the headers that it comes with."""
+
+    about: str
+    raw: bytes
+    headers: Mapping[str, str] = JSON_TYPE
+
+
+def bombs() -> list[WorstBody]:
+    """Return what is too much for every route."""
+    packed = zstandard.ZstdCompressor()
+    keys = ",".join(f'"k{number}":1' for number in range(1_000_000))
+    return [
+        WorstBody("nested deeply", b'{"a":' * 180_000),
+        WorstBody("a million keys", f"{{{keys}}}".encode()),
+        WorstBody("a million objects", b'{"a":[' + b"{}," * 1_000_000 + b"{}]}"),
+        WorstBody("a text of 12 MB", b'{"a":"' + b"x" * BYTES + b'"}'),
+        WorstBody("a small bomb", packed.compress(b'{"a":[' + b"{}," * 500_000 + b"{}]}"), ZSTD),
+        WorstBody("a large bomb", packed.compress(b" " * 240_000_000), ZSTD),
+    ]
+
+
+def worst_bodies(route: Route) -> Iterator[WorstBody]:
+    """Yield bodies that a route has to read."""
+    example = route.sends
+    if example is None:
+        schema = TypeAdapter(route.takes).json_schema() if route.takes_json else {}
+        example = _example(schema, schema.get("$defs", {}))
+    values = route.max_values * 9 // 10
+    for number, path in enumerate(_places(example)):
+        if number == MOST_PLACES:
+            return
+        for about, value in _worst(_at(example, path), values):
+            yield WorstBody(f"{about} at {list(path)}", json.dumps(_changed(example, path, value)).encode())
+        if isinstance(_at(example, path), list):
+            raw = json.dumps(_changed(example, path, "@")).encode().replace(b'"@"', b"[" + b"{}," * 2_000_000 + b"{}]")
+            yield WorstBody(f"packed objects at {list(path)}", zstandard.ZstdCompressor().compress(raw), ZSTD)
+
+
+def _worst(value: Any, values: int) -> Iterator[tuple[str, Any]]:
+    """Yield what may stand in the place of a value."""
+    match value:
+        case str():
+            yield "braces", BRACES
+        case list():
+            yield "objects", [{}] * values
+            if value:
+                yield "the same", value[:1] * (values // _size(value[0]))
+        case dict():
+            yield "keys", value | {f"k{number}": number for number in range(values - _size(value))}
+
+
+def _size(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(_size, inner))
+
+
+def _places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the paths of texts, lists and objects, the outer ones first."""
+    if isinstance(value, str | list | dict):
+        yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for step, part in inner:
+        yield from _places(part, (*path, step))
+
+
+def _at(value: Any, path: tuple[str | int, ...]) -> Any:
+    for step in path:
+        value = value[step]
+    return value
+
+
+def _changed(example: Any, path: tuple[str | int, ...], value: Any) -> Any:
+    if not path:
+        return value
+    changed = deepcopy(example)
+    _at(changed, path[:-1])[path[-1]] = value
+    return changed
+
+
+def _example(schema: Mapping[str, Any], named: Mapping[str, Any], levels: int = 6) -> Any:
+    """Return a value of a schema, with everything in it that may be there."""
+    if "$ref" in schema:
+        return _example(named[schema["$ref"].rpartition("/")[2]], named, levels)
+    if "const" in schema or "enum" in schema:
+        return schema.get("const", schema.get("enum", [None])[0])
+    for alternatives in (schema.get("anyOf"), schema.get("oneOf"), schema.get("allOf")):
+        if alternatives:
+            return _example(alternatives[0], named, levels)
+    match schema.get("type"):
+        case "object" if levels:
+            return {name: _example(part, named, levels - 1) for name, part in schema.get("properties", {}).items()}
+        case "array" if levels:
+            return [_example(schema.get("items", {}), named, levels - 1)]
+        case "object" | "array":
+            return {} if schema["type"] == "object" else []
+        case "integer" | "number":
+            return schema.get("minimum", 1)
+        case "boolean":
+            return False
+    return "x" * schema.get("minLength", 1)
