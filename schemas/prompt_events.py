@@ -14,7 +14,7 @@ from schemas.event_types import Int, Millis
 from schemas.message_types import Message
 from schemas.prompt_text import VariableType
 
-PromptKind = Literal["created", "activated", "shared", "reflected", "reported"]
+PromptKind = Literal["created", "activated", "shared", "reflected", "reported", "withdrawn"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,8 @@ class PromptReflection:
 class PromptEvent:
     """A version of a prompt, or what one of its names means. The state of a prompt is the fold of these.
 
-    A version never changes: its number, its text and its variables are those of its `created` for ever.
+    A version never changes: its number, its text and its variables are those of its `created` for ever. One that was
+    withdrawn is not named any more, by an alias or by what is new.
     """
 
     event_id: Annotated[str, "uuid5(prompt, kind, sequence)"]
@@ -81,7 +82,9 @@ class PromptEvent:
     sequence: Annotated[Int, "compare and swap: how many events of the prompt took effect before this one"]
     actor: str
     reason: str
-    version: Annotated[Int | None, "created, reported: which; activated: what the alias means from now on"] = None
+    version: Annotated[
+        Int | None, "created, reported, withdrawn: which; activated: what the alias means from now on"
+    ] = None
     alias: Annotated[str | None, "activated, shared: of the prompt"] = None
     job_id: Annotated[str | None, "that decided it; null: a person"] = None
     digest: Annotated[str | None, "created: sha256 over messages and variables; the same text is the same version"] = (
@@ -118,7 +121,7 @@ def prompt_problems(event: PromptEvent) -> Iterator[str]:
         yield f"prompt is {event.prompt[:140]!r}; expected a letter or digit, and then at most 127 of A-Z a-z 0-9 _ . -"
     if event.sequence < 0:
         yield f"sequence is {event.sequence}; expected 0 or more"
-    if event.kind in ("created", "activated", "reported") and (event.version or 0) < 1:
+    if event.kind in ("created", "activated", "reported", "withdrawn") and (event.version or 0) < 1:
         yield f"kind is {event.kind} and version {event.version}; versions are 1, 2, 3 and so on"
     if (event.alias is not None) != (event.kind in ("activated", "shared")):
         yield f"kind is {event.kind} and alias {event.alias!r}; activated and shared alone have one"

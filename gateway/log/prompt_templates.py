@@ -1,6 +1,7 @@
 """Prompts over HTTP: versions, aliases, and what they earned.
 
     {name, template or messages} ──► PromptLog ──► created ──► a version for ever       POST /prompts/templates
+    {version} ──► PromptLog ──► withdrawn: nothing new names it                         POST …/templates/{name}/withdraw
     {alias, version, expected} ──► PromptLog ──► activated, or 409                      POST …/templates/{name}/activate
     view prompt_rewards ──► by version, and one against another                          GET /prompts/evaluate
 
@@ -62,6 +63,13 @@ class ActivateBody(Body):
     reason: Reason = Field("asked for", description="why; it is recorded")
 
 
+class WithdrawBody(Body):
+    """A version that is not to be named any more."""
+
+    version: Number
+    reason: Reason = Field("asked for", description="why; it is recorded")
+
+
 class TemplateMessage(Answer):
     """A message of a prompt."""
 
@@ -84,6 +92,7 @@ class TemplateAnswer(Answer):
     actor: str
     reason: str
     job_id: str | None = Field(description="the search that proposed it")
+    withdrawn: str | None = Field(None, description="why nothing may name it any more")
 
 
 class TemplateList(Answer):
@@ -226,6 +235,25 @@ class PromptTemplates:
             raise CallError("invalid", str(exc)) from exc
         return AliasAnswer(object="prompt_alias", name=name, alias=body.alias, version=body.version)
 
+    @REST.post(
+        "/prompts/templates/{name}/withdraw",
+        may="adapters.promote",
+        ids=LISTED,
+        at_once=AT_ONCE,
+        refuses=(404, 409),
+        sends={"version": 1, "reason": "names a person"},
+        example=EXAMPLE.model_copy(update={"version": 1, "aliases": {}, "withdrawn": "names a person"}),
+    )
+    def withdraw_template(self, request: Request, name: str, body: WithdrawBody) -> TemplateAnswer:
+        """Withdraw a version of a prompt: no alias, task, call or job can name it from now on."""
+        name, prompts = named(tenant_of(request), name), self._log.prompts
+        try:
+            prompts.withdraw(name, body.version, actor=actor_of(request), reason=body.reason)
+        except EventError as exc:
+            raise CallError("invalid", str(exc)) from exc
+        state = prompts.get(name)
+        return _answer(state.versions[body.version - 1], state)
+
     def _activate(self, request: Request, name: str, body: ActivateBody) -> None:
         order = Activation(
             prompt=name,
@@ -294,6 +322,7 @@ def _answer(version: PromptVersion, state: PromptState) -> TemplateAnswer:
         actor=version.actor,
         reason=version.reason,
         job_id=version.job_id,
+        withdrawn=state.withdrawn[version.number].reason if version.number in state.withdrawn else None,
     )
 
 

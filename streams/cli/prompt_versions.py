@@ -1,4 +1,4 @@
-"""The commands of prompts: prompts create, list, show, activate, compare, optimize, run.
+"""The commands of prompts: prompts create, list, show, activate, withdraw, compare, optimize, run.
 
 text, types ──► created ──► prompts ──► list, show             activate ──► an alias means a version
 what tasks with each version earned ──► compare        questions ──► optimize: a job ──► run
@@ -115,7 +115,8 @@ def prompts_show(call: AppContext, reference: str, values: str | None, output: O
     parsed = PromptReference.parse(reference)
     if "@" not in reference and parsed.name in states:
         parsed = PromptReference(parsed.name, version=len(states[parsed.name].versions))
-    version = prompt_use.resolve(states, parsed, "")
+    shown = states[parsed.name].version(parsed.version) if parsed.version and parsed.name in states else None
+    version = shown or prompt_use.resolve(states, parsed, "")  # one that was withdrawn may be looked at
     row = version_row(version, states[version.name])
     messages = version.messages
     if values is not None:
@@ -141,21 +142,34 @@ def prompts_activate(
     version that the alias means, it cannot mean another one. Exit code 4 if it means another version than --expect.
     """
     from streams import output as show
-    from streams.errors import SettingsError
     from streams.improve.prompts.activation import activate
     from streams.prompts.prompt_log import Activation, PromptLog
-    from streams.prompts.prompt_use import PromptReference
 
-    parsed = PromptReference.parse(reference)
-    if parsed.version is None:
-        raise SettingsError(f"{reference}: expected NAME@VERSION, e.g. {parsed.name}@1")
-    order = Activation(
-        prompt=parsed.name, alias=alias, version=parsed.version, actor=user_name(), reason=reason, expect=expect
-    )
+    name, version = _version_of(reference)
+    order = Activation(prompt=name, alias=alias, version=version, actor=user_name(), reason=reason, expect=expect)
     settings = call.settings_to_write
     with PromptLog(settings) as log:
         target = activate(settings, log, order)
-    show.record({"prompt": parsed.name, "alias": alias, "version": target.version}, output)
+    show.record({"prompt": name, "alias": alias, "version": target.version}, output)
+
+
+@prompts.command("withdraw")
+@click.argument("reference", metavar="NAME@VERSION")
+@reason_option
+@output_option
+@pass_call
+def prompts_withdraw(call: AppContext, reference: str, reason: str, output: Output) -> None:
+    """Withdraw a version: no alias, task, call or job can name it from now on.
+
+    Tasks that were written with it keep its text, and `prompts show` prints it. Exit code 4 while an alias means it.
+    """
+    from streams import output as show
+    from streams.prompts.prompt_log import PromptLog
+
+    name, version = _version_of(reference)
+    with PromptLog(call.settings_to_write) as log:
+        log.withdraw(name, version, actor=user_name(), reason=reason)
+    show.record({"prompt": name, "version": version, "withdrawn": reason}, output)
 
 
 @prompts.command("compare")
@@ -306,6 +320,17 @@ def prompts_run(call: AppContext, /) -> None:
         prompt_worker.run(call.settings_to_write, stop=stop)
 
 
+def _version_of(reference: str) -> tuple[str, int]:
+    """Return the name and the number in NAME@VERSION. Raises SettingsError for an alias."""
+    from streams.errors import SettingsError
+    from streams.prompts.prompt_use import PromptReference
+
+    parsed = PromptReference.parse(reference)
+    if parsed.version is None:
+        raise SettingsError(f"{reference}: expected NAME@VERSION, e.g. {parsed.name}@1")
+    return parsed.name, parsed.version
+
+
 def version_row(version: PromptVersion, state: PromptState) -> dict[str, Any]:
     """Return what a list has of a version."""
     from streams.output import moment
@@ -319,7 +344,7 @@ def version_row(version: PromptVersion, state: PromptState) -> dict[str, Any]:
     return {
         "prompt": version.name,
         "version": version.number,
-        "aliases": aliases,
+        "aliases": [*aliases, *(["withdrawn"] if version.number in state.withdrawn else [])],
         "variables": {variable.name: variable.type for variable in version.variables},
         "created_at": moment(version.created_at),
         "actor": version.actor,

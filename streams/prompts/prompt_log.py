@@ -1,7 +1,7 @@
 """The prompts of the log, followed, and the commands about them.
 
     prompts ──► a thread that follows ──► PromptState of each ──► resolve
-    create, activate ──► event with the sequence it expects ──► prompts ──► own fold has passed it ──► answer
+    create, activate, withdraw ──► event with the sequence it expects ──► prompts ──► own fold has passed it ──► answer
 
 Not covered: whether a policy is in training with a prompt; streams/improve/prompts/activation.py asks the jobs.
 """
@@ -22,7 +22,7 @@ from streams.kafka import times
 from streams.kafka.admin import read_topic
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.record import Record, cut
-from streams.prompts.prompt_state import AliasTarget, PromptState, PromptVersion, fold
+from streams.prompts.prompt_state import AliasTarget, PromptState, PromptVersion, fold, refusal
 from streams.prompts.prompt_use import PromptReference, Resolver, resolve
 from streams.settings.model import Settings
 
@@ -112,6 +112,7 @@ class PromptLog(FollowedTopic):
         for _ in range(TRIES):
             state = self.state(text.prompt)
             if (same := state.with_text(digest)) is not None:
+                _check_named(state, same.number)
                 return NewVersion(same, False)
             event = self._event(
                 state,
@@ -139,6 +140,7 @@ class PromptLog(FollowedTopic):
             if state.version(order.version) is None:
                 known = len(state.versions)
                 raise NotFoundError(f"prompt {order.prompt} has no version {order.version}; its newest is {known}")
+            _check_named(state, order.version)
             target = state.aliases.get(order.alias)
             if target is not None and target.version == order.version:
                 return target
@@ -156,6 +158,24 @@ class PromptLog(FollowedTopic):
             if self.append(event):
                 return self.state(order.prompt).aliases[order.alias]
         raise RefusedError(f"prompt {order.prompt}: others wrote first {TRIES} times; try again")
+
+    def withdraw(self, prompt: str, version: int, *, actor: str, reason: str) -> None:
+        """Let a version be named no more. The same again writes nothing.
+
+        Raises EventError, NotFoundError for an unknown version, RefusedError while an alias means it, LogError.
+        """
+        for _ in range(TRIES):
+            state = self.get(prompt)
+            if version in state.withdrawn:
+                return
+            event = self._event(state, "withdrawn", actor, reason, version=version)
+            if state.version(version) is None:
+                raise NotFoundError(f"prompt {prompt} has no version {version}; its newest is {len(state.versions)}")
+            if (problem := refusal(state, event)) is not None:
+                raise RefusedError(f"prompt {prompt}: {problem}")
+            if self.append(event):
+                return
+        raise RefusedError(f"prompt {prompt}: others wrote first {TRIES} times; try again")
 
     def append(self, event: PromptEvent) -> bool:
         """Write an event; return whether this record of it took effect. Raises EventError that says what is wrong."""
@@ -211,6 +231,12 @@ def resolver(settings: Settings) -> Resolver:
     """Return the function that finds versions; its first call reads the log, and raises as that."""
     states = cache(lambda: read(settings))
     return lambda reference, unit: resolve(states(), reference, unit)
+
+
+def _check_named(state: PromptState, version: int) -> None:
+    """Raise RefusedError for a version that was withdrawn."""
+    if (problem := state.withdrawal(version)) is not None:
+        raise RefusedError(f"prompt {state.prompt}: {problem}")
 
 
 def _check_expected(order: Activation, target: AliasTarget | None) -> None:

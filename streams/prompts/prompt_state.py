@@ -1,11 +1,11 @@
 """A prompt, as the fold of its events.
 
-    prompts[name]: created, activated, shared, reflected, reported ──► fold, compare and swap ──► PromptState
+    prompts[name]: created, activated, shared, reflected, reported, withdrawn ──► fold, compare and swap ──► PromptState
 
-Versions are 1, 2, 3 and so on, and none ever changes or goes. An alias means one version, or while a live comparison
-lasts a share of its users each of several. Each event names how many events of its prompt took effect before it: of two
-that were decided against the same state the first in the partition takes effect, and the second changes nothing. The
-same text is one version, however often it is proposed.
+Versions are 1, 2, 3 and so on, and none ever changes or goes; a withdrawn one is not named any more. An alias means one
+version, or while a live comparison lasts a share of its users each of several. Each event names how many events of its
+prompt took effect before it: of two that were decided against the same state the first in the partition takes effect,
+and the second changes nothing. The same text is one version, however often it is proposed.
 """
 
 from __future__ import annotations
@@ -90,6 +90,8 @@ class PromptState:
     """When each live comparison began, by job; milliseconds since the epoch."""
     reports: Mapping[str, PromptEvent] = field(default_factory=dict)
     """The figures of each search on questions that it did not use, by job."""
+    withdrawn: Mapping[int, PromptEvent] = field(default_factory=dict)
+    """Versions that are not named any more, and the event that said so."""
     effective: Mapping[str, Coordinates] = field(default_factory=dict)
     """Where each event is that took effect, by its id."""
     refused: Mapping[Coordinates, str] = field(default_factory=dict)
@@ -98,6 +100,12 @@ class PromptState:
     def version(self, number: int) -> PromptVersion | None:
         """Return a version; None if there is none of this number."""
         return self.versions[number - 1] if 1 <= number <= len(self.versions) else None
+
+    def withdrawal(self, number: int) -> str | None:
+        """Return the words for a version that was withdrawn; None if it may be named."""
+        if (event := self.withdrawn.get(number)) is None:
+            return None
+        return f"version {number} was withdrawn by {event.actor} ({event.reason}); name another"
 
     def with_text(self, digest: str) -> PromptVersion | None:
         """Return the version with this text; None if there is none."""
@@ -111,10 +119,14 @@ def refusal(state: PromptState, event: PromptEvent) -> str | None:
             f"it was decided when {event.sequence} events of the prompt had taken effect, and there are "
             f"{state.sequence}; look at it and decide again"
         )
-    named = [event.version] if event.kind in ("activated", "reported") else [arm.version for arm in event.arms]
-    for number in named:
+    is_of_one = event.kind in ("activated", "reported", "withdrawn")
+    for number in [event.version] if is_of_one else [arm.version for arm in event.arms]:
         if number is None or state.version(number) is None:
             return f"there is no version {number}; the prompt has {_count(len(state.versions))}"
+        if event.kind != "reported" and (problem := state.withdrawal(number)) is not None:
+            return problem
+        if event.kind == "withdrawn" and (meant := _aliases_of(state, number)):
+            return f"{', '.join(meant)} means version {number}; let it mean another one first"
     if event.kind == "created":
         if (same := state.with_text(event.digest or "")) is not None:
             return f"version {same.number} has the same text; use that one"
@@ -133,6 +145,16 @@ def fold(state: PromptState, event: PromptEvent, at: Coordinates) -> PromptState
         return replace(state, refused={**state.refused, at: reason})
     after = replace(state, sequence=state.sequence + 1, effective={**state.effective, event.event_id: at})
     return _APPLY[event.kind](after, event)
+
+
+def _aliases_of(state: PromptState, number: int) -> list[str]:
+    """Return the aliases that mean a version, or share their users with it."""
+    arms = {alias: target.arms for alias, target in state.aliases.items()}
+    return [alias for alias in arms if any(arm.version == number for arm in arms[alias])]
+
+
+def _withdraw(state: PromptState, event: PromptEvent) -> PromptState:
+    return replace(state, withdrawn={**state.withdrawn, event.version or 0: event})
 
 
 def _add_version(state: PromptState, event: PromptEvent) -> PromptState:
@@ -176,6 +198,7 @@ _APPLY = {
     "shared": _share_alias,
     "reflected": _add_reflection,
     "reported": _add_report,
+    "withdrawn": _withdraw,
 }
 
 

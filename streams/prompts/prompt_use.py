@@ -74,6 +74,8 @@ def resolve(states: Mapping[str, PromptState], reference: PromptReference, unit:
                 f"{nearest(reference.alias, state.aliases)}. `streamward prompts activate` sets one"
             )
         number = target.version_for(unit)
+    if (problem := state.withdrawal(number or 0)) is not None:
+        raise NotFoundError(f"prompt {reference.name}: {problem}")
     version = state.version(number or 0)
     if version is None:
         raise NotFoundError(f"prompt {reference.name} has no version {number}; its newest is {len(state.versions)}")

@@ -75,6 +75,44 @@ def test_an_alias_moves_only_from_the_version_that_was_expected(made: Settings) 
     assert sum(event.kind == "activated" for _, event in read(made, PromptEvent)) == 2
 
 
+def test_a_version_is_withdrawn_by_command_or_over_http_and_then_named_by_nothing_new(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    settings = settings_of(kafka_bootstrap, tmp_path, {"replies": [{"when": "Hi.", "reply": "Hello."}]})
+    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client, PromptLog(settings) as log:
+        for text in texts("One.", "Two.", "Three."):
+            log.create(text)
+        log.activate(activation(1))
+        withdraw = f"{url}/prompts/templates/greet/withdraw"
+        meant = command(settings, "prompts", "withdraw", "greet@1")
+        words = "prompt greet: production means version 1; let it mean another one first"
+        assert (meant.exit_code, words in meant.stderr) == (4, True), meant.stderr
+        refused = client.post(withdraw, json={"version": 1})
+        assert (refused.status_code, refused.json()["error"]["message"]) == (409, words)
+        assert client.post(withdraw, json={"version": 4}).status_code == 404
+        typed = command(settings, "prompts", "withdraw", "greet@2", "--reason", "names a person")
+        assert typed.exit_code == 0, typed.stderr
+        sent = client.post(withdraw, json={"version": 3, "reason": "too long"})
+        assert (sent.status_code, sent.json()["withdrawn"]) == (200, "too long")
+        assert client.post(withdraw, json={"version": 3}).json() == sent.json()  # a repetition
+        rows = client.get(f"{url}/prompts/templates").json()["data"]
+        assert [row["withdrawn"] for row in rows] == [None, "names a person", "too long"]
+        for status, path, body in (
+            (409, "prompts/templates/greet/activate", {"alias": "production", "version": 2}),
+            (409, "prompts/templates", {"name": "greet", "template": "Two."}),
+            (404, "v1/responses", {"model": "sums", "input": "Hi.", "prompt": {"id": "greet", "version": "2"}}),
+        ):
+            answer = client.post(f"{url}/{path}", json=body)
+            assert (answer.status_code, "version 2 was withdrawn by" in answer.text) == (status, True), answer.text
+    (tmp_path / "task.jsonl").write_text(json.dumps({"prompt": "Hi.", "answer": "Hello.", "prompt_version": "greet@3"}))
+    task = command(settings, "tasks", "submit", str(tmp_path / "task.jsonl"))
+    assert task.exit_code != 0 and "version 3 was withdrawn by" in task.stderr, task.stderr
+    shown = command(settings, "prompts", "show", "greet@2", "--output", "jsonl")
+    assert (json.loads(shown.stdout)["aliases"], "Two." in shown.stdout) == (["withdrawn"], True), shown.stderr
+    audited = command(settings, "audit")
+    assert audited.exit_code == 0, audited.output
+
+
 def test_a_bad_prompt_gets_the_same_words_from_the_command_the_server_and_the_log(
     kafka_bootstrap: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -78,6 +78,15 @@ def test_an_alias_that_means_a_version_which_is_not_there_and_a_forged_id_are_na
     assert "its id is not that of its prompt" in wrong(replace(first, event_id="forged"))[0][2]
 
 
+def test_a_version_that_was_withdrawn_and_is_named_again_is_named_and_so_is_one_that_an_alias_means() -> None:
+    gone = prompt_event("withdrawn", 6, version=1)
+    assert wrong(*prompt(), gone) == []
+    again = prompt_event("activated", 7, version=1, alias="next")
+    assert wrong(*prompt(), gone, again) == [("contradictory", 7, "it names version 1, which was withdrawn")]
+    meant = prompt_event("withdrawn", 6, version=2)
+    assert wrong(*prompt(), meant) == [("contradictory", 6, "it withdraws what production means")]
+
+
 def test_nothing_is_claimed_of_a_prompt_whose_beginning_retention_has_deleted() -> None:
     log = Written()
     for number, event in enumerate(prompt()):

@@ -59,6 +59,26 @@ def test_an_alias_moves_by_compare_and_swap_and_means_only_what_there_is() -> No
     assert refusal(state, prompt_event("activated", 3, version=3, alias="production")) is not None
 
 
+def test_a_version_that_was_withdrawn_is_named_by_nothing_new_and_what_an_alias_means_is_not_withdrawn() -> None:
+    moved, gone = prompt_event("activated", 2, version=2, alias="production"), prompt_event("withdrawn", 3, version=1)
+    state = folded(FIRST, SECOND, moved, gone)
+    assert set(state.withdrawn) == {1} and not state.refused and state.version(1) is not None
+    says = "version 1 was withdrawn by ann (first try); name another"
+    arms = (PromptArm(version=1, share=0.5), PromptArm(version=2, share=0.5))
+    for event, problem in (
+        (prompt_event("activated", 4, version=1, alias="production"), says),
+        (prompt_event("shared", 4, alias="production", job_id="j", arms=arms), says),
+        (prompt_event("withdrawn", 4, version=1), says),
+        (prompt_event("withdrawn", 4, version=2), "production means version 2; let it mean another one first"),
+        (prompt_event("withdrawn", 4, version=3), "there is no version 3; the prompt has versions 1 to 2"),
+        (prompt_event("reported", 4, version=1, job_id="j"), None),
+    ):
+        assert refusal(state, event) == problem
+    with pytest.raises(NotFoundError, match="version 1 was withdrawn by ann"):
+        prompt_use.resolve({"greet": state}, PromptReference("greet", version=1), "task")
+    assert prompt_use.resolve({"greet": state}, PromptReference("greet", alias="production"), "task").number == 2
+
+
 def test_a_share_of_an_alias_s_users_is_sticky_by_thread() -> None:
     arms = (PromptArm(version=1, share=0.75), PromptArm(version=2, share=0.25))
     shared = prompt_event("shared", 2, alias="production", job_id="j", arms=arms)

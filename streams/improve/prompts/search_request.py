@@ -143,7 +143,7 @@ def _versions(request: SearchRequest, state: PromptState) -> list[PromptVersion]
     numbers = list(dict.fromkeys(config.versions))
     target = None if config.alias is None else state.aliases.get(config.alias)
     if not numbers:
-        numbers = [version.number for version in state.versions]
+        numbers = [version.number for version in state.versions if version.number not in state.withdrawn]
         if target is not None and target.version is not None:
             numbers = [target.version, *(number for number in numbers if number != target.version)]
         if request.method == "reflection":
@@ -152,6 +152,8 @@ def _versions(request: SearchRequest, state: PromptState) -> list[PromptVersion]
     for number in numbers:
         if (version := state.version(number)) is None:
             raise NotFoundError(f"prompt {state.prompt} has no version {number}; its newest is {len(state.versions)}")
+        if (problem := state.withdrawal(number)) is not None:
+            raise NotFoundError(f"prompt {state.prompt}: {problem}")
         versions.append(version)
     return versions
 

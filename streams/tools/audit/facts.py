@@ -370,6 +370,8 @@ class PromptFact(NamedTuple):
     """Of the text of one that was created; empty of others."""
     versions: tuple[int, ...]
     """That it names."""
+    alias: str = ""
+    """That it moves."""
 
 
 class CurationFact(NamedTuple):

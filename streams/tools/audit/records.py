@@ -420,6 +420,7 @@ def _prompt(record: Record, event: PromptEvent) -> PromptFact:
         content=content_digest(event, "created_at", "traceparent"),
         digest=event.digest or "",
         versions=versions,
+        alias=event.alias or "",
     )
 
 

@@ -2,7 +2,8 @@
 
     created, activated, shared, … of one prompt ──► recount_decisions ──► the events that took effect
     created ──► the next number, and a text that no version has
-    the others ──► of versions that there are
+    the others ──► of versions that there are, and activated and shared of none that was withdrawn
+    withdrawn ──► of a version that no alias means
 
 Not covered: whether tasks were rendered with these texts; each task carries its own, and its reader renders it again.
 """
@@ -21,6 +22,8 @@ class PromptRules:
     def __init__(self) -> None:
         self._texts: list[str] = []
         """Digests of the versions, the first of version 1."""
+        self._aliases: dict[str, tuple[int, ...]] = {}
+        self._withdrawn: set[int] = set()
 
     def problem(self, event: PromptFact) -> str | None:
         """Return what is wrong with the next event; None: it takes effect."""
@@ -32,7 +35,12 @@ class PromptRules:
                 return f"it is version {event.versions[0]}, and the next one is {len(texts) + 1}"
             return None
         missing = [number for number in event.versions if not 1 <= number <= len(texts)]
-        return f"it names version {missing[0]}, and the prompt has {len(texts)}" if missing else None
+        if missing:
+            return f"it names version {missing[0]}, and the prompt has {len(texts)}"
+        if event.kind != "reported" and (gone := self._withdrawn & set(event.versions)):
+            return f"it names version {min(gone)}, which was withdrawn"
+        meant = [alias for alias, versions in self._aliases.items() if set(versions) & set(event.versions)]
+        return f"it withdraws what {meant[0]} means" if event.kind == "withdrawn" and meant else None
 
     def take(self, event: PromptFact, outcome: TaskOutcome) -> None:
         """Take in an event that took effect."""
@@ -40,5 +48,8 @@ class PromptRules:
             self._texts += [""] * ((event.versions[0] or 1) - 1 - len(self._texts))  # those of records that are missing
             self._texts.append(event.digest)
             outcome.counts["prompt versions"] += 1
+        elif event.kind == "withdrawn":
+            self._withdrawn.update(event.versions)
         elif event.kind in ("activated", "shared"):
+            self._aliases[event.alias] = event.versions
             outcome.counts["alias moves"] += 1
