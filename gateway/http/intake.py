@@ -64,7 +64,7 @@ class Intake:
                 raise self._too_long()
         content = bytes(raw)
         if coding := _coding(request.headers):
-            content = await asyncio.to_thread(self._unpacked, coding, content)
+            content = await asyncio.to_thread(self._unpack, coding, content)
         if content_type(request.headers) not in self.uncounted:
             await self.check(content)
         return content
@@ -88,7 +88,7 @@ class Intake:
     def _too_long(self) -> CallError:
         return CallError("too_large", f"the body is longer than {self.max_bytes} bytes ({self.bound}); send less")
 
-    def _unpacked(self, coding: str, raw: bytes) -> bytes:
+    def _unpack(self, coding: str, raw: bytes) -> bytes:
         """Return a body as it was before a coding, of which no more is unpacked than may be."""
         limit = min(self.max_bytes, max(MOST_RATIO * len(raw), LARGE_BYTES))
         try:

@@ -39,17 +39,6 @@ from streams.calls.loss_graph import loss_graph_of
 from streams.errors import CallError
 from streams.settings.model import Settings
 
-MODEL = {"model_id": "m", "seq_id": 1}
-PASSED = {
-    "data": [
-        {
-            "model_input": {"chunks": [{"type": "encoded_text", "tokens": [9707, 1879]}]},
-            "loss_fn_inputs": {"target_tokens": {"data": [1879, 13], "dtype": "int64"}},
-        }
-    ],
-    "loss_fn": "cross_entropy",
-}
-"""An example of what is passed through a model."""
 MODELS = "GET /api/v1/training_runs lists models"
 
 
@@ -106,14 +95,12 @@ class TinkerTraining:
         call = calls.new_call("unload_model", name, model.session_id, {}, model=body.model_id, tenant=model.tenant)
         return future_of(calls.submit(call))
 
-    @TINKER.post("/forward", may="training.call", ids=MODELS, sends={"forward_input": PASSED, **MODEL}, **PASS)
+    @TINKER.post("/forward", may="training.call", ids=MODELS, **PASS)
     async def tinker_forward(self, request: Request, raw: bytes) -> FutureAnswer:
         """Compute losses and logprobs."""
         return await self._pass(request, raw, forward_only=True)
 
-    @TINKER.post(
-        "/forward_backward", may="training.call", ids=MODELS, sends={"forward_backward_input": PASSED, **MODEL}, **PASS
-    )
+    @TINKER.post("/forward_backward", may="training.call", ids=MODELS, **PASS)
     async def tinker_forward_backward(self, request: Request, raw: bytes) -> FutureAnswer:
         """Compute losses, and add their gradients to those since the last step."""
         return await self._pass(request, raw, forward_only=False)
