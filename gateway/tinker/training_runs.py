@@ -68,13 +68,13 @@ class TinkerRuns:
         """List what was saved of a model, the newest first."""
         calls = TenantCalls(self._calls.log, request)
         calls.model(model_id)
-        return CheckpointList(checkpoints=[*map(checkpoint_answer, checkpoints_of(calls, model_id))])
+        return CheckpointList(checkpoints=[*map(self._answer, checkpoints_of(calls, model_id))])
 
     @TINKER.get("/checkpoints", may="training.call", ids=MODELS)
     def tinker_list_all_checkpoints(self, request: Request, query: PageQuery) -> CheckpointList:
         """List what was saved of all models, the newest first."""
         part, cursor = page(checkpoints_of(TenantCalls(self._calls.log, request)), query)
-        return CheckpointList(checkpoints=[*map(checkpoint_answer, part)], cursor=cursor)
+        return CheckpointList(checkpoints=[*map(self._answer, part)], cursor=cursor)
 
     @TINKER.delete(ONE, may="training.call", ids=CHECKPOINTS, answers={})
     def tinker_delete_checkpoint(self, request: Request, model_id: str, kind: str, name: str) -> Response:
@@ -123,8 +123,11 @@ class TinkerRuns:
         headers = {"Content-Disposition": f'attachment; filename="{name}.tar"'}
         return Response(archive(self._settings.adapters.store, checkpoint.uri), media_type=TAR, headers=headers)
 
+    def _answer(self, checkpoint: Checkpoint) -> CheckpointAnswer:
+        return checkpoint_answer(checkpoint, self._settings.adapters.store)
+
     def _run(self, calls: TenantCalls, model: TrainingRun) -> TrainingRunAnswer:
-        newest = [checkpoint_answer(checkpoint) for checkpoint in checkpoints_of(calls, model.model_id)]
+        newest = [self._answer(checkpoint) for checkpoint in checkpoints_of(calls, model.model_id)]
         return TrainingRunAnswer(
             training_run_id=model.model_id,
             base_model=model.base_model,
@@ -153,15 +156,15 @@ def checkpoints_of(calls: TenantCalls, model_id: str | None = None) -> list[Chec
     return sorted(checkpoints, key=lambda checkpoint: (checkpoint.created_at, checkpoint.path), reverse=True)
 
 
-def checkpoint_answer(checkpoint: Checkpoint) -> CheckpointAnswer:
-    """Return saved weights as the SDK reads them."""
+def checkpoint_answer(checkpoint: Checkpoint, store: str) -> CheckpointAnswer:
+    """Return saved weights in the store, as the SDK reads them."""
     kind, name = checkpoint.path.split("/")[-2:]
     return CheckpointAnswer(
         checkpoint_id=f"{kind}/{name}",
         checkpoint_type=KINDS[kind],
         time=moment(checkpoint.created_at),
         tinker_path=checkpoint.path,
-        size_bytes=size_of(checkpoint.uri),
+        size_bytes=size_of(store, checkpoint.uri),
         public=False,
         user_metadata=None if checkpoint.user_metadata is None else dict(checkpoint.user_metadata),
         expires_at=None if checkpoint.expires_at is None else moment(checkpoint.expires_at),

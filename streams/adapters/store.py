@@ -6,7 +6,8 @@
 
 The store is a folder, or any URL that fsspec knows. In a folder a version appears by one rename; in an object store its
 manifest is written last, and a version without a manifest does not exist. The log has the files of a version and their
-sha256; what the store holds is used only if it matches. A version never changes.
+sha256; what the store holds is used only if it matches. A version never changes. The log also has the address that the
+store had then: in a store that was moved or copied since, the version is found by its last two parts, POLICY/VERSION.
 
 Only safetensors and JSON are accepted, since reading them runs no code. Pickles are refused when publishing and when
 fetching. With a verify key (streams/adapters/signing.py), nothing is fetched without its signature. The signature is
@@ -135,10 +136,7 @@ def fetch(
     except (NotADirectoryError, IsADirectoryError) as exc:
         raise _bad(uri, str(exc), "a folder of plain files") from exc
     except OSError as exc:
-        raise EventError(
-            f"adapter {uri}: the store does not answer: {exc}; try again, or check the network and the store's access",
-            reason="store_unreachable",
-        ) from exc
+        raise _unreachable(uri, exc) from exc
     finally:
         shutil.rmtree(half, ignore_errors=True)
     return folder
@@ -169,11 +167,14 @@ def uri_of(store: str, policy: str, version: int) -> str:
 
 
 def is_of(store: str, policy: str, version: int, uri: str | None) -> bool:
-    """Return whether a URI is that of a folder which this version may have in the store."""
+    """Return whether a URI of the log leads to a folder which this version may have in the store."""
     plain = uri_of(store, policy, version)
-    return uri == plain or (
-        uri is not None and uri.startswith(f"{plain}-") and CANDIDATE.fullmatch(uri.rpartition("/")[2]) is not None
-    )
+    try:
+        fs, path = inside_store(store, uri or "")
+    except EventError:
+        return False
+    here = str(fs.unstrip_protocol(path))
+    return here == plain or (here.startswith(f"{plain}-") and CANDIDATE.fullmatch(here.rpartition("/")[2]) is not None)
 
 
 def _place(store: str, policy: str, version: int) -> tuple[Any, str]:
@@ -186,19 +187,23 @@ def _place(store: str, policy: str, version: int) -> tuple[Any, str]:
     return fs, f"{root.rstrip('/')}/{policy}/{version}"
 
 
-def size_of(uri: str) -> int:
+def size_of(store: str, uri: str) -> int:
     """Return how many bytes a version takes in the store; 0 if it is not there."""
-    fs, path = open_store(uri)
+    try:
+        fs, path = inside_store(store, uri)
+    except EventError:
+        return 0
     fs.invalidate_cache()
     return int(fs.du(path)) if fs.exists(path) else 0
 
 
-def remove(uri: str) -> bool:
+def remove(store: str, uri: str) -> bool:
     """Delete a version from the store, its manifest first; return whether it was there.
 
-    The caller decides whether it may be deleted. Raises SettingsError if the store cannot be written.
+    The caller decides whether it may be deleted. Raises EventError if it is not in this store, SettingsError if the
+    store cannot be written.
     """
-    fs, path = open_store(uri)
+    fs, path = inside_store(store, uri)
     fs.invalidate_cache()
     try:
         if not fs.exists(path):
@@ -261,17 +266,28 @@ def open_store(url: str) -> tuple[Any, str]:
 
 
 def inside_store(store: str, uri: str) -> tuple[Any, str]:
-    """Return the file system of the store, and the path of `uri` in it. Raises EventError (bad_adapter) if outside."""
+    """Return the file system of the store, and the path in it of the version that the log has at `uri`.
+
+    Raises EventError: bad_adapter if it is outside, and no version is at POLICY/VERSION in the store;
+    store_unreachable.
+    """
     fs, root = open_store(store)
     base = str(fs.unstrip_protocol(root)).rstrip("/") + "/"
-    parts = uri.removeprefix(base).split("/")
-    if not uri.startswith(base) or not all(NAME.fullmatch(part) for part in parts):
+    is_below = uri.startswith(base)
+    parts = uri.removeprefix(base).split("/") if is_below else uri.split("/")[-2:]
+    path, are_names = "/".join((root.rstrip("/"), *parts)), all(NAME.fullmatch(part) for part in parts)
+    try:
+        is_here = are_names and (is_below or fs.exists(f"{path}/{MANIFEST}"))
+    except OSError as exc:
+        raise _unreachable(uri, exc) from exc
+    if not is_here:
         raise EventError(
-            f"adapter {uri[:200]}: it is not in this agent's store; expected a folder below {base}; it is not served: "
-            "set adapters.store to the store that the trainer publishes to, or find out who wrote this event",
+            f"adapter {uri[:200]}: it is not in this agent's store; expected a folder below {base}, or a copy of it "
+            "there; it is not served: set adapters.store to the store that the trainer publishes to, or find out who "
+            "wrote this event",
             reason="bad_adapter",
         )
-    return fs, "/".join((root.rstrip("/"), *parts))
+    return fs, path
 
 
 def is_local(fs: Any) -> bool:
@@ -412,6 +428,13 @@ def _small(fs: Any, path: str, signed: signing.ExpectedSigner) -> bytes:
 def _agrees(folder: Path, files: Iterable[AdapterFile]) -> bool:
     digests = {path.name: sha256_of(path) for path in folder.iterdir()}
     return digests == {file.path: file.sha256 for file in files}
+
+
+def _unreachable(uri: str, exc: OSError) -> EventError:
+    return EventError(
+        f"adapter {uri}: the store does not answer: {exc}; try again, or check the network and the store's access",
+        reason="store_unreachable",
+    )
 
 
 def _bad(uri: str, problem: str, expected: str) -> EventError:

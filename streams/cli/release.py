@@ -385,7 +385,8 @@ def _fate(call: AppContext, history: AdapterHistory, fate: RetentionDecision) ->
 
     version = fate.version
     is_here = store.is_of(call.settings.adapters.store, history.state.policy, version.version, version.uri)
-    size = store.size_of(version.uri) if version.uri is not None and is_here else 0  # an event may name any URI
+    place = call.settings.adapters.store
+    size = store.size_of(place, version.uri) if version.uri is not None and is_here else 0  # an event may name any URI
     action = "keep"
     if fate.goes:
         action = "delete" if size else "gone" if version.status == "retired" else "retire"
@@ -421,5 +422,5 @@ def _delete(
     if action != "delete" or history.state.versions[number].status != "retired":
         return history, "retired"
     if fate.version.uri is not None:
-        store.remove(fate.version.uri)  # `_fate` has checked that it is here
+        store.remove(call.settings.adapters.store, fate.version.uri)  # `_fate` has checked that it is here
     return history, "deleted"

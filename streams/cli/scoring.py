@@ -71,7 +71,7 @@ def scoring_try(
     if verdict.error is not None:
         raise EventError(f"{source.name} gave no score: {verdict.error}")
     score = {"value": verdict.value, "components": verdict.components, "rationale": verdict.rationale}
-    score |= {"abstained": True} if verdict.abstained else {}
+    score |= {"abstained": True} if verdict.is_abstention else {}
     show.record(score | {"version": verdict.version, "latency_ms": round(verdict.latency_ms, 1)}, output)
 
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from streams.settings.load import CONFIG_FILE, ENV_CONFIG
+from streams.settings.load import CONFIG_FILE, ENV_CONFIG, move_settings
 
 _MARK = "# Written by `streamward "
 
@@ -51,7 +51,7 @@ def _for_this_folder(config: Path) -> str:
     head, _, settings = config.read_text().partition("\n")
     program = head.removeprefix(_MARK).partition("`")[0]
     reason = "so that commands typed here find its log. The next run here overwrites it unless this line is gone."
-    return f"{_MARK}{program}` {reason}\n{settings}"
+    return f"{_MARK}{program}` {reason}\n{move_settings(settings, config.parent, Path())}"
 
 
 def _is_ours(path: Path) -> bool:

@@ -69,7 +69,7 @@ class ScoreOutcome:
     tries: int
 
     @property
-    def abstained(self) -> bool:
+    def is_abstention(self) -> bool:
         """Whether the source has no opinion."""
         return self.value is None and self.error is None
 

@@ -183,14 +183,15 @@ def describe(settings: Settings, origins: Mapping[str, str]) -> Iterator[dict[st
 def save(settings: Settings, folder: Path, *, by: str) -> Path:
     """Write the address of the log and the changed settings to `folder`, which exists; return the file.
 
-    `by` is the command. Paths are absolute, so that a copy of the file in another folder means the same. For an
-    embedded node the file has its folder, not its address: a node whose port is taken moves to another port.
+    `by` is the command. Paths below the working folder are relative to `folder`, so that the whole of it can be moved.
+    For an embedded node the file has its folder, not its address: a node whose port is taken moves to another port.
 
     Secrets are left out, and the file names them: set them in the environment.
     """
     import tomli_w
 
-    default = dict(flatten(Settings()))
+    default, root = dict(flatten(Settings())), folder.absolute()
+    root = Path.cwd() if root.is_relative_to(Path.cwd()) else root
     is_node = _node_address(settings.broker.data_dir) == settings.kafka.bootstrap
     log = NODE_FOLDER if is_node else BOOTSTRAP
     sections: dict[str, dict[str, Any]] = {}
@@ -201,6 +202,7 @@ def save(settings: Settings, folder: Path, *, by: str) -> Path:
         section, _, name = key.partition(".")
         if _is_path(key, str(value), Path()):
             value = os.path.abspath(value)
+            value = os.path.relpath(value, folder) if Path(value).is_relative_to(root) else value
         if isinstance(value, dict):
             left_out += [f"{key}: {inner}" for inner in value if is_secret_name(inner)]
             value = {inner: text.get_secret_value() for inner, text in value.items() if not is_secret_name(inner)}
@@ -213,6 +215,19 @@ def save(settings: Settings, folder: Path, *, by: str) -> Path:
     path = folder / CONFIG_FILE
     path.write_text("\n".join(head) + "\n\n" + tomli_w.dumps(sections))
     return path
+
+
+def move_settings(text: str, before: Path, after: Path) -> str:
+    """Return the text of a settings file that was saved in folder `before`, for one in folder `after`."""
+    import tomli_w
+
+    data = tomllib.loads(text)
+    for section, values in data.items():
+        for name, value in values.items():
+            if isinstance(value, str) and _is_path(f"{section}.{name}", value, before) and not os.path.isabs(value):
+                values[name] = os.path.relpath(before / value, after)
+    comments = [line for line in text.splitlines() if line.startswith("#")]
+    return "\n".join(comments) + "\n\n" + tomli_w.dumps(data)
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------
@@ -238,7 +253,7 @@ def _from_file(file: Path | None, env: Mapping[str, str]) -> Iterator[tuple[str,
         for name, value in values.items():
             key = f"{section}.{name}"
             if isinstance(value, str) and _is_path(key, value, path.parent):
-                value = str(path.parent / value)
+                value = os.path.normpath(path.parent / value)
             yield key, value, str(path)
 
 

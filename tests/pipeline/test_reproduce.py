@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from schemas.events import AdvantagedGroup, Coordinates, Sampling
-from streams.adapters.versions import manifest_digest
+from streams.adapters.local import fetch_version
+from streams.adapters.versions import manifest_digest, read_state
 from streams.cli.root import cli
 from streams.engines.base_model import Base
 from streams.errors import NotFoundError, RefusedError, SettingsError
@@ -98,6 +99,42 @@ def rewritten(settings: Settings, finished: Settings, base: Base, **changes: Any
     with Producer(settings) as producer:
         for event in trained(finished):
             producer.send(event)
+
+
+# --- moved ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_was_moved_is_served_exported_reproduced_tuned_and_cleaned_up(
+    settings: Settings, base: Base, tmp_path: Path
+) -> None:
+    """The addresses in the log are those of the folder before; nothing is there any more."""
+    before, after = tmp_path / "before", tmp_path / "after"
+
+    def in_folder(folder: Path) -> Settings:
+        placed = with_trainer(settings, checkpoints=folder / "checkpoints")
+        return placed.model_copy(update={"adapters": Adapters(store=str(folder / "adapters"))})
+
+    write(settings, base, range(2))
+    train(in_folder(before), 2)
+    assert all(event.uri is not None and f"{before}/" in event.uri for event in trained(settings))
+    before.rename(after)
+    moved = in_folder(after)
+    newest = read_state(moved, "default").versions[2]
+    served = fetch_version(moved, newest, base.base_digest, tmp_path / "served")  # as policy agents and servers do
+    assert {path.name: sha256_of(path) for path in served.iterdir()} == {
+        file.path: file.sha256 for file in newest.files
+    }
+    given = command(moved, "adapters", "export", "2", str(tmp_path / "exported"))
+    assert given.exit_code == 0, given.output
+    assert verdicts(again(moved, 2, start=1)) == [(2, True)]
+    rows = tmp_path / "rows.jsonl"
+    question, answer = {"role": "user", "content": "21 22"}, {"role": "assistant", "content": "23"}
+    rows.write_text(json.dumps({"messages": [question, answer]}) + "\n")
+    tuned = command(moved, "tune", "sft", str(rows))
+    assert tuned.exit_code == 0, tuned.output
+    shown = command(moved, "adapters", "gc", "--keep-best", "0", "--keep-primaries", "0", "--output", "jsonl")
+    assert shown.exit_code == 0 and "not in this store" not in shown.output, shown.output
+    assert all(json.loads(line)["bytes"] > 0 for line in shown.stdout.splitlines())
 
 
 # --- equal ------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 from schemas.events import AdapterFile
 from streams.adapters import store as adapter_store
 from streams.adapters.signing import ExpectedSigner
-from streams.adapters.store import check_base, fetch, publish, remove, size_of, uri_of
+from streams.adapters.store import check_base, fetch, is_of, publish, remove, size_of, uri_of
 from streams.errors import EventError, RefusedError, SettingsError
 
 
@@ -168,7 +168,9 @@ def test_only_what_is_in_the_store_is_opened_wherever_an_event_points(tmp_path: 
     store = tmp_path / "store"
     _, files = publish(adapter(tmp_path / "local"), str(store), "default", 1)
     with pytest.raises(EventError, match="is not in this agent's store") as caught:
-        fetch(str(store), uri.replace("{store}", str(store)), files, tmp_path / "cache")
+        fetch(
+            str(store), uri.replace("{store}", str(store)).replace("default/1", "default/2"), files, tmp_path / "cache"
+        )
     assert caught.value.reason == "bad_adapter"
     assert not (tmp_path / "cache").exists()
 
@@ -242,14 +244,35 @@ def test_an_adapter_of_this_base_model_or_of_nobody_knows_which_is_not(trained_o
     check_base("file:///store/p/1", trained_on, "a" * 64)
 
 
+def test_a_store_that_was_moved_or_copied_has_its_versions_whatever_address_the_log_has(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    uri, files = publish(adapter(tmp_path / "local"), str(before), "default", 1)
+    by_bytes, _ = publish(adapter(tmp_path / "local"), str(before), "default", 2, by_bytes=True)
+    shutil.copytree(before, after)
+    other = publish(adapter(tmp_path / "other", b"other"), str(after), "default", 3)[0]
+    before.rename(tmp_path / "gone")
+    for address in (uri, by_bytes, "s3://bucket/some/store/default/1"):
+        folder = fetch(str(after), address, files, tmp_path / "cache")
+        assert (folder / "adapter_model.safetensors").read_bytes() == b"weights"
+        assert size_of(str(after), address) > 0
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(EventError, match=r"expected .* as the log says"):  # the digest is the proof
+        fetch(str(after), other, files, tmp_path / "cache")
+    with pytest.raises(EventError, match="is not in this agent's store"):
+        fetch(str(after), "file:///before/default/4", files, tmp_path / "cache")
+    assert is_of(str(after), "default", 1, uri) and is_of(str(after), "default", 2, by_bytes)
+    assert not is_of(str(after), "default", 2, uri) and not is_of(str(after), "default", 4, "file:///x/default/4")
+    assert remove(str(after), uri) and size_of(str(after), uri) == 0
+
+
 def test_what_is_removed_is_gone_and_nothing_else(store: str, tmp_path: Path) -> None:
     one, files = publish(adapter(tmp_path / "local"), store, "default", 1)
     two, _ = publish(adapter(tmp_path / "local", b"second"), store, "default", 2)
-    assert size_of(one) > len(b"weights")
-    assert remove(one)
-    assert size_of(one) == 0
+    assert size_of(store, one) > len(b"weights")
+    assert remove(store, one)
+    assert size_of(store, one) == 0
     with pytest.raises(EventError, match="missing"):
         fetch(store, one, files, tmp_path / "cache")
-    assert size_of(two) > 0
-    assert not remove(one)
+    assert size_of(store, two) > 0
+    assert not remove(store, one)
     assert publish(adapter(tmp_path / "local"), store, "default", 1) == (one, files)

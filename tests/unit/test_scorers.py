@@ -271,10 +271,10 @@ def test_a_part_of_a_mix_without_an_opinion_adds_nothing_and_a_mix_of_such_parts
 ) -> None:
     monkeypatch.setitem(SCORERS, "silent", Scorer("silent", "silent/1", "inline", None, lambda *_: None))
     found = outcome(scorers, "mix", "11", {"of": [{"name": "exact", "weight": 0.7}, {"name": "silent", "weight": 0.3}]})
-    assert (found.value, found.components, found.abstained) == (0.7, {"exact": 1.0}, False)
+    assert (found.value, found.components, found.is_abstention) == (0.7, {"exact": 1.0}, False)
     assert found.version == "mix/1[exact/2,silent/1]"
     found = outcome(scorers, "mix", "11", {"of": [{"name": "silent"}]})
-    assert (found.value, found.error, found.abstained, found.tries) == (None, None, True, 1)
+    assert (found.value, found.error, found.is_abstention, found.tries) == (None, None, True, 1)
     recorded = reward_of(a_response("x"), RewardSource(name="mix"), found, 1)
     assert recorded.abstained and not list(problems(recorded))
 
@@ -290,7 +290,7 @@ def test_what_is_no_number_is_an_error_that_is_not_tried_again(
 
     monkeypatch.setitem(SCORERS, "nan", Scorer("nan", "nan/1", "inline", None, not_a_number))
     found = outcome(scorers, "nan", "11", {})
-    assert (found.reason, found.abstained, len(calls)) == ("not_a_number", False, 1)
+    assert (found.reason, found.is_abstention, len(calls)) == ("not_a_number", False, 1)
     assert found.error is not None and "a score is a finite number, or None for no opinion" in found.error
 
 

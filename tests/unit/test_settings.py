@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import traceback
 from pathlib import Path
 from typing import Any, get_args
@@ -11,6 +13,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from streams.demo.settings_file import finds_settings, leave_settings
 from streams.errors import SettingsError
 from streams.kafka.client import client_config, consumer
 from streams.kafka.node import config as node
@@ -27,8 +30,10 @@ from streams.settings.load import (
 from streams.settings.model import (
     FIXED_KEYS,
     SETTING_OF_KEY,
+    Adapters,
     Advantages,
     Batches,
+    Broker,
     Fleet,
     Jobs,
     Kafka,
@@ -192,8 +197,31 @@ def test_saved_paths_mean_the_same_from_another_folder(tmp_path: Path, monkeypat
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     found = load(file=Path("..") / file.name, env={})
-    assert (found.broker.data_dir, found.adapters.store) == (here / "mine/kafka", str(here / "mine/adapters"))
+    paths = (found.broker.data_dir, found.adapters.store)
+    assert [*map(os.path.abspath, paths)] == [str(here / "mine/kafka"), str(here / "mine/adapters")]
     assert found.archive.store == "s3://bucket/archive"
+
+
+def test_a_working_folder_that_is_moved_has_its_settings_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    (before / ".streamward" / "up").mkdir(parents=True)
+    monkeypatch.chdir(before)
+    outside = tmp_path / "keys" / "sign.key"
+    settings = Settings().model_copy(
+        update={"broker": Broker(data_dir=Path(".streamward/up/kafka")), "adapters": Adapters(signing_key=outside)}
+    )
+    config = save(settings, Path(".streamward/up"), by="streamward up")
+    assert leave_settings(config) and finds_settings(config)
+    assert leave_settings(config), "the same again"
+    shutil.copytree(before, after)
+    monkeypatch.chdir(after)
+    assert finds_settings(config)
+    for file in (Path("streamward.toml"), config, after / config):
+        found = load(file=file, env={})
+        assert found.broker.data_dir.absolute() == after / ".streamward" / "up" / "kafka"
+        assert found.adapters.signing_key == outside, "what lies outside stays where it is"
 
 
 def test_a_variable_names_another_file(file: Path) -> None:

@@ -20,8 +20,8 @@ for nothing, as it samples nothing.
 
 It cannot lock up. Every F becomes a group, or lacks a score that its scorer gave up on: its place is free at once then
 (`give_up`), and its group counts if it comes after all. A group that takes no place in a batch (dropped, stale,
-doubled, and zero variance unless `batches.zero_variance` is keep) leaves at once, by the batch stage's own rule. What
-is left either fills the next batch, so S and then v advance, or is less than B, and then a served v = S has room.
+doubled, and zero variance unless `batches.zero_variance` is keep) leaves at once, by the batch stage's own rule. The
+rest either fills the next batch, so S and then v advance, or is less than B, and then a served v = S has room.
 
 A group can still become stale: if its scores take so long that groups sampled later fill its batch. Waiting for it
 would let one slow scorer stop everything. Each agent knows only its own F, so n agents may overshoot by what the other

@@ -402,7 +402,7 @@ def reward_of(response: Response, source: RewardSource, outcome: ScoreOutcome, n
         source=source.name,
         value=outcome.value,
         error=outcome.error,
-        abstained=outcome.abstained,
+        abstained=outcome.is_abstention,
         scorer_version=outcome.version,
         latency_ms=outcome.latency_ms,
         rationale=outcome.rationale,

@@ -94,7 +94,7 @@ class RewardFact(NamedTuple):
     abstained: bool
 
     @property
-    def failed(self) -> bool:
+    def is_failure(self) -> bool:
         """Whether the source gave up."""
         return self.value is None and not self.abstained
 

@@ -234,7 +234,7 @@ class _Check:
     ) -> Iterator[AuditFinding]:
         """Check why a slot that has every score is left out: one failed, all abstained, or the group was dropped."""
         values, expected = [reward.value for reward in rewards], self._group.dropped_reason
-        if any(reward.failed for reward in rewards):
+        if any(reward.is_failure for reward in rewards):
             expected = "score_failed"
         elif rewards and all(reward.abstained for reward in rewards):
             expected = ABSTAINED

@@ -399,7 +399,7 @@ class _TaskRecount:
         counts["to score"] += len(scores)
         counts["scored"] += sum(score is not None and score.value is not None for score in scores)
         counts["without score"] += scores.count(None)
-        counts["failed scores"] += sum(score is not None and score.failed for score in scores)
+        counts["failed scores"] += sum(score is not None and score.is_failure for score in scores)
         counts["abstained"] += sum(score is not None and score.abstained for score in scores)
 
     # --- findings -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,10 @@ from typing import Any, get_args
 from streams.tools.audit.facts import AuditFinding, Category
 
 CATEGORIES: tuple[Category, ...] = get_args(Category)
+SCORES = {
+    "scored": "scored", "abstained": "abstained", "failed": "failed scores", "left out or open": "without score"
+}  # fmt: skip
+"""The outcomes of scores, and the count of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +66,7 @@ class Report:
             (
                 "answers × reward sources",
                 n["to score"],
-                {
-                    "scored": n["scored"],
-                    "abstained": n["abstained"],
-                    "failed": n["failed scores"],
-                    "left out or open": n["without score"],
-                },
+                {name: n[key] for name, key in SCORES.items()},
             ),
             (
                 "tasks",
