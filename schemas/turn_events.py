@@ -15,6 +15,7 @@ Protocol = Literal["chat", "completions", "responses", "messages", "threads"]
 TurnFinish = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 TrajectoryKind = Literal["started", "ended"]
 Ending = Literal["completed", "failed", "timeout", "cancelled"]
+AnswerRule = Literal["first_agent", "last_call"]
 AgentKind = Literal["registered", "removed"]
 AgentType = Literal["PROMPT_BASED", "FINE_TUNED", "RL_TRAINED"]
 
@@ -100,6 +101,8 @@ class TrajectoryEvent:
     sampling: Annotated[Sampling | None, "how every call is answered, whatever it asks; null: as it asks"] = None
     observed: Annotated[Observed | None, "what its environment showed: started, at first; ended, at last"] = None
     success: Annotated[bool | None, "ended: whether the environment says that the goal was reached"] = None
+    answer_turn: Annotated[str | None, "ended: turn_id of its answer, as its end named or printed it"] = None
+    answer_rule: Annotated[AnswerRule | None, "ended: which of several answers counts; null: none was set"] = None
     reason: str
 
 
@@ -145,5 +148,7 @@ def trajectory_problems(event: TrajectoryEvent) -> Iterator[str]:
         yield f"sampling_id, slot and group_size are {attempt}; set all or none"
     if event.sampling_id is not None and event.trajectory_id != derive_id(event.sampling_id, event.slot):
         yield "trajectory_id is not uuid5(sampling_id, slot); use schemas.events.derive_id"
+    if event.kind == "started" and (event.answer_turn, event.answer_rule) != (None, None):
+        yield f"kind is started, and it has an answer: {event.answer_turn or event.answer_rule}; ended alone has one"
     if {event.ending is not None, event.turns is not None} != {event.kind == "ended"}:
         yield f"kind is {event.kind}, ending {event.ending} and turns {event.turns}; ended has both, started neither"

@@ -15,10 +15,12 @@ from pydantic import Field
 from gateway.agents.caller import ObservedBody
 from gateway.http.body import Answer, Body
 from gateway.http.route import Interface
-from schemas.events import MAX_GROUP_SIZE, Ending, Observed, Purpose, Sampling
+from schemas.events import MAX_GROUP_SIZE, AnswerRule, Ending, Observed, Purpose, Sampling
 from streams.stages.agents.recording.conversations import Conversation
 from streams.stages.agents.recording.task_runs import RunOrder
 from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.trajectories.run_answer import OUTPUT_CHARACTERS
+from streams.tools.asking import bare_id
 
 
 class BeginsAndEnds(Protocol):
@@ -66,6 +68,9 @@ class EndBody(Body):
     reason: Annotated[str, Field(max_length=1000)]
     observed: ObservedBody | None = None
     success: bool | None = None
+    answer: str | None = Field(None, description="id of the model's answer that is the run's, as its client got it")
+    answer_rule: AnswerRule | None = Field(None, description="which of several answers counts; null: the printed one")
+    output: Annotated[str | None, Field(max_length=OUTPUT_CHARACTERS, description="end of what it printed")] = None
 
 
 class RunAnswer(Answer):
@@ -76,6 +81,7 @@ class RunAnswer(Answer):
     metadata: dict[str, str]
     ending: str | None
     turns: int | None
+    error: str | None = Field(description="why its response failed, and nothing is learned from it")
 
 
 RUNS = Interface(("/agents/{agent_id}/trajectories/{trajectory_id}",))
@@ -99,7 +105,7 @@ class AgentRuns:
             "purpose": "train",
             "sampling": {"temperature": 1, "top_p": 1, "max_tokens": 64},
         },
-        example=RunAnswer(trajectory_id="walk-1", adapter_version=7, metadata={}, ending=None, turns=None),
+        example=RunAnswer(trajectory_id="walk-1", adapter_version=7, metadata={}, ending=None, turns=None, error=None),
     )
     async def begin_run(self, agent_id: str, trajectory_id: str, body: BeginBody) -> RunAnswer:
         """Begin the run of an agent on a task."""
@@ -111,11 +117,15 @@ class AgentRuns:
         "/end",
         may="runs.write",
         sends={"ending": "completed", "reason": "it answered"},
-        example=RunAnswer(trajectory_id="walk-1", adapter_version=7, metadata={}, ending="completed", turns=3),
+        example=RunAnswer(
+            trajectory_id="walk-1", adapter_version=7, metadata={}, ending="completed", turns=3, error=None
+        ),
     )
     async def end_run(self, agent_id: str, trajectory_id: str, body: EndBody) -> RunAnswer:
         """End it, and record its response."""
-        end = RunEnd(body.ending, body.reason, observed=_event(body.observed), success=body.success)
+        fields = body.model_dump(include={"ending", "reason", "success", "answer_rule", "output"})
+        answer = None if body.answer is None else bare_id(body.answer)
+        end = RunEnd(**fields, observed=_event(body.observed), answer=answer)
         return _answer(await self._runs.end(agent_id, trajectory_id, end))
 
 
@@ -131,4 +141,5 @@ def _answer(run: Conversation) -> RunAnswer:
         metadata={} if began is None else began.metadata,
         ending=None if end is None else end.ending,
         turns=None if end is None else end.turns,
+        error=run.error,
     )

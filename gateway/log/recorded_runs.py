@@ -60,6 +60,7 @@ class RunFigures(Answer):
     tool_calls: int
     failed_tools: int
     retries: int
+    rewrites: int
     recoveries: int
     escalations: int
     latency_ms: float
@@ -135,6 +136,7 @@ EXAMPLE = RunFigures(
     tool_calls=2,
     failed_tools=1,
     retries=0,
+    rewrites=0,
     recoveries=1,
     escalations=0,
     latency_ms=2400.0,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -22,7 +22,7 @@ from streams.errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from schemas.events import Task
+    from schemas.events import AnswerRule, Task
     from streams.cli.agents_view import AgentRun
     from streams.output import Output
     from streams.stages.agents.runs.agent_runner import RunWork
@@ -75,6 +75,14 @@ def agents() -> None:
 @click.option(
     "--fleet", is_flag=True, help="Run it for every policy in the log (fleet.policies), not only policy.name."
 )
+@click.option(
+    "--answer",
+    "answer_rule",
+    type=click.Choice(["printed", "first_agent", "last_call"]),
+    default="printed",
+    show_default=True,
+    help="Which answer of a run counts if agents with different system prompts answer.",
+)
 @click.option("--until-done", is_flag=True, help="End when all tasks now in the log are done.")
 @task_file_options
 @output_option
@@ -91,6 +99,7 @@ def agents_run(
     server: str | None,
     folder: Path,
     fleet: bool,
+    answer_rule: str,
     until_done: bool,
     reading: TaskFileOptions,
     output: Output,
@@ -132,6 +141,7 @@ def agents_run(
         parallel=parallel or (EPISODES_AT_ONCE if environments else PROGRAMS_AT_ONCE),
         folder=folder.absolute(),
         fleet=fleet,
+        answer_rule=None if answer_rule == "printed" else cast("AnswerRule", answer_rule),
         until_done=until_done or file is not None,
     )
     with until_stopped() as stop, closing(pool), closing(player), metrics.serve_meter(call.settings, "agents") as meter:

@@ -97,6 +97,7 @@ class AgentRun:
             "began": moment(self.began_ms),
             "versions": sorted({turn.adapter_version for turn in self.turns}),
             "calls": str(trajectory),
+            "doubt": trajectory.doubt,
             "chains": len(trajectory.chains),
             "sampled_tokens": sum(len(turn.completion_token_ids) for turn in self.turns),
             "left_out": [
@@ -309,6 +310,7 @@ RUN_COLUMNS = (
     Column("state", "state"),
     Column("versions", "versions", right=True),
     Column("calls", "calls"),
+    Column("doubt", "doubt", optional=True),
     Column("reason", "reason", optional=True),
 )
 STEP_COLUMNS = (

@@ -1201,7 +1201,7 @@ class Jobs(Section):
 GATES = (
     *("min_score", "min_feedback", "min_success", "min_completed"),
     *("max_escalations", "max_turns", "max_failed_turns", "max_malformed", "max_failed_tools", "max_retries"),
-    *("max_latency_ms", "max_cost_usd", "max_prompt_tokens", "max_sampled_tokens"),
+    *("max_rewrites", "max_latency_ms", "max_cost_usd", "max_prompt_tokens", "max_sampled_tokens"),
 )
 """The gates of curation: a figure of a run (streams/improve/curation/gates.py), and which end its bound is."""
 MEASURE_SUCCESS = ("min_score", "min_feedback", "min_success")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.events import (
+    AnswerRule,
     Continuity,
     Message,
     Response,
@@ -44,11 +44,13 @@ from streams.stages.agents.runs.registration import default_rewards
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.runs.run_server import trajectories_url
 from streams.stages.agents.trajectories.chat_format import message_of
-from streams.stages.agents.trajectories.fold import LeftOutReason, fold
+from streams.stages.agents.trajectories.fold import LeftOutReason, fold, of_each
+from streams.stages.agents.trajectories.run_answer import OUTPUT_CHARACTERS
 from streams.stages.tasks.submit import submit
 
 Prompt = str | Sequence[Mapping[str, Any]]
 """What the user says, or a whole conversation: messages with `role` and `content`."""
+RUN_TOPICS = ("responses", "turns", "trajectories")
 LOST = "lost: it has no response in the log"
 
 
@@ -106,9 +108,10 @@ class ConversationTracker:
     def get_completion_history(self, trajectory_id: str) -> list[dict[str, Any]]:
         """Return the conversation of a run, its last answer included; empty if nothing was asked in it.
 
-        All of `turns` is read. Raises LogError if the broker does not answer.
+        All of `turns` and `trajectories` is read. Raises LogError if the broker does not answer.
         """
-        return list(conversations(self._turns(trajectory_id)).get(trajectory_id, ()))
+        end = self._end(trajectory_id)
+        return list(conversations(self._turns(trajectory_id), [] if end is None else [end]).get(trajectory_id, ()))
 
     def get_turns(self, trajectory_id: str) -> list[TrackedTurn]:
         """Return the calls of a run in the order of the log, each with what it was to the calls before it, and why.
@@ -163,16 +166,18 @@ class AgentManager:
         entry_point: str | None = None,
         settings: Settings | None = None,
         folder: Path | str = ".streamward/runs",
+        answer_rule: AnswerRule | None = None,
         **limits: float,
     ) -> None:
         """Raises SettingsError if the program cannot be run. `limits` are those of AgentProcess: time_limit_s, ...
 
+        `answer_rule`: which of several answers of a run counts; None: the one that it prints or returns.
         The scorers of its tasks are those that the agent is registered with (`reward_sources`).
         """
         if command is not None and entry_point is not None:
             raise SettingsError("an agent is either a command or an entry point")
         self.agent_id, self.settings = agent_id, settings or load()
-        self._folder = Path(folder).absolute()
+        self._folder, self._answer_rule = Path(folder).absolute(), answer_rule
         self._process: AgentProcess | None = None
         if command is not None:
             self._process = AgentProcess.from_text(command, **limits)
@@ -208,7 +213,7 @@ class AgentManager:
             replace(template, task_id=derive_id(self.agent_id, uuid.uuid4()), messages=messages)
             for messages in conversations
         ]
-        starts = {tp: end for tp, (_, end) in offsets(self.settings, ["responses", "turns"]).items()}
+        starts = {tp: end for tp, (_, end) in offsets(self.settings, RUN_TOPICS).items()}
         submit(self.settings, tasks)
         work = self._in_thread if self._process is None else partial(run_process, self._process)
         plan = AgentPlan(
@@ -218,6 +223,7 @@ class AgentManager:
             key=self.settings.serve.key,
             parallel=parallel,
             folder=self._folder,
+            answer_rule=self._answer_rule,
             until_done=True,
         )
         run(self.settings, plan, stop=stop or threading.Event())
@@ -251,21 +257,27 @@ class AgentManager:
         """Return where `_process_one` finds the server for this run: OpenAI's clients want `/v1` behind it."""
         return f"{trajectories_url(self.settings.serve.url, self.agent_id)}/{agent_id}"
 
-    def _process_one(self, agent_id: str, prompt: dict[str, Any]) -> None:
+    def _process_one(self, agent_id: str, prompt: dict[str, Any]) -> object:
         """Run the agent once, for subclasses that are no program.
 
         `agent_id` names the run, see `base_url`; `prompt` is what a program finds in task.json: `prompt`, the last
-        message of the user, `messages`, and more. It has completed when it returns, and failed if it raises. A thread
-        cannot be ended from outside, so its time limit is its own concern.
+        message of the user, `messages`, and more. It has completed when it returns, and failed if it raises. It may
+        return its answer, as text or as the client's response, whose `id` names it. A thread cannot be ended from
+        outside, so its time limit is its own concern.
         """
         raise NotImplementedError
 
     def _in_thread(self, context: RunContext, _: threading.Event) -> RunEnd:
         try:
-            self._process_one(context.trajectory_id, task_for_agent(context.task))
+            answer = self._process_one(context.trajectory_id, task_for_agent(context.task))
         except Exception as exc:  # whatever somebody's agent raises
             return RunEnd("failed", f"{type(exc).__name__}: {exc}")
-        return RunEnd("completed", "it returned")
+        named = getattr(answer, "id", None)
+        if isinstance(named, str):
+            return RunEnd("completed", "it returned", answer=named)
+        return RunEnd(
+            "completed", "it returned", output=answer[-OUTPUT_CHARACTERS:] if isinstance(answer, str) else None
+        )
 
     def _task(self, group_size: int, sampling: Sampling) -> Task:
         """Return what its tasks have in common; each has an id of its own, and deployed again another one."""
@@ -283,7 +295,7 @@ class AgentManager:
 
     def _completions(self, tasks: Sequence[Task], starts: Mapping[tuple[str, int], int]) -> list[AgentCompletion]:
         named, wanted = topics(self.settings.topics), {task.task_id.encode() for task in tasks}
-        ends = {tp: end for tp, (_, end) in offsets(self.settings, ["responses", "turns"]).items()}
+        ends = {tp: end for tp, (_, end) in offsets(self.settings, RUN_TOPICS).items()}
         records = [one for one in read(self.settings, starts, ends) if one.key in wanted]
         responses: dict[tuple[str, int], Response] = {}
         for record in records:
@@ -291,7 +303,9 @@ class AgentManager:
                 response = record.decode(Response)
                 if not isinstance(response, Poison):
                     responses.setdefault((response.task_id, response.slot), response)
-        said = conversations(_turns(one for one in records if one.at.topic == named["turns"].name))
+        steps = [one.decode(TrajectoryEvent) for one in records if one.at.topic == named["trajectories"].name]
+        ended = [step for step in steps if not isinstance(step, Poison)]
+        said = conversations(_turns(one for one in records if one.at.topic == named["turns"].name), ended)
         slots = [(task.task_id, slot) for task in tasks for slot in range(task.group_size)]
         return [_completion(*one, responses.get(one), said) for one in slots]
 
@@ -308,16 +322,12 @@ def _message(given: Mapping[str, Any]) -> Message:
         raise EventError(f"a message of a prompt has `role` and `content`; this one is {given!r:.200}") from exc
 
 
-def conversations(turns: Iterable[Turn]) -> dict[str, tuple[dict[str, Any], ...]]:
+def conversations(turns: Iterable[Turn], ends: Iterable[TrajectoryEvent] = ()) -> dict[str, tuple[dict[str, Any], ...]]:
     """Return the conversation of each run, which is the first of its chains of calls."""
-    by_run: defaultdict[str, list[Turn]] = defaultdict(list)
-    for turn in turns:
-        by_run[turn.trajectory_id].append(turn)
-    folded = {name: fold(of_run).chains for name, of_run in by_run.items()}
     return {
-        name: tuple(message_of(message, for_template=True) for message in chains[0].messages)
-        for name, chains in folded.items()
-        if chains
+        name: tuple(message_of(message, for_template=True) for message in trajectory.chains[0].messages)
+        for name, trajectory in of_each(turns, ends).items()
+        if trajectory.chains
     }
 
 

@@ -38,7 +38,7 @@ from streams.stages.agents.recording.answer_sampling import AnswerText
 from streams.stages.agents.recording.call_prompts import CallPrompts
 from streams.stages.agents.recording.conversations import Conversations
 from streams.stages.agents.recording.turn_writer import TurnWriter
-from streams.stages.agents.trajectories import call_chains, fold as folding
+from streams.stages.agents.trajectories import call_chains, fold as folding, run_answer
 from streams.stages.agents.trajectories.call_chains import Chains, PlacedTurn, Placement
 from streams.stages.agents.trajectories.fold import Trajectory
 from streams.tools.audit.recount import Ledger
@@ -246,7 +246,7 @@ def every_call_is_the_conversation_s(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_first_chain_is_the_conversation(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(folding, "_conversation", lambda _, last: min(last, key=lambda node: node.place, default=None))
+    patch.setattr(run_answer, "_last_call", lambda _, leaves: min(leaves, key=lambda node: node.place, default=None))
 
 
 def versions_are_not_compared(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
 from streams.tools.audit.report import Report
 from tests.support.agent_calls import Recorded, user
-from tests.support.factories import T0, trajectory
+from tests.support.factories import T0, changed, trajectory
 from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends, named
 
 
@@ -56,6 +56,14 @@ def test_a_number_that_is_missing_below_another_is_lost_while_the_run_goes_on() 
     report = recounted(started, turns[0], turns[2], settled=False)
     assert [found.category for found in report.wrong] == ["lost", "phantom"]
     assert report.in_flight["trajectories"] == 1
+
+
+def test_an_answer_that_an_end_names_and_that_is_not_there_is_a_phantom() -> None:
+    turns, started, ended = run()
+    named_turn = changed(ended, answer_turn=turns[1].turn_id)
+    assert recounted(started, *turns, named_turn).balanced
+    report = recounted(started, *turns, changed(ended, answer_turn="nobody"))
+    assert "its answer is turn nobody, which is not in turns" in named(report)
 
 
 def test_two_turns_with_one_number_are_doubled_and_a_copy_is_a_repetition() -> None:

@@ -165,6 +165,28 @@ def test_a_server_with_another_template_or_tokenizer_does_not_continue_tokens_of
     assert fold(after.turns).calls_in_chains == 2
 
 
+@pytest.mark.parametrize("prints_names", [False, True])
+def test_an_answer_that_its_client_named_is_continued_unless_the_template_prints_the_name(
+    *, prints_names: bool
+) -> None:
+    template = chat.looping("{{ m['name'] or '' }}{{ m['content'] }}") if prints_names else chat.KEEPS
+    with served(chat.rendering(template)) as server:
+        history = [user("hi")]
+        for text in ("Sunny.", "Rain."):
+            says(server, text)
+            reply = ask(server, *history)
+            history += [{**reply, "name": "w"}, user("and then?")]
+        says(server, "Snow.")
+        ask(server, *history)
+        turns = server.turns
+    steps = fold(turns).steps
+    assert len({turn.trajectory_id for turn in turns}) == 1, "it is found without a name of the trajectory"
+    named = [("rewrites", f"the reply of turn {number} has a name now") for number in range(2)]
+    continues = [("extends", f"it continues turn {number}") for number in range(2)]
+    assert [(turn.continuity, turn.reason) for turn in turns[1:]] == (named if prints_names else continues)
+    assert [(step.continuity, step.reason) for step in steps[1:]] == (named if prints_names else continues)
+
+
 def test_an_answer_that_was_cut_off_is_ended_before_the_conversation_continues() -> None:
     with served() as server:
         cut = says(server, "I was about", end=False)

@@ -115,6 +115,7 @@ def test_an_answer_without_an_agent_is_a_run_of_one_turn() -> None:
         tool_calls=0,
         failed_tools=0,
         retries=0,
+        rewrites=0,
         recoveries=0,
         escalations=0,
         latency_ms=12.5,
@@ -238,7 +239,7 @@ def test_a_rewritten_history_is_a_retry_and_its_results_count_once() -> None:
     run.call([*run.history(first), failed], [ADD])
     last = run.call([system("You add well."), *run.history(first)[1:], failed], [ADD])
     assert last.continuity == "rewrites"
-    assert tool_use(run.turns, None, ()) == ToolUse(tool_calls=1, failed_tools=1, retries=1)
+    assert tool_use(run.turns, None, ()) == ToolUse(tool_calls=1, failed_tools=1, retries=1, rewrites=1)
 
 
 def test_a_turn_that_failed_recovers_with_an_answer_after_it() -> None:
@@ -274,3 +275,15 @@ def test_an_action_whose_call_was_sent_again_counts_once() -> None:
     run.call(history, observed=shown("calc", False), error="busy")
     run.call(history, observed=shown("calc", False))
     assert tool_use(run.turns, None, ()) == ToolUse(tool_calls=1, failed_tools=1, recoveries=1)
+
+
+def test_a_history_that_was_changed_is_a_rewrite_whether_it_forks_or_begins_anew() -> None:
+    run = Recorded("chat-1")
+    asked = [system("You add."), user("4 + 7 =")]
+    for choice in range(2):
+        run.call(asked, [ADD], choice=choice, choices=2, **says(("c1", "add", "{}")))
+    own = Message(role="assistant", content="", tool_calls=(ToolCall(id="c1", name="add", arguments='{"a": 4}'),))
+    run.call([*asked, own, Message(role="tool", content="11", tool_call_id="c1")], [ADD])
+    run.call([system("You add."), user("So far: 11.")], [ADD])
+    assert [turn.continuity for turn in run.turns] == ["first", "forks", "forks", "rewrites"]
+    assert tool_use(run.turns, None, ()).rewrites == 2, "a second answer to one call changes no history"

@@ -1134,6 +1134,7 @@ class RunAnswer(TypedDict):
     metadata: dict[str, str]
     ending: str | None
     turns: int | None
+    error: str | None
 
 
 class RunFigures(TypedDict):
@@ -1161,6 +1162,7 @@ class RunFigures(TypedDict):
     tool_calls: int
     failed_tools: int
     retries: int
+    rewrites: int
     recoveries: int
     escalations: int
     latency_ms: float
@@ -1963,6 +1965,9 @@ class EndBody(TypedDict):
     reason: str
     observed: NotRequired[ObservedBody | None]
     success: NotRequired[bool | None]
+    answer: NotRequired[str | None]
+    answer_rule: NotRequired[Literal["first_agent", "last_call"] | None]
+    output: NotRequired[str | None]
 
 
 class ErrorAnswer(TypedDict):
@@ -2236,6 +2241,7 @@ class RecordedRun(TypedDict):
     tool_calls: int
     failed_tools: int
     retries: int
+    rewrites: int
     recoveries: int
     escalations: int
     latency_ms: float

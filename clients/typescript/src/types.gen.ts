@@ -761,6 +761,18 @@ export type EndBody = {
     reason: string;
     observed?: ObservedBody | null;
     success?: boolean | null;
+    /**
+     * id of the model's answer that is the run's, as its client got it
+     */
+    answer?: string | null;
+    /**
+     * which of several answers counts; null: the printed one
+     */
+    answer_rule?: 'first_agent' | 'last_call' | null;
+    /**
+     * end of what it printed
+     */
+    output?: string | null;
 };
 
 /**
@@ -1990,6 +2002,7 @@ export type RecordedRun = {
     tool_calls: number;
     failed_tools: number;
     retries: number;
+    rewrites: number;
     recoveries: number;
     escalations: number;
     latency_ms: number;
@@ -2436,6 +2449,10 @@ export type RunAnswer = {
     };
     ending: string | null;
     turns: number | null;
+    /**
+     * why its response failed, and nothing is learned from it
+     */
+    error: string | null;
 };
 
 /**
@@ -2462,6 +2479,7 @@ export type RunFigures = {
     tool_calls: number;
     failed_tools: number;
     retries: number;
+    rewrites: number;
     recoveries: number;
     escalations: number;
     latency_ms: number;

@@ -26,6 +26,7 @@ FIGURES: Mapping[str, Callable[[RunRow], float | None]] = {
     "max_malformed": lambda row: row.malformed,
     "max_failed_tools": lambda row: row.failed_tools,
     "max_retries": lambda row: row.retries,
+    "max_rewrites": lambda row: row.rewrites,
     "max_latency_ms": lambda row: row.latency_ms,
     "max_cost_usd": lambda row: row.cost_usd,
     "max_prompt_tokens": lambda row: row.prompt_tokens,

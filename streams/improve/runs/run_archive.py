@@ -35,7 +35,7 @@ LISTS = ("versions", "scores")
 """Columns that are JSON text in a database."""
 TYPES = {
     **dict.fromkeys(("began_ms", "ended_ms", "turns", "failed_turns", "malformed", "tool_calls"), "INTEGER"),
-    **dict.fromkeys(("failed_tools", "retries", "recoveries", "escalations", "success"), "INTEGER"),
+    **dict.fromkeys(("failed_tools", "retries", "rewrites", "recoveries", "escalations", "success"), "INTEGER"),
     **dict.fromkeys(("prompt_tokens", "sampled_tokens"), "INTEGER"),
     **dict.fromkeys(("latency_ms", "cost_usd", "reward", "feedback"), "REAL"),
 }

@@ -79,9 +79,10 @@ class RunRow:
     tool_calls: int
     failed_tools: int
     retries: int
+    rewrites: int
     recoveries: int
     escalations: int
-    """These five as streams/improve/runs/tool_use.py defines them."""
+    """These six as streams/improve/runs/tool_use.py defines them."""
     latency_ms: float
     """Of a response, as it was recorded; of a chat, from its first call to its last answer."""
     prompt_tokens: int
@@ -124,6 +125,7 @@ def run_row(finished: Finished, rules: RunRules, verdict: RunVerdict | None = No
         tool_calls=tools.tool_calls,
         failed_tools=tools.failed_tools,
         retries=tools.retries,
+        rewrites=tools.rewrites,
         recoveries=tools.recoveries,
         escalations=tools.escalations,
         cost_usd=_cost_usd(finished, figures["prompt_tokens"], figures["sampled_tokens"], rules.prices),
@@ -149,7 +151,8 @@ def _course(finished: Finished, turns: Sequence[Turn]) -> dict[str, Any]:
         course["reason"] = response.error or response.finish_reason
         course["success"] = response.success
     if ended is not None:
-        course |= {"ended_ms": ended.created_at, "ending": ended.ending, "reason": ended.reason}
+        failed = response.error if response is not None and ended.ending == "completed" else None
+        course |= {"ended_ms": ended.created_at, "ending": ended.ending, "reason": failed or ended.reason}
         course["success"] = ended.success if response is None else response.success
     return course
 

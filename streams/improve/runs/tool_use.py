@@ -13,6 +13,8 @@ failed tool A call whose result says so by its protocol: the environment could n
             text that begins with "error" may be what the tool was asked for.
 retry       A call of the same tool with the same arguments, character by character, as a call before it; and a turn
             whose recorded continuity is `rewrites`.
+rewrite     A call whose history is not that of the calls before it: recorded as `rewrites` or `forks`. Of several
+            answers to a call the first counts.
 recovery    A failed tool after which a tool succeeded, and a turn with an error after which one was answered.
 escalation  A call of a tool whose name is in `curation.escalation_tools`.
 
@@ -42,6 +44,7 @@ class ToolUse:
     tool_calls: int = 0
     failed_tools: int = 0
     retries: int = 0
+    rewrites: int = 0
     recoveries: int = 0
     escalations: int = 0
 
@@ -96,6 +99,7 @@ def tool_use(turns: Sequence[Turn], last: Observed | None, escalation_tools: Col
         tool_calls=len(tally.calls),
         failed_tools=sum(not ok for _, ok in tally.results.values()),
         retries=len(sent) - len(set(sent)) + sum(turn.continuity == "rewrites" for turn in ordered),
+        rewrites=sum(turn.continuity in ("forks", "rewrites") and turn.choice == 0 for turn in ordered),
         recoveries=sum(_recoveries(tally, ordered)),
         escalations=sum(name in escalation_tools for name, _ in tally.calls),
     )

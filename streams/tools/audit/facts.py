@@ -256,6 +256,8 @@ class RunFact(NamedTuple):
     kind: str
     turns: int | None
     of_task: bool
+    answer: str | None
+    """The turn that its end says is its answer."""
 
 
 class JobFact(NamedTuple):

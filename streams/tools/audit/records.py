@@ -311,6 +311,7 @@ def _run(record: Record, event: TrajectoryEvent) -> RunFact:
         kind=event.kind,
         turns=event.turns,
         of_task=event.sampling_id is not None,
+        answer=event.answer_turn,
     )
 
 

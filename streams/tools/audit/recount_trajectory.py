@@ -6,7 +6,7 @@
 
 Turns are numbered in the order in which they were recorded, so a number that is missing below another is a lost turn.
 `ended` is written when all turns are acknowledged, and says how many there are: one that is missing then is lost, and
-one with a higher number is late, which is no mistake of the log.
+one with a higher number is late, which is no mistake of the log. The turn that it says is the answer is one of them.
 
 A response names the turns that it is made of, and has as many as it says: each with what it continues, as many tokens
 as were sampled, and behind the same observation.
@@ -59,6 +59,8 @@ def recount_run(story: RunStory, view: AuditView, responses: Iterable[ResponseFa
     findings = outcome.findings
     findings += _numbers(turns, ended)
     findings += _parents(turns)
+    if ended is not None and ended.answer is not None and ended.answer not in {turn.event_id for turn in turns}:
+        findings.append(AuditFinding("phantom", ended.at, f"its answer is turn {ended.answer}, which is not in turns"))
     for response in responses:
         findings += _turns_of(response, turns)
     if started is None and (ended is not None or view.reach.settled):

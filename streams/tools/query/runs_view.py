@@ -28,8 +28,8 @@ begun AS (
 """How runs of agents began and ended."""
 TOOLS = """
 once AS (
-    SELECT turn_id, trajectory_id, task_id, number, _partition, _offset, adapter_version, continuity, error, malformed,
-        started_at, created_at, observed, error IS NULL AND delivered AS is_answered,
+    SELECT turn_id, trajectory_id, task_id, number, _partition, _offset, adapter_version, continuity, choice, error,
+        malformed, started_at, created_at, observed, error IS NULL AND delivered AS is_answered,
         CASE WHEN error IS NULL AND delivered THEN reply.tool_calls ELSE [] END AS calls,
         len(reply.tool_calls) AS writes, metadata['thread'] AS thread,
         len(prompt_token_ids) AS prompt_tokens, len(completion_token_ids) AS sampled_tokens,
@@ -78,7 +78,8 @@ once AS (
 ), turned AS (
     SELECT trajectory_id, list_sort(list(DISTINCT adapter_version)) AS versions, count(*) AS turns,
         count(*) FILTER (error IS NOT NULL) AS failed_turns, count(*) FILTER (malformed IS NOT NULL) AS malformed,
-        count(*) FILTER (continuity = 'rewrites') AS rewrites,
+        count(*) FILTER (continuity = 'rewrites') AS rewritten,
+        count(*) FILTER (continuity IN ('forks', 'rewrites') AND choice = 0) AS rewrites,
         count(*) FILTER (error IS NOT NULL AND number < last_answer) AS recoveries,
         CAST(max(epoch_ms(created_at)) - min(epoch_ms(started_at)) AS DOUBLE) AS latency_ms,
         CAST(sum(prompt_tokens) AS BIGINT) AS prompt_tokens, CAST(sum(sampled_tokens) AS BIGINT) AS sampled_tokens,
@@ -102,7 +103,8 @@ written AS (
         epoch_ms(created_at) - CAST(trunc(latency_ms) AS BIGINT) AS began_ms,
         epoch_ms(created_at) AS ended_ms, CASE WHEN error IS NULL THEN 'completed' ELSE 'failed' END AS ending,
         coalesce(error, finish_reason) AS reason, 1 AS turns, CAST(error IS NOT NULL AS INTEGER) AS failed_turns,
-        0 AS malformed, 0 AS tool_calls, 0 AS failed_tools, 0 AS retries, 0 AS recoveries, 0 AS escalations,
+        0 AS malformed, 0 AS tool_calls, 0 AS failed_tools, 0 AS retries, 0 AS rewrites, 0 AS recoveries,
+        0 AS escalations,
         latency_ms, prompt_tokens, completion_tokens AS sampled_tokens, success, engine = $OUTSIDE AS is_outside,
         TRY_CAST(metadata['cost_usd'] AS DOUBLE) AS own_usd, 'responses' AS _label, _partition, _offset, _timestamp
     FROM (FROM responses WHERE $OF_TASKS) SEMI JOIN (
@@ -122,10 +124,11 @@ written AS (
         epoch_ms(coalesce(e.created_at, r.created_at)) AS ended_ms,
         coalesce(e.ending, CASE WHEN r.response_id IS NULL THEN NULL WHEN r.error IS NULL THEN 'completed' ELSE 'failed'
             END) AS ending,
-        coalesce(e.reason, r.error, r.finish_reason) AS reason, coalesce(t.turns, r.steps, 0) AS turns,
+        coalesce(CASE WHEN e.ending = 'completed' THEN r.error END, e.reason, r.error, r.finish_reason) AS reason,
+        coalesce(t.turns, r.steps, 0) AS turns,
         coalesce(t.failed_turns, 0) AS failed_turns, coalesce(t.malformed, 0) AS malformed,
         coalesce(c.tool_calls, 0) AS tool_calls, coalesce(o.failed_tools, 0) AS failed_tools,
-        coalesce(c.retries, 0) + coalesce(t.rewrites, 0) AS retries,
+        coalesce(c.retries, 0) + coalesce(t.rewritten, 0) AS retries, coalesce(t.rewrites, 0) AS rewrites,
         coalesce(o.recoveries, 0) + coalesce(t.recoveries, 0) AS recoveries, coalesce(c.escalations, 0) AS escalations,
         coalesce(r.latency_ms, t.latency_ms, 0) AS latency_ms,
         coalesce(t.prompt_tokens, r.prompt_tokens, 0) AS prompt_tokens,
@@ -183,8 +186,8 @@ SELECT a.answer_id, a.task_id, a.policy, a.agent_id,
     coalesce(q.t.tenant, CASE WHEN contains(a.agent_id, '.') THEN split_part(a.agent_id, '.', 1) END) AS tenant,
     coalesce(q.t.purpose, a.purpose, 'serve') AS purpose,
     CASE WHEN q.task_id IS NULL THEN a.thread ELSE q.t.thread END AS thread, a.versions, a.began_ms, a.ended_ms,
-    a.ending, a.reason, a.turns, a.failed_turns, a.malformed, a.tool_calls, a.failed_tools, a.retries, a.recoveries,
-    a.escalations, a.latency_ms, a.prompt_tokens, a.sampled_tokens, $COST AS cost_usd, g.reward,
+    a.ending, a.reason, a.turns, a.failed_turns, a.malformed, a.tool_calls, a.failed_tools, a.retries, a.rewrites,
+    a.recoveries, a.escalations, a.latency_ms, a.prompt_tokens, a.sampled_tokens, $COST AS cost_usd, g.reward,
     coalesce(s.scores, MAP {}) AS scores, f.feedback, a.success, j.verdict,
     a._label, a._partition, a._offset, a._timestamp
 FROM (FROM direct UNION ALL BY NAME FROM of_agents) AS a

@@ -16,8 +16,10 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import NamedTuple, ParamSpec, TypeVar
 
+from schemas.events import Message
 from schemas.tokens import TokenIds
 from streams.engines.protocol import TokenEngine
 from streams.engines.rendering.rendering import Rendering
@@ -50,6 +52,8 @@ class CallPrompts:
         self._engine, self._rendering = engine, rendering
         self._thread = ThreadPoolExecutor(1, "renders")
         self._one_at_a_time = threading.Lock()
+        self._names: bool | None = None
+        """Whether the template prints the name of an assistant's message; None: not tried yet."""
 
     def close(self) -> None:
         """End the thread."""
@@ -86,7 +90,11 @@ class CallPrompts:
             recorded = conversation.chains.tokens(placement.parent.turn_id)
             is_finished = bool(recorded) and recorded[-1] in self._engine.token_table.ends
             history = call.messages[: len(call.messages) - len(placement.new)]
-            new = await self._render(call, rendering.extend, recorded, is_finished, history, placement.new, call.tools)
+            new: str | tuple[int, ...] | None = conversation.chains.named_reply(placement.parent.turn_id, history)
+            if new is None or not self._prints_names():
+                new = await self._render(
+                    call, rendering.extend, recorded, is_finished, history, placement.new, call.tools
+                )
             if not isinstance(new, str):
                 return CallPrompt(placement, recorded, new)
             placement = Placement("rewrites", new, None, call.messages)
@@ -102,6 +110,16 @@ class CallPrompts:
                 reason = f"the server's {name} is not that of turn {parent.number}"
                 return Placement("rewrites", reason, None, call.messages)
         return placement
+
+    def _prints_names(self) -> bool:
+        """Return whether the template prints the name of an assistant's message."""
+        if self._names is None:
+            reply = Message(role="assistant", content="b")
+            chats = [(Message(role="user", content="a"), sent) for sent in (reply, replace(reply, name="c"))]
+            with self._one_at_a_time:
+                first, second = (self._rendering.first((*chat, chat[0]), ()) for chat in chats)
+            self._names = first != second
+        return self._names
 
     def _check_length(self, call: ModelCall, parameter: str) -> None:
         """Refuse what is too long even for the longest tokens. Raises CallError."""

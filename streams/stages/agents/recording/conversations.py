@@ -64,6 +64,8 @@ class Conversation:
     """The end of a task's run, of which its response is made."""
     responded: bool = False
     """Whether that response is in the log."""
+    error: str | None = None
+    """Why that response failed."""
     ending: bool = False
     """Whether it is about to end: no call begins any more."""
     differs: str | None = None

@@ -30,6 +30,7 @@ from streams.stages.agents.recording.turn_writer import TurnWriter
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.trajectories.fold import fold
 from streams.stages.agents.trajectories.response import response_of
+from streams.stages.agents.trajectories.run_answer import printed_answer
 
 LOOK_S = 0.02
 """How often a run that ends is looked at, while a call of it is open."""
@@ -123,6 +124,9 @@ class TaskRuns:
         run = self._conversations.by_id.get(trajectory_id)
         if run is None or run.began is None or run.agent_id != agent_id:
             raise CallError("not_found", f"agent {agent_id} began no run {trajectory_id}; begin it first")
+        if end.answer is not None and run.end is None and end.answer not in run.called | run.chains.turns.keys():
+            text = f"run {trajectory_id} has no answer with the id {end.answer!r}"
+            raise CallError("invalid", f"{text}; send that of a model's answer, or leave it out", "answer")
         await self._wait_acknowledged(self._start_ending(run, end), "end")
         return run
 
@@ -225,7 +229,7 @@ class TaskRuns:
         if run.end is None:
             run.ending = True
             await self._no_call_is_open(run, self._rule.acknowledge_s if end.ending == "completed" else 0)
-            event = end_of(run, self._versions.policy, end, times.now_ms())
+            event = end_of(run, self._versions.policy, _with_answer(run, end), times.now_ms())
             written.append(asyncio.wrap_future(self._writer.write(event)))
             self._conversations.take(event)
             run.ending = False
@@ -247,8 +251,12 @@ class TaskRuns:
         if run.end is None:
             raise ValueError(f"run {run.trajectory_id} has not ended")
         trajectory = fold(run.turns, run.end)
+        response = response_of(trajectory, run.end)
+        run.error = response.error
+        if trajectory.doubt is not None:
+            log.warning("run %s of task %s: %s", run.trajectory_id, run.task_id, response.error)
         try:
-            return asyncio.wrap_future(self._writer.write(response_of(trajectory, run.end)))
+            return asyncio.wrap_future(self._writer.write(response))
         except (EventError, EncodeError) as exc:
             failed = response_of(trajectory, run.end, f"too_large: {exc}")
             return asyncio.wrap_future(self._writer.write(failed))
@@ -262,3 +270,13 @@ class TaskRuns:
             raise CallError(
                 "busy", f"the {event_name} of the run is not recorded after {within_s:g} s; try again"
             ) from exc
+
+
+def _with_answer(run: Conversation, end: RunEnd) -> RunEnd:
+    """Return the end of a run with the turn that its program printed, if the end itself does not say which it is."""
+    if end.answer is not None or end.answer_rule is not None or end.output is None:
+        return end
+    trajectory = fold(run.turns)
+    others = [step.turn for step in trajectory.steps if step.left_out in (None, "auxiliary")]
+    others += [chain.turns[-1] for chain in trajectory.chains[:1]]
+    return end._replace(answer=printed_answer(trajectory.answers, others, end.output))

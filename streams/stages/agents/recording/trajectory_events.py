@@ -51,5 +51,7 @@ def end_of(conversation: Conversation, policy: str, end: RunEnd, now: int) -> Tr
         sampling=None if began is None else began.sampling,
         observed=end.observed,
         success=end.success,
+        answer_turn=end.answer,
+        answer_rule=end.answer_rule,
         reason=end.reason,
     )

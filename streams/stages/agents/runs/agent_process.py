@@ -121,7 +121,7 @@ def run_process(process: AgentProcess, run: RunContext, stop: threading.Event) -
         line = _supervise(child, json.dumps(order).encode() + b"\n", stop)
     try:
         end = json.loads(line)
-        return RunEnd(cast(Ending, end["ending"]), end["reason"], end["exit_code"])
+        return RunEnd(cast(Ending, end["ending"]), end["reason"], end["exit_code"], output=end.get("output"))
     except (ValueError, RecursionError):  # the supervisor was killed
         _kill_run(run.trajectory_id)
         return RunEnd("failed", f"the supervisor of the program ended with {describe_exit(child.returncode)}")

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple, Self, get_args
 
 from pydantic import SecretStr
 
-from schemas.events import AgentEvent, AgentType, Coordinates, Ending, Observed, Response, Task, derive_id
+from schemas.events import AgentEvent, AgentType, AnswerRule, Coordinates, Ending, Observed, Response, Task, derive_id
 from streams.adapters.admission.held_back import HeldBack, room
 from streams.adapters.admission.policy_log import PolicyLog, PolicyState, give_up_ms
 from streams.adapters.admission.sampling_batch import WaitingTask, choose
@@ -91,6 +91,8 @@ class AgentPlan:
     """Every run has a folder in it."""
     fleet: bool = False
     """Run it for every policy of fleet.policies, not for policy.name alone."""
+    answer_rule: AnswerRule | None = None
+    """Which of several answers of a run counts. None: the one that the run names or prints."""
     until_done: bool = False
     """End when every task that is in the log at the start is done."""
 
@@ -309,7 +311,11 @@ class AgentRunner:
                 url, folder = f"{self._server.url}/{name}", self._plan.folder / name
                 context = RunContext(self._plan.agent_id, name, task, url, folder, self._plan.key)
                 ended = self._work(work, context, attempt.stop)
-            self._server.end(name, ended)  # of one that has ended: if its response is missing, it is made
+            if ended.answer is None and self._plan.answer_rule is not None:
+                ended = ended._replace(answer_rule=self._plan.answer_rule)
+            # of one that has ended: if its response is missing, it is made
+            if (error := self._server.end(name, ended).error) is not None and ended.ending == "completed":
+                log.warning("task %s, slot %d: nothing is learned from it: %s", task.task_id, slot, error)
             log.info("task %s, slot %d: %s: %s", task.task_id, slot, ended.ending, ended.reason)
             return ended.ending
         except RefusedError as exc:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from schemas.events import Ending, Observed
+from schemas.events import AnswerRule, Ending, Observed
 
 
 class RunEnd(NamedTuple):
@@ -18,3 +18,9 @@ class RunEnd(NamedTuple):
     """What its environment showed last. None: it has none."""
     success: bool | None = None
     """Whether its environment says that the goal was reached."""
+    answer: str | None = None
+    """The turn that is its answer. None: unknown."""
+    answer_rule: AnswerRule | None = None
+    """Which of several answers counts. None: the one that `output` repeats."""
+    output: str | None = None
+    """The end of what its program printed. None: nothing."""

@@ -51,6 +51,8 @@ class KnownRun:
     """As its beginning has it, whoever sent that."""
     ending: Ending | None
     turns: int | None
+    error: str | None
+    """Why its response failed."""
 
 
 def trajectories_url(server: str, agent_id: str) -> str:
@@ -101,6 +103,9 @@ class RunServer:
             "reason": end.reason[:MAX_REASON],
             "observed": None if end.observed is None else asdict(end.observed),
             "success": end.success,
+            "answer": end.answer,
+            "answer_rule": end.answer_rule,
+            "output": end.output,
         }
         return self._post(trajectory_id, "end", body)
 

@@ -31,6 +31,8 @@ CHILD_SUBREAPER, PARENT_DEATH_SIGNAL = 36, 1
 CHUNK = 1 << 16
 LOOK_S = 0.25
 """How often limits are looked at; a folder is measured every fourth time."""
+OUTPUT_BYTES = 1 << 16
+"""How much of the end of stdout is reported."""
 QUOTED = 300
 """Characters of the last line on stderr that the reason quotes."""
 
@@ -50,13 +52,18 @@ class KeptOutput:
         if self.size <= self.limit < self.size + len(chunk):
             self._file.write(f"\n[more than {self.limit} bytes: the rest is left out]\n".encode())
         self.size += len(chunk)
-        self._tail = (self._tail + chunk)[-4 * QUOTED :]
+        self._tail = (self._tail + chunk)[-OUTPUT_BYTES:]
         return bool(chunk)
+
+    @property
+    def end(self) -> str:
+        """The end of it."""
+        return self._tail.decode(errors="replace")
 
     @property
     def last_line(self) -> str:
         """The last line that is not empty."""
-        lines = self._tail.decode(errors="replace").split("\n")
+        lines = self.end.split("\n")
         return next((line.strip()[:QUOTED] for line in reversed(lines) if line.strip()), "")
 
 
@@ -99,7 +106,7 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
     if limit is not None:
         return _ending(*limit, child.returncode)
     if child.returncode == 0:
-        return _ending("completed", "exit code 0", 0)
+        return _ending("completed", "exit code 0", 0) | {"output": outputs[0].end or None}
     last_line = outputs[1].last_line
     reason = describe_exit(child.returncode) + (f": {last_line}" if last_line else "")
     return _ending("failed", reason, child.returncode)

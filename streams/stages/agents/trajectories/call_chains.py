@@ -6,7 +6,7 @@
 The server asks before each call, and the fold asks again for every turn in the log, so both say the same of a log that
 nobody else writes. A call extends a turn if its messages begin with all of that turn's, and with the reply, as the
 client got it. Of tool calls the ids are not compared, since clients and proxies replace them, and the arguments are
-compared as JSON.
+compared as JSON; nor is the name that a client gives the assistant.
 
 A root is what continues no turn. What it is follows from its system prompt and its tools: those of the conversation are
 the ones of the first root that has tools, or of the first of all. With other ones, and without tools, it is auxiliary
@@ -33,6 +33,8 @@ from schemas.tokens import TokenIds
 
 SYSTEM_ROLES = ("system", "developer")
 Role = Literal["conversation", "sub_agent", "auxiliary"]
+NAMED = "the reply of turn {} has a name now"
+"""Why a call does not continue a reply that its client named, where the template prints names."""
 HANDED_OVER = "another agent took over: it has another system prompt and other tools, so its tokens begin anew"
 """Why a handoff rewrites: the history stays, and the tokens in front of it do not."""
 
@@ -85,6 +87,8 @@ class PlacedTurn:
     continuity: Continuity = "first"
     reason: str = ""
     children: list[PlacedTurn] = field(default_factory=list)
+    replaced_by: int | None = None
+    """Number of the first turn whose client had put another call of a tool in the place of this one's."""
 
     @property
     def root(self) -> PlacedTurn:
@@ -159,6 +163,8 @@ class Chains:
         """Turns without messages by the number and the digest of their tokens."""
         self._prefixes: dict[bytes, PlacedTurn] = {}
         """The first turn that had these messages at its beginning."""
+        self._prompts: dict[tuple[bytes, bytes], list[PlacedTurn]] = {}
+        """Turns by tools and by the digest of their prompt."""
         self._bodies: dict[bytes, PlacedTurn] = {}
         """The newest turn whose history ends so, without its system messages."""
         self._roots: list[PlacedTurn] = []
@@ -244,6 +250,14 @@ class Chains:
         """Return all messages of a turn, its reply included."""
         return tuple(m for node in self.path(turn_id) for m in (*node.turn.messages, node.turn.reply))
 
+    def named_reply(self, turn_id: str, messages: Sequence[Message]) -> str | None:
+        """Return which reply up to a turn has a name in a history that begins with it; None if none has."""
+        place, reason = 0, None
+        for node in self.path(turn_id):
+            place += len(node.turn.messages) + 1
+            reason = NAMED.format(node.turn.number) if messages[place - 1].name else reason
+        return reason
+
     def path(self, turn_id: str) -> list[PlacedTurn]:
         """Return a turn and everything that it continues, the root first."""
         path, node = list[PlacedTurn](), self.turns.get(turn_id)
@@ -309,8 +323,21 @@ class Chains:
             ends = self._token_ends.setdefault(node.length, {})
             ends[sha256(self.tokens(turn.turn_id).data).digest()] = node
             return
+        self._note_replaced(node)
+        self._prompts.setdefault((node.kind.tools, node.prompt_end), []).append(node)
         self._ends.setdefault((node.kind.tools, node.end), []).append(node)
         self._bodies[node.body_end] = node
+
+    def _note_replaced(self, node: PlacedTurn) -> None:
+        """Note the turns in whose place the messages of a new turn have another call of a tool."""
+        digest = b"" if node.parent is None else node.parent.end
+        for message in node.turn.messages:
+            alike = self._prompts.get((node.kind.tools, digest), ()) if message.role == "assistant" else ()
+            if not any(_is_same(other.turn.reply, message) for other in alike):  # one of several answers to one call
+                for other in alike:
+                    if other.replaced_by is None and _is_replaced(other.turn.reply, message):
+                        other.replaced_by = node.turn.number
+            digest = _next(digest, message)
 
     # --- what a call is -------------------------------------------------------------------------------------------
 
@@ -341,14 +368,14 @@ class Chains:
             if like.prompt_end == history.digests[shared] and messages[shared].role == "assistant":
                 return "forks", f"the reply of turn {like.turn.number} was changed", like
         if kind == self._main or repeats is not None:
-            return "rewrites", self._what_changed(kind, history, shared, len(messages)), repeats
+            return "rewrites", self._what_changed(kind, history, shared, messages), repeats
         if kind.tools:
             if not self._main.tools:
                 return "first", "the first call with tools", None
             return "first", "another system prompt or other tools: the chain of a sub-agent", None
         return "auxiliary", "another system prompt, and no tools", None
 
-    def _what_changed(self, kind: Kind, history: CallHistory, shared: int, count: int) -> str:
+    def _what_changed(self, kind: Kind, history: CallHistory, shared: int, messages: Sequence[Message]) -> str:
         like = self._prefixes.get(history.digests[shared]) if shared else None
         if kind == _TOKENS:
             return "a prompt of tokens that continues none before"
@@ -357,9 +384,12 @@ class Chains:
             return HANDED_OVER if other_system and kind.tools else "it offers other tools"
         if other_system:
             return "it has another system prompt"
-        if shared == count:
+        named = (n for n in range(shared, 0, -1) if messages[n - 1].role == "assistant" and messages[n - 1].name)
+        if (known := next(named, None)) is not None:
+            return NAMED.format(self._prefixes[history.digests[known]].turn.number)
+        if shared == len(messages):
             return "its messages are known, and its tokens begin anew"
-        return f"message {shared} of {count} is in no history before"
+        return f"message {shared} of {len(messages)} is in no history before"
 
 
 def prefixes(messages: Sequence[Message], before: bytes = b"") -> list[bytes]:
@@ -393,13 +423,29 @@ def _is_same(recorded: Message, sent: Message) -> bool:
     """Return whether two messages have the same digest in the same place."""
     if recorded == sent:
         return True
-    if (recorded.role, recorded.name or "", recorded.content) != (sent.role, sent.name or "", sent.content):
+    if (recorded.role, _name_of(recorded), recorded.content) != (sent.role, _name_of(sent), sent.content):
         return False
-    calls, others = recorded.tool_calls, sent.tool_calls
-    return len(calls) == len(others) and all(
-        call.name == other.name and _canonical(call.arguments) == _canonical(other.arguments)
-        for call, other in zip(calls, others, strict=True)
-    )
+    return _calls_of(recorded) == _calls_of(sent)
+
+
+def _name_of(message: Message) -> str:
+    """Return the name that tells one sender from another. A client may name the assistant, and its reply has none."""
+    return "" if message.role == "assistant" else message.name or ""
+
+
+def _calls_of(message: Message) -> list[tuple[str, str]]:
+    return [(call.name, _canonical(call.arguments)) for call in message.tool_calls]
+
+
+def _is_replaced(reply: Message, sent: Message) -> bool:
+    """Return whether a client sent a call of its own in the place of a reply, and not the reply in another form.
+
+    Clients write calls as text, and read them from text: then the tools' names are in both.
+    """
+    if reply.tool_calls and sent.tool_calls:
+        return _calls_of(reply) != _calls_of(sent)
+    called, text = (reply, sent.content) if reply.tool_calls else (sent, reply.content)
+    return any(call.name not in text for call in called.tool_calls)
 
 
 @lru_cache(64)
@@ -411,9 +457,9 @@ def tools_digest(tools: tuple[Tool, ...]) -> bytes:
 
 def _next(before: bytes, message: Message) -> bytes:
     """Return the digest of a history and one message more."""
-    fields = [message.role, message.name or ""]
-    for call in message.tool_calls:
-        fields += (call.name, _canonical(call.arguments))
+    fields = [message.role, _name_of(message)]
+    for call in _calls_of(message):
+        fields += call
     fields.append(message.content)
     lengths = ",".join([str(len(part)) for part in fields])  # not its repr: that of a long text costs more than this
     parts = [part.encode(errors="surrogatepass") for part in fields]

@@ -3,11 +3,13 @@
     turns, ended ──► forest (call_chains.py) ──► chains: the conversation, then its branches ──► Trajectory
                                        └─► left out, with the reason
 
-The conversation is the chain that ends with the last call of its lineage: where a history was rewritten, the new one.
-Any other last call ends a branch. A token that several chains have bears loss in the first of them, and is context in
-the others. What does not bear loss anywhere is left out by name: an auxiliary call, one that failed, an answer that
-nobody got, a late one, one whose tokens do not fit its parent's. An answer whose form was forced stays where it is, as
-context for what follows and for whoever scores: its tokens were not drawn from the policy, and bear no loss.
+The conversation is the chain that ends with the answer (run_answer.py): the last call of its lineage, and where a
+history was rewritten, the new one, unless the end of the run says otherwise. Any other last call ends a branch. A token
+that several chains have bears loss in the first of them, and is context in the others. What does not bear loss anywhere
+is left out by name: an auxiliary call, one that failed, a call of a tool in whose place the client put one of its own,
+an answer that nobody got, a late one, one whose tokens do not fit its parent's. An answer whose form was forced stays
+where it is, as context for what follows and for whoever scores: its tokens were not drawn from the policy, and bear no
+loss.
 
 The fold knows nothing but its arguments, so whoever makes it gets the same trajectory.
 """
@@ -21,8 +23,9 @@ from typing import Literal
 
 from schemas.events import Continuity, Message, TrajectoryEvent, Turn
 from streams.stages.agents.trajectories.call_chains import Chains, PlacedTurn, Role
+from streams.stages.agents.trajectories.run_answer import AFTERWARDS, call_of, calls_after, find_answer
 
-LeftOutReason = Literal["auxiliary", "failed", "undelivered", "late", "conflict", "broken"]
+LeftOutReason = Literal["auxiliary", "failed", "replaced", "undelivered", "late", "conflict", "broken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,10 @@ class Trajectory:
     """Every turn, in the order of the log."""
     chains: tuple[CallChain, ...]
     """The conversation, and then its branches in the order of their last calls."""
+    answers: tuple[Turn, ...] = ()
+    """The turns that may be its answer, the oldest first, if there are several."""
+    doubt: str | None = None
+    """Why its answer may be another than that of the conversation."""
 
     @property
     def calls_in_chains(self) -> int:
@@ -89,9 +96,9 @@ class Trajectory:
         loss = f", {forced} of them without loss" if forced else ""
         left_out = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
         calls = "call" if len(self.steps) == 1 else "calls"
-        return f"{self.calls_in_chains} of {len(self.steps)} {calls} delivered{loss}" + (
-            f"; {left_out}" if left_out else ""
-        )
+        others = [left_out] if left_out else []
+        doubt = ["its answer is in doubt"] if self.doubt is not None else []
+        return "; ".join([f"{self.calls_in_chains} of {len(self.steps)} {calls} delivered{loss}", *others, *doubt])
 
 
 def fold(turns: Iterable[Turn], ended: TrajectoryEvent | None = None) -> Trajectory:
@@ -113,13 +120,19 @@ def fold(turns: Iterable[Turn], ended: TrajectoryEvent | None = None) -> Traject
             elif node.broken is not None:
                 out[turn.turn_id] = "broken"
     nodes = list(chains.turns.values())
-    asides = frozenset[str]() if ended is None else _asides(chains, nodes, out)
-    usable = _usable(chains, nodes, out, asides)
-    call_chains, owner = _chains(chains, [node for node in nodes if node.turn.turn_id in usable])
-    steps = [_step(chains, turn, owner.get(turn.turn_id), out.get(turn.turn_id)) for turn in by_id.values()]
-    return Trajectory(
-        tuple(_aside(step) if step.turn.turn_id in asides else step for step in steps), tuple(call_chains)
-    )
+    named = _path_to_named_answer(chains, ended)
+    asides = {} if ended is None else dict.fromkeys(_asides(chains, nodes, out) - named, NOT_TAKEN_UP)
+    usable = _usable(chains, nodes, out, asides.keys() | _auxiliary(chains, nodes) - named)
+    answer = find_answer(chains, _leaves(nodes, usable), usable, ended)
+    if ended is not None and answer.node is not None:
+        for name in calls_after(answer.node, [node for node in nodes if node.turn.turn_id in usable]):
+            asides[name], out[name] = AFTERWARDS, "auxiliary"
+            usable.remove(name)
+    call_chains, owner = _chains(chains, _leaves(nodes, usable), answer.node)
+    steps = (_step(chains, turn, owner.get(turn.turn_id), out.get(turn.turn_id)) for turn in by_id.values())
+    marked = (_aside(step, asides[name]) if (name := step.turn.turn_id) in asides else step for step in steps)
+    answers = tuple(node.turn for node in answer.rivals)
+    return Trajectory(tuple(marked), tuple(call_chains), answers, answer.doubt)
 
 
 def of_each(turns: Iterable[Turn], ends: Iterable[TrajectoryEvent] = ()) -> dict[str, Trajectory]:
@@ -131,18 +144,31 @@ def of_each(turns: Iterable[Turn], ends: Iterable[TrajectoryEvent] = ()) -> dict
     return {name: fold(of_trajectory, ended.get(name)) for name, of_trajectory in by_trajectory.items()}
 
 
+NOT_TAKEN_UP = "no tools, and no call after it has its answer"
+
+
+def _path_to_named_answer(chains: Chains, ended: TrajectoryEvent | None) -> frozenset[str]:
+    """Return the turn that the end of a run names as its answer, and those that it continues."""
+    turn_id = None if ended is None else ended.answer_turn
+    return frozenset(node.turn.turn_id for node in chains.path(turn_id or ""))
+
+
+def _auxiliary(chains: Chains, nodes: list[PlacedTurn]) -> set[str]:
+    return {node.turn.turn_id for node in nodes if chains.role(node) == "auxiliary"}
+
+
 def _asides(chains: Chains, nodes: list[PlacedTurn], out: dict[str, LeftOutReason]) -> frozenset[str]:
     """Return the calls of the conversation that turned out to be none: summaries and titles.
 
     The last call of a conversation is its answer, whatever it offers.
     """
     sound = [node for node in nodes if node.turn.turn_id not in out and chains.role(node) == "conversation"]
-    last = _call(sound[-1]) if sound else None
-    return frozenset(node.turn.turn_id for node in sound if chains.is_aside(node) and _call(node) != last)
+    last = call_of(sound[-1]) if sound else None
+    return frozenset(node.turn.turn_id for node in sound if chains.is_aside(node) and call_of(node) != last)
 
 
 def _usable(
-    chains: Chains, nodes: list[PlacedTurn], out: dict[str, LeftOutReason], asides: Collection[str]
+    chains: Chains, nodes: list[PlacedTurn], out: dict[str, LeftOutReason], auxiliary: Collection[str]
 ) -> set[str]:
     """Return the turns that bear loss, and say of the others why not."""
     usable: set[str] = set()
@@ -150,21 +176,29 @@ def _usable(
         name = node.turn.turn_id
         if name in out:
             continue
-        if name in asides or chains.role(node) == "auxiliary":
+        is_continued = any(child.turn.turn_id in usable for child in node.children)
+        if name in auxiliary:
             out[name] = "auxiliary"
-        elif node.turn.delivered or any(child.turn.turn_id in usable for child in node.children):
+        elif not is_continued and node.replaced_by is not None:
+            out[name] = "replaced"
+        elif node.turn.delivered or is_continued:
             usable.add(name)
         else:
             out[name] = "undelivered"
     return usable
 
 
-def _chains(chains: Chains, usable: list[PlacedTurn]) -> tuple[list[CallChain], dict[str, int]]:
-    """Return the chains of the usable turns, and the number of the chain that owns each of them."""
-    within = {node.turn.turn_id for node in usable}
-    last = [node for node in usable if not any(child.turn.turn_id in within for child in node.children)]
-    conversation = _conversation(chains, last)
-    ordered = ([conversation] if conversation is not None else []) + [node for node in last if node is not conversation]
+def _leaves(nodes: list[PlacedTurn], usable: Collection[str]) -> list[PlacedTurn]:
+    """Return the usable turns that no other one continues."""
+    within = [node for node in nodes if node.turn.turn_id in usable]
+    return [node for node in within if not any(child.turn.turn_id in usable for child in node.children)]
+
+
+def _chains(
+    chains: Chains, last: list[PlacedTurn], answer: PlacedTurn | None
+) -> tuple[list[CallChain], dict[str, int]]:
+    """Return the chains that end with these turns, and the number of the chain that owns each of their turns."""
+    ordered = ([answer] if answer is not None else []) + [node for node in last if node is not answer]
     owner: dict[str, int] = {}
     call_chains: list[CallChain] = []
     for number, end in enumerate(ordered):
@@ -184,23 +218,9 @@ def _chains(chains: Chains, usable: list[PlacedTurn]) -> tuple[list[CallChain], 
     return call_chains, owner
 
 
-def _conversation(chains: Chains, last: list[PlacedTurn]) -> PlacedTurn | None:
-    """Return the last call of the conversation; of several answers to one call, the first."""
-    of_it = [node for node in last if chains.role(node) == "conversation"]
-    if not of_it:
-        return None
-    return min((node for node in of_it if _call(node) == _call(of_it[-1])), key=lambda node: node.turn.choice)
-
-
-def _call(node: PlacedTurn) -> tuple[str | None, str, int]:
-    """Return what the answers to one call have in common."""
-    return node.turn.parent_id, node.turn.request_digest, node.turn.started_at
-
-
-def _aside(step: TrajectoryStep) -> TrajectoryStep:
-    """Return the step of a summary or a title, which only the whole trajectory shows to be one."""
-    reason = step.turn.error or "no tools, and no call after it has its answer"
-    return replace(step, role="auxiliary", continuity="auxiliary", reason=reason)
+def _aside(step: TrajectoryStep, reason: str) -> TrajectoryStep:
+    """Return the step of a call which only the whole trajectory shows to be auxiliary."""
+    return replace(step, role="auxiliary", continuity="auxiliary", reason=step.turn.error or reason)
 
 
 def _step(chains: Chains, turn: Turn, chain: int | None, out: LeftOutReason | None) -> TrajectoryStep:
@@ -210,6 +230,10 @@ def _step(chains: Chains, turn: Turn, chain: int | None, out: LeftOutReason | No
         return TrajectoryStep(turn, "conversation", turn.continuity, reason, None, out)
     role, reason = chains.role(node), node.broken or node.reason
     continuity = node.continuity
+    if chain is not None and role == "auxiliary":
+        role = "conversation"  # it is the answer that the end of the run names
     if role == "auxiliary" and node.parent is None and continuity == "first":
         continuity, reason = "auxiliary", "no tools, and the conversation has some"
+    if out == "replaced":
+        reason = f"its client put another call in its place, as turn {node.replaced_by} shows"
     return TrajectoryStep(turn, role, continuity, turn.error or reason, chain, out)

@@ -6,7 +6,7 @@
                       └─► anything in doubt ──► Response with the error, and no tokens
 
 It is made of records alone, times included, so whoever writes it writes the same bytes. What could only be guessed at
-is not trained on: a run that did not complete, calls by several versions, tokens that do not fit.
+is not trained on: a run that did not complete, one of two answers, calls by several versions, tokens that do not fit.
 
 What an environment made of an action comes with what it showed next: with the next call, or at last with the end.
 """
@@ -31,6 +31,8 @@ from streams.stages.agents.trajectories.fold import CallChain, Trajectory
 
 UNANSWERED = -1
 """The version of a run that made no call and was not pinned."""
+NAME_IT = "Print the answer, name it at the end of the run, or set which counts (`agents run --answer`)"
+"""What to do about a doubtful answer."""
 ENDED = "ended"
 """Key in the metadata of an environment's response: why it ended, e.g. because it had its max_turns."""
 
@@ -143,6 +145,8 @@ def _error(trajectory: Trajectory, ended: TrajectoryEvent) -> str | None:
             return f"{step.left_out}: turn {step.turn.number} cannot be relied on: {step.reason}"
     if not trajectory.chains:
         return f"no_answer: {trajectory}"
+    if trajectory.doubt is not None:
+        return f"doubtful_answer: {trajectory.doubt}. {NAME_IT}"
     turns = [step.turn for step in trajectory.steps if step.chain is not None]
     if len(trajectory.versions) > 1:
         return f"mixed_versions: it was answered by versions {', '.join(map(str, trajectory.versions))}"
