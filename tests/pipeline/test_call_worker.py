@@ -12,6 +12,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ from tests.support.training_calls import (
     sample,
 )
 from trainer.calls import call_worker
+from trainer.calls.called_model import CalledModel
 from trainer.reproduce import retrain
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
@@ -285,6 +287,29 @@ def test_a_worker_that_ends_anywhere_is_continued_by_one_that_gives_the_same_byt
             folder.rmdir()
     work(settings, 11 - done)
     assert contents(settings) == expected
+
+
+def test_a_model_that_is_computed_again_is_not_the_callers_time(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock counts passes: one for the call, and those of the calls before it for whoever lost the model."""
+    passes, forward_backward = itertools.count(1), CalledModel.forward_backward
+    now = [0.0]
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        now[0] = float(next(passes))
+        return forward_backward(*args, **kwargs)
+
+    monkeypatch.setattr(CalledModel, "forward_backward", counted)
+    monkeypatch.setattr(call_worker, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    settings = settings.model_copy(update={"calls": Calls(checkpoint_s=1e9)})
+    write(settings, *BEGIN, *steps(1, 4))
+    work(settings, 7)
+    for folder in Path(settings.trainer.checkpoints).iterdir():
+        shutil.rmtree(folder)
+    work(settings, 2)
+    spent = [event.trainer_s for event in results(settings).values() if event.kind == "forward_backward"]
+    assert (spent, next(passes)) == ([1.0] * 4, 8)  # three of seven passes were made again
 
 
 @pytest.mark.kills

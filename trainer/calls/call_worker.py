@@ -267,7 +267,9 @@ class CallWorker:
         outcome, saved, failure = CallOutcome(), NOT_SAVED, NO_FAILURE
         state_sha256: str | None = None
         try:
-            outcome, saved = self._do(waiting)
+            self._enter(waiting)
+            began = time.perf_counter()  # to compute a model again is the operator's time, and no caller's
+            outcome, saved = self._do(call)
             if outcome.changes_weights:
                 state_sha256 = self._models.digest(call.model)
         except CallError as exc:
@@ -284,20 +286,24 @@ class CallWorker:
         if failure.error is None and place is not None and call.kind not in SAVES:
             self._models.advance(call.model, place, seconds, self._settings.calls.checkpoint_s)
 
-    def _do(self, waiting: WaitingCall) -> tuple[CallOutcome, SavedAs]:
-        """Serve a call; return its outcome and where it saved. Raises CallError, and as the parts."""
+    def _enter(self, waiting: WaitingCall) -> None:
+        """Have the model that a call is about as it was before it. Raises CallError, and as the parts."""
         call, place = waiting.call, place_of(waiting.call)
         if waiting.refused is not None:
             raise CallError("invalid", waiting.refused)
+        if place:
+            self._check_created(call.model)
+            self._models.enter(call.model, place - 1)
+
+    def _do(self, call: TrainingCall) -> tuple[CallOutcome, SavedAs]:
+        """Serve a call; return its outcome and where it saved. Raises as `_enter`."""
+        place = place_of(call)
         if call.kind == "unload_model":
             self._models.forget(call.model)
             return CallOutcome(response={"model_id": call.model}), SavedAs()
         assert place is not None  # noqa: S101 - all others have one
         if place == 0:
             self._models.create(call)
-        else:
-            self._check_created(call.model)
-            self._models.enter(call.model, place - 1)
         if call.kind in SAVES:
             return self._save(call, place)
         return apply(self._models.model, call, self), SavedAs()
