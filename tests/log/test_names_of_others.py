@@ -12,7 +12,6 @@ import json
 import re
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
 import httpx
@@ -24,18 +23,11 @@ from gateway.http.route import Route
 from gateway.mcp.mcp_paths import MCP_PATHS
 from gateway.mcp.tools import TOOLS
 from gateway.routes import TABLE
-from schemas.events import DatasetEvent, Tool, derive_id
-from schemas.tool_text import offer_digest
 from streams.access.access_log import AccessLog
-from streams.access.tenants.tenant_names import named
-from streams.environments.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
-from streams.environments.registry.tool_state import Offer
 from streams.improve.prompts.search_request import SearchConfig
 from streams.jobs.request import JobConfig
-from streams.kafka.producer import Producer
-from streams.settings.model import Settings
 from tests.support.agent_server import serving, settings_of
-from tests.support.factories import T0
+from tests.support.planted_log import plant
 from tests.support.processes import until
 
 pytestmark = pytest.mark.kafka
@@ -43,28 +35,12 @@ NOBODYS = "zzyzx"
 """What is asked for."""
 ANOTHERS, OPERATORS = "azure", "opal"
 """Words in everything that another tenant and the operator have; agents and policies of the operator are for all."""
-QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(12)]
 ORDERS = {"/finetune/jobs", "/prompts/optimize"}
-DATASET = DatasetEvent(
-    event_id="",
-    dataset="",
-    created_at=T0,
-    kind="built",
-    policy="p",
-    actor="ann",
-    reason="2 promoted runs",
-    digest="d" * 64,
-    folder="data",
-    code_version="0.1.0",
-    counts={"train": 2},
-    manifest_sha256="e" * 64,
-)
 
 
 class Served(NamedTuple):
     """A server on whose log everything was planted, and a key of it."""
 
-    settings: Settings
     url: str
     key: str
 
@@ -81,39 +57,15 @@ def served(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> It
     with serving(settings) as url:
         with AccessLog(settings) as person:
             operator, blue, red = (
-                Served(settings, url, person.create(role="admin", actor="ann", tenant=tenant).text)
+                Served(url, person.create(role="admin", actor="ann", tenant=tenant).text)
                 for tenant in (None, "blue", "red")
             )
         until(lambda: red.ask("GET", "/v1/models").status_code == 200, "the server knows the keys")
-        plant(blue, ANOTHERS, "blue")
-        plant(operator, OPERATORS, None)
+        plant(settings, url, blue.key, ANOTHERS, "blue")
+        plant(settings, url, operator.key, OPERATORS, None)
         agent = operator.ask("POST", "/rl/agents", {"agent_id": f"blue.{ANOTHERS}", "model_id": "sums"})
         assert agent.is_success, agent.text
         yield red
-
-
-def plant(sender: Served, word: str, tenant: str | None) -> None:
-    """Make one of each kind whose name and content have a word."""
-    row = {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": word}]}
-    file = {"file": (f"{word}.jsonl", json.dumps(row).encode())}
-    assert sender.ask("POST", "/v1/files", files=file, data={"purpose": "fine-tune"}).is_success
-    for method, path, body in (
-        ("POST", "/prompts/templates", {"name": word, "template": f"{word} {{{{x}}}}", "alias": word}),
-        ("POST", "/finetune/jobs", {"agent_id": "sums", "training_queries": QUERIES, "config": {"n_iterations": 3}}),
-        ("POST", "/tasks", {"task_id": word, "input": f"{word}?"}),
-        ("POST", "/acp/threads", {"metadata": {"about": word}}),
-        ("PUT", "/acp/store/items", {"namespace": [word], "key": word, "value": {"text": word}}),
-        ("POST", "/v1/chat/completions", {"model": "sums", "messages": [{"role": "user", "content": f"{word}?"}]}),
-        ("POST", "/api/v1/create_session", {"tags": [word], "user_metadata": {"about": word}, "sdk_version": "0"}),
-    ):
-        answer = sender.ask(method, path, body)
-        assert answer.is_success, (path, answer.text)
-    tools = (Tool(name=word, description=word, parameters='{"type": "object"}'),)
-    with ToolLog(sender.settings) as log:
-        offer = Offer(tools=tools, digest=offer_digest(tools))
-        log.add(EntryOrder(named(tenant, word), "os:getcwd"), offer, RegistryDecision("ann", "read it"))
-    with Producer(sender.settings) as producer:
-        producer.send(replace(DATASET, event_id=derive_id(word), dataset=word, tenant=tenant))
 
 
 # --- what is asked ----------------------------------------------------------------------------------------------------

@@ -31,6 +31,8 @@ from streams.kafka import admin
 from streams.settings.model import Login
 from tests.log.test_oidc_login import provider
 from tests.support.agent_server import serving, settings_of
+from tests.support.planted_log import plant
+from tests.support.processes import until
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".venv-strangers"
@@ -60,7 +62,10 @@ class KeyedServer(NamedTuple):
 
 @contextmanager
 def keyed(bootstrap: str, folder: Path) -> Iterator[KeyedServer]:
-    """Yield a server where people can log in, by a password or by an issuer, while the block runs."""
+    """Yield a server where people can log in, by a password or by an issuer, while the block runs.
+
+    Its log has one of everything: a route that answers with nothing may fail with something.
+    """
     signing_key = folder / "signing.pem"
     signing_key.write_bytes(new_private_key())
     found = settings_of(bootstrap, folder, auth="keys", key_per_s=0, key_at_once=0)
@@ -78,7 +83,13 @@ def keyed(bootstrap: str, folder: Path) -> Iterator[KeyedServer]:
         with AccessLog(settings) as log:
             keys = {role: log.create(role=role, actor="ann").text for role in ROLES}
         with serving(settings) as url:
+            until(lambda: _knows(url, keys["admin"]), "the server knows the keys")
+            plant(settings, url, keys["admin"], "planted", None)
             yield KeyedServer(url, keys)
+
+
+def _knows(url: str, key: str) -> bool:
+    return httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
 
 
 def schemathesis(url: str, folder: Path, document: dict[str, Any], *options: str, examples: int = 20) -> Failed:
