@@ -35,6 +35,7 @@ from streams.jobs import training_files
 from streams.kafka import times
 from streams.settings.model import Settings
 from streams.stages.tasks.generators import TaskSpec
+from streams.stages.tasks.lines import columns_by_field
 
 FATES_SHOWN = 100
 MOST_GENERATED = 10_000
@@ -46,6 +47,7 @@ class RowsBody(Body):
 
     file: str | None = Field(None, description="id of an uploaded file")
     rows: list[dict[str, Any]] | None = Field(None, description="instead of a file")
+    map: dict[str, str] = Field(default_factory=dict, description="FIELD: COLUMN that it is read from, as --map")
 
 
 class CheckBody(RowsBody):
@@ -243,7 +245,11 @@ class TrainingRows:
             tenant = tenant_of(request)
             name = training_files.find(self._store, body.file, tenant).filename
             numbered = json_lines([training_files.content(self._store, body.file, tenant)], name)
-        return read_rows(numbered, name)
+        try:
+            columns = columns_by_field(f"{field}={column}" for field, column in body.map.items())
+        except SettingsError as exc:
+            raise CallError("invalid", str(exc), "map") from exc
+        return read_rows(numbered, name, columns)
 
     def _suite_index(self) -> SuiteIndex | None:
         questions = of_files(self._settings)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from streams.cli.runtime import AppContext, json_object, output_option, pass_call
+from streams.cli.task_file import map_option
 from streams.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def data() -> None:
 
 def _source_options(command: F) -> F:
     for option in (
+        map_option,
         click.option("--split", default=None, help="Split of a data set's folder."),
         click.option(
             "--suite",
@@ -78,6 +80,7 @@ def data_check(
     files: Sequence[Path],
     suites: Sequence[Path],
     split: str | None,
+    names: Sequence[str],
     against: str | None,
     output: Output,
 ) -> None:
@@ -97,7 +100,7 @@ def data_check(
 
         reference = dataset_log.read(call.settings).find(against).inputs
     expectations = expectations_of(call.settings, suites)
-    checked = check(_rows(files, split), _suite_index(call, suites), expectations, reference)
+    checked = check(_rows(files, split, names), _suite_index(call, suites), expectations, reference)
     if output == "jsonl":
         print(show.json_line(checked.plain()))
     else:
@@ -150,8 +153,8 @@ def data_clean(call: AppContext, /, steps: Sequence[str], **options: Any) -> Non
     """Write the rows that are good enough.
 
     The fate of each row and a manifest are written with them. Steps without --step: normalise, schema, drop_empty,
-    length, personal_data, duplicates, near_duplicates, and contamination if a suite is known. The step language has to
-    be named with its scripts.
+    length, personal_data, duplicates, contradictions, near_duplicates, and contamination if a suite is known. The step
+    language has to be named with its scripts.
     """
     from streams.data.cleaning.steps import CONTAMINATION, DEFAULT
 
@@ -217,7 +220,7 @@ def data_synthesize(
         asked = synthetic_rows.AnswerModel(str(url).rstrip("/"), name, os.environ.get(key_env))
         (source,) = named_sources([scorer])
         origin = {"model": name, "url": asked.url}
-        cleaned = synthetic_rows.answer_questions(_rows([questions], None), asked.ask, origin, source, scoring)
+        cleaned = synthetic_rows.answer_questions(_rows([questions], None, ()), asked.ask, origin, source, scoring)
         sources = [DataSource(questions.name, digest_of(questions), len(cleaned.fates))]
     _finish(cleaned, sources, (), folder, output)
 
@@ -229,6 +232,7 @@ def _write(
     files: Sequence[Path],
     suites: Sequence[Path],
     split: str | None,
+    names: Sequence[str],
     folder: Path,
     output: Output,
 ) -> None:
@@ -241,7 +245,7 @@ def _write(
     def count_rows() -> Iterator[DataRow | UnreadableRow]:
         for path in files:
             number = 0
-            for row in _rows([path], split):
+            for row in _rows([path], split, names):
                 number += 1
                 yield row
             counts.append(DataSource(path.name, digest_of(path), number))
@@ -271,11 +275,13 @@ def _finish(
     )
 
 
-def _rows(files: Sequence[Path], split: str | None) -> Iterator[DataRow | UnreadableRow]:
+def _rows(files: Sequence[Path], split: str | None, names: Sequence[str]) -> Iterator[DataRow | UnreadableRow]:
     from streams.data.cleaning.data_rows import read_source
+    from streams.stages.tasks.lines import columns_by_field
 
+    columns = columns_by_field(names)
     for path in files:
-        yield from read_source(path, split)
+        yield from read_source(path, split, columns)
 
 
 def _suite_index(call: AppContext, files: Sequence[Path]) -> SuiteIndex | None:

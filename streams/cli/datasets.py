@@ -54,7 +54,7 @@ def rule_options(command: F) -> F:
                 default=0.8,
                 show_default=True,
                 metavar="SHARE",
-                help="Questions with this share of 5-grams in common are on one side.",
+                help="Questions that are alike by this share are on one side.",
             ),
             click.option(
                 "--max-scenario-share", type=float, default=1.0, show_default=True, help="Most rows of a scenario."

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.errors import EventError, SettingsError
+from streams.errors import EventError
 
 if TYPE_CHECKING:
     from schemas.events import RewardSource, Task
@@ -103,25 +103,9 @@ class TaskFileOptions:
 
     def fields_of_columns(self) -> dict[str, str]:
         """Return the file's column for each field that --map names. Raises SettingsError."""
-        from schemas.faults import nearest
-        from streams.stages.tasks.column_paths import map_options
-        from streams.stages.tasks.lines import TaskLine
+        from streams.stages.tasks.lines import columns_by_field
 
-        columns: dict[str, str] = {}
-        for text in self.names:
-            path, equals, column = text.partition("=")
-            field = path.partition(".")[0]
-            if not (path and equals and column):
-                raise SettingsError(f"--map {text}: expected FIELD=COLUMN, e.g. --map prompt=question")
-            if field not in TaskLine.model_fields:
-                swapped = f"did you mean {map_options({column: path})}?" if column in TaskLine.model_fields else ""
-                raise SettingsError(
-                    f"--map {text}: a task has no field {field}; {swapped or nearest(field, TaskLine.model_fields)}"
-                )
-            if path in columns:
-                raise SettingsError(f"--map {text}: {path} is already read from {columns[path]}")
-            columns[path] = column
-        return columns
+        return columns_by_field(self.names)
 
 
 def task_file_options(command: Callable[..., Any]) -> Callable[..., Any]:

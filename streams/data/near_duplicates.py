@@ -1,27 +1,44 @@
-"""Texts that are almost the same: no pair is missed, as MinHash would miss some.
+"""Texts that are almost the same: no pair that the rules below name is missed, as MinHash would miss some.
 
-    texts ──► words, in one case and Unicode form ──► 5-grams ──► Jaccard ≥ bound ──► union-find ──► Clusters
+    texts ──► words (question_text.py) ──► 5-grams ──► Jaccard ≥ bound ───────────────┐
+                                      └──► 12 to 60 words, all but one the same ──────┴─► union-find ──► Clusters
 
 Two texts are compared by their words alone; one with fewer than five words is one 5-gram. Of J(x, y) ≥ t it follows
 that x and y share one of the |x| - ⌈t |x|⌉ + 1 rarest 5-grams of x (Chaudhuri et al., ICDE 2006), so only those are
-looked up.
+looked up. One word of 18 changed leaves 9 of 19 5-grams, so short texts are compared word by word, too: with one word
+replaced, inserted or left out, of n, they are 1 - 1/n alike.
 
-Not covered: what says the same in other words, another language, or with other numbers in a short text.
+Questions of a template are not almost the same. So two texts of fewer than 100 words are not if their numbers differ,
+or only numbers, operators and names do; nor are short ones if more than 3 of them differ in the same word.
+
+Not covered: the same said in other words or another language; one word of fewer than 12, which often is what a
+question is about; a single character of a script without spaces.
 """
 
 from __future__ import annotations
 
 import math
-import re
-import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+from streams.data.contamination.question_text import is_ideograph, words_of
+from streams.scorers.canonical_text import comparison_form
 
 SHINGLE_WORDS = 5
 NEAR = 0.8
-"""Jaccard index from which on two texts are almost the same, unless a caller says another."""
-_WORD = re.compile(r"\w+")
-Shingles = frozenset[tuple[str, ...]]
+"""How alike two texts are from which on they are almost the same, unless a caller says another."""
+LEAST_WORDS = 12
+"""Of a question that is compared word by word."""
+HALF = LEAST_WORDS // 2
+"""Words that two texts with one difference share at the beginning, or at the end."""
+TEMPLATE = 3
+"""More texts that differ in the same word are a template."""
+QUESTION_WORDS = 100
+"""A text with fewer words is a question: with other numbers or names it is another one."""
+Exact = tuple[str, ...]
+Shingles = frozenset[Exact]
 
 
 class Clusters:
@@ -44,35 +61,74 @@ class Clusters:
 
 
 def join_similar(texts: Sequence[str], bound: float, clusters: Clusters) -> None:
-    """Join the clusters of texts whose 5-grams have a Jaccard index of `bound` or more."""
-    first_rows: dict[tuple[str, ...], int] = {}
+    """Join the clusters of texts that are almost the same: alike by `bound` or more."""
+    first_rows: dict[Exact, int] = {}
+    by_row: dict[int, ComparedText] = {}
     for row, text in enumerate(texts):
-        clusters.join(row, first_rows.setdefault(words(text), row))
-    by_row = {row: shingles(text_words) for text_words, row in first_rows.items()}
-    counts = Counter(shingle for row_shingles in by_row.values() for shingle in row_shingles)
-    rows_by_shingle: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
-    for row, row_shingles in by_row.items():
+        compared = compared_text(text)
+        first = first_rows.setdefault(compared.words, row)
+        clusters.join(row, first)
+        if first == row:
+            by_row[row] = compared
+    templates = Clusters(len(texts))
+    for one, other in _pairs_but_for_a_word(by_row, bound, templates):
+        clusters.join(one, other)
+    _join_by_shingles(by_row, bound, clusters, templates)
+
+
+class ComparedText(NamedTuple):
+    """A text as it is compared with others."""
+
+    words: Exact
+    numbers: Exact
+    """In order of size; none of a text that is no question, but a document."""
+    frame: Exact | None
+    """Its words without numbers, operators and names; None: it is no question, but a document."""
+
+    def asks_something_else(self, other: ComparedText) -> bool:
+        """Return whether it is another question, however alike the words: by its numbers, or by nothing but names."""
+        return self.numbers != other.numbers or (self.frame is not None and self.frame == other.frame)
+
+
+def compared_text(text: str) -> ComparedText:
+    """Return how a text is compared.
+
+    >>> compared_text("What is 4 + 7?").words
+    ('what', 'is', '4', '+', '7')
+    """
+    read = words_of(text)
+    if not read.exact:
+        return ComparedText((comparison_form(text).casefold().strip(),), (), None)
+    if len(read.exact) >= QUESTION_WORDS:
+        return ComparedText(read.exact, (), None)
+    return ComparedText(read.exact, tuple(sorted(word for word in read.exact if word[0].isdigit())), read.frame)
+
+
+# --- by 5-grams -------------------------------------------------------------------------------------------------------
+
+
+def _join_by_shingles(
+    by_row: Mapping[int, ComparedText], bound: float, clusters: Clusters, templates: Clusters
+) -> None:
+    """Join the clusters of rows that are alike by their 5-grams, and of no template."""
+    shingles_of = {row: shingles(compared.words) for row, compared in by_row.items()}
+    counts = Counter(shingle for row_shingles in shingles_of.values() for shingle in row_shingles)
+    rows_by_shingle: defaultdict[tuple[Exact, Exact], defaultdict[int, list[int]]]
+    rows_by_shingle = defaultdict(lambda: defaultdict(list))
+    """By numbers and 5-gram, then by template: rows of one template are not compared."""
+    for row, row_shingles in shingles_of.items():
+        compared, template = by_row[row], templates.root(row)
         size = len(row_shingles) - math.ceil(bound * len(row_shingles) - 1e-9) + 1
         common = [shingle for shingle in row_shingles if counts[shingle] > 1]
         if len(row_shingles) - len(common) >= size:  # its rarest 5-grams are in no other text
             continue
-        rarest = sorted(row_shingles, key=lambda shingle: (counts[shingle], shingle))
-        prefix = rarest[:size]
-        for other in set().union(*(rows_by_shingle[shingle] for shingle in prefix)):
-            if clusters.root(other) != clusters.root(row) and jaccard(row_shingles, by_row[other]) >= bound:
+        prefix = sorted(row_shingles, key=lambda shingle: (counts[shingle], shingle))[:size]
+        places = [rows_by_shingle[compared.numbers, shingle] for shingle in prefix]
+        for other in {row for place in places for root, rows in place.items() if root != template for row in rows}:
+            if clusters.root(other) != clusters.root(row) and jaccard(row_shingles, shingles_of[other]) >= bound:
                 clusters.join(row, other)
-        for shingle in prefix:
-            rows_by_shingle[shingle].append(row)
-
-
-def words(text: str) -> tuple[str, ...]:
-    """Return the words of a text, in one case and one Unicode form; a text without any is one.
-
-    >>> words("What is 4 + 7?")
-    ('what', 'is', '4', '7')
-    """
-    plain = unicodedata.normalize("NFKC", text).casefold()
-    return tuple(_WORD.findall(plain)) or (plain.strip(),)
+        for place in places:
+            place[template].append(row)
 
 
 def shingles(text_words: Sequence[str]) -> Shingles:
@@ -85,3 +141,51 @@ def jaccard(first: Shingles, second: Shingles) -> float:
     """Return the share that two sets have in common of what they have together."""
     common = len(first & second)
     return common / (len(first) + len(second) - common)
+
+
+# --- word by word -----------------------------------------------------------------------------------------------------
+
+
+def _pairs_but_for_a_word(
+    by_row: Mapping[int, ComparedText], bound: float, templates: Clusters
+) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of questions that have all words but one in common, and join those that are of one template.
+
+    A word is either not among the first six, or not among the last six. So two such texts begin or end alike.
+    """
+    frames: dict[tuple[Exact, Exact], int] = {}
+    starts, ends = defaultdict[Exact, list[int]](list), defaultdict[Exact, list[int]](list)
+    for row, compared in by_row.items():
+        if compared.frame is not None:
+            templates.join(row, frames.setdefault((compared.frame, compared.numbers), row))
+            if len(compared.words) >= LEAST_WORDS:
+                starts[compared.words[:HALF]].append(row)
+                ends[compared.words[-HALF:]].append(row)
+    for places, buckets in ((slice(HALF, None), starts), (slice(HALF), ends)):
+        for rows in buckets.values():
+            if len(rows) > 1:
+                pairs = _but_for_a_word(by_row, rows, places, templates)
+                yield from ((one, other) for one, other in pairs if 1 - 1 / len(by_row[one].words) >= bound)
+
+
+def _but_for_a_word(
+    by_row: Mapping[int, ComparedText], rows: Iterable[int], places: slice, templates: Clusters
+) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of rows without the same word at one of these places, or without any there."""
+    whole: dict[Exact, int] = {}
+    without: defaultdict[tuple[int, Exact], list[int]] = defaultdict(list)
+    for row in rows:
+        text = by_row[row].words
+        whole[text] = row
+        for place in range(len(text))[places]:
+            if text[place].isalpha() and not is_ideograph(text[place]):
+                without[place, text[:place] + text[place + 1 :]].append(row)
+    for (_, rest), alike in without.items():
+        alike += [whole[rest]] if rest in whole else []
+        if len(alike) > TEMPLATE:
+            for row in alike:
+                templates.join(row, alike[0])
+            continue
+        for one, other in combinations(alike, 2):
+            if not by_row[one].asks_something_else(by_row[other]):
+                yield one, other

@@ -77,6 +77,19 @@ def question_of(fields: Fields) -> str:
     return "\n".join(text for message in asked for text in texts_in(message.get("content")))
 
 
+def answer_of(fields: Fields) -> str | None:
+    """Return the answer of a question in a column of its own; None if the row has no such column.
+
+    >>> answer_of({"question": "1 + 1?", "answer": 2}), answer_of({"prompt": "?", "solution": None}), answer_of({})
+    ('2', '', None)
+    """
+    if shape_of(fields) not in ("question", "instruction", "unknown"):
+        return None
+    answers = [fields[name] for name in ANSWERS if name in fields]
+    texts = [str(answer).strip() for answer in answers if answer is not None]
+    return None if not answers else next(filter(None, texts), "")
+
+
 def texts_in(value: Any, *, by_key: bool = False) -> list[str]:
     """Return every text in a value, but roles; `by_key`: in the order of its keys, not as they are written."""
     texts: list[str] = []

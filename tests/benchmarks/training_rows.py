@@ -2,8 +2,10 @@
 
 100,000 rows of 65 words against a suite of 1,000 questions of 5 to 80 words, on one core: seconds of the processor, and
 peak memory above what the rows take. Planted: each question in another case, with other punctuation, and with each word
-changed with a probability of 3 %. Then 20,000 other questions of templates that the suite has, which are no leaks: ours
-beside the rule of open-r1, any 8 words in common. Ingest and clean: rows a second, beside `json.loads` of each line.
+changed with a probability of 3 %; and short questions with words next to them, and disguised. Then 20,000 other
+questions of templates that the suite has, which are no leaks: ours beside the rule of open-r1, any 8 words in common.
+Near duplicates: 18 words of which one is replaced, inserted or left out, and templates, which are none; beside the
+5-grams of words alone. Ingest and clean: rows a second, beside `json.loads` of each line.
 
 Not covered: rows that do not fit the memory.
 """
@@ -25,6 +27,7 @@ from streams.data.cleaning.data_rows import read_source
 from streams.data.cleaning.steps import DEFAULT
 from streams.data.contamination.contamination_report import ContaminationReport, check_rows
 from streams.data.contamination.suite_index import RowTexts, SuiteIndex, SuiteQuestion
+from streams.data.near_duplicates import NEAR, Clusters, jaccard, join_similar, shingles
 from tests.benchmarks.side_by_side import line, say
 
 ROWS, QUESTIONS, TEMPLATED, INGESTED = 100_000, 1_000, 20_000, 50_000
@@ -70,7 +73,9 @@ def run() -> Iterator[dict[str, Any]]:
     rows = [texts.text(20, 110) for _ in range(ROWS)]
     yield from _speed(questions, rows)
     yield from _planted(texts, questions)
+    yield from _short(texts)
     yield from _templates(texts)
+    yield from _near_duplicates(texts)
     yield from _cleaning(texts)
 
 
@@ -108,6 +113,74 @@ def _planted(texts: Texts, questions: Sequence[str]) -> Iterator[dict[str, Any]]
             "training_rows", f"planted leaks {name}", ours=found, peer=grams, unit="share found", ratio=found,
             target=target, peer_is="any 8 words in common",
         )  # fmt: skip
+
+
+BESIDE = ("Question: {}", "Q: {} A:", "{} Answer in one word.", "You may ask: {}", "**{}**", "1. {} 11")
+DISGUISES: tuple[Callable[[str], str], ...] = (
+    lambda text: f"{text[:3]}\u200b{text[3:]}",
+    lambda text: f"{text[:3]}\u00ad{text[3:]}",
+    lambda text: text.replace("a", "\u0430"),
+    lambda text: text.translate({code: code + 0xFEE0 for code in range(ord("a"), ord("z") + 1)}),
+)
+
+
+def _short(texts: Texts) -> Iterator[dict[str, Any]]:
+    questions = [f"{' '.join(texts.words(texts.rng.randint(3, 7)))} today?".capitalize() for _ in range(QUESTIONS)]
+    beside = [text.format(question) for question in questions for text in BESIDE]
+    disguised = [disguise(question) for question in questions for disguise in DISGUISES]
+    for name, planted in (("with words next to them", beside), ("disguised", disguised)):
+        found = _check(questions, planted).figures()["leaks"] / len(planted)
+        grams = _eight_words(questions, planted) / len(planted)
+        yield line(
+            "training_rows", f"planted leaks of 4 to 8 words, {name}", ours=found, peer=grams, unit="share found",
+            ratio=found, target=1.0, peer_is="any 8 words in common",
+        )  # fmt: skip
+
+
+def _near_duplicates(texts: Texts) -> Iterator[dict[str, Any]]:
+    plain = [texts.words(18) for _ in range(QUESTIONS)]
+    places = [texts.rng.randrange(18) for _ in plain]
+    ways = {
+        "replaced": [[*words[:at], "zebrafish", *words[at + 1 :]] for words, at in zip(plain, places, strict=True)],
+        "inserted": [[*words[:at], "zebrafish", *words[at:]] for words, at in zip(plain, places, strict=True)],
+        "left out": [[*words[:at], *words[at + 1 :]] for words, at in zip(plain, places, strict=True)],
+    }
+    for name, changed in ways.items():
+        found = sum(_joined([" ".join(words) for words in (*plain, *changed)])) / len(plain)
+        alone = [jaccard(shingles(old), shingles(new)) >= NEAR for old, new in zip(plain, changed, strict=True)]
+        yield line(
+            "training_rows", f"near duplicates of 18 words, one {name}", ours=found, peer=sum(alone) / len(alone),
+            unit="share found", ratio=found, target=0.95, peer_is="5-grams alone",
+        )  # fmt: skip
+    task = "State the final answer to the following arithmetic problem:"
+    words = texts.words(QUESTIONS)
+    templates = {
+        "numbers": [f"{task} {first} + {second} =" for first in range(30) for second in range(30)],
+        "names": list(dict.fromkeys(texts.template() for _ in range(QUESTIONS))),
+        "words": [
+            f"Answer with the plural of this word, in lower case and nothing else, please: {word}"
+            for word in set(words)
+        ],
+    }
+    for name, questions in templates.items():
+        flagged = sum(_joined(sorted(questions))) / len(questions)
+        alone = _joined_by_shingles(sorted(questions)) / len(questions)
+        yield line(
+            "training_rows", f"other {name} of a template called near duplicates", ours=flagged, peer=alone,
+            unit="share flagged", ratio=alone / max(flagged, 1e-4), peer_is="5-grams alone",
+        )  # fmt: skip
+
+
+def _joined(texts: Sequence[str]) -> list[bool]:
+    """Whether each text is almost as an earlier one."""
+    clusters = Clusters(len(texts))
+    join_similar(texts, NEAR, clusters)
+    return [clusters.root(row) != row for row in range(len(texts))]
+
+
+def _joined_by_shingles(texts: Sequence[str]) -> int:
+    split = [shingles(text.casefold().split()) for text in texts]
+    return sum(any(jaccard(one, other) >= NEAR for other in split[:row]) for row, one in enumerate(split))
 
 
 def _templates(texts: Texts) -> Iterator[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import unicodedata
 from collections.abc import Sequence
 from itertools import accumulate
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from faker import Faker
 
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import EpisodeStart, Message, Task
@@ -116,6 +118,69 @@ def test_a_long_reference_answer_of_a_suite_is_looked_for_too_and_a_short_one_is
     )
 
 
+# --- inside a text ----------------------------------------------------------------------------------------------------
+
+SHORT = (
+    "What is the capital of France?",
+    "Who wrote Faust?",
+    "What is 4 + 7?",
+    "How many moons has Mars?",
+    "法国的首都是哪里?",
+)
+BESIDE = (
+    "Question: {}", "Q: {} A:", "{} Answer in one word.", "You may ask: {}", "Sure. {} I know that one!", "**{}**",
+    "1. {} 11", "<q>{}</q>", "Quiz ({})",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+@pytest.mark.parametrize("question", SHORT)
+def test_a_short_question_is_found_with_other_words_beside_it(question: str, beside: str) -> None:
+    report = check(index_of(*SHORT), beside.format(question))
+    assert report.figures()["exact"] == report.figures()["leaks"] == 1
+    assert report.leaks[0].match.question.text == question
+
+
+@pytest.mark.parametrize("beside", [*BESIDE, "{}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What is the cap\u200bital of France?",
+        "What is the cap\u00adital of France?",
+        "What is the cap\u2060ital\ufe0f of\u00a0France?",
+        "Wh\u0430t is the \u0441apit\u0430l \u043ef France?",
+        "What is the capital of Fr\u03b1nce?",
+        "What is the capital of \uff26\uff52\uff41\uff4e\uff43\uff45?",
+        "What is the cap\x08ital of France?",
+    ],
+)
+def test_what_a_reader_cannot_see_hides_no_leak(text: str, beside: str) -> None:
+    assert check(index_of(SHORT[0]), beside.format(text)).figures()["leaks"] == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What is 4 + 7 + 3?", "What is 14 + 7?", "I say: 3 * 4 + 7 = 19.", "so 4 + 7 = 11", "Tell me a joke about cats",
+        "Hello, how are you?", "Yes or no?", "Write a story about the sea.", "What is the capital of Spain?",
+        "Who wrote Faust and Egmont?", "He knows who wrote Faust, I think.", "Compute the sum of 4 + 7 - 2 now",
+    ],
+)  # fmt: skip
+def test_everyday_words_and_parts_of_other_questions_are_no_leak(text: str) -> None:
+    everyday = ("Tell me a joke", "Hello", "yes", "Write a story.", "4 + 7 =", "Compute the sum of 4 + 7")
+    assert check(index_of(*SHORT, *everyday), text).figures()["leaks"] == 0
+
+
+@pytest.mark.parametrize("locale", ["ru_RU", "uk_UA", "el_GR", "bg_BG", "hy_AM", "en_US"])
+def test_folding_letters_that_look_alike_makes_no_two_texts_one_and_is_the_same_in_capitals(locale: str) -> None:
+    fake = Faker(locale)
+    fake.seed_instance(20261128)
+    texts = list(dict.fromkeys(fake.sentence() for _ in range(2000)))
+    plain = {tuple(re.findall(r"\w+", text.casefold())) for text in texts}
+    assert len({words_of(text).exact for text in texts}) == len(plain)
+    assert all(words_of(text).exact == words_of(text.upper()).exact for text in texts)
+
+
 # --- free text --------------------------------------------------------------------------------------------------------
 
 
@@ -135,11 +200,13 @@ def test_planted_leaks_are_all_found_and_nine_of_ten_with_three_percent_of_their
     assert near.figures()["leaks"] >= 0.9 * len(questions)
 
 
-def test_a_question_inside_a_longer_text_is_covered() -> None:
+def test_a_question_inside_a_longer_text_is_found_and_covered_if_a_word_is_put_in() -> None:
     question = free_text(20)
     report = check(index_of(question), f"{free_text(30)} {question} {free_text(30)}")
+    assert report.figures()["leaks"] == 1 and report.leaks[0].match.rule == "exact"
+    parted = f"{question[: len(question) // 2]} uh {question[len(question) // 2 :]}"
+    report = check(index_of(question), f"{free_text(30)} {parted} {free_text(30)}")
     assert report.figures()["leaks"] == 1 and report.leaks[0].match.rule == "coverage"
-    assert report.leaks[0].match.share == 1.0
 
 
 # --- templates --------------------------------------------------------------------------------------------------------

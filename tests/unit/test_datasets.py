@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from schemas.events import Coordinates, CurationEvent, CurationJudge, JudgeAgreement, Message, RunVerdict, derive_id
-from streams.data.near_duplicates import Clusters, jaccard, join_similar, shingles, words
+from streams.data.near_duplicates import Clusters, ComparedText, compared_text, jaccard, join_similar, shingles
 from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.improve.curation.verdicts import PlacedVerdict
@@ -317,7 +317,7 @@ def test_what_a_run_is_compared_with_is_on_its_side() -> None:
 
 
 WORDS = ("the", "sum", "of", "3", "and", "4", "is", "what", "please", "now", "tell", "me", "again", "soon")
-TEXTS = st.lists(st.sampled_from(WORDS), max_size=14)
+TEXTS = st.lists(st.sampled_from(WORDS), max_size=11)
 RUNS = st.lists(
     st.tuples(st.integers(0, 5), st.sampled_from([None, "x", "y"]), st.sampled_from([None, 0, 1, 2]), TEXTS),
     max_size=14,
@@ -341,9 +341,18 @@ def test_nothing_of_a_task_thread_resubmission_or_near_copy_is_on_both_sides(row
     for one in placed:
         for other in placed:
             share = set(origin_of(one.run.finished).keys) & set(origin_of(other.run.finished).keys)
-            first, second = (words(row.run.finished.question) for row in (one, other))
-            if share or first == second or jaccard(shingles(first), shingles(second)) >= 0.8:
+            first, second = (compared_text(row.run.finished.question) for row in (one, other))
+            if share or are_alike(first, second, 0.8):
                 assert one.split == other.split
+
+
+def are_alike(first: ComparedText, second: ComparedText, bound: float) -> bool:
+    """Whether two texts of fewer than 12 words are almost the same."""
+    return first.words == second.words or (
+        jaccard(shingles(first.words), shingles(second.words)) >= bound
+        and first.frame != second.frame
+        and first.numbers == second.numbers
+    )
 
 
 @given(st.lists(TEXTS, max_size=12), st.sampled_from([0.3, 0.5, 0.8, 1.0]))
@@ -351,13 +360,75 @@ def test_nothing_of_a_task_thread_resubmission_or_near_copy_is_on_both_sides(row
 def test_no_similar_pair_is_missed_by_looking_at_rare_words_alone(texts: list[list[str]], bound: float) -> None:
     clusters, naive = Clusters(len(texts)), Clusters(len(texts))
     join_similar([" ".join(text) for text in texts], bound, clusters)
-    split = [words(" ".join(text)) for text in texts]
-    for first, one in enumerate(split):
-        for second, other in enumerate(split):
-            if jaccard(shingles(one), shingles(other)) >= bound:
+    compared = [compared_text(" ".join(text)) for text in texts]
+    for first, one in enumerate(compared):
+        for second, other in enumerate(compared):
+            if are_alike(one, other, bound):
                 naive.join(first, second)
     rows = range(len(texts))
     assert [clusters.root(row) for row in rows] == [naive.root(row) for row in rows]
+
+
+# --- short texts ------------------------------------------------------------------------------------------------------
+
+OTHERS = " ".join(f"{kind}{number}" for number in range(9) for kind in ("word", "noun")).translate(
+    str.maketrans("0123456789", "abcdefghij")
+)
+"""18 words."""
+
+
+def joined(*texts: str) -> list[int]:
+    clusters = Clusters(len(texts))
+    join_similar(texts, 0.8, clusters)
+    return [clusters.root(row) for row in range(len(texts))]
+
+
+@pytest.mark.parametrize("place", range(18))
+@pytest.mark.parametrize("change", ["replaced", "inserted", "left out"])
+def test_a_question_of_eighteen_words_with_one_changed_is_almost_the_same(change: str, place: int) -> None:
+    plain = OTHERS.split()
+    changed = {
+        "replaced": [*plain[:place], "another", *plain[place + 1 :]],
+        "inserted": [*plain[:place], "another", *plain[place:]],
+        "left out": [*plain[:place], *plain[place + 1 :]],
+    }[change]
+    assert joined(OTHERS, " ".join(changed)) == [0, 0]
+
+
+def test_a_question_of_eighteen_words_with_two_changed_is_another_one() -> None:
+    plain = OTHERS.split()
+    assert joined(OTHERS, " ".join([*plain[:5], "x", *plain[6:12], "y", *plain[13:]])) == [0, 1]
+
+
+TEMPLATES = {
+    "numbers": [f"What is {first} + {second}?" for first in range(5) for second in range(5)],
+    "operators": [
+        f"Say what is {first} {sign} 7, and say nothing else in your whole answer" for first in (4, 5) for sign in "+-*"
+    ],
+    "generated sums": [
+        f"State the final answer to the following arithmetic problem: {first} {sign} {second} ="
+        for first in range(6)
+        for second in range(6)
+        for sign in "+-"
+    ],
+    "names": [f"What is the capital of {name}?" for name in ("France", "Spain", "Italy")],
+    "names in a long text": [
+        f"Please read with care, and then tell me in one word and nothing else what is the capital city of {name}"
+        for name in ("France", "Spain", "Italy", "Malta", "Chad")
+    ],
+    "words": [
+        f"Read the following word and answer with its plural form only, in lower case letters and nothing else: {word}"
+        for word in ("house", "mouse", "ox", "child", "sheep")
+    ],
+    "a word of a short question": ["What is the opposite of hot?", "What is the opposite of cold?"],
+    "characters": ["请用一个词回答下面的问题中国的首都是北京吗", "请用一个词回答下面的问题中国的首都是南京吗"],
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_questions_of_a_template_are_not_almost_the_same(name: str) -> None:
+    texts = TEMPLATES[name]
+    assert joined(*texts) == list(range(len(texts)))
 
 
 def test_time_adds_younger_runs_and_a_cluster_keeps_its_side() -> None:

@@ -222,6 +222,85 @@ def test_each_step_says_why_it_drops_and_how_it_changes() -> None:
     assert cleaned.rows[1].fields == {"question": "What is my card [card] good for?", "answer": "[email]"}
 
 
+MAPPED = {"When": "Wer schrieb Faust?", "ISO": {"text": "Goethe"}, "left": 1}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_a_file_with_other_column_names_is_read_with_the_map_of_tasks_submit(tmp_path: Path, kind: str) -> None:
+    file = lines(tmp_path / "rows.jsonl", MAPPED, {**MAPPED, "When": "Wer schrieb Emma?", "ISO": {"text": "Austen"}})
+    if kind == "parquet":
+        parquet.write_table(
+            pa.Table.from_pylist([json.loads(line) for line in file.read_text().splitlines()]),
+            file := file.with_suffix(".parquet"),
+        )
+    elif kind == "csv":
+        (file := file.with_suffix(".csv")).write_text('When,ISO\nWer schrieb Faust?,"{""text"": ""Goethe""}"\n')
+    names = ("--map", "prompt=When", "--map", "answer=ISO.text")
+    assert run("data", "check", file, "--output", "jsonl").exit_code == 4
+    checked = run("data", "check", file, *names, "--output", "jsonl")
+    assert (checked.exit_code, json.loads(checked.stdout)["shape"]) == (0, "question"), checked.output
+    for command in ("clean", "ingest"):
+        assert run("data", command, file, *names, "--to", tmp_path / command).exit_code == 0
+        first = json.loads((tmp_path / command / "rows.jsonl").read_text().splitlines()[0])
+        assert (first["prompt"], first["answer"]) == ("Wer schrieb Faust?", "Goethe") and "When" not in first
+
+
+def test_file_command_and_server_say_the_same_of_a_map(tmp_path: Path) -> None:
+    rows = [MAPPED, {"When": "?"}]
+    file = lines(tmp_path / "rows", *rows)
+    room = TrainingRows(Settings(adapters=Adapters(store=str(tmp_path / "store"))))
+    with TestClient(Application([room], version="0", max_body_bytes=1_000_000)) as client:
+        mapped = {"prompt": "When", "answer": "ISO.text"}
+        answer = client.post("/data/check", json={"rows": rows, "map": mapped}).json()
+        by_command = json.loads(
+            run("data", "check", file, "--map", "prompt=When", "--map", "answer=ISO.text", "--output", "jsonl").stdout
+        )
+        assert {name: answer[name] for name in ("rows", "shape", "wrong", "findings")} == by_command
+        assert answer["findings"][0]["first"].startswith("rows:2: --map answer=ISO.text: this line has no ")
+        wrong = client.post("/data/clean", json={"rows": rows, "map": {"promt": "When"}})
+        message = wrong.json()["error"]["message"]
+        assert wrong.status_code == 400 and "a task has no field promt; did you mean prompt" in message
+        assert message in run("data", "clean", file, "--map", "promt=When", "--to", tmp_path / "x").stderr
+
+
+@pytest.mark.parametrize("empty", ["", "  ", None])
+@pytest.mark.parametrize(
+    ("question", "answer"), [("question", "answer"), ("prompt", "solution"), ("instruction", "output")]
+)
+def test_an_empty_answer_is_a_finding_and_is_dropped_unless_no_row_has_one(
+    question: str, answer: str, empty: Any
+) -> None:
+    rows = rows_of({question: "4 + 7 =", answer: "11"}, {question: "5 + 9 =", answer: empty})
+    found = check(rows).findings
+    name = "missing_columns" if (question, empty) == ("instruction", None) else "drop_empty"
+    assert found[name].first.startswith("rows:2: ") and found[name].rows == 1
+    cleaned = clean(rows, read_steps(["drop_empty"]))
+    assert cleaned.fates[0].dropped is None
+    assert cleaned.fates[1].dropped == "drop_empty: its answer is empty" or name == "missing_columns"
+    assert "drop_empty" not in check(rows_of(*({question: f"{n} + 7 =", answer: empty} for n in range(3)))).findings
+
+
+def test_one_question_with_two_answers_is_a_contradiction_and_neither_row_is_kept() -> None:
+    rows = rows_of(
+        {"question": "4 + 7 =", "answer": 11},
+        {"question": "Who wrote Faust?", "answer": "Goethe"},
+        {"question": "who wrote faust", "answer": "Marlowe"},
+        {"question": "Who wrote Emma?", "answer": "Austen"},
+        {"question": "who wrote emma?", "answer": "AUSTEN"},
+    )
+    found = check(rows).findings["contradictions"]
+    assert (found.rows, found.is_wrong, found.first) == (
+        2,
+        False,
+        "rows:2: rows:3 asks the same and has another answer",
+    )
+    cleaned = clean(rows, read_steps(DEFAULT))
+    assert [row.place for row in cleaned.rows] == ["rows:1", "rows:4"]
+    assert cleaned.dropped_by == {"contradictions": 2, "duplicates": 1}
+    several = [{"messages": [USER, PARIS]}, {"messages": [USER, {**PARIS, "content": "It is Paris."}]}]
+    assert "contradictions" not in check(rows_of(*several)).findings, "a chat may be answered in many ways"
+
+
 def test_held_out_questions_are_left_out_and_named() -> None:
     index = SuiteIndex([SuiteQuestion("cities@1", 3, "What is the capital of France?")])
     rows = rows_of({"messages": [USER, PARIS]}, {"messages": [{"role": "user", "content": "Who wrote Faust?"}, PARIS]})
@@ -273,9 +352,9 @@ def test_a_text_is_normalised_to_one_form_also_if_it_is_plain(text: str) -> None
     (outcome,) = STEPS["normalise"].run(rows_of({"text": text}), STEPS["normalise"].options())
     assert outcome.fields is not None
     plain = outcome.fields["text"]
-    by_line = re.sub(r"\r\n?|[\x85\u2028\u2029]", "\n", unicodedata.normalize("NFC", text))
-    without = re.sub("[\x00\x7f\u200b]", "", by_line)
-    assert plain == re.sub("[ \t\u00a0]+(?=\n|$)", "", without).strip()
+    by_line = re.sub(r"\r\n?|[\x85\u2028\u2029]", "\n", text.replace("\u00a0", " "))
+    without = unicodedata.normalize("NFC", re.sub("[\x00\x7f\u200b]", "", by_line))
+    assert plain == re.sub("[ \t]+(?=\n|$)", "", without).strip()
 
 
 def test_the_same_input_and_steps_give_the_same_bytes_and_the_manifest_has_their_digests(tmp_path: Path) -> None:

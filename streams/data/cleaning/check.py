@@ -36,6 +36,7 @@ NOTED: dict[str, StepOptions] = {
     "drop_empty": StepOptions(),
     "length": LengthOptions(),
     "duplicates": StepOptions(),
+    "contradictions": StepOptions(),
     "near_duplicates": NearDuplicatesOptions(),
     "personal_data": PersonalDataOptions(action="drop"),
 }

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from streams.arrow.file_rows import OF_EXAMPLES, Row, fields_of, rows
 from streams.data.cleaning.steps import DataRow
+from streams.stages.tasks.column_paths import fields_from, put_field
 
 LONGEST_ROW = 8 * 1024 * 1024
 """Bytes of a line; a log's record holds less."""
@@ -42,13 +43,17 @@ class DataSource(NamedTuple):
     rows: int
 
 
-def read_source(path: Path, split: str | None = None) -> Iterator[DataRow | UnreadableRow]:
+def read_source(
+    path: Path, split: str | None = None, columns: Mapping[str, str] | None = None
+) -> Iterator[DataRow | UnreadableRow]:
     """Yield the rows of a file or folder. Raises NotFoundError, EventError, SettingsError as `file_rows.rows`."""
-    return read_rows(rows(path, split, _CELLS), path.name)
+    return read_rows(rows(path, split, _CELLS), path.name, columns or {})
 
 
-def read_rows(numbered: Iterable[tuple[int, Row]], name: str) -> Iterator[DataRow | UnreadableRow]:
-    """Yield rows with their places."""
+def read_rows(
+    numbered: Iterable[tuple[int, Row]], name: str, columns: Mapping[str, str] | None = None
+) -> Iterator[DataRow | UnreadableRow]:
+    """Yield rows with their places; `columns` are those that fields are read from, as --map names them."""
     for number, row in numbered:
         place = f"{name}:{number}"
         if isinstance(row, bytes | str) and len(row) > LONGEST_ROW:
@@ -57,9 +62,18 @@ def read_rows(numbered: Iterable[tuple[int, Row]], name: str) -> Iterator[DataRo
         try:
             fields = fields_of(row)
             _check_values(fields)
-            yield DataRow(place, fields)
+            yield DataRow(place, _read_columns(fields, columns) if columns else fields)
         except ValueError as exc:
             yield UnreadableRow(place, str(exc))
+
+
+def _read_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """Return a row with the fields of these columns in their place. Raises ValueError."""
+    values, used = fields_from(row, columns)
+    fields = {name: value for name, value in row.items() if name not in used}
+    for path, value in values.items():
+        put_field(fields, path, value)
+    return fields
 
 
 def _check_values(fields: Mapping[str, Any]) -> None:

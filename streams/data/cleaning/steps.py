@@ -19,8 +19,9 @@ from streams.data.contamination.question_text import letters_of, words_of
 from streams.data.contamination.row_texts import texts_of
 from streams.data.contamination.suite_index import RowTexts, SuiteIndex
 from streams.data.near_duplicates import Clusters, join_similar
-from streams.data.row_shapes import Shape, problems_of, question_of, shape_of, texts_in
+from streams.data.row_shapes import Shape, answer_of, problems_of, question_of, shape_of, texts_in
 from streams.scorers import personal_data
+from streams.scorers.canonical_text import printable_text
 
 
 class DataRow(NamedTuple):
@@ -56,8 +57,6 @@ def _each(rows: Sequence[DataRow], outcome: Callable[[Mapping[str, Any]], RowOut
 
 # --- one row at a time ------------------------------------------------------------------------------------------------
 
-_INVISIBLE = re.compile("[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f\u00ad\u200b\u2060\ufeff]")
-_LINE_ENDS = re.compile(r"\r\n?|[\x85\u2028\u2029]")
 _SPACE_AT_END = re.compile(r"(?<![ \t\u00a0])[ \t\u00a0]++(?=\n|$)")
 
 
@@ -68,15 +67,12 @@ class NormaliseOptions(StepOptions):
 
 
 def normalise(rows: Sequence[DataRow], options: NormaliseOptions) -> Outcomes:
-    """Write texts in one Unicode form, with line ends of one kind, and without invisible characters."""
+    """Write texts in one Unicode form, with line ends and spaces of one kind, and without invisible characters."""
 
     def plain(text: str) -> str:
-        if text.isascii():
-            if text.isprintable():  # one line, and nothing invisible in it
-                return text.strip()
-        else:
-            text = unicodedata.normalize(options.form, text)
-        text = _INVISIBLE.sub("", _LINE_ENDS.sub("\n", text))
+        if text.isascii() and text.isprintable():  # one line, and nothing invisible in it
+            return text.strip()
+        text = unicodedata.normalize(options.form, printable_text(text))
         return _SPACE_AT_END.sub("", text).strip()
 
     return _each(rows, lambda fields: _change(fields, plain, "texts are written in one form"))
@@ -101,12 +97,17 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def drop_empty(rows: Sequence[DataRow], _: StepOptions) -> Outcomes:
-    """Drop rows that ask or say nothing."""
+    """Drop rows that ask or say nothing, and those with an empty answer if others have one."""
+
+    are_answered = any(answer_of(row.fields) for row in rows)
 
     def outcome(fields: Mapping[str, Any]) -> RowOutcome:
         if not any(text.strip() for text in texts_in(fields)):
             return RowOutcome(None, "it has no text")
-        return RowOutcome(fields) if question_of(fields).strip() else RowOutcome(None, "it asks nothing")
+        if not question_of(fields).strip():
+            return RowOutcome(None, "it asks nothing")
+        is_empty = are_answered and answer_of(fields) == ""
+        return RowOutcome(None, "its answer is empty") if is_empty else RowOutcome(fields)
 
     return _each(rows, outcome)
 
@@ -254,6 +255,28 @@ def duplicates(rows: Sequence[DataRow], _: StepOptions) -> Outcomes:
         yield RowOutcome(row.fields) if earlier == row.place else RowOutcome(None, f"as {earlier}")
 
 
+def contradictions(rows: Sequence[DataRow], _: StepOptions) -> Outcomes:
+    """Drop all rows that ask one question and give different answers: nothing says which of them is right."""
+    answers: dict[int, dict[int, str]] = {}
+    keys = [_question_and_answer(row.fields) for row in rows]
+    for row, (question, answer) in zip(rows, keys, strict=True):
+        if answer is not None:
+            answers.setdefault(question, {}).setdefault(answer, row.place)
+    for row, (question, answer) in zip(rows, keys, strict=True):
+        other = next((place for key, place in answers.get(question, {}).items() if key != answer), None)
+        if answer is None or other is None:
+            yield RowOutcome(row.fields)
+        else:
+            yield RowOutcome(None, f"{other} asks the same and has another answer")
+
+
+def _question_and_answer(fields: Mapping[str, Any]) -> tuple[int, int | None]:
+    """Return what is compared of a row; None as the answer of one that is no question with a short answer."""
+    answer = answer_of(fields)
+    question = hash(words_of(question_of(fields)).exact) if answer else 0
+    return question, hash(words_of(answer).exact or answer) if answer else None
+
+
 class NearDuplicatesOptions(StepOptions):
     """How alike two questions may be."""
 
@@ -261,7 +284,7 @@ class NearDuplicatesOptions(StepOptions):
 
 
 def near_duplicates(rows: Sequence[DataRow], options: NearDuplicatesOptions) -> Outcomes:
-    """Drop rows whose question is almost that of an earlier one: 5-grams with this Jaccard index or more."""
+    """Drop rows whose question is almost that of an earlier one (streams/data/near_duplicates.py)."""
     clusters = Clusters(len(rows))
     join_similar([question_of(row.fields) for row in rows], options.bound, clusters)
     for number, row in enumerate(rows):
@@ -295,9 +318,10 @@ STEPS: dict[str, NamedStep] = {
     "language": NamedStep(language, LanguageOptions),
     "personal_data": NamedStep(drop_personal_data, PersonalDataOptions),
     "duplicates": NamedStep(duplicates, StepOptions),
+    "contradictions": NamedStep(contradictions, StepOptions),
     "near_duplicates": NamedStep(near_duplicates, NearDuplicatesOptions),
 }
 """In the order in which `clean` takes them by default, without `language`, which needs the scripts."""
-DEFAULT = ("normalise", "schema", "drop_empty", "length", "personal_data", "duplicates", "near_duplicates")
+DEFAULT = tuple(name for name in STEPS if name != "language")
 CONTAMINATION = "contamination"
 """The step that leaves out what suites hold out; it comes last."""

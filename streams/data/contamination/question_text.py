@@ -1,29 +1,30 @@
 """The text of a question as it is compared: what it says, not how it is written.
 
-    text ──► NFKC, one case, JSON with sorted keys ──► words, numbers, operators ──► exact
+    text ──► comparison_form, one case, JSON with sorted keys ──► words, numbers, operators ──► exact
                                                  └──► without numbers and names ──► frame
 
 Punctuation, white space, case, Unicode form and the order of JSON keys make no difference. Operators next to a number
 do: 4 + 7 is another question than 4 - 7. Two texts with one frame are the same template filled in twice; a name is a
 word with a capital, unless most words have one.
 
-Not covered: a text in another language, look-alike letters of other scripts, numbers in words. Where all nouns have a
+Not covered: a text in another language, numbers in words, what comparison_form leaves out. Where all nouns have a
 capital, as in German, a frame is short.
 """
 
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter
 from typing import NamedTuple
 
 from schemas import json_text
 from schemas.json_text import one_line
+from streams.scorers.canonical_text import comparison_form
 
+_IDEOGRAPH = "[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+"""Of scripts without spaces: a character is a word."""
 _TOKEN = re.compile(
-    r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"  # scripts without spaces: a character is a word
-    r"|\d+(?:[.,]\d+)*"
+    _IDEOGRAPH + r"|\d+(?:[.,]\d+)*"
     r"|\w+"
     r"|(?<=[\d)])\s*[-+*/^%=<>]|[-+*/^%=<>](?=\s*[\d(])"
 )
@@ -84,7 +85,7 @@ def letters_of(text: str) -> str | bytes:
     >>> letters_of("What is 4 + 7?") == letters_of("what is 47") != letters_of("What is 4 + 8?")
     True
     """
-    plain = text if text.isascii() else unicodedata.normalize("NFKC", text)
+    plain = comparison_form(text)
     if plain[:1] in ("{", "["):
         return ""
     if plain.isascii():
@@ -93,10 +94,32 @@ def letters_of(text: str) -> str | bytes:
 
 
 def _tokens(text: str) -> list[str]:
-    plain = text if text.isascii() else unicodedata.normalize("NFKC", text).translate(_SIGNS)
-    if plain[:1] in ("{", "["):
-        plain = _in_order(plain)
-    return _TOKEN.findall(plain)
+    return _TOKEN.findall(_plain(text))
+
+
+def _plain(text: str) -> str:
+    plain = comparison_form(text)
+    if not plain.isascii():
+        plain = plain.translate(_SIGNS)
+    return _in_order(plain) if plain[:1] in ("{", "[") else plain
+
+
+def is_ideograph(word: str) -> bool:
+    """Return whether a word is a character of a script without spaces."""
+    return re.fullmatch(_IDEOGRAPH, word) is not None
+
+
+def is_apart(text: str, start: int, end: int) -> bool:
+    """Return whether these words of a text have a line's end or punctuation before and after them.
+
+    >>> is_apart("Write a poem: now", 0, 3), is_apart("Write a poem about it", 0, 3)
+    (True, False)
+    """
+    plain = _plain(text)
+    spans = [match.span() for match in _TOKEN.finditer(plain)]
+    before = plain[spans[start - 1][1] : spans[start][0]] if start else ""
+    after = plain[spans[end - 1][1] : spans[end][0]] if end < len(spans) else ""
+    return (not start or before.strip(" \t") != "") and (end >= len(spans) or after.strip(" \t") != "")
 
 
 def _in_order(text: str) -> str:

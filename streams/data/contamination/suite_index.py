@@ -3,8 +3,9 @@
     questions of suites ──► SuiteIndex ◄── texts of a row
                                 └──► exact, coverage, template ──► is it a leak?
 
-- exact: the row, or a line of it, says what the question says (question_text.py); or a generated task has the same
-  parameters.
+- exact: the row, or a line of it, says what the question says (question_text.py); or all words of the question follow
+  one another in it, from 6 words on anywhere, from 3 words and 12 characters on between punctuation or the ends of
+  a line, and not as a part of a longer calculation; or a generated task has the same parameters.
 - coverage: 8-grams of the row cover more than half of the question's words, which is the rule of Tulu 3
   (arXiv:2411.15124, section 3.2). Questions of fewer than 16 words have 4-grams, those of fewer than 8 none.
 - template: the same text with other numbers and names.
@@ -25,7 +26,7 @@ from typing import Literal, NamedTuple
 
 from schemas.events import EpisodeStart, Task
 from schemas.json_text import parse
-from streams.data.contamination.question_text import Words, words_of
+from streams.data.contamination.question_text import Words, is_apart, words_of
 from streams.evaluation.suite import Suite
 
 LONG_GRAM, SHORT_GRAM = 8, 4
@@ -38,7 +39,11 @@ DISTINCTIVE = 3
 CANDIDATES = 8
 """Questions of a common n-gram that a row is compared with, for the figure of coverage."""
 LEAST_LINE = 3
-"""Words of a line that is compared alone."""
+"""Words of a line that is compared alone, and of a question that is looked for inside a text."""
+LEAST_CHARACTERS = 12
+"""Of a question that is looked for inside a text: shorter ones are everyday words."""
+FREE_WORDS = 6
+"""A shorter question is found only between punctuation: "Tell me a joke" is not "Tell me a joke about it"."""
 SYSTEM_ROLES = ("system", "developer")
 Rule = Literal["exact", "parameters", "coverage", "template"]
 Gram = tuple[int, ...]
@@ -101,6 +106,7 @@ class SuiteIndex:
         }
         for question in questions:
             self._add(question)
+        self._anchors = self._anchors_of_runs()
 
     def __len__(self) -> int:
         return len(self.questions)
@@ -151,8 +157,34 @@ class SuiteIndex:
         if "\n" in text.strip():
             lines = (words_of(line).exact for line in text.splitlines())
             numbers += [self._exact.get(line) for line in lines if len(line) >= LEAST_LINE]
+        numbers += self._runs_in(text, words.exact)
         found = dict.fromkeys(number for number in numbers if number is not None)
         return [QuestionMatch("exact", self.questions[number], text, 1.0, True) for number in found]
+
+    def _anchors_of_runs(self) -> dict[tuple[str, ...], list[tuple[int, int]]]:
+        """Return the rarest three words of each question that is looked for inside a text, with its place there."""
+        long_enough = {
+            number: words.exact
+            for number, words in enumerate(self._words)
+            if len(words.exact) >= LEAST_LINE and len(" ".join(words.exact)) >= LEAST_CHARACTERS
+        }
+        counts = Counter(gram for exact in long_enough.values() for gram in _threes(exact))
+        anchors: defaultdict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)
+        for number, exact in long_enough.items():
+            at, gram = min(enumerate(_threes(exact)), key=lambda place: counts[place[1]])
+            anchors[gram].append((number, at))
+        return dict(anchors)
+
+    def _runs_in(self, text: str, exact: Sequence[str]) -> Iterator[int]:
+        """Yield the questions all of whose words follow one another in a text."""
+        for at, gram in enumerate(_threes(exact)):
+            for number, place in self._anchors.get(gram, ()):
+                question, start = self._words[number].exact, at - place
+                end = start + len(question)
+                if start < 0 or tuple(exact[start:end]) != question or _is_continued(exact, start, end):
+                    continue
+                if len(question) >= FREE_WORDS or is_apart(text, start, end):
+                    yield number
 
     def _coverage_matches(self, text: str, words: Words) -> Iterator[QuestionMatch]:
         grams = self._grams_of(words.exact)
@@ -225,6 +257,17 @@ class SuiteIndex:
 def _gram_size(words: int) -> int:
     """Return the size of the n-grams of a question; 0: it is too short for any."""
     return LONG_GRAM if words >= LONG_QUESTION else SHORT_GRAM if words >= SHORT_QUESTION else 0
+
+
+def _threes(exact: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    return zip(exact, exact[1:], exact[2:], strict=False)
+
+
+def _is_continued(exact: Sequence[str], start: int, end: int) -> bool:
+    """Return whether an operator before or after these words makes them a part of a longer calculation."""
+    before = exact[start - 1] if start and exact[start][0].isdigit() else "="
+    after = exact[end] if end < len(exact) and exact[end - 1][0].isdigit() else "="
+    return any(word != "=" and not word[0].isalnum() for word in (before, after))
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------

@@ -58,6 +58,30 @@ def value_of(row: Mapping[str, Any], column: str) -> Any:
     return value
 
 
+def fields_from(row: Mapping[str, Any], columns: Mapping[str, str]) -> tuple[dict[str, Any], set[str]]:
+    """Return the value of each field's column, and the columns of the row that they are in. Raises ValueError."""
+    values: dict[str, Any] = {}
+    for path, column in columns.items():
+        try:
+            value = value_of(row, column)
+        except ValueError as exc:
+            raise ValueError(f"{map_options({path: column})}: {exc}") from exc
+        values[path] = as_messages(value) if path == "messages" else value
+    return values, {name for column in columns.values() for name in top_names(row, column)}
+
+
+def put_field(line: dict[str, Any], path: str, value: Any, *, unless_there: bool = False) -> None:
+    """Set a field, or a key of a field that is an object, as in `sampling.max_tokens`."""
+    name, dot, key = path.partition(".")
+    if dot:
+        inside = line.get(name, {})
+        if not isinstance(inside, Mapping):  # a mistake, which is named when the line is checked
+            return
+        line[name] = {key: value, **inside} if unless_there else {**inside, key: value}
+    elif not unless_there or name not in line:
+        line[name] = value
+
+
 def top_names(row: Mapping[str, Any], column: str) -> set[str]:
     """Return the columns of a row that a column's path begins at."""
     return {column} if column in row else {part.partition(".")[0] for part in column.split("+")}

@@ -34,7 +34,7 @@ from streams.arrow.file_rows import Row, fields_of
 from streams.environments.listed import LISTED
 from streams.environments.registry.named_tools import Entries, named_environment, named_tools, no_entries, reference
 from streams.environments.registry.tool_state import ToolState
-from streams.errors import EventError, NotFoundError
+from streams.errors import EventError, NotFoundError, SettingsError
 from streams.prompts import prompt_use
 from streams.prompts.prompt_use import PromptReference, Resolver, no_prompts
 from streams.scorers import source_problems
@@ -42,11 +42,10 @@ from streams.scorers.verdict import ScoreError, answers
 from streams.settings.model import Topics
 from streams.stages.tasks.column_paths import (
     MEANT,
-    as_messages,
+    fields_from,
     fitting_columns,
     map_options,
-    top_names,
-    value_of,
+    put_field,
 )
 from streams.stages.tasks.repeated_questions import RepeatedQuestions
 
@@ -454,42 +453,41 @@ def _chosen(row: Row, reading: Reading) -> tuple[dict[str, Any], dict[str, None]
     """Return the fields of a row under their own names, with the defaults, and what of it is not used."""
     columns = fields_of(row)
     empty = _empty_columns(row)
-    values: dict[str, Any] = {}
-    line = {name: value for name, value in columns.items() if name not in empty}
-    for path, column in reading.names.items():
-        try:
-            value = value_of(columns, column)
-        except ValueError as exc:
-            raise ValueError(f"{map_options({path: column})}: {exc}") from exc
-        if column not in empty:
-            values[path] = as_messages(value) if path == "messages" else value
-        for name in top_names(columns, column):
-            line.pop(name, None)
+    values, used = fields_from(columns, reading.names)
+    line = {name: value for name, value in columns.items() if name not in empty and name not in used}
     unused = {name: None for name in line if reading.names and name not in TaskLine.model_fields}
     line = {name: value for name, value in line.items() if name not in unused}
     for path, value in values.items():
-        _put(line, path, value)
+        if reading.names[path] not in empty:
+            put_field(line, path, value)
     for path, value in reading.defaults.items():
         if path != "system" or "messages" not in line:
-            _put(line, path, value, unless_there=True)
+            put_field(line, path, value, unless_there=True)
     return line, unused
+
+
+def columns_by_field(names: Iterable[str]) -> dict[str, str]:
+    """Return the column of each field, of FIELD=COLUMN as --map takes them. Raises SettingsError."""
+    columns: dict[str, str] = {}
+    for text in names:
+        path, equals, column = text.partition("=")
+        field = path.partition(".")[0]
+        if not (path and equals and column):
+            raise SettingsError(f"--map {text}: expected FIELD=COLUMN, e.g. --map prompt=question")
+        if field not in TaskLine.model_fields:
+            swapped = f"did you mean {map_options({column: path})}?" if column in TaskLine.model_fields else ""
+            raise SettingsError(
+                f"--map {text}: a task has no field {field}; {swapped or nearest(field, TaskLine.model_fields)}"
+            )
+        if path in columns:
+            raise SettingsError(f"--map {text}: {path} is already read from {columns[path]}")
+        columns[path] = column
+    return columns
 
 
 def _empty_columns(row: Row) -> list[str]:
     """Return the columns that a table has no value for in this row."""
     return [name for name, value in row.items() if value is None] if isinstance(row, Mapping) else []
-
-
-def _put(line: dict[str, Any], path: str, value: Any, *, unless_there: bool = False) -> None:
-    """Set a field, or a key of a field that is an object, as in `sampling.max_tokens`."""
-    name, dot, key = path.partition(".")
-    if dot:
-        inside = line.get(name, {})
-        if not isinstance(inside, Mapping):  # a mistake, which is named when the line is checked
-            return
-        line[name] = {key: value, **inside} if unless_there else {**inside, key: value}
-    elif not unless_there or name not in line:
-        line[name] = value
 
 
 def _task(fields: dict[str, Any], place: str, reading: Reading) -> Task:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from schemas.events import EpisodeStart
 from streams.data.contamination.row_texts import texts_of
 from streams.data.contamination.suite_index import SYSTEM_ROLES, RowTexts, SuiteIndex, parameters_of
-from streams.data.near_duplicates import NEAR, Clusters, join_similar, words
+from streams.data.near_duplicates import NEAR, Clusters, compared_text, join_similar
 from streams.stages.tasks.resubmit import ORIGIN
 from streams.tools.query.examples import ExampleSplit, ExportOptions, split_of
 from streams.tools.query.finished import Finished
@@ -103,4 +103,4 @@ class Splits:
             if suite is not None or root in of_eval:
                 yield "held_out", suite or OF_EVAL
             else:
-                yield split_of(" ".join(words(origins[root].question)), self._options), None
+                yield split_of(" ".join(compared_text(origins[root].question).words), self._options), None
