@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,12 +32,12 @@ from tests.support.processes import read
 
 pytestmark = pytest.mark.kafka
 QUESTIONS = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(60)]
-Earns = Callable[[Task], float]
+Earns = Callable[[Task], float | None]
 
 
 @contextmanager
 def answering(settings: Settings, earns: Earns) -> Iterator[Counter[str]]:
-    """Answer and score tasks as the loop does, and yield how often each was asked."""
+    """Answer and score tasks as the loop does, and yield how often each was asked. None: the task expires."""
     stop, asked = threading.Event(), Counter[str]()
 
     def answer() -> None:
@@ -48,6 +50,10 @@ def answering(settings: Settings, earns: Earns) -> Iterator[Counter[str]]:
                     done.add(record.at)
                     asked[task.task_id] += 1
                     value, places = earns(task), list[Coordinates]()
+                    if value is None:
+                        about = {"responses": (), "dropped_reason": "unanswered", "metadata": dict(task.metadata)}
+                        producer.send(group(task_id=task.task_id, purpose="eval", **about))
+                        continue
                     version = str(task.prompt_version)
                     about = {"task_id": task.task_id, "prompt_version": version}
                     said = response(slot=0, group_size=1, text="?", sampling_id=task.task_id, **about)
@@ -146,6 +152,19 @@ def test_a_second_search_takes_the_answers_of_the_first_from_the_log(made: Setti
     assert (first.usage.completion_tokens > 0, second.usage.completion_tokens) == (True, 0)
 
 
+def test_a_search_whose_tasks_expire_without_an_answer_says_what_it_waits_for_and_ends(
+    made: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A group without responses names no prompt: the search took it for that of another task, and waited for ever."""
+    monkeypatch.setattr(prompt_worker, "SAY_EVERY_S", 0.0)
+    versions(made, "One.", "Two.")
+    caplog.set_level("INFO", "streamward.prompts")
+    with JobLog(made) as jobs, answering(made, lambda task: None if "3 + 3" in task.messages[-1].content else 1.0):
+        done = run(made, ordered(made, jobs, max_answers=150).job_id)
+    assert (done.status, done.metrics["gain"]) == ("completed", 0.0), done.reason
+    assert re.search(r"job \S+ waits for \d+ of \d+ answers of policy default, e\.g\. to task ", caplog.text)
+
+
 def test_a_search_ends_at_its_budget_by_at_most_what_was_in_flight(made: Settings) -> None:
     prices = Jobs(prompt_usd=0.0, completion_usd=1e6, trainer_hour_usd=0.0, max_budget_usd=1e9)
     settings = made.model_copy(update={"jobs": prices})
@@ -160,13 +179,13 @@ def test_a_search_ends_at_its_budget_by_at_most_what_was_in_flight(made: Setting
 
 
 @contextmanager
-def users(settings: Settings, count: int) -> Iterator[None]:
-    """Write a task of the alias for one thread after the other, and a second one of each."""
+def users(settings: Settings) -> Iterator[None]:
+    """Write a task of the alias for one thread after the other, and a second one of each, until the block ends."""
     stop, reference = threading.Event(), PromptReference.parse("sums@production")
 
     def write() -> None:
         with Producer(settings, linger_ms=0) as producer, PromptLog(settings) as log:
-            for number in range(count):
+            for number in itertools.count():
                 for again in range(2):
                     version = log.resolve(reference, f"thread {number}")
                     prompt = prompt_use.use(version, reference, {})
@@ -190,7 +209,7 @@ def users(settings: Settings, count: int) -> Iterator[None]:
 @pytest.mark.kills
 def test_a_live_search_shares_an_alias_by_thread_stops_by_itself_and_is_continued_after_a_kill(made: Settings) -> None:
     versions(made, "One.", "Two.", "Three.")
-    with JobLog(made) as jobs, answering(made, better), users(made, 1200):
+    with JobLog(made) as jobs, answering(made, better), users(made):
         job = ordered(made, jobs, "live", alias="production", max_answers=400)
         stop = threading.Event()
         threading.Timer(2.0, stop.set).start()

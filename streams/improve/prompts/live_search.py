@@ -101,6 +101,11 @@ class LiveSearch:
             self._share(search.versions)
         self._answers = LiveAnswers(settings, job, search, prompts.get(search.prompt).shared_at[job.job_id])
 
+    @property
+    def answers(self) -> int:
+        """How many threads have earned something, or failed, by now."""
+        return len(self._answers.rewards)
+
     def look(self) -> SearchVerdict | None:
         """Take in what was earned since the last look, and return the verdict once there is one. Raises LogError."""
         self._answers.read()

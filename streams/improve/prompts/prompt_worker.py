@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -44,6 +45,8 @@ from streams.prompts.prompt_state import PromptVersion
 from streams.settings.model import Settings
 
 ACTOR = "prompts"
+SAY_EVERY_S = 60.0
+"""How often a search says what it waits for."""
 LOOK_S = 0.5
 """How long a process without a job waits until it looks again."""
 
@@ -77,6 +80,8 @@ class PromptWorker:
         self._producer = Producer(settings, linger_ms=0)
         self._live: dict[str, LiveSearch] = {}
         """Live comparisons that this process looks at, by job."""
+        self._said_at: dict[str, float] = {}
+        """When each job last said what it waits for (time.monotonic)."""
 
     def __enter__(self) -> Self:
         return self
@@ -161,7 +166,18 @@ class PromptWorker:
             )
             check_not_in_training(self._jobs.jobs.values(), first)
             live = self._live[job.job_id] = LiveSearch(self._settings, self._prompts, job, search, ACTOR)
-        return live.look()
+        if (verdict := live.look()) is None:
+            self.say_waiting(
+                job, f"users of {search.prompt}@{search.alias}: {live.answers} of their answers are scored"
+            )
+        return verdict
+
+    def say_waiting(self, job: JobState, what: str) -> None:
+        """Say what a job waits for, once every SAY_EVERY_S."""
+        now = time.monotonic()
+        if now - self._said_at.setdefault(job.job_id, now) >= SAY_EVERY_S:
+            self._said_at[job.job_id] = now
+            log.info("job %s waits for %s", job.job_id, what)
 
     def _conclude(self, job: JobState, search: PromptSearch, verdict: SearchVerdict | None = None) -> None:
         """Search until there is a verdict, if there is none, and end the job with it. Raises SearchEnded."""
@@ -342,9 +358,11 @@ class RunningSearch:
         self._check()
         self._worker.send(new.values())
         self._sent |= new.keys()
-        while any(task.task_id not in answers for task in tasks):
+        while missing := [task for task in tasks if task.task_id not in answers]:
             self._reader.poll(LOOK_S)
             self._check()
+            what = f"{len(missing)} of {len(tasks)} answers of policy {self._job.policy}"
+            self._worker.say_waiting(self._job, f"{what}, e.g. to task {missing[0].task_id}")
 
     def conclude(self, verdict: SearchVerdict) -> None:
         """Report the verdict with figures of questions that the search did not use, move the alias, end the job."""

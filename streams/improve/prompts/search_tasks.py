@@ -104,7 +104,9 @@ class AnswerReader:
         """Take in new groups; return whether everything that was in the log at the start is in."""
         for record in self._reader.poll(timeout_s=timeout_s):
             group = record.decode(AdvantagedGroup)
-            if not isinstance(group, Poison) and group.policy == self._policy and group.prompt_version is not None:
+            if isinstance(group, Poison) or group.policy != self._policy:
+                continue
+            if group.prompt_version is not None or not group.responses:  # which failed, or expired without an answer
                 self.answers.setdefault(group.task_id, score_of(group))
         return self._reader.position[self._place] >= self._end
 

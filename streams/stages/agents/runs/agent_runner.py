@@ -4,9 +4,9 @@
                                 begin ──► the server writes `started`      │ its calls: the server writes turns
                                 end   ──► `ended`, response           ◄────┘ its exit code
 
-An attempt has an id that follows from the record of its task, so whoever reads that again after kill -9 means the same
-runs: those that ended stay as they are, those that only began are ended as failed, the others begin. A task is done,
-and its offset committed, when all its runs have ended. How one run ends changes nothing for the others.
+An attempt has an id that follows from the record of its task, so a process that reads it again after kill -9 means the
+same runs: those that ended stay as they are, those that only began are ended as failed, the others begin. A task is
+done, and its offset committed, when all its runs have ended. How one run ends changes nothing for the others.
 
 A process runs the agent for one policy, or for every policy of a fleet (fleet.policies), whose tasks begin in turn.
 The members of its consumer group serve the same agent and policies (streams/kafka/group_names.py).
