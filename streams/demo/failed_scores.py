@@ -37,12 +37,18 @@ class FailedScores:
         """Score again although no file has changed: answers failed in an earlier run."""
         self._is_due = True
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether answers are being scored again, or will be at the next check."""
+        return self._is_due or self._child is not None
+
     def check(self, answers: int) -> Iterator[str]:
         """Score again if there are such answers and a file has changed since the last time; yield what happens."""
+        is_due, self._is_due = self._is_due, False
         if self._child is not None:
             yield from self._finish(self._child)
-        elif answers and (self._is_due or self._files() != self._tried):
-            self._tried, self._is_due = self._files(), False
+        elif answers and (is_due or self._files() != self._tried):
+            self._tried = self._files()
             self._child = self._start()
             yield f"scoring: {answers} answers have no score and are scored again"
 

@@ -203,7 +203,7 @@ def _loop(plan: Plan, settings: Settings, config: Path, console: Console) -> dic
             if note:
                 display.say(note)
             _feed(run, tasks)
-            had_work = not run.is_finished()
+            had_work = not run.is_finished() or run.progress.failures.rescorable > 0
             if not had_work:
                 display.say(plan.done_hint)
             else:
@@ -323,11 +323,15 @@ def _work(run: LoopRun, reader: PartitionReader, tasks: Iterator[Task], failed_s
     next_memory = 0.0
     minutes = run.plan.minutes
     deadline = math.inf if minutes is None else run.started_at + minutes * 60
-    while not (run.stopping.is_set() or run.is_finished() or run.is_hopeless() or time.monotonic() >= deadline):
+    while failed_scores.is_pending or not (run.is_finished() or run.is_hopeless()):
+        if run.stopping.is_set() or time.monotonic() >= deadline:
+            return
         for record in reader.poll(5000, TICK_S):
             run.progress.fold(record)
         _feed(run, tasks)
-        again = failed_scores.check(run.progress.failures.rescorable)
+        was_pending, again = failed_scores.is_pending, [*failed_scores.check(run.progress.failures.rescorable)]
+        if was_pending and not failed_scores.is_pending:
+            _catch_up(reader, run.progress)  # with the scores that were written before it ended
         for line in (*run.processes.check(), *run.watch.warnings(), *again):
             run.display.say(line)
         if time.monotonic() >= next_memory:

@@ -211,19 +211,18 @@ def test_up_names_a_scorer_that_fails_scores_again_once_it_is_mended_and_says_wh
     def up(*settings: str) -> list[str]:
         return command(*(word for text in settings for word in ("--set", text)), *line)
 
-    few = subprocess.run(up(*chosen, "batches.groups=5"), env=there, cwd=tmp_path, capture_output=True, text=True)
-    assert few.returncode == 2
-    assert "4 train tasks fill no training step of 5 groups (batches.groups): give more tasks, --epochs 2" in few.stderr
-    said = tmp_path / "said.txt"
-    with said.open("w") as output, subprocess.Popen(up(*chosen), env=there, cwd=tmp_path, stderr=output) as run:
-        try:
-            until(lambda: "scoring: own:score: exception: own:score raised KeyError" in said.read_text(), "the error")
-            until(lambda: "answers have no score" in said.read_text(), "the count")
-            (tmp_path / "own.py").write_text(RAISES.replace('task.verifier["answr"] in response.text', "0.0"))
-            assert run.wait(200) == 1
-        finally:
-            run.terminate()
-    text = said.read_text()
+    def said(*settings: str, code: int) -> str:
+        run = subprocess.run(up(*settings), env=there, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert run.returncode == code, run.stderr
+        return run.stderr
+
+    few = said(*chosen, "batches.groups=5", code=2)
+    assert "4 train tasks fill no training step of 5 groups (batches.groups): give more tasks, --epochs 2" in few
+    failed = said(*chosen, code=1)
+    assert "scoring: own:score: exception: own:score raised KeyError" in failed
+    assert "Error: nothing was learnt: no answer of this run has a score. 8 answers have no score: own:score" in failed
+    (tmp_path / "own.py").write_text(RAISES.replace('task.verifier["answr"] in response.text', "0.0"))
+    text = said(*chosen, code=1)
     assert "scoring: 8 answers have no score and are scored again" in text
     assert "4 trained on, 4 of them taught nothing" not in text  # no version without weights
     assert "Error: nothing is learnt: none of the last 4 groups differed in reward, since no answer is right: " in text
