@@ -22,7 +22,7 @@ FOLDERS = tests
 test: .venv/ready-test lint
 	@$(MAKE) --no-print-directory --jobs=2 TIER="$(TIER)" types pytest
 
-# outages, zombies, processes that are frozen or killed; and the pages of docs as a reader types them
+# outages, zombies, processes that are frozen or killed; and what a reader of docs types, command by command
 test-kills: TIER = kills
 test-docs: TIER = docs
 test-kills test-docs: FOLDERS = tests/log tests/pipeline

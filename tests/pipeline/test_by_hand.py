@@ -29,7 +29,7 @@ from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny import save_tiny
 from tests.support.processes import command, ended, environment, read, running, until
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.docs]
 
 LOOP = ("streams", "scoring", "policy")
 
