@@ -71,8 +71,8 @@ def join_similar(texts: Sequence[str], bound: float, clusters: Clusters) -> None
         if first == row:
             by_row[row] = compared
     templates = Clusters(len(texts))
-    for one, other in _pairs_but_for_a_word(by_row, bound, templates):
-        clusters.join(one, other)
+    for row, similar in _pairs_but_for_a_word(by_row, bound, templates):
+        clusters.join(row, similar)
     _join_by_shingles(by_row, bound, clusters, templates)
 
 
@@ -124,9 +124,13 @@ def _join_by_shingles(
             continue
         prefix = sorted(row_shingles, key=lambda shingle: (counts[shingle], shingle))[:size]
         places = [rows_by_shingle[compared.numbers, shingle] for shingle in prefix]
-        for other in {row for place in places for root, rows in place.items() if root != template for row in rows}:
-            if clusters.root(other) != clusters.root(row) and jaccard(row_shingles, shingles_of[other]) >= bound:
-                clusters.join(row, other)
+        candidates = (rows for place in places for root, rows in place.items() if root != template)
+        for candidate in set().union(*candidates):
+            if (
+                clusters.root(candidate) != clusters.root(row)
+                and jaccard(row_shingles, shingles_of[candidate]) >= bound
+            ):
+                clusters.join(row, candidate)
         for place in places:
             place[template].append(row)
 
@@ -165,7 +169,7 @@ def _pairs_but_for_a_word(
         for rows in buckets.values():
             if len(rows) > 1:
                 pairs = _but_for_a_word(by_row, rows, places, templates)
-                yield from ((one, other) for one, other in pairs if 1 - 1 / len(by_row[one].words) >= bound)
+                yield from (pair for pair in pairs if 1 - 1 / len(by_row[pair[0]].words) >= bound)
 
 
 def _but_for_a_word(
@@ -186,6 +190,6 @@ def _but_for_a_word(
             for row in alike:
                 templates.join(row, alike[0])
             continue
-        for one, other in combinations(alike, 2):
-            if not by_row[one].asks_something_else(by_row[other]):
-                yield one, other
+        for row, similar in combinations(alike, 2):
+            if not by_row[row].asks_something_else(by_row[similar]):
+                yield row, similar

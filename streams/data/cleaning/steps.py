@@ -263,11 +263,11 @@ def contradictions(rows: Sequence[DataRow], _: StepOptions) -> Outcomes:
         if answer is not None:
             answers.setdefault(question, {}).setdefault(answer, row.place)
     for row, (question, answer) in zip(rows, keys, strict=True):
-        other = next((place for key, place in answers.get(question, {}).items() if key != answer), None)
-        if answer is None or other is None:
+        rival = next((place for key, place in answers.get(question, {}).items() if key != answer), None)
+        if answer is None or rival is None:
             yield RowOutcome(row.fields)
         else:
-            yield RowOutcome(None, f"{other} asks the same and has another answer")
+            yield RowOutcome(None, f"{rival} asks the same and has another answer")
 
 
 def _question_and_answer(fields: Mapping[str, Any]) -> tuple[int, int | None]:

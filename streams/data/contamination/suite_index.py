@@ -129,7 +129,11 @@ class SuiteIndex:
         self._words.append(words)
         size = _gram_size(len(words.exact))
         numbers = [self._numbers.setdefault(word, len(self._numbers)) for word in words.exact]
-        places = tuple((tuple(numbers[at : at + size]), at) for at in range(len(numbers) - size + 1)) if size else ()
+        places = (
+            tuple((tuple(numbers[start : start + size]), start) for start in range(len(numbers) - size + 1))
+            if size
+            else ()
+        )
         self._grams.append(_Grams(size, places))
         for gram in dict.fromkeys(gram for gram, _ in places):
             self._postings[size][gram].append(len(self.questions) - 1)
@@ -158,8 +162,8 @@ class SuiteIndex:
             lines = (words_of(line).exact for line in text.splitlines())
             numbers += [self._exact.get(line) for line in lines if len(line) >= LEAST_LINE]
         numbers += self._runs_in(text, words.exact)
-        found = dict.fromkeys(number for number in numbers if number is not None)
-        return [QuestionMatch("exact", self.questions[number], text, 1.0, True) for number in found]
+        questions = dict.fromkeys(number for number in numbers if number is not None)
+        return [QuestionMatch("exact", self.questions[number], text, 1.0, True) for number in questions]
 
     def _anchors_of_runs(self) -> dict[tuple[str, ...], list[tuple[int, int]]]:
         """Return the rarest three words of each question that is looked for inside a text, with its place there."""
@@ -171,15 +175,15 @@ class SuiteIndex:
         counts = Counter(gram for exact in long_enough.values() for gram in _threes(exact))
         anchors: defaultdict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)
         for number, exact in long_enough.items():
-            at, gram = min(enumerate(_threes(exact)), key=lambda place: counts[place[1]])
-            anchors[gram].append((number, at))
+            place, gram = min(enumerate(_threes(exact)), key=lambda three: counts[three[1]])
+            anchors[gram].append((number, place))
         return dict(anchors)
 
     def _runs_in(self, text: str, exact: Sequence[str]) -> Iterator[int]:
         """Yield the questions all of whose words follow one another in a text."""
-        for at, gram in enumerate(_threes(exact)):
+        for position, gram in enumerate(_threes(exact)):
             for number, place in self._anchors.get(gram, ()):
-                question, start = self._words[number].exact, at - place
+                question, start = self._words[number].exact, position - place
                 end = start + len(question)
                 if start < 0 or tuple(exact[start:end]) != question or _is_continued(exact, start, end):
                     continue
@@ -217,10 +221,10 @@ class SuiteIndex:
             if not postings:
                 continue
             present: set[Gram] = set()
-            known = 0  # words in a row that questions have, up to here
-            for at, number in enumerate(numbers):
-                known = known + 1 if number >= 0 else 0
-                if known >= size and (gram := tuple(numbers[at - size + 1 : at + 1])) in postings:
+            run = 0  # words in a row that questions have, up to here
+            for place, number in enumerate(numbers):
+                run = run + 1 if number >= 0 else 0
+                if run >= size and (gram := tuple(numbers[place - size + 1 : place + 1])) in postings:
                     present.add(gram)
             if present:
                 grams[size] = present

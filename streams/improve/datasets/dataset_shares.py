@@ -53,9 +53,9 @@ def keep_shares(promoted: Sequence[JudgedRun], rule: DatasetRule) -> tuple[list[
 
 def place(kept: Sequence[JudgedRun], rejected: Sequence[JudgedRun | None], rule: DatasetRule) -> list[PlacedRun]:
     """Return the runs with their sides, in their order; `rejected`: what each is compared with."""
-    rows = [[run] if other is None else [run, other] for run, other in zip(kept, rejected, strict=True)]
+    rows = [[run] if rival is None else [run, rival] for run, rival in zip(kept, rejected, strict=True)]
     origins = [[origin_of(run.finished) for run in runs] for runs in rows]
-    merged = [first._replace(keys=tuple(key for one in (first, *more) for key in one.keys)) for first, *more in origins]
+    merged = [first._replace(keys=sum((origin.keys for origin in more), first.keys)) for first, *more in origins]
     clusters = clusters_of(merged, rule.near_duplicate)
     oldest: dict[int, JudgedRun] = {}
     for row, run in enumerate(kept):
@@ -66,7 +66,7 @@ def place(kept: Sequence[JudgedRun], rejected: Sequence[JudgedRun | None], rule:
         root: "eval" if split_of(run.finished.task_id, options) == "test" else "train" for root, run in oldest.items()
     }
     roots = [clusters.root(row) for row in range(len(kept))]
-    return [PlacedRun(sides[root], root, run, other) for root, run, other in zip(roots, kept, rejected, strict=True)]
+    return [PlacedRun(sides[root], root, run, rival) for root, run, rival in zip(roots, kept, rejected, strict=True)]
 
 
 def _keep(
