@@ -137,7 +137,7 @@ def test_an_end_over_http_names_the_answer_by_the_id_that_its_client_got(setting
         body = {
             "id": {"answer": answer_id},
             "turn": {"answer": answer_id.removeprefix("chatcmpl-")},
-            "output": {"output": "The answer: 11"},
+            "output": {"output": "\x1b" * 60_000 + "\x00\ufffd\uffff The answer: 11"},
             "rule": {"answer_rule": "first_agent"},
             "nothing": {},
         }[said]

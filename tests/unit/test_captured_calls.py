@@ -187,6 +187,26 @@ def test_an_answer_that_its_client_named_is_continued_unless_the_template_prints
     assert [(step.continuity, step.reason) for step in steps[1:]] == (named if prints_names else continues)
 
 
+def test_a_call_of_a_tool_that_its_client_replaced_by_one_of_its_own_bears_no_loss() -> None:
+    with served() as server:
+
+        def post(*messages: dict[str, Any]) -> dict[str, Any]:
+            body = asked(*messages, tools=[WEATHER])
+            answer = server.post("chat/completions", body, agent="calc/trajectories/run-1")
+            return dict(answer.json()["choices"][0]["message"])
+
+        says(server, CALL)
+        reply = post(user("hi"))
+        [call] = reply["tool_calls"]
+        own = {**call, "function": {**call["function"], "arguments": '{"city": "Bonn"}'}}
+        says(server, "Sunny.")
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}
+        post(user("hi"), {**reply, "tool_calls": [own]}, result)
+        steps = fold(server.turns).steps
+    assert [(step.left_out, step.chain) for step in steps] == [("replaced", None), (None, 0)]
+    assert steps[1].reason == "the reply of turn 0 was changed"
+
+
 def test_an_answer_that_was_cut_off_is_ended_before_the_conversation_continues() -> None:
     with served() as server:
         cut = says(server, "I was about", end=False)

@@ -75,6 +75,7 @@ def test_every_gate_of_the_settings_has_a_figure() -> None:
     ("gate", "figure", "passed"),
     [
         *[("min_score=0.5", {"reward": value}, value >= 0.5) for value in (0.4, 0.5, 0.9)],
+        *[("max_rewrites=0", {"rewrites": value}, value == 0) for value in (0, 1)],
         *[("max_turns=3", {"turns": value}, value <= 3) for value in (2, 3, 4)],
         *[("max_escalations=0", {"escalations": value}, value == 0) for value in (0, 1)],
         *[("max_cost_usd=0.01", {"cost_usd": value}, value <= 0.01) for value in (0.0, 0.02)],

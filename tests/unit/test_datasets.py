@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
-from schemas.events import Coordinates, CurationEvent, CurationJudge, JudgeAgreement, Message, RunVerdict, derive_id
+from schemas.events import (
+    Coordinates,
+    CurationEvent,
+    CurationJudge,
+    JudgeAgreement,
+    Message,
+    RunVerdict,
+    ToolCall,
+    derive_id,
+)
 from streams.data.near_duplicates import Clusters, ComparedText, compared_text, jaccard, join_similar, shingles
 from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import NotFoundError, RefusedError, SettingsError
@@ -21,10 +30,12 @@ from streams.improve.datasets import dataset_files
 from streams.improve.datasets.dataset_build import ComposedDataset, DatasetOrder, compose, folder_name
 from streams.improve.datasets.dataset_files import MANIFEST
 from streams.improve.datasets.dataset_rebuild import difference, rebuild
+from streams.improve.datasets.dataset_rows import conversations, pair
 from streams.improve.datasets.dataset_rule import DatasetRule
 from streams.improve.datasets.dataset_shares import OVER_MACHINES, OVER_SCENARIO, keep_shares, place
 from streams.improve.datasets.judged_runs import JudgedRun
 from streams.improve.datasets.source_ranges import ranges_now
+from streams.stages.agents.trajectories.fold import fold
 from streams.stages.tasks.resubmit import ORIGIN
 from streams.tools.query.finished import Finished
 from streams.tools.query.splits import origin_of
@@ -143,6 +154,22 @@ def test_what_a_client_put_into_the_assistants_mouth_has_weight_0() -> None:
     verdict(log, "shots")
     (line,) = lines(composed(log), "train.jsonl")
     assert [message.get("weight") for message in line["messages"]] == [None, 0, None, None]
+
+
+def test_a_call_that_its_client_replaced_is_in_no_row() -> None:
+    run = Recorded("replaced")
+    alone: dict[str, Any] = {"task_id": "replaced", "sampling_id": None, "slot": None}
+    call = ToolCall(id="c1", name="add", arguments='{"a": 40}')
+    reply, question = Message(role="assistant", content="", tool_calls=(call,)), user("4 + 7 =")
+    run.call([question], [ADD], reply=reply, **alone)
+    own = replace(reply, tool_calls=(replace(call, arguments='{"a": 4}'),))
+    run.call([question, own, Message(role="tool", content="11", tool_call_id="c1")], [ADD], **alone)
+    log = Appended(*run.turns, end(run))
+    verdict(log, "replaced")
+    (line,) = lines(composed(log), "train.jsonl")
+    assert [message.get("weight") for message in line["messages"]] == [None, 0, None, None]
+    (sampled,) = lines(composed(log), "train.tokens.jsonl")
+    assert [chain["completion_ids"] for chain in sampled["chains"]] == [[*run.turns[1].completion_token_ids]]
 
 
 def test_runs_that_are_not_promoted_are_counted_by_reason() -> None:
@@ -264,6 +291,17 @@ def bare(name: str, question: str, **changes: Any) -> JudgedRun:
         task=asked_task,
     )
     return JudgedRun(PlacedVerdict(finished.position, curation_event(answer_id=name, **changes)), finished)
+
+
+def test_a_run_whose_answer_is_in_doubt_is_in_no_row_and_no_pair() -> None:
+    run, sure = Recorded("doubtful"), bare("sure", "1 + 1 =")
+    first = run.call([system("You add."), user("4 + 7 =")], [ADD], reply=assistant("11"))
+    run.call([system("You keep memories."), *run.history(first)[1:], user("Scan it.")], reply=assistant("Nothing."))
+    finished = replace(sure.finished, run=fold(run.turns), response=response(error="doubtful", finish_reason="error"))
+    doubtful = JudgedRun(sure.placed, finished)
+    chat_of_it = JudgedRun(sure.placed, replace(finished, response=None))
+    assert conversations(doubtful) == [] and pair(doubtful, chat_of_it) is None
+    assert len(conversations(chat_of_it)) == 2, "a chat has no single answer"
 
 
 def sides(rule: DatasetRule, *runs: JudgedRun) -> list[str]:

@@ -30,7 +30,12 @@ Line = dict[str, Any]
 
 
 def conversations(run: JudgedRun) -> list[Line]:
-    """Return the conversation of a run, and the other chains of its calls; those without loss are left out."""
+    """Return the conversation of a run, and the other chains of its calls; those without loss are left out.
+
+    If its answer is in doubt, it has none.
+    """
+    if run.is_doubtful:
+        return []
     if run.finished.run is not None:
         return [line for chain in run.finished.run.chains if (line := _of_chain(chain)) is not None]
     response = run.finished.response
@@ -145,6 +150,8 @@ def _line(messages: Sequence[Line], offered: Sequence[Tool]) -> Line:
 
 def _answers(run: JudgedRun) -> list[Line]:
     """Return everything that followed the first prompt of a conversation."""
+    if run.is_doubtful:
+        return []
     if run.finished.run is not None and run.finished.run.chains:
         said = run.finished.run.chains[0].messages[len(run.finished.run.chains[0].turns[0].messages) :]
         return [message_of(message) for message in said]

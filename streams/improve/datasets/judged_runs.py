@@ -41,6 +41,12 @@ class JudgedRun(NamedTuple):
         return () if self.finished.response is None else (self.finished.response.adapter_version,)
 
     @property
+    def is_doubtful(self) -> bool:
+        """Whether nothing tells which of several answers is that of its task."""
+        run = self.finished.run
+        return self.finished.response is not None and run is not None and run.doubt is not None
+
+    @property
     def ended_ms(self) -> int:
         """When its last answer was complete."""
         if self.finished.response is not None:

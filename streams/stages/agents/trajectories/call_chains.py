@@ -323,7 +323,8 @@ class Chains:
             ends = self._token_ends.setdefault(node.length, {})
             ends[sha256(self.tokens(turn.turn_id).data).digest()] = node
             return
-        self._note_replaced(node)
+        if any(message.role == "assistant" for message in turn.messages):
+            self._note_replaced(node)
         self._prompts.setdefault((node.kind.tools, node.prompt_end), []).append(node)
         self._ends.setdefault((node.kind.tools, node.end), []).append(node)
         self._bodies[node.body_end] = node
