@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from decimal import Decimal
 from typing import Any
 
 FEW_VALUES = 50
 """So many are counted without a look at what is inside of strings."""
-LONGEST_NUMBER = 30
-"""Characters of a number that is written without an exponent."""
 _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 """How half of a surrogate pair is written in JSON; whole pairs are written so, too."""
 _MAY_BE_INFINITE = re.compile(r"NaN|Infinity|[eE]\+?\d{3}|\d{309}")
@@ -44,17 +41,6 @@ def parse(text: str | bytes, *, most_values: int | None = None) -> Any:
         half = f"\\u{ord(exc.object[exc.start]):04x}"
         raise ValueError(f"{half} is half of a surrogate pair, and no character; leave it out") from exc
     return value
-
-
-def number_text(value: float) -> str:
-    """Return a number as people write it, without an exponent unless it has more than LONGEST_NUMBER characters.
-
-    >>> number_text(0.00001), number_text(2e20), number_text(5.0)
-    ('0.00001', '200000000000000000000', '5.0')
-    """
-    text = json.dumps(value)
-    plain = f"{Decimal(text):f}" if "e" in text else text
-    return plain if len(plain) <= LONGEST_NUMBER else text
 
 
 def check_finite(text: str | bytes, value: Any) -> None:

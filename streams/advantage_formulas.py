@@ -4,7 +4,7 @@
 
 All-equal rewards give zeros under every formula: there is nothing to learn from them, and the batch stage counts them.
 Equal means up to rounding, also of scorers that compute in float32: 0.1 + 0.2 and 0.3 are one reward, and no formula
-may scale their difference up to 1. Whoever asks whether rewards differ asks `are_equal`, or for advantages of 0.
+may scale their difference up to 1. Code that has to know whether rewards differ uses `are_equal`, or the advantages.
 
 `batch_std` needs the spread over a whole batch, which no group knows. Here it gives the centred rewards, and the
 trainer divides by the batch's standard deviation when it collates.
@@ -33,9 +33,7 @@ class FormulaError(Exception):
 
 
 ROUNDING = 1e-6
-"""Rewards closer than this, relative to the largest (absolute below 1), are equal: the rest is rounding, of some sums
-of float32 (2^-24 each).
-"""
+"""Rewards closer than this, relative to the largest (absolute below 1), are equal: the rest is rounding of float32."""
 
 
 def are_equal(rewards: Collection[float]) -> bool:

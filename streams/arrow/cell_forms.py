@@ -13,7 +13,8 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -21,47 +22,51 @@ import pyarrow
 
 CellPath = tuple[str, ...]
 """The name of a column, then those of the fields within its cells; "" for the items of a list."""
-NARROW = {pyarrow.float16(): np.float16, pyarrow.float32(): np.float32}
-"""Floats that Arrow widens, and NumPy writes as they were."""
 MOST_EXACT = 2**53
 """Above it, a float is not one whole number but several."""
+HAS_FORMS = re.compile("float|double|decimal|timestamp")
+"""Of the name of a type whose values may have another form."""
 
 
 class CellForms:
-    """What the columns of a table hold. First `look` at all rows, then `mend` each."""
+    """The forms of the columns of a table. First `look` at all rows, then `mend` each."""
 
     def __init__(self, schema: pyarrow.Schema | None) -> None:
         """`schema` is that of the table, None if it is not known."""
-        leaves = [leaf for column in schema or () for leaf in _leaves(column.type, (column.name,))]
-        self._narrow = {path: NARROW[kind] for path, kind in leaves if kind in NARROW}
-        self._kept: set[CellPath] = set()
-        """Of which a value has no shorter form."""
-        with_forms = dict.fromkeys(path[0] for path, kind in leaves if _has_forms(kind))
-        self.columns = None if schema is None else list(with_forms)
+        types = {column.name: str(column.type) for column in schema or ()}
+        self.columns = None if schema is None else [name for name, kind in types.items() if HAS_FORMS.search(kind)]
         """Those to look at; None: all."""
+        self._narrow = {
+            name: np.float16 if "halffloat" in kind else np.float32
+            for name, kind in types.items()
+            if "float" in kind and "double" not in kind
+        }
+        self._unshortened: set[CellPath] = set()
+        """Of which a value has no shorter form."""
 
     def look(self, rows: Iterable[dict[str, Any]]) -> None:
         """Find out which columns hold nothing but whole numbers, or dates."""
         for row in rows:
-            self._kept.update(path for path, value in _values(row, ()) if _short(value) is None)
+            _map(
+                row, (), lambda value, path: self._unshortened.add(path) if _short(value) is None is not value else None
+            )
 
     def mend(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return a row with the forms of its columns."""
-        if self.columns == []:
-            return row
-        return {
-            name: self._cell(cell, (name,)) if self.columns is None or name in self.columns else cell
-            for name, cell in row.items()
-        }
+        return row if self.columns == [] else _map(row, (), self._value)
 
-    def _cell(self, value: Any, path: CellPath) -> Any:
-        if isinstance(value, dict):
-            return {name: self._cell(inner, (*path, name)) for name, inner in value.items()}
-        if isinstance(value, list):
-            return [self._cell(inner, (*path, "")) for inner in value]
-        if path not in self._kept:
+    def _value(self, value: Any, path: CellPath) -> Any:
+        if path not in self._unshortened:
             return _short(value)
-        return float(str(self._narrow[path](value))) if path in self._narrow and value is not None else value
+        narrow = self._narrow.get(path[0]) if isinstance(value, float) else None
+        return value if narrow is None else float(str(narrow(value)))
+
+
+def _map(value: Any, path: CellPath, change: Callable[[Any, CellPath], Any]) -> Any:
+    """Return a value with each that is in it changed."""
+    if isinstance(value, dict):
+        return {name: _map(inner, (*path, name), change) for name, inner in value.items()}
+    return [_map(inner, (*path, ""), change) for inner in value] if isinstance(value, list) else change(value, path)
 
 
 def _short(value: Any) -> Any:
@@ -73,31 +78,3 @@ def _short(value: Any) -> Any:
     if isinstance(value, datetime.datetime):
         return value.date() if value.tzinfo is None and value.time() == datetime.time() else None
     return value
-
-
-def _values(value: Any, path: CellPath) -> Iterator[tuple[CellPath, Any]]:
-    """Yield what is in a value, with its path; nothing for a hole."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _values(inner, (*path, name))
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _values(inner, (*path, ""))
-    elif value is not None:
-        yield path, value
-
-
-def _leaves(kind: pyarrow.DataType, path: CellPath) -> Iterator[tuple[CellPath, pyarrow.DataType]]:
-    """Yield the types that are in a type, with their paths."""
-    if pyarrow.types.is_struct(kind):
-        for field in kind:
-            yield from _leaves(field.type, (*path, field.name))
-    elif hasattr(kind, "value_type") and not pyarrow.types.is_dictionary(kind):
-        yield from _leaves(kind.value_type, (*path, ""))
-    else:
-        yield path, kind.value_type if pyarrow.types.is_dictionary(kind) else kind
-
-
-def _has_forms(kind: pyarrow.DataType) -> bool:
-    is_number = pyarrow.types.is_floating(kind) or pyarrow.types.is_decimal(kind)
-    return bool(is_number or pyarrow.types.is_timestamp(kind))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas import json_text
-from schemas.events import Message, Task
+from schemas.events import Task
 from streams.engines.base_model import load_token_table, local_folder
 from streams.engines.rendering.prompts import PromptRenderer
 from streams.errors import EventError
@@ -43,7 +43,8 @@ def unanswerable_prompts(settings: Settings, tasks: Iterable[Task]) -> Iterator[
         if task.agent is not None or task.environment is not None:
             continue
         size = sum(len(message.content.encode()) + TEMPLATE_BYTES for message in task.messages) + TEMPLATE_BYTES
-        if not can_refuse and size < context_tokens and not any(map(_needs_tools, task.messages)):
+        with_tools = any(message.tool_calls or message.role == "tool" for message in task.messages)
+        if not can_refuse and size < context_tokens and not with_tools:
             continue
         if (renderer := local_renderer(base)) is None:
             return
@@ -74,10 +75,6 @@ def _limits(folder: Path) -> tuple[int, bool]:
     own_file = folder / "chat_template.jinja"
     template = own_file.read_text(encoding="utf-8") if own_file.exists() else str(tokenizer.get("chat_template"))
     return context_tokens, REFUSES in template
-
-
-def _needs_tools(message: Message) -> bool:
-    return bool(message.tool_calls) or message.role == "tool"
 
 
 @cache

@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -31,7 +32,6 @@ from schemas.events import (
 )
 from schemas.faults import faults, nearest
 from schemas.job_events import ONE_SOURCE
-from schemas.json_text import number_text
 from streams.data.contamination.contamination_report import check_rows
 from streams.data.contamination.suite_index import RowTexts, SuiteIndex, parameters_of, questions_of
 from streams.engines.prompt_check import unanswerable_prompts
@@ -458,7 +458,7 @@ def questions_in(queries: Iterable[TrainingQuery]) -> tuple[JobQuestion, ...]:
 def _question(query: TrainingQuery) -> JobQuestion:
     expected = query.expected_outcome
     if isinstance(expected, float):
-        expected = number_text(expected)
+        expected = f"{Decimal(repr(expected)):f}"  # without an exponent
     return JobQuestion(query=query.query, verifier="{}" if expected is None else json.dumps({"answer": expected}))
 
 

@@ -14,7 +14,7 @@ from schemas.events import Message, Tool, ToolCall
 from streams.engines.rendering.chat_template import ChatTemplate
 from streams.engines.rendering.template_rendering import ChatRendering
 from streams.engines.rendering.token_table import TokenTable
-from streams.errors import EventError, StreamwardError
+from streams.errors import StreamwardError
 
 NAMES_SHOWN = 8
 """Most tokens that a finding names."""
@@ -103,14 +103,11 @@ def template_oddities(tokenizer: Any, rendering: ChatRendering) -> Iterator[Mode
         *_inseparable_names(template),
     ):
         yield ModelFinding("template", what, do, True)
-    missing, refused = _missing_part(template), "Requests with tools"
-    if missing is not None:
-        refused += ", and tasks and tuning examples with calls,"
-    if not rendering.markers:
-        what = "the template writes tools and calls in none of the formats that are read"
-        yield ModelFinding("tools", what, f"{refused} are refused", True)
-    elif missing is not None:
-        yield ModelFinding("tools", missing, f"{refused} are refused", True)
+    missing = _refusal(template, [QUESTION, CALL, RESULT], [PROBE])
+    refused = "Requests with tools" + (", and tasks and tuning examples with calls," if missing else "")
+    unread = "" if rendering.markers else "the template writes tools and calls in none of the formats that are read"
+    if problem := unread or missing:
+        yield ModelFinding("tools", problem, f"{refused} are refused", True)
 
 
 Oddity = tuple[str, str]
@@ -178,20 +175,9 @@ def _inseparable_names(template: ChatTemplate) -> Iterator[Oddity]:
         yield f"it looks for {names} in messages", "A message that says so is refused; leave it out"
 
 
-def _missing_part(template: ChatTemplate) -> str | None:
-    """Return what of a call and its result the template does not write; None if it writes both, or refuses them."""
+def _refusal(template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str | None:
     try:
-        template.render_with_sources([QUESTION, CALL, RESULT], [PROBE])
-    except EventError as exc:
-        return str(exc).partition(";")[0]
-    except Exception:  # a template is a program: what it refuses in its own words is refused with them
-        return None
-    return None
-
-
-def _refusal(template: ChatTemplate, messages: Sequence[Message]) -> str | None:
-    try:
-        template.render(messages)
+        template.render_with_sources(messages, tools)
     except Exception as exc:  # a template is a program: whatever it raises, it refuses the messages
         return str(exc)
     return None

@@ -41,6 +41,11 @@ def test_what_is_left_out_is_as_documented() -> None:
     assert spec.questions[3].verifier == '{"answer": "6"}'
 
 
+def test_an_expected_number_is_compared_as_people_write_it() -> None:
+    queries = [{"query": f"{n}?", "expected_outcome": 0.00001} for n in range(20)]
+    assert asked(queries=queries).spec.questions[0].verifier == '{"answer": "0.00001"}'
+
+
 def test_an_agent_answers_for_its_policy_and_has_most_steps() -> None:
     ordered = asked(agent_id="calc")
     assert (ordered.policy, ordered.spec.agent, ordered.spec.max_turns) == ("default", "calc", 20)

@@ -558,12 +558,11 @@ def test_fields_within_a_cell_have_their_form_each(tmp_path: Path) -> None:
 
 def test_answers_that_programs_wrote_and_exact_compares_are_counted() -> None:
     lines = [{"prompt": str(n), "answer": answer} for n, answer in enumerate(["5.0", 8.0, "7", "nan", "2.50", 1e3])]
-    assert check(*lines).notes == (
-        "4 answers end in a 0 after the point, as 5.0, and exact compares texts: 1, 2, 5, 6 (--scorer numeric compares "
-        "numbers; or write a column of whole numbers)",
-        "1 answer is the text nan, as programs write a hole: 4",
+    [note] = check(*lines).notes
+    assert note.startswith(
+        "answers that end in .0, or are a word for a hole, and that exact compares as texts: 4 (as 5.0"
     )
-    assert check(lines[0]).notes[0].startswith("1 answer ends in .0, as 5.0, and exact compares texts: 1 (--scorer")
+    assert "5.0: 1, 2, 4, 6); --scorer numeric compares numbers; or write a column of whole numbers" in note
     assert check(lines[2], lines[0] | {"reward_sources": ["numeric"]}).notes == ()
 
 

@@ -48,11 +48,8 @@ class Rendering(Protocol):
     def grammar(self, form: AnswerForm, tools: Sequence[Tool]) -> str:
         """Return the grammar of an answer of this form, for `TokenEngine.constrain`."""
 
-    def plain(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of `text` alone."""
-
-    def with_special_tokens(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a text to continue, with those that the tokenizer puts around one, such as <s>."""
+    def plain(self, text: str, special_tokens: bool = False) -> tuple[int, ...]:
+        """Return the tokens of `text`; `special_tokens`: with those that the tokenizer puts around a text, as <s>."""
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, without those that stand for no text."""

@@ -118,13 +118,9 @@ class ChatRendering:
             self._check_calls()
         return grammar_of(form, tools, self._calls, self._special)
 
-    def plain(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of `text` alone."""
-        return self._template.tokens(text)
-
-    def with_special_tokens(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a text to continue, with those that the tokenizer puts around one, such as <s>."""
-        return tuple(self._tokenizer(text)["input_ids"])
+    def plain(self, text: str, special_tokens: bool = False) -> tuple[int, ...]:
+        """Return the tokens of `text`; `special_tokens`: with those that the tokenizer puts around a text, as <s>."""
+        return tuple(self._tokenizer(text)["input_ids"]) if special_tokens else self._template.tokens(text)
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, without those that stand for no text."""

@@ -27,7 +27,7 @@ class ScriptedRendering:
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
         """Return the tokens of a conversation, up to where the answer begins."""
         offered = f"tools: {json.dumps([asdict(tool) for tool in tools])}\n" if tools else ""
-        return self.plain(offered + _prompt(messages))
+        return self.plain(offered + lines_of(messages) + "assistant: ")
 
     def extend(
         self,
@@ -38,7 +38,7 @@ class ScriptedRendering:
         tools: Sequence[Tool],
     ) -> tuple[int, ...] | str:
         """Return the tokens after an answer; `finished`: it has its END_OF_TURN."""
-        return (*(() if finished else (END_OF_TURN,)), *self.plain("\n" + _prompt(new)))
+        return (*(() if finished else (END_OF_TURN,)), *self.plain(f"\n{lines_of(new)}assistant: "))
 
     def parse(
         self, token_ids: Sequence[int], tools: Sequence[Tool], turn_id: str, stop: str | None = None
@@ -53,13 +53,9 @@ class ScriptedRendering:
         """Return the grammar of an answer of this form."""
         return grammar_of(form, tools, CALLS, None)
 
-    def plain(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of `text` alone."""
+    def plain(self, text: str, special_tokens: bool = False) -> tuple[int, ...]:
+        """Return the tokens of `text` alone: none are put around it."""
         return tuple(text.encode())
-
-    def with_special_tokens(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of `text` alone: there are no others."""
-        return self.plain(text)
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, without END_OF_TURN."""
@@ -68,7 +64,3 @@ class ScriptedRendering:
     def token_bytes(self, token: int) -> bytes:
         """Return what a token adds to the text."""
         return b"" if token == END_OF_TURN else bytes((token,))
-
-
-def _prompt(messages: Sequence[Message]) -> str:
-    return lines_of(messages) + "assistant: "

@@ -29,7 +29,6 @@ from schemas.conventions import CONTAMINATION_ALLOWED_BY, TOOL_IDS
 from schemas.conversation import Conversation, ToolIn
 from schemas.events import EpisodeStart, Message, PromptUse, Purpose, RewardSource, Sampling, Task, derive_id
 from schemas.faults import OutsideObject, ValueFault, faults, names_in_quotes, nearest
-from schemas.json_text import number_text
 from streams.arrow.file_rows import Row, fields_of
 from streams.environments.listed import LISTED
 from streams.environments.registry.named_tools import Entries, named_environment, named_tools, no_entries, reference
@@ -57,16 +56,16 @@ NUMBERS_SHOWN = 5
 """Lines with the same kind of mistake whose numbers are printed."""
 OWN_OBJECTS = ("arguments", "parameters", "settings", "verifier")
 """Fields whose objects are a user's own: null in them is a value."""
-OF_PROGRAMS = re.compile(r"[-+]?\d+\.\d*0|[Nn]a[Nn]|None|null|<NA>|NaT")
+OF_PROGRAMS = re.compile(r"[-+]?\d+\.0+|[Nn]a[Nn]|None|null|<NA>|NaT")
 """Answers as programs write them: 5.0 for a whole number, or a name for a hole."""
 _VALUES = re.compile(r"[0-9a-f-]{36}|\(got [^()]*\)|'[^']*'|-?\d+")
 """The parts that differ between two mistakes of one kind."""
 
 
 def _as_text(value: Any) -> Any:
-    """Return a number as its text, anything else as it is."""
+    """Return a number as its text, without an exponent, anything else as it is."""
     if isinstance(value, float):
-        return number_text(value)
+        return f"{decimal.Decimal(repr(value)):f}"
     return json.dumps(value) if isinstance(value, int) else value
 
 
@@ -330,28 +329,21 @@ def _without_answer_note(numbers: list[int]) -> Iterator[str]:
 
 def _odd_answer(task: Task) -> str | None:
     """Return an answer that `exact` compares, and that a program has written as no person would."""
-    if all(source.name != "exact" for source in task.reward_sources):
-        return None
+    is_compared = any(source.name == "exact" for source in task.reward_sources)
     try:
-        return next(filter(OF_PROGRAMS.fullmatch, answers(task, "exact")), None)
+        return next(filter(OF_PROGRAMS.fullmatch, answers(task, "exact")), None) if is_compared else None
     except ScoreError:  # it has none: the scorer says so
         return None
 
 
-def _odd_answers_note(of_lines: dict[int, str]) -> Iterator[str]:
-    """Yield a sentence about answers that `exact` never finds in what a model says, of each kind."""
-    zeros = {number: answer for number, answer in of_lines.items() if "." in answer}
-    holes = {number: answer for number, answer in of_lines.items() if number not in zeros}
-    if zeros:
-        lines = f"{len(zeros)} answers end" if len(zeros) > 1 else "1 answer ends"
-        zero = ".0" if all(answer.endswith(".0") for answer in zeros.values()) else "a 0 after the point"
+def _odd_answers_note(of_lines: Mapping[int, str]) -> Iterator[str]:
+    """Yield a sentence about answers that `exact` never finds in what a model says, if there are any."""
+    if of_lines:
         yield (
-            f"{lines} in {zero}, as {next(iter(zeros.values()))}, and exact compares texts: {_some(list(zeros))} "
-            "(--scorer numeric compares numbers; or write a column of whole numbers)"
+            f"answers that end in .0, or are a word for a hole, and that exact compares as texts: {len(of_lines)} (as "
+            f"{next(iter(of_lines.values()))}: {_some(list(of_lines))}); --scorer numeric compares numbers; or write a "
+            "column of whole numbers, and leave holes empty"
         )
-    if holes:
-        lines = f"{len(holes)} answers are" if len(holes) > 1 else "1 answer is"
-        yield f"{lines} the text {next(iter(holes.values()))}, as programs write a hole: {_some(list(holes))}"
 
 
 def epochs(tasks: Iterable[Task], count: int) -> Iterator[Task]:

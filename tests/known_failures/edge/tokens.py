@@ -97,10 +97,16 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(
         number="F53",
         what="A template refuses a system message, or roles that do not take turns, or leaves system messages out "
-        "in silence.",
-        result="`tasks submit`, `up`, `jobs start` and HTTP refuse such a prompt in the template's own words before "
-        "a sample is paid for; `doctor --model` names all three.",
+        "in silence; or it leaves out tools, calls or results, so that two histories are one prompt.",
+        result="`tasks submit`, `up`, `jobs start` and HTTP refuse such a prompt in the template's own words, or name "
+        "what it leaves out, before a sample is paid for; so does tuning with the line, of a job when it is ordered. "
+        "`doctor --model` names all of them.",
         tests=(
+            "tests/unit/test_rendering.py::test_what_a_template_leaves_out_of_a_call_is_named",
+            "tests/unit/test_tuning_jobs.py::test_a_line_that_the_model_here_cannot_be_tuned_on_is_refused_when_the_job_is_"
+            "ordered",
+            "tests/unit/test_prompt_check.py::test_a_prompt_of_which_the_template_leaves_out_a_call_is_refused_before_and_"
+            "when_it_is_answered",
             "tests/unit/test_prompt_check.py::test_messages_that_the_template_refuses_are_named_with_its_own_words",
             f"{FAMILIES}::test_doctor_shows_the_table_and_every_oddity_without_settings_and_broker",
         ),

@@ -78,8 +78,10 @@ class CallPrompts:
     async def _prompt_of_text(
         self, prompt: str | tuple[int, ...], call: ModelCall, conversation: Conversation | None
     ) -> CallPrompt:
-        tokenize = self._rendering.with_special_tokens if call.special_tokens else self._rendering.plain
-        ids = await self._render(call, tokenize, prompt) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):
+            ids = await self._render(call, self._rendering.plain, prompt, call.special_tokens)
+        else:
+            ids = prompt
         tokens = TokenIds.of(ids)
         placement = self._place(call, conversation, tokens)
         return CallPrompt(placement, tokens[: placement.new_from], tuple(ids[placement.new_from :]))
