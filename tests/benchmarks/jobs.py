@@ -1,15 +1,17 @@
-"""Many jobs at once on a tiny model, while controller, trainer and broker are killed; and what asking for one takes.
+"""Many jobs at once on a tiny model, while whatever works on them is killed; and what asking for one takes.
 
     JOBS orders ──► jobs ──► two controllers, a fleet of two trainers and a policy agent, streams, scoring ──► versions
+                      ├────► two `agents run --fleet` ──► episodes of the jobs in environments
                       └────► streamward serve ◄── training.get_status, ten times a second: meanwhile, and alone
-    kill -9 of a controller, a trainer and the broker, at a sixth, a third and half of the iterations; each starts again
+    kill -9 of a controller, an agent, a trainer and the broker, by the share of the iterations; each starts again
 
-Each job has a policy of its own, and is to make three versions. At the end the log is counted: each iteration, version
-and task once, and the audit balances. Then, alone, the same question, and Locust with USERS users if it
-is there (`make load` installs it). Last a step of SmolLM2 on one group of eight.
+Each job has a policy of its own, and is to make three versions; up to ten train on episodes of `guess` instead of
+questions. At the end the log is counted: each iteration, version and task once, and the audit balances. Then, alone,
+the same question, and Locust with USERS users if it is there (`make load` installs it). Last a step of SmolLM2 on one
+group of eight.
 
 JOBS in the environment says how many; default: 100, which takes three minutes on two cores.
-Not covered: calls of agents and their trajectories; those are in `agents`.
+Not covered: programs of agents; those are in `agents`.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from schemas.events import AdapterEvent, Response, Task
-from streams.jobs import request as requests
+from streams.jobs import job_episodes, request as requests
 from streams.jobs.job_log import JobLog
 from streams.kafka.node import process as broker
 from streams.processes.child import free_port
-from streams.settings.model import Advantages, Batches, Model, Policy, Serve, Settings, Trainer
+from streams.settings.model import Advantages, Batches, Model, Serve, Settings, Trainer
 from streams.tools.audit.reading import Audit
 from tests.benchmarks.loop import REPO, node
 from tests.benchmarks.side_by_side import line, median_s, say
@@ -45,6 +47,8 @@ from tests.benchmarks.trainer import SLOTS, random_group, real_trainer
 from tests.support.processes import command, environment, read, said
 
 JOBS = int(os.environ.get("JOBS", "100"))
+IN_ENVIRONMENTS = min(10, JOBS // 3)
+"""Jobs that train on episodes."""
 ITERATIONS, QUESTIONS, GROUPS, SLOTS_EACH = 3, 8, 2, 2
 PROCESSES = {
     "streams": ("streams",),
@@ -52,10 +56,12 @@ PROCESSES = {
     "policy": ("policy", "--fleet"),
     "train": ("train", "--fleet"),
     "train-2": ("train", "--fleet"),
+    "agents": ("agents", "run", "--environments", "--fleet", "--parallel", "8"),
+    "agents-2": ("agents", "run", "--environments", "--fleet", "--parallel", "8"),
     "jobs": ("jobs", "run"),
     "jobs-2": ("jobs", "run"),
 }
-KILLED = (("jobs", 1 / 6), ("train", 1 / 3), ("broker", 1 / 2))
+KILLED = (("jobs", 1 / 6), ("agents", 1 / 4), ("train", 1 / 3), ("broker", 1 / 2), ("agents", 2 / 3))
 """Who is killed, and at which share of the iterations."""
 LIMIT_S = 900.0 + 40.0 * JOBS
 MOST_RESTARTS = 20
@@ -85,10 +91,9 @@ def _jobs() -> Iterator[dict[str, Any]]:
     with node() as settings, ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streamward-bench-")))
         here = _settings(settings, folder)
-        scripted = here.model_copy(update={"policy": Policy(engine="scripted", script="{}")})
-        server = stack.enter_context(Programs({"serve": (scripted, ("serve",))}, folder))
+        server = stack.enter_context(Programs({"serve": (here, ("serve", "--fleet"))}, folder))
         log = stack.enter_context(JobLog(here))
-        say(f"jobs: {JOBS} jobs of {ITERATIONS} iterations")
+        say(f"jobs: {JOBS} jobs of {ITERATIONS} iterations, {IN_ENVIRONMENTS} of them in environments")
         names = _ordered(here, log)
         _until(lambda: _answers(here.serve.port, names[0]), "the server to answer", server)
         began = time.monotonic()
@@ -144,23 +149,29 @@ def _ordered(settings: Settings, log: JobLog) -> list[str]:
     """Order the jobs, each of a policy of its own; return their ids."""
     policies = [f"line-{number:03}" for number in range(JOBS)]
     found = []
-    for policy in policies:
-        asked = {
-            "agent_id": policy,
-            "training_queries": [
-                {"query": f"{number} 7", "expected_outcome": str(number)} for number in range(QUESTIONS)
-            ],
-            "config": {
-                "n_iterations": ITERATIONS,
-                "n_trajectories_per_query": SLOTS_EACH,
-                "max_tokens": 8,
-                "held_out_share": 0.0,
-                "reward_sources": [{"name": "length", "settings": {"unit": "characters", "limit": 60}}],
-            },
-        }
-        order = requests.order(requests.read_request(asked), settings, policies=policies, agents={})
+    for number, policy in enumerate(policies):
+        about = _episodes() if number < IN_ENVIRONMENTS else _questions()
+        about["config"] |= {"n_iterations": ITERATIONS, "n_trajectories_per_query": SLOTS_EACH, "max_tokens": 8}
+        order = requests.order(
+            requests.read_request({"agent_id": policy, **about}),
+            settings,
+            policies=policies,
+            agents={},
+            try_environment=lambda config: job_episodes.try_environment(config, settings.environments, lambda: {}),
+        )
         found.append(log.start(order, actor="bench", key=policy).job_id)
     return found
+
+
+def _questions() -> dict[str, Any]:
+    queries = [{"query": f"{number} 7", "expected_outcome": str(number)} for number in range(QUESTIONS)]
+    rewards = [{"name": "length", "settings": {"unit": "characters", "limit": 60}}]
+    return {"training_queries": queries, "config": {"held_out_share": 0.0, "reward_sources": rewards}}
+
+
+def _episodes() -> dict[str, Any]:
+    game = {"name": "guess", "settings": {"highest": 4}, "episodes": QUESTIONS, "held_out": 0, "max_turns": 2}
+    return {"environment": game, "config": {}}
 
 
 def _work(settings: Settings, log: JobLog, names: Sequence[str], loop: Programs) -> None:
