@@ -47,13 +47,15 @@ class CellForms:
     def look(self, rows: Iterable[dict[str, Any]]) -> None:
         """Find out which columns hold nothing but whole numbers, or dates."""
         for row in rows:
-            _map(
-                row, (), lambda value, path: self._unshortened.add(path) if _short(value) is None is not value else None
-            )
+            _map(row, (), self._note)
 
     def mend(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return a row with the forms of its columns."""
         return row if self.columns == [] else _map(row, (), self._value)
+
+    def _note(self, value: Any, path: CellPath) -> None:
+        if value is not None and _short(value) is None:
+            self._unshortened.add(path)
 
     def _value(self, value: Any, path: CellPath) -> Any:
         if path not in self._unshortened:
