@@ -278,8 +278,8 @@ def train_summary(progress: Progress) -> str:
         parts.append(f"{waiting} wait{'s' if waiting == 1 else ''} for a batch of {groups} (batches.groups)")
     under_way = places["waiting"] + places["sampled"] + places["scored"]
     under_way += places["batched"] if progress.settings.policy.engine != "scripted" else 0
-    stalled = f" ({progress.stalled_tasks()} without a score)" if progress.stalled_tasks() else ""
-    return f"Train tasks: {', '.join(parts)}" + (f", {under_way} in flight{stalled}" if under_way else "")
+    scoreless = f" ({progress.stalled_tasks()} without a score)" if progress.stalled_tasks() else ""
+    return f"Train tasks: {', '.join(parts)}" + (f", {under_way} in flight{scoreless}" if under_way else "")
 
 
 def _faults(progress: Progress) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
     consumer group over `jobs` ──► which jobs are ours
     jobs, adapters and training-results from their beginning,
-    groups from where a job's figures end                      ──► due ──► tasks, jobs, adapters
+    groups from where a job's figures end, dead letters
+    from its newest event on                                   ──► due ──► tasks, jobs, adapters
 
 The log is the only state. A controller that is killed loses nothing: the next one folds the same records, and what it
 then asks for has the same ids. Of tasks it first looks which are in the log, since the dead one may have written some;
@@ -22,7 +23,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Self
 
-from schemas.events import AdapterEvent, AdvantagedGroup, JobEvent, Task
+from schemas.conventions import SCORELESS
+from schemas.events import AdapterEvent, AdvantagedGroup, DeadLetter, JobEvent, Task
 from schemas.serde import EncodeError, Poison
 from streams.adapters import versions as adapters
 from streams.adapters.versions import AdapterState
@@ -40,7 +42,7 @@ from streams.kafka.group_names import JOBS
 from streams.kafka.key_membership import KeyMembership
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader, read
-from streams.kafka.record import Record, TopicPartition, cut, partition_of
+from streams.kafka.record import Record, TopicPartition, cut, partition_of, source_key
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
@@ -78,7 +80,7 @@ class JobController:
     def __init__(self, settings: Settings, outage: BrokerOutage) -> None:
         self._settings, self._outage = settings, outage
         topic_of_label = topics(settings.topics)
-        self._names = {topic_of_label[label].name: label for label in (*FROM_BEGINNING, "groups")}
+        self._names = {topic_of_label[label].name: label for label in (*FROM_BEGINNING, "groups", "dead-letters")}
         self._groups = topic_of_label["groups"].name
         self._jobs = topic_of_label["jobs"].name
         self._all = AllJobs(settings.topics.policy_partitions)
@@ -142,6 +144,8 @@ class JobController:
             adapter = record.decode_placed(AdapterEvent, self._settings.topics.policy_partitions)
             if not isinstance(adapter, Poison):
                 self._adapters[adapter.policy] = adapters.fold(self._versions(adapter.policy), adapter)
+        elif label == "dead-letters":
+            self._on_letter(record)
         else:
             self._on_group(record)
 
@@ -167,6 +171,12 @@ class JobController:
         for name in concerned:
             if self._open[name].job.policy == group.policy:
                 self._open[name] = job_reducer.after_group(self._open[name], group, record.at.offset)
+
+    def _on_letter(self, record: Record) -> None:
+        letter = record.decode(DeadLetter)
+        if isinstance(letter, DeadLetter) and letter.reason in SCORELESS:
+            task_id = source_key(letter)
+            self._open = {name: job_reducer.after_failed_score(state, task_id) for name, state in self._open.items()}
 
     def _versions(self, policy: str) -> AdapterState:
         return self._adapters.get(policy) or adapters.empty(policy)
@@ -200,7 +210,13 @@ class JobController:
         if not new:
             return True
         bounds = self._bounds("groups")
-        starts = {tp: offset for tp, offset in self._reader.position.items() if tp[0] != self._groups}
+        began = max(0, min(job.updated_at for job in running.values()) - CLOCK_SKEW_MS)
+        letters = self._outage.ask(lambda: offsets_at(self._settings, ["dead-letters"], began), "to where a time is")
+        assigned_anew = {self._groups, *(topic for topic, _ in letters)}
+        starts = {tp: offset for tp, offset in self._reader.position.items() if tp[0] not in assigned_anew}
+        starts |= {
+            tp: letters[tp] if letters[tp] >= 0 else end for tp, (_, end) in self._bounds("dead-letters").items()
+        }
         for name, job in new.items():
             self._open[name] = job_reducer.begin(job, self._settings.batches, self._settings.learning.stop_after)
         for state in self._open.values():

@@ -1,6 +1,6 @@
 """Decide what a job needs next, from the log alone.
 
-    groups (its tasks) ──► OpenJob: which draws have a fate, tokens ─┐
+    groups (its tasks), failed scores ──► OpenJob: which draws have a fate, tokens ─┐
     adapters           ──► versions, results of its suite ───────────┼──► due ──► tasks, jobs, adapters (retired)
     jobs               ──► JobState ─────────────────────────────────┘
 
@@ -119,6 +119,18 @@ def after_group(state: OpenJob, group: AdvantagedGroup, offset: int) -> OpenJob:
         return state
     fate = _why_useless(group, state.job.base_batches + place[1] - 1, state.rule)
     return replace(state, fates={**state.fates, place[1:]: fate})
+
+
+def after_failed_score(state: OpenJob, task_id: str) -> OpenJob:
+    """Return the state once a scorer gave up on an answer to a task: another draw takes its place.
+
+    Its group counts after all if it comes.
+    """
+    number = state.job.iteration + 1
+    for draw in range(draws_needed(state)):
+        if (number, draw) not in state.fates and train_task(state.job, number, draw, 0).task_id == task_id:
+            return replace(state, fates={**state.fates, (number, draw): "score_failed"})
+    return state
 
 
 def _tokens(group: AdvantagedGroup) -> tuple[int, int]:

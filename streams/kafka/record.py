@@ -200,6 +200,11 @@ def _base64(data: bytes | None) -> str | None:
     return None if data is None else base64.b64encode(data).decode()
 
 
+def source_key(letter: DeadLetter) -> str:
+    """Return the key of the record that a dead letter is about; of a response, its task."""
+    return (read_base64(letter.key) or b"").decode(errors="replace")
+
+
 def read_base64(text: str | None) -> bytes | None:
     """Decode base64, or return None if it is not: anybody may write a dead letter."""
     try:

@@ -194,19 +194,19 @@ def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
     for name, of_policy in versions.items():
         policies[name].router.adapters = of_policy.state()
     scored, paused, failures = _committed(SCORING, positions), dict[str, str](), ScoreFailures()
-    stalled = StalledGroups(settings.advantages)
+    lacking_scores = StalledGroups(settings.advantages)
     for record, event in _recent(settings, bounds, policies, since_ms):
         _take(policies, record, event, dropped, since_ms)
         if isinstance(event, DeadLetter) and record.timestamp_ms >= since_ms:
             failures.take_letter(event)
-            stalled.take_letter(event)
+            lacking_scores.take_letter(event)
         elif isinstance(event, AdvantagedGroup):
-            stalled.take_group(event.task_id)
+            lacking_scores.take_group(event.task_id)
         if isinstance(event, DeadLetter) and event.reason == PAUSED_REASON:
             held = event.source_offset >= scored.get((event.source_topic, event.source_partition), 0)
             paused |= [paused_scorer(event)] if held else []
-    for name, of_stalled in policies.items():
-        of_stalled.stalled = stalled.of(name)
+    for name, policy in policies.items():
+        policy.stalled = lacking_scores.of(name)
     processes = [
         replace(process, is_held_up=_is_held_up(process, policies, scores=not paused and not failures.scorers()))
         for process in _processes(settings, policies, tasks, bounds, positions)

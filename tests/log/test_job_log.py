@@ -30,7 +30,7 @@ from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.load import to_env
 from streams.settings.model import Batches, Kafka, Model, Settings, Topics
-from tests.support.factories import T0, group, job_spec, member, response
+from tests.support.factories import T0, group, job_spec, member, response, scoreless
 from tests.support.log.loop_on_log import LoopOnLog
 from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny import save_tiny
@@ -223,6 +223,25 @@ def test_a_job_whose_tasks_cannot_be_written_fails_and_the_others_go_on(made: Se
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_a_draw_that_its_scorer_gave_up_on_is_replaced_by_another_before_its_deadline(made: Settings) -> None:
+    def asked() -> list[Task]:
+        return [task for _, task in read(made, Task) if task.policy == "unscored"]
+
+    with JobLog(made) as log, JobController(made, BrokerOutage(made.kafka, threading.Event())) as controller:
+
+        def works_until(count: int) -> None:
+            until(lambda: controller.step() or len(asked()) == count, f"{count} draws")
+
+        log.start(order("unscored", held_out_share=0.0), actor="ann")
+        works_until(4)
+        lost, *others = asked()
+        with Producer(made) as producer:
+            producer.send(scoreless(response(task_id=lost.task_id, policy="unscored")))
+            for one in others:
+                producer.send(group(task_id=one.task_id, policy="unscored", metadata=one.metadata))
+        works_until(5)
 
 
 def run(settings: Settings, *args: str, **options: Any) -> Result:

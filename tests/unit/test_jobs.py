@@ -234,6 +234,30 @@ def test_held_out_questions_are_never_trained_on() -> None:
     assert asked["train"] | asked["eval"] == {question.query for question in QUESTIONS}
 
 
+def test_a_draw_that_its_scorer_gave_up_on_is_replaced_at_once_and_counts_if_its_group_comes() -> None:
+    log = Log(RestOfLoop(RULE))
+    log.act()
+    while not any(task.purpose == "train" for task in log.tasks):
+        log.answer()
+        log.act()
+    state, train = log.open, [task for task in log.tasks if task.purpose == "train"]
+    assert state is not None and job_reducer.draws_needed(state) == len(train) == 4
+    for task in train[1:]:
+        for event in log.rest.answer(task):
+            assert isinstance(event, AdvantagedGroup)
+            log.groups.append(event)
+    log.act()
+    assert len([task for task in log.tasks if task.purpose == "train"]) == 4, "a score may come any moment"
+    assert log.open is not None
+    log.open = job_reducer.after_failed_score(log.open, train[0].task_id)
+    assert job_reducer.after_failed_score(log.open, "another") == log.open
+    log.act()
+    assert len([task for task in log.tasks if task.purpose == "train"]) == 5
+    late = next(event for event in log.rest.answer(train[0]) if isinstance(event, AdvantagedGroup))
+    counted = job_reducer.after_group(log.open, late, len(log.groups))
+    assert (log.open.fates[1, 0], counted.fates[1, 0]) == ("score_failed", "")
+
+
 @given(st.data())
 def test_killed_after_any_write_and_continued_a_job_asks_for_each_task_and_event_once(data: st.DataObject) -> None:
     whole = Log(RestOfLoop(RULE))

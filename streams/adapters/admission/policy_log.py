@@ -27,7 +27,7 @@ from streams.adapters.router import VersionRouter
 from streams.kafka import times
 from streams.kafka.admin import offsets, offsets_at
 from streams.kafka.reader import read
-from streams.kafka.record import Record, TopicPartition, partition_of, read_base64
+from streams.kafka.record import Record, TopicPartition, partition_of, source_key
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import topics
 from streams.settings.model import Batches, Settings
@@ -199,7 +199,7 @@ class PolicyLog:
     def _take_letter(self, letter: DeadLetter | None) -> None:
         if letter is None or letter.reason not in SCORELESS or letter.source_topic != self._responses:
             return
-        task_id = (read_base64(letter.key) or b"").decode(errors="replace")
+        task_id = source_key(letter)
         self._unscored.add(task_id)
         for state in self._states.values():
             state.admission.give_up(task_id)

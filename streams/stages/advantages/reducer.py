@@ -336,13 +336,13 @@ def _why_left_out(task: TaskInfo, failed: bool, scores: Mapping[str, SourceScore
     """Return why a slot has no reward; None if it has one. `is_cut`: a sibling of it never came."""
     if failed:
         return "response_failed"
-    given = [scores[name] for name, _ in task.sources if name in scores]
-    if len(given) < len(task.sources):
+    verdicts = [scores[name] for name, _ in task.sources if name in scores]
+    if len(verdicts) < len(task.sources):
         missing = (name for name, _ in task.sources if name not in scores)
         return UNRANKED if is_cut and all(map(compares_group, missing)) else "unscored"
-    if any(score.value is None and not score.abstained for score in given):
+    if any(score.value is None and not score.abstained for score in verdicts):
         return "score_failed"
-    return ABSTAINED if given and all(score.abstained for score in given) else None
+    return ABSTAINED if verdicts and all(score.abstained for score in verdicts) else None
 
 
 def _steps(task: TaskInfo, scores: Mapping[str, SourceScore]) -> tuple[float, ...] | None:
