@@ -127,17 +127,16 @@ def agents_run(
     agent_id = _agent_name(agent_id, environments=environments, command=command, entry_point=entry_point)
     if fleet:
         call.refuse_one_policy("agents run")
-    address, key = server or call.settings.serve.url, call.settings.serve.key
-    pool = EnvironmentPool(call.settings.environments)
-    player = episode_agent.EpisodeAgent(address, pool.open, time_limit_s=time_limit, key=key)
+    serve, pool = call.settings.serve, EnvironmentPool(call.settings.environments)
+    player = episode_agent.EpisodeAgent(server or serve.url, pool.open, time_limit_s=time_limit, key=serve.key)
     if file is not None:
         _submit(call, file, reading, agent_id)
     call.working = True
     plan = agent_runner.AgentPlan(
         agent_id=agent_id,
         work=player.work if environments else _program(command, entry_point, time_limit),
-        server=address,
-        key=key,
+        server=server or serve.url,
+        key=serve.key,
         parallel=parallel or (EPISODES_AT_ONCE if environments else PROGRAMS_AT_ONCE),
         folder=folder.absolute(),
         fleet=fleet,

@@ -303,11 +303,12 @@ class AgentManager:
                 response = record.decode(Response)
                 if not isinstance(response, Poison):
                     responses.setdefault((response.task_id, response.slot), response)
-        steps = [one.decode(TrajectoryEvent) for one in records if one.at.topic == named["trajectories"].name]
+        steps = [record.decode(TrajectoryEvent) for record in records if record.at.topic == named["trajectories"].name]
         ended = [step for step in steps if not isinstance(step, Poison)]
-        said = conversations(_turns(one for one in records if one.at.topic == named["turns"].name), ended)
+        turns = _turns(record for record in records if record.at.topic == named["turns"].name)
+        answers = conversations(turns, ended)
         slots = [(task.task_id, slot) for task in tasks for slot in range(task.group_size)]
-        return [_completion(*one, responses.get(one), said) for one in slots]
+        return [_completion(*slot, responses.get(slot), answers) for slot in slots]
 
 
 def _messages(prompt: Prompt) -> tuple[Message, ...]:

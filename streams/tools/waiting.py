@@ -69,8 +69,8 @@ class StalledGroups:
 
     def of(self, policy: str) -> list[StalledGroup]:
         """Return the groups of a policy that still lack a score, each once, in the order in which they were found."""
-        groups = {one.task_id: one for one in reversed(self._by_answer.values()) if one.policy == policy}
-        return [one for task_id, one in reversed(groups.items()) if task_id not in self._closed]
+        groups = {group.task_id: group for group in reversed(self._by_answer.values()) if group.policy == policy}
+        return [group for task_id, group in reversed(groups.items()) if task_id not in self._closed]
 
 
 def stalled_text(stalled: Sequence[StalledGroup]) -> str:

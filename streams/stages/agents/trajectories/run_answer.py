@@ -91,8 +91,8 @@ def printed_answer(answers: Iterable[Turn], others: Sequence[Turn], output: str)
     repeated = [turn for turn in answers if f" {_words(turn.reply.content)} " in printed]
     if repeated:
         return repeated[0].turn_id if len({_words(turn.reply.content) for turn in repeated}) == 1 else None
-    said = (turn for turn in reversed(others) if is_text(turn))
-    return next((turn.turn_id for turn in said if printed.endswith(f" {_words(turn.reply.content)} ")), None)
+    texts = (turn for turn in reversed(others) if is_text(turn))
+    return next((turn.turn_id for turn in texts if printed.endswith(f" {_words(turn.reply.content)} ")), None)
 
 
 def is_text(turn: Turn) -> bool:
