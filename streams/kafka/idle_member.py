@@ -112,8 +112,10 @@ class SoleMember(IdleMember):
     def __enter__(self) -> Self:
         """Take the place. Raises RefusedError if another process has it, StoppedWaiting, LogError."""
         patience_s = self._session_s + MARGIN_S
-        until, is_told = time.monotonic() + patience_s, False
+        until, is_told, asked_at = time.monotonic() + patience_s, False, time.monotonic()
         while (others := self._outage.ask(self._others, "which members a group has")) or not self._take():
+            if time.monotonic() > asked_at + ANSWER_S:  # the broker was away, and counts each session anew
+                until = time.monotonic() + patience_s
             problem = f"another `{self._kind}` works on this log: {'; '.join(others)} (group {self._group})"
             if others and time.monotonic() > until:
                 raise RefusedError(
@@ -125,6 +127,7 @@ class SoleMember(IdleMember):
                 is_told = True
             if self._stop.wait(random.uniform(0.5, 1) * POLL_EVERY_S):  # noqa: S311 - of two that meet, one is first
                 raise StoppedWaiting(f"stopping, as {problem}")
+            asked_at = time.monotonic()
         self._held_at = time.monotonic()
         self._thread.start()
         return self
@@ -155,6 +158,8 @@ class SoleMember(IdleMember):
     def _members(self) -> dict[str, str]:
         """Return the members of the group in words, by their ids. Raises KafkaException."""
         client, timeout_s = admin_client(self._settings.kafka), self._settings.kafka.request_timeout_s
+        # librdkafka (2.16) may abort where it describes a group while the broker is away: this fails first
+        client.list_topics(self._tp[0], timeout=ANSWER_S)
         described = client.describe_consumer_groups([self._group], request_timeout=timeout_s)[self._group]
         try:
             members = described.result().members

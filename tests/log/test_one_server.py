@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import threading
@@ -17,8 +18,9 @@ from schemas.events import Turn
 from streams.errors import EXIT_RESTART, RefusedError
 from streams.kafka import admin
 from streams.kafka.idle_member import MARGIN_S, SoleMember
+from streams.kafka.node import process as broker
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
-from streams.settings.model import Settings
+from streams.settings.model import Broker, Settings
 from tests.support.agent_server import settings_of
 from tests.support.processes import command, environment, read, said, until
 from tests.support.thread_server import ServeProcess
@@ -117,6 +119,34 @@ def test_a_server_that_was_frozen_and_whose_place_nobody_took_answers_again(firs
     first.process.send_signal(signal.SIGCONT)
     until(lambda: ask(first) == 200, "the server answers again", folder=first.folder)
     assert first.process.poll() is None
+
+
+@pytest.mark.kills
+def test_a_broker_that_restarts_while_the_next_server_waits_costs_it_no_place(tmp_path: Path) -> None:
+    """The broker counts the session of a member that was killed anew, and the next one's patience begins anew, too."""
+    with broker.embedded(tmp_path / "kafka") as node:
+        plain = settings_of(node.bootstrap, tmp_path, SCRIPT)
+        short = plain.kafka.model_copy(update={"session_timeout_s": SESSION_S})
+        here = plain.model_copy(update={"kafka": short, "broker": Broker(data_dir=node.data_dir)})
+        admin.apply_topics(here)
+        folder = tmp_path / "first"
+        folder.mkdir()
+        killed = ServeProcess(here, folder)
+
+        def restart() -> None:
+            until(lambda: "Waiting" in said(tmp_path), "the next one waits", folder=tmp_path)
+            killed.kill()
+            running = broker.status(here.broker)
+            assert running is not None
+            os.kill(running.pid, signal.SIGKILL)
+            broker.start(here.broker)
+
+        restarting = threading.Thread(target=restart)
+        restarting.start()
+        following = ServeProcess(on_another_port(here, tmp_path), tmp_path)
+        restarting.join()
+        assert ask(following) == 200
+        following.kill()
 
 
 def test_of_several_that_start_at_once_one_has_the_place_and_it_goes_to_one_when_that_leaves(
