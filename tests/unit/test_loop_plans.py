@@ -43,7 +43,7 @@ def test_a_command_in_the_folder_of_the_demo_has_its_settings() -> None:
     assert finds_settings(config)
     assert load() == load(file=config)
     assert load().kafka.bootstrap == "127.0.0.1:21000"
-    assert load().broker.data_dir == Path(".streamward/demo/kafka").absolute()
+    assert load().broker.data_dir == Path(".streamward/demo/kafka")  # moved with the folder, it is found there
 
 
 def test_the_demo_learns_by_the_rule_of_a_settings_file_and_leaves_the_rest_as_it_learns_best() -> None:
