@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import fastavro
 
-from schemas import events, ids, versions
+from schemas import event_sizes, events, ids, versions
 from schemas.avro_schema import LAYOUT
 from schemas.convert import EncodeError as EncodeError, from_plain, to_plain
 from schemas.ids import FRAME as FRAME, MAGIC as MAGIC, LockIds
@@ -33,7 +33,7 @@ class Poison:
     """Bytes that are not an event, or an event with the wrong key or partition."""
 
     reason: str
-    """not_avro, unknown_schema, wrong_event, undecodable, contradictory, wrong_key or wrong_partition."""
+    """too_large, not_avro, unknown_schema, wrong_event, undecodable, contradictory, wrong_key or wrong_partition."""
     error: str
     """The expected and the actual value, and the way out."""
 
@@ -65,6 +65,8 @@ def decode(payload: bytes | None, expected: type[E]) -> E | Poison:
     Never raises for the content of a payload; only as a look-up in a Schema Registry does.
     """
     kind: Any = expected
+    if (problem := event_sizes.excess(payload, kind)) is not None:
+        return Poison("too_large", problem)
     newest = _newest(kind, ids.current())
     if payload is not None and payload[: FRAME.size] in newest.frames:
         plain = _body(payload, newest.schema, None)

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyruhvro
 
-from schemas import ids as numbering, serde, versions
+from schemas import event_sizes, ids as numbering, serde, versions
 from schemas.events import Coordinates, Event
 from streams.arrow import rules, types
 from streams.arrow.types import TIME
@@ -74,7 +74,7 @@ class Bad(NamedTuple):
 
     at: Coordinates
     reason: str
-    """As in serde.Poison: not_avro, unknown_schema, wrong_event, undecodable or contradictory."""
+    """As in serde.Poison: too_large, not_avro, unknown_schema, wrong_event, undecodable or contradictory."""
     error: str
 
 
@@ -319,6 +319,8 @@ def _is_exact(read: _Read) -> bool:
 
 def _read_if_sound(event: type[Event], schema: _WriterSchema, payloads: Sequence[bytes | None]) -> _Read | None:
     """Return the events in these payloads if every one certainly is an event, written with this schema; else None."""
+    if any(event_sizes.excess(payload, event) for payload in payloads):
+        return None
     read = _read(event, schema, payloads)
     return read if read is not None and rules.hold(event, read.events) else None
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from schemas import events
+from schemas.event_sizes import MOST_BYTES
 from streams.errors import SettingsError
 from streams.settings.model import Topics
 
@@ -102,7 +103,7 @@ def topics(settings: Topics) -> dict[str, Topic]:
             event=event,
             key=key,
             partitions=settings.partitions if label in PARTITIONED_AS_TASKS else settings.policy_partitions,
-            max_bytes=sizes[label],
+            max_bytes=min(sizes[label], MOST_BYTES.get(event, sizes[label])),
             config={
                 "cleanup.policy": "delete",
                 "max.message.bytes": str(sizes[label] + FRAMING_BYTES),

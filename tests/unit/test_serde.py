@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from schemas import versions
+from schemas.event_sizes import MOST_BYTES
 from schemas.events import (
     EVENTS,
     AdvantagedGroup,
+    Coordinates,
     Event,
     Message,
     Response,
@@ -25,6 +27,11 @@ from schemas.events import (
 )
 from schemas.serde import EncodeError, Poison, decode, encode, fields_read
 from schemas.tokens import Logprobs
+from streams.arrow.decode import judge
+from streams.errors import EventError
+from streams.kafka.record import Record, check_size
+from streams.kafka.topics import key_field, topic_of
+from streams.settings.model import Topics
 from tests.support.any_event import any_event
 from tests.support.factories import group, member, one_of_each, plain, response, reward, task
 from tests.support.thoroughness import examples
@@ -278,3 +285,21 @@ def test_the_fields_of_a_record_that_is_refused_show_what_is_per_token_as_lists(
     assert fields["prompt_token_ids"] == "010203"  # not of whole tokens
     (member,) = fields_read(by_another_writer(group(), **members(loss_mask=b"\1\2")), AdvantagedGroup)["responses"]
     assert member["loss_mask"] == [1, 2]
+
+
+@pytest.mark.parametrize("kind", MOST_BYTES, ids=lambda kind: kind.__name__)
+def test_a_record_that_is_too_long_for_its_kind_is_not_written_and_skipped_by_every_reader(kind: type[Event]) -> None:
+    whole: Any = next(event for event in one_of_each() if type(event) is kind)
+    longest = MOST_BYTES[kind] - len(encode(dataclasses.replace(whole, metadata={"pad": ""}))) - 8
+    for length, is_event in ((longest, True), (longest + 16, False)):
+        event = dataclasses.replace(whole, metadata={"pad": "x" * length})
+        payload = encode(event)
+        record = Record(Coordinates("t", 0, 0), 0, getattr(event, key_field(kind)).encode(), payload)
+        read = record.decode_placed(kind, None)
+        if is_event:
+            assert read == event
+        else:
+            assert isinstance(read, Poison) and (read.reason, "has at most" in read.error) == ("too_large", True)
+            with pytest.raises(EventError, match="no setting raises that"):
+                check_size(topic_of(kind, Topics()), None, payload)
+        assert (judge(kind, [encode(whole), payload]).wrong == {}) == is_event
