@@ -583,12 +583,12 @@ def written(made: ComposedDataset, folder: Path) -> Path:
 def test_our_own_trainer_reads_the_lines_and_learns_what_was_sampled_alone(tmp_path: Path) -> None:
     run = Recorded("shots")
     alone: dict[str, Any] = {"task_id": "shots", "sampling_id": None, "slot": None}
-    run.call([user("21 22"), assistant("23"), user("24 25")], [ADD], reply=assistant("26 27"), **alone)
+    run.call([user("21 22"), assistant("23"), user("24 25")], [], reply=assistant("26 27"), **alone)
     log = Appended(*run.turns, end(run))
     verdict(log, "shots")
     wrong = Recorded("wrong")
     wrong.call(
-        [user("21 22"), assistant("23"), user("24 25")], [ADD], reply=assistant("28"), **alone | {"task_id": "wrong"}
+        [user("21 22"), assistant("23"), user("24 25")], [], reply=assistant("28"), **alone | {"task_id": "wrong"}
     )
     log.write(*wrong.turns, end(wrong))
     verdict(log, "wrong", "reject")

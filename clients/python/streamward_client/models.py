@@ -96,6 +96,7 @@ class CheckBody(TypedDict):
 
     file: NotRequired[str | None]
     rows: NotRequired[list[dict[str, Any]] | None]
+    map: NotRequired[dict[str, str]]
     against: NotRequired[str | None]
 
 
@@ -1291,6 +1292,7 @@ class StepsBody(TypedDict):
 
     file: NotRequired[str | None]
     rows: NotRequired[list[dict[str, Any]] | None]
+    map: NotRequired[dict[str, str]]
     steps: NotRequired[list[str | dict[str, Any]] | None]
 
 
@@ -1686,7 +1688,7 @@ class TriedEnvironment(TypedDict):
 
 class TriedScore(TypedDict):
     """
-    What a scorer gives a text, or why nothing.
+    What a scorer gives a text, or why nothing; neither value nor error: it has no opinion.
     """
 
     value: float | None
@@ -1738,6 +1740,15 @@ class VersionEarnings(TypedDict):
     low: float
     high: float
     tokens: float
+
+
+class WithdrawBody(TypedDict):
+    """
+    A version that is not to be named any more.
+    """
+
+    version: int
+    reason: NotRequired[str]
 
 
 class AdapterDecisionAnswer(TypedDict):
@@ -2389,6 +2400,7 @@ class TemplateAnswer(TypedDict):
     actor: str
     reason: str
     job_id: str | None
+    withdrawn: NotRequired[str | None]
 
 
 class TemplateList(TypedDict):

@@ -281,6 +281,11 @@ class Operations(Sender):
         answer: models.AliasAnswer = self.send("POST", f"/prompts/templates/{part(name)}/activate", json=body)
         return answer
 
+    def withdraw_template(self, name: str, body: models.WithdrawBody) -> models.TemplateAnswer:
+        """Withdraw a version of a prompt: no alias, task, call or job can name it from now on."""
+        answer: models.TemplateAnswer = self.send("POST", f"/prompts/templates/{part(name)}/withdraw", json=body)
+        return answer
+
     def evaluate_prompt(self, *, name: str | None = None, version: int | None = None, against: int | None = None, policy: str | None = None, scenario: str | None = None) -> models.PromptEvaluation:
         """Return what the tasks with each version of a prompt earned, and one version against another."""
         answer: models.PromptEvaluation = self.send("GET", "/prompts/evaluate", params={"name": name, "version": version, "against": against, "policy": policy, "scenario": scenario})
@@ -312,7 +317,7 @@ class Operations(Sender):
         return answer
 
     def stream_tools(self, body: models.StreamBody) -> None:
-        """Call several tools at once. Each answer is an event with the id of its call."""
+        """Call several tools at once. Each answer, or error, is an event with the id of its call."""
         self.send("POST", "/mcp/stream", json=body)
 
     def list_environments(self) -> models.KeptEnvironments:
@@ -623,6 +628,11 @@ class AsyncOperations(AsyncSender):
         answer: models.AliasAnswer = await self.send("POST", f"/prompts/templates/{part(name)}/activate", json=body)
         return answer
 
+    async def withdraw_template(self, name: str, body: models.WithdrawBody) -> models.TemplateAnswer:
+        """Withdraw a version of a prompt: no alias, task, call or job can name it from now on."""
+        answer: models.TemplateAnswer = await self.send("POST", f"/prompts/templates/{part(name)}/withdraw", json=body)
+        return answer
+
     async def evaluate_prompt(self, *, name: str | None = None, version: int | None = None, against: int | None = None, policy: str | None = None, scenario: str | None = None) -> models.PromptEvaluation:
         """Return what the tasks with each version of a prompt earned, and one version against another."""
         answer: models.PromptEvaluation = await self.send("GET", "/prompts/evaluate", params={"name": name, "version": version, "against": against, "policy": policy, "scenario": scenario})
@@ -654,7 +664,7 @@ class AsyncOperations(AsyncSender):
         return answer
 
     async def stream_tools(self, body: models.StreamBody) -> None:
-        """Call several tools at once. Each answer is an event with the id of its call."""
+        """Call several tools at once. Each answer, or error, is an event with the id of its call."""
         await self.send("POST", "/mcp/stream", json=body)
 
     async def list_environments(self) -> models.KeptEnvironments:

@@ -414,6 +414,12 @@ export type CheckBody = {
         [key: string]: unknown;
     }> | null;
     /**
+     * FIELD: COLUMN that it is read from, as --map
+     */
+    map?: {
+        [key: string]: string;
+    };
+    /**
      * data set to compare the questions with: NAME[@DIGEST]
      */
     against?: string | null;
@@ -2650,6 +2656,12 @@ export type StepsBody = {
         [key: string]: unknown;
     }> | null;
     /**
+     * FIELD: COLUMN that it is read from, as --map
+     */
+    map?: {
+        [key: string]: string;
+    };
+    /**
      * NAME, or {"name": NAME} with options (docs/data.md); the order counts
      */
     steps?: Array<string | {
@@ -2851,6 +2863,10 @@ export type TemplateAnswer = {
      * the search that proposed it
      */
     job_id: string | null;
+    /**
+     * why nothing may name it any more
+     */
+    withdrawn?: string | null;
 };
 
 /**
@@ -3257,7 +3273,7 @@ export type TriedEnvironment = {
 };
 
 /**
- * What a scorer gives a text, or why nothing.
+ * What a scorer gives a text, or why nothing; neither value nor error: it has no opinion.
  */
 export type TriedScore = {
     value: number | null;
@@ -3320,6 +3336,17 @@ export type VersionEarnings = {
     low: number;
     high: number;
     tokens: number;
+};
+
+/**
+ * A version that is not to be named any more.
+ */
+export type WithdrawBody = {
+    version: number;
+    /**
+     * why; it is recorded
+     */
+    reason?: string;
 };
 
 /**
@@ -4891,6 +4918,33 @@ export type ActivateTemplateResponses = {
 };
 
 export type ActivateTemplateResponse = ActivateTemplateResponses[keyof ActivateTemplateResponses];
+
+export type WithdrawTemplateData = {
+    body: WithdrawBody;
+    path: {
+        name: string;
+    };
+    query?: never;
+    url: '/prompts/templates/{name}/withdraw';
+};
+
+export type WithdrawTemplateErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type WithdrawTemplateError = WithdrawTemplateErrors[keyof WithdrawTemplateErrors];
+
+export type WithdrawTemplateResponses = {
+    /**
+     * Done
+     */
+    200: TemplateAnswer;
+};
+
+export type WithdrawTemplateResponse = WithdrawTemplateResponses[keyof WithdrawTemplateResponses];
 
 export type EvaluatePromptData = {
     body?: never;
