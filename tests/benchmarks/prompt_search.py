@@ -4,9 +4,11 @@
 
     five prompts, one better by GAIN ──► halving.next_step ──► a verdict ──► found, undecided or wrong; answers
 
-An answer is right or wrong, as where it is greedy: half of the questions are answered right with the first prompt. Each
-other prompt turns a share of right answers wrong, and as many wrong ones right; the better one turns GAIN more of all
-questions right. `--write` puts the table into docs/prompts.md. Nothing is asserted.
+An answer is right or wrong; half of the questions are answered right with the first prompt. Where answers are greedy,
+all prompts are asked the same questions, and each other prompt turns a share of right answers wrong, and as many wrong
+ones right; the better one turns GAIN more of all questions right. Where they are drawn, as those to users of a live
+search who are each asked once, the answers to one question have nothing to do with each other. `--write` puts the table
+into docs/prompts.md. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -22,6 +24,11 @@ from streams.improve.prompts.halving import Ask, SearchPlan, SearchVerdict, next
 PAGE = Path(__file__).parents[2] / "docs" / "prompts.md"
 BEGIN, END = "<!-- prompt-search:begin -->", "<!-- prompt-search:end -->"
 PROMPTS, BETTER, ALPHA = 5, 3, 0.05
+CASES = (
+    *((True, gain, answers) for gain, answers in ((0.15, 400), (0.15, 800), (0.25, 400), (0.0, 400))),
+    *((False, gain, answers) for gain, answers in ((0.15, 400), (0.15, 800), (0.15, 2000), (0.0, 2000))),
+)
+"""Whether answers are greedy, the gain, and answers at most."""
 CHANGED = 0.05
 """Share of all questions that a prompt turns from right to wrong, and from wrong to right."""
 
@@ -29,10 +36,13 @@ CHANGED = 0.05
 class Simulated(Mapping[Ask, float | None]):
     """Every answer that could be asked for, drawn when it is."""
 
-    def __init__(self, gain: float, seed: int) -> None:
-        self._gain, self._seed = gain, seed
+    def __init__(self, gain: float, seed: int, is_greedy: bool) -> None:
+        self._gain, self._seed, self._is_greedy = gain, seed, is_greedy
 
     def __getitem__(self, ask: Ask) -> float:
+        if not self._is_greedy:
+            drawn = random.Random(f"{self._seed} {ask.question} {ask.version}").random()
+            return float(drawn < 0.5 + (self._gain if ask.version == BETTER else 0.0))
         right = random.Random(f"{self._seed} {ask.question}").random() < 0.5
         if ask.version == 1:
             return float(right)
@@ -50,32 +60,33 @@ class Simulated(Mapping[Ask, float | None]):
         return 0
 
 
-def outcome(gain: float, seed: int, answers: int) -> SearchVerdict:
+def outcome(gain: float, seed: int, answers: int, is_greedy: bool) -> SearchVerdict:
     """Return the verdict of one simulated search."""
     plan = SearchPlan(tuple(range(1, PROMPTS + 1)), tuple(range(answers)), answers, ALPHA)
-    verdict = next_step(plan, Simulated(gain, seed))
+    verdict = next_step(plan, Simulated(gain, seed, is_greedy))
     assert isinstance(verdict, SearchVerdict)
     return verdict
 
 
-def row(gain: float, answers: int, runs: int) -> str:
+def row(is_greedy: bool, gain: float, answers: int, runs: int) -> str:
     """Return a row of the table."""
-    verdicts = [outcome(gain, seed, answers) for seed in range(runs)]
+    verdicts = [outcome(gain, seed, answers, is_greedy) for seed in range(runs)]
     right = sum(verdict.winner == BETTER for verdict in verdicts) if gain > 0 else 0
     wrong = sum(verdict.winner is not None for verdict in verdicts) - right
     asked = sorted(verdict.answers for verdict in verdicts)
     shares = " | ".join(f"{100 * count / runs:.1f} %" for count in (right, runs - right - wrong, wrong))
-    return f"| {gain:.2f} | {answers} | {shares} | {statistics.median(asked):.0f} |"
+    kind = "greedy" if is_greedy else "drawn"
+    return f"| {kind} | {gain:.2f} | {answers} | {shares} | {statistics.median(asked):.0f} |"
 
 
 def table(runs: int) -> str:
     """Return the table of the page."""
     head = (
         f"Simulated: {runs:,} searches a row, alpha {ALPHA} (`python -m tests.benchmarks.prompt_search`).\n\n"
-        "| better by | answers at most | found | undecided | another called better | answers, median |\n"
-        "|---|---|---|---|---|---|\n"
+        "| answers | better by | answers at most | found | undecided | another called better | answers, median |\n"
+        "|---|---|---|---|---|---|---|\n"
     )
-    rows = [row(gain, answers, runs) for gain, answers in ((0.15, 400), (0.15, 800), (0.25, 400), (0.0, 400))]
+    rows = [row(*case, runs) for case in CASES]
     return head + "\n".join(rows) + "\n"
 
 
