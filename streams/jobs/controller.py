@@ -170,7 +170,9 @@ class JobController:
             return  # the batch stage reads the same record and writes its dead letter
         for name in concerned:
             if self._open[name].job.policy == group.policy:
-                self._open[name] = job_reducer.after_group(self._open[name], group, record.at.offset)
+                self._open[name] = job_reducer.after_group(
+                    self._open[name], group, record.at.offset, record.timestamp_ms
+                )
 
     def _on_letter(self, record: Record) -> None:
         letter = record.decode(DeadLetter)

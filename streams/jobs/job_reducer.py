@@ -100,8 +100,11 @@ def after_event(state: OpenJob, job: JobState) -> OpenJob:
     )
 
 
-def after_group(state: OpenJob, group: AdvantagedGroup, offset: int) -> OpenJob:
-    """Return the state after a group of its policy; one that was read before, or is a copy, changes nothing."""
+def after_group(state: OpenJob, group: AdvantagedGroup, offset: int, recorded_ms: int) -> OpenJob:
+    """Return the state after a group of its policy; one that was read before, or is a copy, changes nothing.
+
+    `recorded_ms`: of its record. A group that nobody answered has the time of its task, twenty minutes before.
+    """
     if offset < state.next_offset:
         return state
     state = replace(state, next_offset=offset + 1)
@@ -112,7 +115,7 @@ def after_group(state: OpenJob, group: AdvantagedGroup, offset: int) -> OpenJob:
         state,
         tokens=(state.tokens[0] + prompt, state.tokens[1] + sampled),
         counted={**state.counted, group.group_id: offset},
-        last_at=max(state.last_at, group.created_at),
+        last_at=max(state.last_at, group.created_at, recorded_ms),
     )
     place = place_of(group)
     if group.purpose != "train" or place is None or place[1] <= state.job.iteration:

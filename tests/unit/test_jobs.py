@@ -175,7 +175,7 @@ class Log:
             self.open = self.open or job_reducer.begin(job, self.rest.rule, self.stop_after)
             self.open = job_reducer.after_event(self.open, job)
             for offset, group in enumerate(self.groups):
-                self.open = job_reducer.after_group(self.open, group, offset)
+                self.open = job_reducer.after_group(self.open, group, offset, group.created_at)
             due = job_reducer.due(self.open, self.versions)
         new = [effect for effect in due if id_of(effect) not in self.sent]
         for effect in new[:most]:
@@ -254,8 +254,19 @@ def test_a_draw_that_its_scorer_gave_up_on_is_replaced_at_once_and_counts_if_its
     log.act()
     assert len([task for task in log.tasks if task.purpose == "train"]) == 5
     late = next(event for event in log.rest.answer(train[0]) if isinstance(event, AdvantagedGroup))
-    counted = job_reducer.after_group(log.open, late, len(log.groups))
+    counted = job_reducer.after_group(log.open, late, len(log.groups), late.created_at)
     assert (log.open.fates[1, 0], counted.fates[1, 0]) == ("score_failed", "")
+
+
+def test_what_follows_from_a_group_that_timed_out_has_the_time_of_its_record() -> None:
+    log = Log(RestOfLoop(RULE))
+    while not log.groups and (log.act() or log.answer()):
+        pass
+    log.act()
+    assert log.open is not None
+    late_ms = log.groups[0].created_at + 20 * 60_000
+    late = dataclasses.replace(log.groups[0], group_id="another")
+    assert job_reducer.after_group(log.open, late, len(log.groups), late_ms).last_at == late_ms
 
 
 @given(st.data())
