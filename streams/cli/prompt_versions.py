@@ -159,9 +159,10 @@ def prompts_activate(
 @output_option
 @pass_call
 def prompts_withdraw(call: AppContext, reference: str, reason: str, output: Output) -> None:
-    """Withdraw a version: no alias, task, call or job can name it from now on.
+    """Withdraw a version, so that nothing new names it.
 
-    Tasks that were written with it keep its text, and `prompts show` prints it. Exit code 4 while an alias means it.
+    No alias, task, call or job can name it from then on. Tasks that were written with it keep its text, and `prompts
+    show` prints it. Exit code 4 while an alias means it.
     """
     from streams import output as show
     from streams.prompts.prompt_log import PromptLog

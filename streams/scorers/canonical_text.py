@@ -45,7 +45,9 @@ _BOTH_ALIKE = [
 ]
 _ALL_ALIKE = re.compile(f"[{''.join(_BOTH_ALIKE)}]+")
 """A word of characters that look alike in both cases, so that its case makes no difference."""
-_OTHER_SCRIPT = re.compile(r"\w*[\u0370-\u03ff\u0400-\u052f\u0530-\u058f]\w*")
+_OTHER_SCRIPTS = r"\u0370-\u03ff\u0400-\u052f\u0530-\u058f"
+_OTHER_SCRIPT = re.compile(rf"(?<!\w)[^\W{_OTHER_SCRIPTS}]*+[{_OTHER_SCRIPTS}]\w*+")
+"""A word that has a Greek, Cyrillic or Armenian character."""
 _LATIN = re.compile("[A-Za-z\u00c0-\u024f]")
 
 

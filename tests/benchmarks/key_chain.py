@@ -30,12 +30,15 @@ import httpx
 from schemas.events import AdapterEvent, RequestEvent
 from streams.kafka.node import process as broker
 from streams.processes.child import free_port
-from streams.settings.model import Kafka, Settings
+from streams.settings.model import Kafka, Settings, Topics
 from tests.benchmarks.side_by_side import line, say
 from tests.support.processes import read
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "key_chain"
 WANTED, LIMIT_MIN = 0.9, 15.0
+TOOLS_PREFIX = "tools."
+"""Of the log of the server with the tools: a log has one server, and `up` starts that of its own."""
+OF_TOOLS = ("--set", f"topics.prefix={TOOLS_PREFIX}")
 STEPS, MINUTES = int(os.environ.get("STEPS", "8")), float(os.environ.get("MINUTES", "15"))
 ANSWERS_S = 120.0
 """For the server to start."""
@@ -57,7 +60,8 @@ def result(seed: int) -> dict[str, Any]:
             report = example.train(seed)
             settings = Settings(kafka=Kafka(bootstrap=node.bootstrap))
             asked = [event for _, event in read(settings, AdapterEvent) if event.kind == "evaluated"]
-            paths = Counter(event.resource for _, event in read(settings, RequestEvent))
+            of_tools = settings.model_copy(update={"topics": Topics(prefix=TOOLS_PREFIX)})
+            paths = Counter(event.resource for _, event in read(of_tools, RequestEvent))
         looks = [
             {"version": event.version, "right": share, "seconds": round(event.created_at / 1000 - began)}
             for event in sorted(asked, key=lambda event: event.version)
@@ -84,12 +88,12 @@ class Example:
 
     def train(self, seed: int) -> dict[str, Any]:
         """Return the report of `up`."""
-        self._streamward("topics", "apply")
+        self._tools("topics", "apply")
         self._run(sys.executable, "key_chain.py", str(seed), self._server)
-        key = self._streamward("access", "keys", "create", "--role", "submitter", "--name", "episodes").split()[0]
+        key = self._tools("access", "keys", "create", "--role", "submitter", "--name", "episodes").split()[0]
         tokens = {f"mcp:{self._server}/mcp/registered": key}
         (self._folder / "credentials.json").write_text(json.dumps(tokens))
-        self._streamward("tools", "add", "get", "key_chain:get", "--reason", "the policy learns to use it")
+        self._tools("tools", "add", "get", "key_chain:get", "--reason", "the policy learns to use it")
         with self._serving():
             words = ("--held-out", "held_out.jsonl", "--model", "smollm2-tools", "--output", "json")
             limits = ("--steps", str(STEPS), "--minutes", str(MINUTES))
@@ -100,7 +104,7 @@ class Example:
         """Run the server with the tools while the block runs."""
         options = (f"serve.port={self._port}", "serve.auth=keys", "policy.engine=scripted")
         words = [word for option in options for word in ("--set", option)]
-        command = [sys.executable, "-m", "streams.cli", *words, "serve"]
+        command = [sys.executable, "-m", "streams.cli", *OF_TOOLS, *words, "serve"]
         with (self._folder / "tools.log").open("wb") as log:
             server = subprocess.Popen(command, cwd=self._folder, env=self._env, stdout=log, stderr=log)
         try:
@@ -114,6 +118,9 @@ class Example:
         finally:
             server.terminate()
             server.wait(60)
+
+    def _tools(self, *words: str) -> str:
+        return self._streamward(*OF_TOOLS, *words)
 
     def _streamward(self, *words: str) -> str:
         return self._run(sys.executable, "-m", "streams.cli", *words)

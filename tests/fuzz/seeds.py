@@ -153,6 +153,7 @@ def _tuning() -> Iterator[tuple[str, str, bytes]]:
     tool = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}}}
     good, bad = [answered], [answered | {"content": "12 13"}]
     yield "tuning-sft", "one", json.dumps({"messages": messages, "tools": [tool], "reward": 1.0}).encode()
+    yield "tuning-sft", "without calls", json.dumps({"messages": [asked, answered], "reward": 1.0}).encode()
     yield "tuning-dpo", "trl", json.dumps({"prompt": [asked], "chosen": good, "rejected": bad}).encode()
     openai = {"input": {"messages": [asked]}, "preferred_output": good, "non_preferred_output": bad}
     yield "tuning-dpo", "openai", json.dumps(openai).encode()

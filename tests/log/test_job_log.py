@@ -105,6 +105,8 @@ def test_controllers_killed_again_and_again_ask_for_every_task_and_end_every_ite
         tasks = [task for _, task in read(made, Task) if task.policy == job.policy]
         assert Counter(task.task_id for task in tasks).most_common(1)[0][1] == 1
         assert Counter(task.purpose for task in tasks)["train"] == 4 * 4
+    costs = [row for row in rows(made, "costs", "--by", "policy,job") if row["policy"].startswith("killed")]
+    assert len(costs) == 3 and all(row["cost_usd"] > 0 and row["trainer_s"] == 4.0 for row in costs)
 
 
 def questions(count: int) -> Any:
@@ -367,8 +369,7 @@ def test_a_month_that_is_spent_refuses_orders_ends_jobs_and_is_closed_once(made:
 def test_costs_are_summed_by_what_is_asked_for(made: Settings) -> None:
     assert {row["tenant"] for row in rows(made, "costs", "--by", "tenant")} == {"shop", "bakery"}
     found = rows(made, "costs", "--by", "policy,job,month")
-    killed = [row for row in found if row["policy"].startswith("killed")]
-    assert len(killed) >= 3 and all(row["cost_usd"] > 0 and row["trainer_s"] == 4.0 for row in killed)
+    assert [row["cost_usd"] for row in found if row["policy"] == "spends"] == [100.0]
     assert run(made, "costs", "--by", "colour").exit_code == 2
 
 

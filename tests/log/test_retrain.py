@@ -257,9 +257,16 @@ def test_killed_twenty_times_a_controller_starts_exactly_one_job_for_each_crossi
                     jobs.command(job.job_id, JobCommand(kind="cancelled", actor="ann", reason="enough"))
                     serve(made, served, 5)
                     served += 5
+        printed = out.tell()
         last = follower()
         try:
             until(lambda: len(jobs_created(made)) == served // 5, "a job for each five runs", folder=tmp_path)
+            log_file = (
+                tmp_path / "retrain.log"
+            )  # all jobs may be there already, and a signal would come before its handler
+            until(
+                lambda: b" starts, reads" in log_file.read_bytes()[printed:], "the last one to start", folder=tmp_path
+            )
             last.terminate()
             assert last.wait(60) == 0
         finally:

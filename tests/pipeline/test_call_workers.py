@@ -19,6 +19,7 @@ from streams.adapters.decisions import read_history
 from streams.calls.call_names import model_name, policy_of
 from streams.calls.call_state import ANSWERED
 from streams.engines.base_model import Base
+from streams.kafka import group_names
 from streams.kafka.client import client_config
 from streams.kafka.record import partition_of
 from streams.settings.load import to_env
@@ -27,7 +28,6 @@ from tests.pipeline.test_call_worker import examples, work, write
 from tests.support.models.tiny_log import settings_in
 from tests.support.processes import read, until
 from tests.support.training_calls import SESSION, begin_session, create_model, numbered
-from trainer.batch_source import STAGE
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before"), pytest.mark.kills]
 
@@ -93,9 +93,8 @@ def worker(settings: Settings, folder: Path, name: str) -> Iterator[subprocess.P
 
 def shares(settings: Settings) -> list[int]:
     """Return how many partitions each worker has."""
-    group = f"{STAGE}-@{settings.fleet.name}-calls"
     client = AdminClient(client_config(settings.kafka))
-    name = f"{settings.topics.prefix}{group}"
+    name = f"{settings.topics.prefix}{group_names.of_calls(settings.fleet)}"
     members = client.describe_consumer_groups([name])[name].result().members
     return [len(member.assignment.topic_partitions) for member in members if member.assignment]
 

@@ -18,10 +18,12 @@ from click.testing import CliRunner
 from schemas.events import AdapterEvent, RequestEvent, Response, Turn
 from streams.access.access_log import AccessLog
 from streams.cli.root import cli
+from streams.kafka import admin
 from streams.settings.load import to_env
 from streams.settings.model import Advantages, Batches, Environments, Model, Policy, Serve, Settings
 from streams.tools.audit.reading import Audit
 from tests.support.agent_server import serving, settings_of
+from tests.support.log.shared_node import own_prefix
 from tests.support.models.calling_tiny import KEYS, save_calling_tiny
 from tests.support.processes import read, running, said, until
 
@@ -47,13 +49,14 @@ def server_settings(kafka_bootstrap: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def trained_settings(settings: Settings, server: str, folder: Path) -> Settings:
-    """Return settings of the loop, whose episodes call the tools of `server`."""
+    """Return settings of the loop, on a log of its own, whose episodes call the tools of `server`."""
     with AccessLog(settings) as person:
         key = person.create(role="submitter", actor="ann").text
     credentials = folder / "credentials.json"
     credentials.write_text(json.dumps({server: key}))
     return settings.model_copy(
         update={
+            "topics": settings.topics.model_copy(update={"prefix": own_prefix()}),
             "model": Model(base=str(save_calling_tiny(folder / "tiny"))),
             "policy": Policy(name=settings.policy.name),
             "serve": Serve(port=settings_of(settings.kafka.bootstrap, folder).serve.port),
@@ -101,6 +104,7 @@ def test_two_steps_are_trained_on_calls_that_our_own_server_answered_and_come_ou
         added = CliRunner().invoke(cli, ["tools", "add", "get", "registered_keys:get", "--reason", "it"], env=environ)
         assert added.exit_code == 0, added.output
         settings = trained_settings(server_settings, server, tmp_path)
+        admin.apply_topics(settings)
         (tmp_path / "tasks.jsonl").write_text(lines(server))
         sent = CliRunner().invoke(cli, ["tasks", "submit", str(tmp_path / "tasks.jsonl")], env=to_env(settings))
         assert sent.exit_code == 0, sent.output
@@ -109,7 +113,7 @@ def test_two_steps_are_trained_on_calls_that_our_own_server_answered_and_come_ou
             until(lambda: STEPS in promoted(settings), f"version {STEPS}", folder=tmp_path, timeout_s=300)
         calls = [call for _, turn in read(settings, Turn) for call in turn.reply.tool_calls]
         assert calls and {call.name for call in calls} == {"get"}
-        until(lambda: invocations(settings) == len(calls), "each call in the log of requests", folder=tmp_path)
+        until(lambda: invocations(server_settings) == len(calls), "each call in the log of requests", folder=tmp_path)
     answers = [response.text for _, response in read(settings, Response)]
     assert any(text.startswith("n") for text in answers), said(tmp_path)
     report = Audit(settings, settled=True).look()

@@ -132,7 +132,8 @@ def test_a_saved_version_is_evaluated_tried_promoted_served_and_exported(
     assert (answer["choices"][0]["message"]["content"], answer["model"]) == (ANSWER, f"{POLICY}@2")
     for arguments in (("show", "2"), ("lineage", "2"), ("diff", "1", "2", "--weights")):
         assert rows(command(settings, "adapters", *arguments)), arguments
-    assert rows(command(settings, "export", str(tmp_path / "data"), "--purpose", "serve", "--format", "prompts"))
+    held_out = ("--purpose", "serve", "--with-held-out")  # it is the suite's question
+    assert rows(command(settings, "export", str(tmp_path / "data"), *held_out, "--format", "prompts"))
     assert rows(command(settings, "adapters", "export", "2", str(tmp_path / "out")))
     exported = PeftModel.from_pretrained(tiny_model(), tmp_path / "out").eval()
     prompt = base.tokenizer(QUESTION, return_tensors="pt").input_ids

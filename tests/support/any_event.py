@@ -265,6 +265,7 @@ def _whole_call(call: TrainingCall) -> TrainingCall:
     adam = CallAdam(learning_rate=1e-4, beta1=0.9, beta2=0.95, eps=1e-12, weight_decay=0.0, grad_clip_norm=0.0)
     return dataclasses.replace(
         call,
+        model=call.call_id if call.kind == "create_model" else call.model,
         lora=(call.lora or CallLora(rank=8)) if call.kind == "create_model" else None,
         optimizer=(call.optimizer or adam) if call.kind == "optim_step" else None,
         loss=(call.loss or "ppo") if call.kind in ("forward", "forward_backward") else None,

@@ -95,10 +95,6 @@ ENTRY_POINTS = """
     def text(task, response, settings):
         return "1.0"
 
-    @entry_point("none/1")
-    def none(task, response, settings):
-        return None
-
     def into_every_descriptor(data):
         for number in range(3, 12):
             try:
@@ -213,7 +209,6 @@ def test_an_entry_point_may_give_a_number_and_its_components(hasty: Scorers) -> 
         ("infinite", "not_a_number", "gave component part inf"),
         ("awaited", "not_a_number", "write a plain function; asyncio.run(…) in it calls an async one"),
         ("text", "not_a_number", "gave value '1.0'"),
-        ("none", "not_a_number", "gave value None"),
         ("unmarked", "unknown_scorer", "is not marked as a scorer; write @streamward.entry_point('unmarked/1')"),
         ("goodd", "unknown_scorer", " has no function 'goodd'; did you mean good? known: "),
     ],

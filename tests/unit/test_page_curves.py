@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from gateway.page import app, chart, export
 from schemas.events import ExperimentEvent, derive_id
 from streams.settings.model import Archive, Settings
+from streams.tools.query.session import Session
 from streams.tools.replay import experiments
 from streams.tools.views import curves, overlays, policy_versions
 from streams.tools.views.curves import Curve, CurveChart, CurvePoint, Figure
@@ -24,7 +25,7 @@ from tests.support.factories import T0, evaluated, job_event, job_spec, trained
 from tests.support.log import page_log
 from tests.support.log.archive_of import archived
 from tests.unit.test_page import Words, words
-from tests.unit.test_page_figures import Tables, asked, dots
+from tests.unit.test_page_figures import Tables, asked, dots, session as session
 
 JOB = "4adaf3a1-50c7-5e0c-9f3c-2f3a1e9d7c10"
 DAY_S = 86_400
@@ -85,9 +86,9 @@ def legends(html: str) -> dict[str, list[str]]:
 # --- one policy -------------------------------------------------------------------------------------------------------
 
 
-def test_reward_is_shown_by_source_where_there_are_several(view: LogView, client: TestClient) -> None:
+def test_reward_is_shown_by_source_where_there_are_several(session: Session, client: TestClient) -> None:
     rows = asked(
-        view,
+        session,
         "SELECT adapter_version AS version, avg(components['exact']) AS exact, avg(components['brief']) AS brief "
         "FROM group_responses WHERE policy = 'coach' AND purpose = 'train' GROUP BY ALL",
     )
@@ -152,10 +153,11 @@ def test_values_that_no_picture_has_room_for_are_left_out(tmp_path: Path) -> Non
     log_view.close()
 
 
-def test_over_time_a_point_is_where_its_newest_record_was_written(view: LogView, client: TestClient) -> None:
+def test_over_time_a_point_is_where_its_newest_record_was_written(session: Session, client: TestClient) -> None:
     found = client.get("/curves", params={"policy": "coach", "over": "time"}).json()["loss"]
     rows = asked(
-        view, "SELECT epoch_ms(_timestamp) AS at FROM adapters WHERE policy = 'coach' AND kind = 'trained' ORDER BY 1"
+        session,
+        "SELECT epoch_ms(_timestamp) AS at FROM adapters WHERE policy = 'coach' AND kind = 'trained' ORDER BY 1",
     )
     assert found["x"] == [row["at"] / 1000 for row in rows]
     assert found["curves"][0]["versions"] == [1, 2]

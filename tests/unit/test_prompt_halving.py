@@ -8,8 +8,8 @@ from tests.benchmarks.prompt_search import BETTER, outcome
 
 
 def test_of_equal_prompts_none_is_called_better_and_a_much_better_one_is_found() -> None:
-    assert [outcome(0.0, seed, 100).winner for seed in range(20)] == [None] * 20
-    assert sum(outcome(0.4, seed, 300).winner == BETTER for seed in range(20)) >= 18
+    assert [outcome(0.0, seed, 100, is_greedy=True).winner for seed in range(20)] == [None] * 20
+    assert sum(outcome(0.4, seed, 300, is_greedy=True).winner == BETTER for seed in range(20)) >= 18
 
 
 def test_a_search_asks_only_for_what_is_not_answered_and_within_its_answers() -> None:

@@ -127,7 +127,7 @@ def test_the_description_has_it_with_its_types_statuses_and_examples() -> None:
         ("name", "path"),
         ("times", "query"),
     ]
-    assert list(operation["responses"]) == ["201", "400", "401", "403", "404", "408", "413", "429", "503", "504"]
+    assert list(operation["responses"]) == ["201", "400", "401", "403", "404", "408", "413", "415", "429", "503", "504"]
     assert operation["responses"]["404"] == {"$ref": "#/components/responses/NotFoundRestError"}
     [sent] = operation["requestBody"]["content"].values()
     [answered] = operation["responses"]["201"]["content"].values()

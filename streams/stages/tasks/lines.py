@@ -56,7 +56,7 @@ NUMBERS_SHOWN = 5
 """Lines with the same kind of mistake whose numbers are printed."""
 OWN_OBJECTS = ("arguments", "parameters", "settings", "verifier")
 """Fields whose objects are a user's own: null in them is a value."""
-OF_PROGRAMS = re.compile(r"[-+]?\d+\.0+|[Nn]a[Nn]|None|null|<NA>|NaT")
+OF_PROGRAMS = re.compile(r"(?<!\d)[-+]?\d++\.0++|[Nn]a[Nn]|None|null|<NA>|NaT")
 """Answers as programs write them: 5.0 for a whole number, or a name for a hole."""
 _VALUES = re.compile(r"[0-9a-f-]{36}|\(got [^()]*\)|'[^']*'|-?\d+")
 """The parts that differ between two mistakes of one kind."""
