@@ -310,8 +310,7 @@ RUN_COLUMNS = (
     Column("state", "state"),
     Column("versions", "versions", right=True),
     Column("calls", "calls"),
-    Column("doubt", "doubt", optional=True),
-    Column("reason", "reason", optional=True),
+    Column("reason", lambda row: row["doubt"] or row["reason"], optional=True),
 )
 STEP_COLUMNS = (
     Column("turn", "turn", right=True),

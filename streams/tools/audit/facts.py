@@ -577,7 +577,7 @@ class AuditView:
         self._letters = letters
 
     def has_passed(self, task: TaskFact) -> str | None:
-        """Return who has passed a task that it should have answered by then; None if that is still to come.
+        """Return the process that skipped a task it should have answered by then; None if that is still to come.
 
         Without a process of its own a policy is answered by a fleet. Which one, if there are several, the log does not
         say, so all of them have to be behind it. One that never answered may wait for a fleet of its base model.
