@@ -229,7 +229,9 @@ def test_a_live_search_shares_an_alias_by_thread_stops_by_itself_and_is_continue
     for _, one in read(made, Task):
         if one.thread is not None and one.prompt_version is not None:
             by_thread.setdefault(one.thread, []).append(one.prompt_version.version)
-    assert {len(set(pair)) for pair in by_thread.values() if 3 in pair} == {1}
+    # threads are written one after the other: a change of the alias meets one between its two tasks at most
+    changes, mixed = len(kinds) - kinds.count("reported"), [pair for pair in by_thread.values() if len(set(pair)) > 1]
+    assert len(mixed) <= changes < len(by_thread) / 10
 
 
 def test_the_worse_half_leaves_a_live_search_and_its_threads_alone_get_another_version(made: Settings) -> None:
