@@ -155,7 +155,7 @@ def per_1000_lines(*kinds: type[ast.AST]) -> float:
 
 def table() -> Iterator[tuple[str, str]]:
     """Yield each measure with its value."""
-    graph, folders = import_graph.between_sources(), import_graph.between_folders()
+    graph, folders = import_graph.between_modules(), import_graph.between_folders()
     bound = sum(map(len, names().values()))
     for folder in ("streams", "gateway"):
         yield f"loose modules in {folder}/", str(len(loose_modules(folder)))

@@ -107,3 +107,8 @@ def test_circles_and_floors_of_a_graph() -> None:
     graph = {"top": {"left", "right"}, "left": {"right"}, "right": {"left", "base"}, "base": set[str]()}
     assert import_graph.circles(graph) == [["left", "right"]]
     assert import_graph.floors(graph) == 3
+
+
+def test_the_table_that_a_note_quotes_can_be_printed() -> None:
+    measures = dict(house.table())
+    assert len(measures) > 15 and all(measures.values())
