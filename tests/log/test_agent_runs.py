@@ -39,7 +39,7 @@ from tests.support.scrape import parse
 pytestmark = pytest.mark.kafka
 SCRIPT = {
     "context_tokens": 1_000_000,
-    "replies": [{"when": "at length", "reply": "x" * 100_000}, {"when": "first", "reply": "one"}],
+    "replies": [{"when": "at length", "reply": "x" * 100_000, "token_ms": 1}, {"when": "first", "reply": "one"}],
 }
 
 

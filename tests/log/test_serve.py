@@ -19,7 +19,6 @@ from click.testing import CliRunner
 from openai import (
     APIConnectionError,
     APIError,
-    APITimeoutError,
     AsyncOpenAI,
     AuthenticationError,
     BadRequestError,
@@ -55,7 +54,7 @@ SCRIPT = {
     "replies": [
         {"when": "weather in Ulm", "reply": "Let me look. " + CALL},
         {"when": "sunny", "reply": "Wear a hat."},
-        {"when": "at length", "reply": "x" * 100_000},
+        {"when": "at length", "reply": "x" * 100_000, "token_ms": 1},
         {"when": "ä and ü", "reply": "ä, ü and 🎈"},
     ],
 }
@@ -314,8 +313,8 @@ def test_a_retry_gets_the_same_answer_and_no_second_turn(server: Server) -> None
     assert len({first.id, *(ask(model="sums", messages=[user("once")], extra_headers=each).id for each in others)}) == 4
 
 
-def call_of(server: Server, agent: str, *, stream: bool) -> httpx.Request:
-    body = {"model": "sums", "messages": [user("once more")], "stream": stream}
+def call_of(server: Server, agent: str, *, stream: bool, text: str = "once more", **body: Any) -> httpx.Request:
+    body |= {"model": "sums", "messages": [user(text)], "stream": stream}
     return httpx.Request("POST", f"{server.url}/agents/{agent}/v1/chat/completions", json=body)
 
 
@@ -394,19 +393,25 @@ def test_calls_at_once_with_the_same_body_share_an_answer_only_under_the_same_ke
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_answer_whose_client_hangs_up_is_recorded_and_not_delivered(server: Server, stream: bool) -> None:
-    agent = f"shy-{stream}"
-    ask = server.client(agent).chat.completions.create
-    asked: dict[str, Any] = {"model": "sums", "messages": [user("at length")], "max_tokens": 200_000}
-    if stream:
-        with ask(**asked, stream=True) as chunks:
-            next(chunk for chunk in chunks if chunk.choices[0].delta.content)  # the first says only who speaks
-    else:
-        with pytest.raises(APITimeoutError):
-            ask(**asked, timeout=0.5)
+    """The client leaves when the first token is drawn; the whole answer would take 100 s."""
+    until(
+        lambda: measured(server, 'answers_open{state="running"}') == 0, "no other answer is drawn", folder=server.folder
+    )
+    agent, before = f"shy-{stream}", measured(server, "tokens_sampled_total")
+    call = call_of(server, agent, stream=stream, text="at length", max_tokens=200_000)
+    with socket.create_connection(("127.0.0.1", server.settings.serve.port), timeout=30) as connection:
+        connection.sendall(in_bytes(call))
+        until(lambda: measured(server, "tokens_sampled_total") > before, "its first token", folder=server.folder)
     until(lambda: len(server.turns(agent)) == 1, "the turn is in the log", folder=server.folder)
     [turn] = server.turns(agent)
     assert (turn.delivered, turn.finish_reason) == (False, "cancelled")
     assert 0 < len(turn.completion_token_ids) < 100_000
+
+
+def measured(server: Server, name: str) -> float:
+    lines = httpx.get(f"http://127.0.0.1:{server.settings.metrics.port}/metrics").text.splitlines()
+    [value] = [line.rpartition(" ")[2] for line in lines if line.startswith(f"streamward_serve_{name} ")]
+    return float(value)
 
 
 @pytest.mark.kills

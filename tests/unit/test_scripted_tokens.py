@@ -109,6 +109,15 @@ def test_a_cancelled_generation_ends_and_its_neighbour_does_not(start: Start) ->
     first.cancel()
 
 
+def test_a_reply_may_be_slow_and_keeps_no_other_waiting(start: Start) -> None:
+    engine = start(replies=[{"when": "slowly", "reply": "ab", "token_ms": 60_000}])
+    slow = engine.submit(asked("user: slowly\n"))
+    first = next(iter(slow))
+    assert said(engine.submit(asked())) == "hello"
+    slow.cancel()
+    assert (list(slow), slow.ending) == ([first], "cancelled")
+
+
 def test_what_can_never_be_answered_is_refused_when_it_is_submitted(start: Start, tmp_path: Path) -> None:
     engine = start(context_tokens=16)
     for reason, changes in {

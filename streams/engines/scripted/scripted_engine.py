@@ -66,6 +66,7 @@ class ScriptReply(Section):
 
     when: str = Field(description="a text of the conversation")
     reply: str
+    token_ms: float = Field(0.0, ge=0, description="how long each token takes after the first")
 
 
 class Script(Section):

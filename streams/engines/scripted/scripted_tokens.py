@@ -41,7 +41,8 @@ class ScriptedRow:
     """A stream and the answer it is going to get."""
 
     stream: TokenStream
-    begins_at: float  # monotonic seconds
+    next_at: float  # monotonic seconds
+    token_s: float  # from a token to the next
     tokens: Iterator[tuple[int, int]]  # number, token
     ending: Literal["stop", "length"]
     stop: str | None
@@ -108,7 +109,7 @@ class ScriptedDecoder:
         generation, sampling = stream.generation, stream.generation.sampling
         try:
             self.script.check_fail_rate(generation.draw_key, generation.slot)
-            text = reply(self.script, generation)
+            text, token_ms = reply(self.script, generation)
             if generation.constraint is not None:
                 text = allowed_text(text, generation.constraint.begin(), sampling.max_tokens)
         except EventError as exc:
@@ -121,7 +122,7 @@ class ScriptedDecoder:
         if len(tokens) > room:
             tokens, ending, stop = tokens[:room], "length", None
         begins_at = time.monotonic() + self.script.latency_ms / 1000
-        self.rows.append(ScriptedRow(stream, begins_at, enumerate(tokens), ending, stop))
+        self.rows.append(ScriptedRow(stream, begins_at, token_ms / 1000, enumerate(tokens), ending, stop))
 
     def drop(self, stream: TokenStream) -> None:
         """Forget a stream that was cancelled."""
@@ -130,13 +131,13 @@ class ScriptedDecoder:
     def step(self) -> None:
         """Push a token to every row whose time has come."""
         now = time.monotonic()
-        soonest = min((row.begins_at for row in self.rows), default=now)
+        soonest = min((row.next_at for row in self.rows), default=now)
         if soonest > now:
             time.sleep(min(soonest - now, LONGEST_NAP_S))
             return
         for _ in range(len(self.rows)):
             row = self.rows.popleft()
-            if row.begins_at > now or self._push(row):
+            if row.next_at > now or self._push(row):
                 self.rows.append(row)
 
     def clear(self) -> None:
@@ -152,19 +153,23 @@ class ScriptedDecoder:
         number, token = drawn
         generation = row.stream.generation
         row.stream.push(token, logprob(generation.draw_key, generation.slot, number))
+        if row.token_s:
+            row.next_at = time.monotonic() + row.token_s
         self.tokens_drawn += 1
         return True
 
 
-def reply(script: Script, generation: Generation) -> str:
-    """Return what the script replies to a conversation."""
+def reply(script: Script, generation: Generation) -> tuple[str, float]:
+    """Return what the script replies to a conversation, and the milliseconds from one of its tokens to the next."""
     prompt = bytes(token for token in generation.prompt_token_ids if token < END_OF_TURN).decode(errors="replace")
     script = script.by(generation.version, "")
-    matches = [(prompt.rfind(rule.when), rule.reply) for rule in script.replies]
-    place, text = max(matches, default=(-1, ""), key=lambda match: match[0])
-    if place < 0:
-        text = "" if script.answers == "nothing" else _echo(prompt)
-    return text + " " * script.padding
+    matches = [(prompt.rfind(rule.when), rule) for rule in script.replies]
+    place, rule = max(matches, default=(-1, None), key=lambda match: match[0])
+    if place < 0 or rule is None:
+        text, token_ms = "" if script.answers == "nothing" else _echo(prompt), 0.0
+    else:
+        text, token_ms = rule.reply, rule.token_ms
+    return text + " " * script.padding, token_ms
 
 
 def _echo(prompt: str) -> str:
