@@ -23,6 +23,10 @@ T = TypeVar("T")
 POLL_S = 0.2
 """Longest wait in one poll, and so how quickly a process notices that it should stop."""
 
+METADATA_S = 5
+"""How often a consumer asks which topics exist. A broker that has just started may briefly report none, and a member
+that asked then joins no group until it asks again: after five minutes, by librdkafka's default."""
+
 
 def client_config(kafka: Kafka) -> dict[str, Any]:
     """Return the librdkafka settings that every client of this cluster shares."""
@@ -66,7 +70,8 @@ def tls_context(kafka: Kafka) -> ssl.SSLContext | None:
 
 def consumer(kafka: Kafka, config: Mapping[str, Any]) -> ck.Consumer:
     """Return a consumer of committed records alone. Raises SettingsError for what `kafka.client` must not hold."""
-    return _make_client(ck.Consumer, kafka, {**config, "isolation.level": "read_committed"})
+    shared = {"isolation.level": "read_committed", "topic.metadata.refresh.interval.ms": METADATA_S * 1000}
+    return _make_client(ck.Consumer, kafka, {**config, **shared})
 
 
 def producer(kafka: Kafka, config: Mapping[str, Any]) -> ck.Producer:

@@ -59,11 +59,6 @@ class OnAssignment:
 IGNORE_ASSIGNMENT = OnAssignment()
 
 
-METADATA_S = 5
-"""How often a member asks which topics exist. A broker that has just started may briefly report none, and a member that
-asked then joins no group until it asks again: after five minutes, by librdkafka's default."""
-
-
 class GroupConsumer(Reader):
     """Follows topics as a member of a consumer group; commits only through `commit`.
 
@@ -112,7 +107,6 @@ class GroupConsumer(Reader):
                 "on_commit": self._on_commit,
                 "auto.offset.reset": "error",
                 "enable.partition.eof": True,
-                "topic.metadata.refresh.interval.ms": METADATA_S * 1000,
                 "session.timeout.ms": int(settings.kafka.session_timeout_s * 1000),
                 "heartbeat.interval.ms": int(settings.kafka.session_timeout_s * 250),
                 "max.poll.interval.ms": int(1000 * max(600, settings.kafka.outage_s + 60)),

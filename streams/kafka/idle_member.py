@@ -77,7 +77,6 @@ class IdleMember:
                 "session.timeout.ms": session_ms,
                 "heartbeat.interval.ms": session_ms // 4,
                 "max.poll.interval.ms": max(300_000, session_ms),
-                "topic.metadata.refresh.interval.ms": 5000,  # a broker that starts may know no topic yet
                 **config,
             },
         )

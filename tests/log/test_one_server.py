@@ -8,14 +8,15 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
 from schemas.events import Turn
-from streams.errors import EXIT_RESTART, RefusedError
+from streams.errors import EXIT_RESTART, LogError, RefusedError
 from streams.kafka import admin
 from streams.kafka.idle_member import MARGIN_S, SoleMember
 from streams.kafka.node import process as broker
@@ -147,6 +148,41 @@ def test_a_broker_that_restarts_while_the_next_server_waits_costs_it_no_place(tm
         restarting.join()
         assert ask(following) == 200
         following.kill()
+
+
+@pytest.mark.kills
+def test_a_server_that_starts_while_the_broker_restarts_answers_in_the_end(tmp_path: Path) -> None:
+    """At whatever point of its start. One that ends, since a request was not answered, says so and is started again."""
+    with broker.embedded(tmp_path / "kafka") as node:
+        plain = settings_of(node.bootstrap, tmp_path, SCRIPT)
+        here = plain.model_copy(update={"broker": Broker(data_dir=node.data_dir)})
+        admin.apply_topics(here)
+        for after_s in (0.7, 1.4, 2.1, 2.8, 3.5):
+            with ExitStack() as stack:
+                log = stack.enter_context((tmp_path / "serve.log").open("a"))
+                first = subprocess.Popen(command("serve"), env=environment(here), stderr=log)
+                stack.callback(first.kill)
+                time.sleep(after_s)
+                running = broker.status(here.broker)
+                assert running is not None
+                os.kill(running.pid, signal.SIGKILL)
+                broker.start(here.broker)
+                url = f"http://127.0.0.1:{here.serve.port}/healthz"
+                until(partial(has_ended_or_listens, first, url), "it listens, or has ended", folder=tmp_path)
+                if first.poll() is None:
+                    first.terminate()
+                    assert first.wait(60) == 0, said(tmp_path)
+                    continue
+                assert first.returncode == LogError.exit_code, said(tmp_path)
+                again = ServeProcess(here, tmp_path)
+                assert ask(again) == 200
+                again.stop()
+
+
+def has_ended_or_listens(process: subprocess.Popen[bytes], url: str) -> bool:
+    with suppress(httpx.TransportError):
+        return process.poll() is not None or httpx.get(url).status_code == 200
+    return False
 
 
 def test_of_several_that_start_at_once_one_has_the_place_and_it_goes_to_one_when_that_leaves(

@@ -13,7 +13,12 @@ from confluent_kafka import admin
 from schemas.events import Coordinates, Response, Reward
 from schemas.serde import Poison
 from streams.errors import LogError
-from streams.kafka import admin as cluster, consumer as consumer_module, reader as reader_module
+from streams.kafka import (
+    admin as cluster,
+    client as client_module,
+    consumer as consumer_module,
+    reader as reader_module,
+)
 from streams.kafka.client import client_config
 from streams.kafka.consumer import GroupConsumer, OnAssignment
 from streams.kafka.producer import Producer
@@ -137,7 +142,7 @@ def test_a_topic_that_the_broker_does_not_know_for_a_moment_is_followed_again(
     made: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a broker was just started; here the topic is made anew, which no client can tell from that."""
-    monkeypatch.setattr(consumer_module, "METADATA_S", 1)
+    monkeypatch.setattr(client_module, "METADATA_S", 1)
     client, topic = admin.AdminClient(client_config(made.kafka)), name(made, "rewards")
     with member_of(made, "g", ["rewards"]) as consumer:
 

@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 from typing import Any, get_args
 
+import confluent_kafka as ck
 import pytest
 from pydantic import SecretStr, ValidationError
 
@@ -17,6 +18,7 @@ from streams.demo.settings_file import finds_settings, leave_settings
 from streams.errors import SettingsError
 from streams.kafka.client import client_config, consumer
 from streams.kafka.node import config as node
+from streams.kafka.reader import PartitionReader
 from streams.settings.load import (
     ENV_CONFIG,
     describe,
@@ -593,6 +595,23 @@ def test_every_key_that_a_client_of_ours_sets_is_refused_in_the_settings() -> No
 def test_a_key_that_librdkafka_does_not_know_is_an_error_of_the_settings() -> None:
     with pytest.raises(SettingsError, match=r"kafka\.client \(no\.such\.key\).*: No such configuration property"):
         consumer(Kafka(client={"no.such.key": SecretStr("hush")}), {"group.id": "any"})
+
+
+def test_every_consumer_asks_every_few_seconds_which_topics_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that has just started may report none: a group's member that asked then would ask again in 5 minutes."""
+    made, real = list[dict[str, Any]](), ck.Consumer
+
+    def make(config: dict[str, Any]) -> ck.Consumer:
+        made.append(config)
+        return real(config)
+
+    monkeypatch.setattr(ck, "Consumer", make)
+    PartitionReader(Settings(), {}).close()
+    assert [config["topic.metadata.refresh.interval.ms"] for config in made] == [5000]
+    root = Path(__file__).parents[2]
+    sources = [path for part in ("gateway", "schemas", "streams", "trainer") for path in (root / part).rglob("*.py")]
+    elsewhere = re.compile(r"(ck|confluent_kafka)\.(Deserializing)?Consumer\(|from confluent_kafka import .*Consumer")
+    assert [str(path) for path in sources if elsewhere.search(path.read_text())] == []
 
 
 OTHER: dict[str, Any] = {
