@@ -86,11 +86,12 @@ from streams.engines.build import build_tokens
 from streams.errors import LogError, NotFoundError, RefusedError
 from streams.files import program_version
 from streams.jobs.job_log import JobLog
+from streams.kafka.followed import FollowedOnDemand
 from streams.kafka.group_names import SERVER
 from streams.kafka.idle_member import SoleMember
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage
-from streams.knowledge.agent_log import OpenAgents
+from streams.knowledge.agent_log import AgentLog
 from streams.observability import metrics
 from streams.observability.metrics import Meter
 from streams.prompts.prompt_log import PromptLog
@@ -280,7 +281,9 @@ def agent_rooms(
     return [calls, feedback, Health(), AgentRuns(recorder.runs)]
 
 
-def job_rooms(settings: Settings, jobs: JobLog, agents: OpenAgents, *, fleet: bool = False) -> list[object]:
+def job_rooms(
+    settings: Settings, jobs: JobLog, agents: FollowedOnDemand[AgentLog], *, fleet: bool = False
+) -> list[object]:
     """Return the rooms of jobs, files and agents; `fleet`: jobs may train every policy that it serves."""
     return [
         JsonRpc(settings, jobs),

@@ -51,7 +51,8 @@ from streams.jobs import job_log, job_view, request as requests
 from streams.jobs.job_log import JobLog
 from streams.jobs.request import EnvironmentConfig, JobOrder
 from streams.jobs.state import JobState
-from streams.knowledge.agent_log import AgentMemory, OpenAgents, capability_problem, read_memory
+from streams.kafka.followed import FollowedOnDemand
+from streams.knowledge.agent_log import AgentLog, AgentMemory, capability_problem, read_memory
 from streams.output import moment
 from streams.prompts import prompt_log, prompt_use
 from streams.prompts.prompt_use import PromptReference, own_name
@@ -232,7 +233,7 @@ AGENT = RegisteredAgent(
 class TrainingJobs:
     """Jobs, agents and environments in Streamward's own words. Methods wait for the broker, or for an environment."""
 
-    def __init__(self, settings: Settings, log: JobLog, agents: OpenAgents) -> None:
+    def __init__(self, settings: Settings, log: JobLog, agents: FollowedOnDemand[AgentLog]) -> None:
         self._settings, self._jobs_of, self._agents = settings, jobs_of(settings, log), agents
 
     @REST.post(

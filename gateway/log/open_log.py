@@ -20,7 +20,8 @@ from streams.environments.registry.tool_caller import ToolCaller
 from streams.environments.registry.tool_log import ToolLog
 from streams.errors import CallError, NotFoundError
 from streams.improve.triggers.trigger_log import TriggerLog
-from streams.knowledge.agent_log import AgentLog, OpenAgents
+from streams.kafka.followed import FollowedOnDemand
+from streams.knowledge.agent_log import AgentLog
 from streams.knowledge.memory_log import MemoryLog
 from streams.knowledge.task_thread_log import TaskThreadLog
 from streams.prompts.prompt_log import PromptLog
@@ -39,18 +40,18 @@ AT_ONCE = 4
 class OpenLog:
     """The log of a server, for every request. Use as a context manager."""
 
-    def __init__(self, settings: Settings, agents: OpenAgents) -> None:
+    def __init__(self, settings: Settings, agents: FollowedOnDemand[AgentLog]) -> None:
         """`agents`: those that the recorder knows, too."""
         self._settings, self._agents = settings, agents
         self._stack, self._lock = ExitStack(), threading.Lock()
-        self._tasks: TaskIndex | None = None
         self._view: LogOverHttp | None = None
-        self._triggers: TriggerLog | None = None
-        self._prompts: PromptLog | None = None
-        self._tools: ToolLog | None = None
         self._tool_caller: ToolCaller | None = None
-        self._memory: MemoryLog | None = None
-        self._task_threads: TaskThreadLog | None = None
+        self._tasks = self._stack.enter_context(FollowedOnDemand(TaskIndex, settings))
+        self._triggers = self._stack.enter_context(FollowedOnDemand(TriggerLog, settings))
+        self._prompts = self._stack.enter_context(FollowedOnDemand(PromptLog, settings))
+        self._tools = self._stack.enter_context(FollowedOnDemand(ToolLog, settings))
+        self._memory = self._stack.enter_context(FollowedOnDemand(MemoryLog, settings))
+        self._task_threads = self._stack.enter_context(FollowedOnDemand(TaskThreadLog, settings))
 
     def __enter__(self) -> Self:
         return self
@@ -73,10 +74,7 @@ class OpenLog:
     @property
     def tasks(self) -> TaskIndex:
         """Every task by its id. Raises as `TaskIndex`, and CallError while the topic is read for the first time."""
-        with self._lock:
-            if self._tasks is None or self._tasks.is_broken:
-                self._tasks = self._stack.enter_context(TaskIndex(self._settings))
-            tasks = self._tasks
+        tasks = self._tasks.open()
         if not tasks.is_read(READ_S):
             raise CallError("busy", "the ids of the tasks in the log are being read; try again")
         return tasks
@@ -84,26 +82,17 @@ class OpenLog:
     @property
     def triggers(self) -> TriggerLog:
         """Every rule and catalogue. Raises as `TriggerLog`."""
-        with self._lock:
-            if self._triggers is None or self._triggers.is_broken:
-                self._triggers = self._stack.enter_context(TriggerLog(self._settings))
-            return self._triggers
+        return self._triggers.open()
 
     @property
     def prompts(self) -> PromptLog:
         """Every prompt. Raises as `PromptLog`."""
-        with self._lock:
-            if self._prompts is None or self._prompts.is_broken:
-                self._prompts = self._stack.enter_context(PromptLog(self._settings))
-            return self._prompts
+        return self._prompts.open()
 
     @property
     def tools(self) -> ToolLog:
         """Every tool and environment of the registry. Raises as `ToolLog`."""
-        with self._lock:
-            if self._tools is None or self._tools.is_broken:
-                self._tools = self._stack.enter_context(ToolLog(self._settings))
-            return self._tools
+        return self._tools.open()
 
     @property
     def tool_caller(self) -> ToolCaller:
@@ -117,10 +106,7 @@ class OpenLog:
     @property
     def memory(self) -> MemoryLog:
         """The agents' store. Raises as `MemoryLog`."""
-        with self._lock:
-            if self._memory is None or self._memory.is_broken:
-                self._memory = self._stack.enter_context(MemoryLog(self._settings))
-            return self._memory
+        return self._memory.open()
 
     @property
     def agents(self) -> AgentLog:
@@ -130,10 +116,7 @@ class OpenLog:
     @property
     def task_threads(self) -> TaskThreadLog:
         """Every thread that a task names. Raises as `TaskThreadLog`, and CallError while tasks are read at first."""
-        with self._lock:
-            if self._task_threads is None or self._task_threads.is_broken:
-                self._task_threads = self._stack.enter_context(TaskThreadLog(self._settings))
-            threads = self._task_threads
+        threads = self._task_threads.open()
         if not threads.is_read(READ_S):
             raise CallError("busy", "the tasks in the log are being read for their threads; try again")
         return threads

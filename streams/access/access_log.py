@@ -12,12 +12,10 @@ Not covered: revocations during an outage. Until the broker answers again, all i
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from schemas.events import AccessEvent, AccessRole
-from schemas.serde import Poison
 from streams.access import keys, sessions, tokens, users
 from streams.access.keys import AccessKey, NewSecret
 from streams.access.sessions import LoginSession
@@ -32,8 +30,6 @@ from streams.kafka.record import Record
 from streams.settings.model import Settings
 
 Folded = TypeVar("Folded", AccessKey, User, LoginSession, TenantLog)
-
-log = logging.getLogger("streamward.access")
 
 
 class AccessLog(FollowedTopic):
@@ -145,11 +141,11 @@ class AccessLog(FollowedTopic):
         return self.get(key_id)
 
     def _take(self, record: Record) -> None:
-        event = record.decode_placed(AccessEvent, self._settings.topics.policy_partitions)
-        if isinstance(event, Poison):
-            log.warning("skipped: %s", event.error, extra=record.log_extra)
-        elif not self._fold(event):
-            log.warning("skipped: %s of %s, which was never made", event.kind, event.subject_id, extra=record.log_extra)
+        event = self._decoded(record, AccessEvent)
+        if event is not None and not self._fold(event):
+            self._log.warning(
+                "skipped: %s of %s, which was never made", event.kind, event.subject_id, extra=record.log_extra
+            )
 
     def _fold(self, event: AccessEvent) -> bool:
         """Return whether there is something, now or before, that an event is about."""

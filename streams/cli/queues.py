@@ -39,7 +39,7 @@ def queues_list(call: AppContext, /, output: Output) -> None:
     from streams.samples.queue_log import QueueLog
 
     with QueueLog(call.settings) as log:
-        rows = [_row(state) for state in log.states()]
+        rows = [_row(state) for state in log.states.values()]
     columns = [
         Column("queue", "queue"),
         Column("epoch", "epoch", right=True),

@@ -11,20 +11,26 @@ Not covered: a group. Each follower reads every partition from its first record.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Generic, Protocol, Self, TypeVar
 
 from schemas.events import Coordinates, Event
+from schemas.serde import Poison
 from streams.errors import LogError, StreamwardError
 from streams.kafka.client import POLL_S
 from streams.kafka.history import LogHistory
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
-from streams.kafka.record import Record
+from streams.kafka.record import Record, cut
 from streams.kafka.retry import BrokerOutage
+from streams.kafka.topics import topics
 from streams.settings.model import Settings
+
+E = TypeVar("E", bound=Event)
 
 CATCH_UP_S = 60.0
 """How long the log may take to be read, or an event to be read back."""
@@ -39,6 +45,8 @@ class FollowedTopic:
         Raises NotFoundError without the topics, LogError if the broker does not answer.
         """
         self._settings, self._labels, self._outage = settings, labels, outage
+        self._partitions = topics(settings.topics)[labels[0]].partitions
+        self._log = logging.getLogger(f"streamward.{labels[0]}")
         bounds = LogHistory(settings, outage).bounds(labels)
         starts = {tp: low for tp, (low, _) in bounds.items()}
         self._ends = {tp: end for tp, (_, end) in bounds.items()}
@@ -92,6 +100,14 @@ class FollowedTopic:
     def _take(self, record: Record) -> None:
         """Take in a record."""
         raise NotImplementedError
+
+    def _decoded(self, record: Record, expected: type[E]) -> E | None:
+        """Return the event in a record of the first topic; None: skipped, and logged."""
+        event = record.decode_placed(expected, self._partitions)
+        if isinstance(event, Poison):
+            self._log.warning("skipped: %s", cut(event.error), extra=record.log_extra)
+            return None
+        return event
 
     def _take_all(self, records: Sequence[Record]) -> None:
         """Take in records that came together."""
@@ -149,3 +165,51 @@ class FollowedTopic:
                         self._error = exc
                         self._changed.notify_all()
                     return
+
+
+class Followable(Protocol):
+    """A reader with a thread of its own, which begins when it is entered."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it has to be followed again."""
+
+
+F = TypeVar("F", bound=Followable)
+
+
+class FollowedOnDemand(Generic[F]):
+    """A follower that begins when it is first needed, and again where it has broken off. Use as a context manager.
+
+    Its methods may be called from any thread.
+    """
+
+    def __init__(self, begin: Callable[[Settings], F], settings: Settings) -> None:
+        self._begin, self._settings = begin, settings
+        self._stack, self._lock = ExitStack(), threading.Lock()
+        self._follower: F | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    @property
+    def current(self) -> F | None:
+        """The one that follows; None if it has to be opened."""
+        follower = self._follower
+        return None if follower is None or follower.is_broken else follower
+
+    def open(self) -> F:
+        """Return the one that follows, after it has begun. Raises as that."""
+        with self._lock:
+            if (current := self.current) is None:
+                current = self._begin(self._settings)
+                self._stack.enter_context(current)
+                self._follower = current
+            return current

@@ -10,23 +10,19 @@ once that has read as far.
 from __future__ import annotations
 
 import itertools
-import logging
 import uuid
 from collections.abc import Callable
 from typing import TypeVar
 
 from schemas.events import MemoryEvent, derive_id, problems
-from schemas.serde import Poison
 from streams.errors import EventError, NotFoundError
 from streams.kafka import times
 from streams.kafka.followed import FollowedTopic
-from streams.kafka.record import Record, cut
+from streams.kafka.record import Record
 from streams.knowledge.memory_state import Labels, MemoryItem, MemoryState
 from streams.settings.model import Settings
 
 T = TypeVar("T")
-
-log = logging.getLogger("streamward.memory")
 
 
 class MemoryLog(FollowedTopic):
@@ -35,7 +31,6 @@ class MemoryLog(FollowedTopic):
     def __init__(self, settings: Settings) -> None:
         """Raises NotFoundError without the topic, LogError if the broker does not answer."""
         super().__init__(settings, "memory")
-        self._partitions = settings.topics.policy_partitions
         self._state = MemoryState()
         self._writer, self._numbers = uuid.uuid4().hex, itertools.count()
 
@@ -82,8 +77,6 @@ class MemoryLog(FollowedTopic):
         return event
 
     def _take(self, record: Record) -> None:
-        event = record.decode_placed(MemoryEvent, self._partitions)
-        if isinstance(event, Poison):
-            log.warning("skipped: %s", cut(event.error), extra=record.log_extra)
+        if (event := self._decoded(record, MemoryEvent)) is None:
             return
         self._state.take(event)

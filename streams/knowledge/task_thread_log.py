@@ -10,23 +10,18 @@ Not covered: a bound on memory. The texts of these tasks and answers are kept, a
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Self
 
 from schemas.events import Response, Task
-from schemas.serde import Poison
 from streams.errors import StreamwardError
 from streams.kafka.client import POLL_S
 from streams.kafka.followed import FollowedTopic
-from streams.kafka.record import Record, cut
-from streams.kafka.topics import topics
+from streams.kafka.record import Record
 from streams.knowledge.task_threads import TaskThread, ThreadName, ThreadTask
 from streams.settings.model import Settings
-
-log = logging.getLogger("streamward.threads")
 
 
 class _ThreadTable:
@@ -65,16 +60,9 @@ class _ThreadTable:
 class _Follower(FollowedTopic):
     """One of the two topics. It is entered without waiting."""
 
-    def __init__(self, settings: Settings, label: str) -> None:
-        super().__init__(settings, label)
-        self._partitions = topics(settings.topics)[label].partitions
-
     def __enter__(self) -> Self:
         self._thread.start()
         return self
-
-    def _skip(self, record: Record, poison: Poison) -> None:
-        log.warning("skipped: %s", cut(poison.error), extra=record.log_extra)
 
 
 class _Questions(_Follower):
@@ -90,9 +78,7 @@ class _Questions(_Follower):
     def _take(self, record: Record) -> None:
         if record.key is None or record.key in self._ids:  # of two with one id the first counts
             return
-        task = record.decode_placed(Task, self._partitions)
-        if isinstance(task, Poison):
-            self._skip(record, task)
+        if (task := self._decoded(record, Task)) is None:
             return
         if (name := ThreadName.of(task)) is not None:
             self._table.add(name, ThreadTask.of(task, record))
@@ -124,10 +110,8 @@ class _Answers(_Follower):
     def _take(self, record: Record) -> None:
         if record.key is None or not self._table.has_task(record.key.decode(errors="replace")):
             return
-        response = record.decode_placed(Response, self._partitions)
-        if isinstance(response, Poison):
-            self._skip(record, response)
-        elif response.error is None:
+        response = self._decoded(record, Response)
+        if response is not None and response.error is None:
             self._table.answer(response)
 
 

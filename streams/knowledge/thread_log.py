@@ -8,19 +8,15 @@ Which run of a thread is in progress is part of its fold; the server that has th
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from schemas.events import ThreadEvent, problems
-from schemas.serde import Poison
 from streams.errors import EventError, NotFoundError
 from streams.kafka.followed import FollowedTopic
-from streams.kafka.record import Record, cut
+from streams.kafka.record import Record
 from streams.knowledge.thread_state import RunState, ThreadState, fold, refusal
 from streams.settings.model import Settings
-
-log = logging.getLogger("streamward.threads")
 
 
 class Appended(NamedTuple):
@@ -41,7 +37,6 @@ class ThreadLog(FollowedTopic):
         Raises NotFoundError without the topic, LogError if the broker does not answer.
         """
         super().__init__(settings, "threads")
-        self._partitions = settings.topics.policy_partitions
         self._on_change = on_change
         self._states: dict[str, ThreadState] = {}
         self._thread_of: dict[str, str] = {}
@@ -97,9 +92,7 @@ class ThreadLog(FollowedTopic):
         self._write_all(events)
 
     def _take(self, record: Record) -> None:
-        event = record.decode_placed(ThreadEvent, self._partitions)
-        if isinstance(event, Poison):
-            log.warning("skipped: %s", cut(event.error), extra=record.log_extra)
+        if (event := self._decoded(record, ThreadEvent)) is None:
             return
         before = self._states.get(event.thread_id)
         if (reason := refusal(before, event)) is not None:

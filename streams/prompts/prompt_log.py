@@ -8,28 +8,20 @@ Not covered: whether a policy is in training with a prompt; streams/improve/prom
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from schemas.events import Message, PromptEvent, PromptKind, PromptVariable, derive_id, problems, prompt_digest
+from schemas.events import Message, PromptEvent, PromptKind, PromptVariable, derive_id, prompt_digest
 from schemas.faults import nearest_own
-from schemas.serde import Poison
-from streams.errors import EventError, NotFoundError, RefusedError
+from streams.errors import NotFoundError, RefusedError
 from streams.kafka import times
-from streams.kafka.admin import read_topic
-from streams.kafka.followed import FollowedTopic
-from streams.kafka.record import Record, cut
-from streams.prompts.prompt_state import AliasTarget, PromptState, PromptVersion, fold, refusal
+from streams.kafka.named_states import Registry, RegistryShape
+from streams.prompts import prompt_state
+from streams.prompts.prompt_state import AliasTarget, PromptState, PromptVersion, refusal
 from streams.prompts.prompt_use import PromptReference, Resolver, resolve
 from streams.settings.model import Settings
-
-TRIES = 20
-"""Events that other processes may write meanwhile, until a command gives up."""
-
-log = logging.getLogger("streamward.prompts")
 
 
 class NewVersion(NamedTuple):
@@ -66,29 +58,22 @@ class Activation:
     metrics: Mapping[str, float] | None = None
 
 
-class PromptLog(FollowedTopic):
+PROMPTS = RegistryShape(
+    "prompts", "prompt", PromptEvent, lambda name: PromptState(prompt=name), refusal, prompt_state.fold
+)
+
+
+class PromptLog(Registry[PromptEvent, PromptState]):
     """Every prompt, followed in a thread. Use as a context manager; methods may be called from any thread."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises NotFoundError without the topic, LogError if the broker does not answer."""
-        super().__init__(settings, "prompts")
-        self._partitions = settings.topics.policy_partitions
-        self._states: dict[str, PromptState] = {}
-
-    # --- looking ------------------------------------------------------------------------------------------------------
+        super().__init__(settings, PROMPTS)
 
     @property
     def states(self) -> Mapping[str, PromptState]:
         """Every prompt that has a version, by its name. Raises LogError once the log cannot be read."""
-        with self._changed:
-            self._raise_error()
-            return {name: state for name, state in sorted(self._states.items()) if state.versions}
-
-    def state(self, prompt: str) -> PromptState:
-        """Return a prompt after the records that were read. Raises LogError once the log cannot be read."""
-        with self._changed:
-            self._raise_error()
-            return self._states.get(prompt) or PromptState(prompt=prompt)
+        return _existing(super().states)
 
     def get(self, prompt: str) -> PromptState:
         """Return a prompt that exists. Raises NotFoundError."""
@@ -101,33 +86,31 @@ class PromptLog(FollowedTopic):
         """Return the version for a thread or a task. Raises NotFoundError."""
         return resolve({reference.name: self.get(reference.name)}, reference, unit)
 
-    # --- commands -----------------------------------------------------------------------------------------------------
-
     def create(self, text: PromptText) -> NewVersion:
         """Write a version, and return it; the one that has the same text, if there is one.
 
         Raises EventError for a text that cannot be one, RefusedError if others write all the time, LogError.
         """
         digest = prompt_digest(text.messages, text.variables)
-        for _ in range(TRIES):
-            state = self.state(text.prompt)
+
+        def version(state: PromptState) -> PromptEvent | None:
             if (same := state.with_text(digest)) is not None:
                 _check_named(state, same.number)
-                return NewVersion(same, False)
-            event = self._event(
-                state,
-                "created",
-                text.actor,
-                text.reason,
+                return None
+            event = event_of(state, "created", actor=text.actor, reason=text.reason, now_ms=times.now_ms())
+            return replace(
+                event,
                 version=len(state.versions) + 1,
                 digest=digest,
                 variables=text.variables,
                 messages=text.messages,
                 job_id=text.job_id,
             )
-            if self.append(event) and (version := self.state(text.prompt).with_text(digest)) is not None:
-                return NewVersion(version, True)
-        raise RefusedError(f"prompt {text.prompt}: others wrote first {TRIES} times; try again")
+
+        state, is_new = self.decide(text.prompt, version)
+        made = state.with_text(digest)
+        assert made is not None, "it took effect, or was there"  # noqa: S101
+        return NewVersion(made, is_new)
 
     def activate(self, order: Activation) -> AliasTarget:
         """Let an alias mean a version, and return what it means then. The same again writes nothing.
@@ -135,65 +118,36 @@ class PromptLog(FollowedTopic):
         Raises EventError, NotFoundError for an unknown version, RefusedError if the alias means another version than
         was expected, LogError.
         """
-        for _ in range(TRIES):
-            state = self.get(order.prompt)
-            if state.version(order.version) is None:
-                known = len(state.versions)
-                raise NotFoundError(f"prompt {order.prompt} has no version {order.version}; its newest is {known}")
+
+        def meaning(state: PromptState) -> PromptEvent | None:
+            _check_known(state, order.version)
             _check_named(state, order.version)
             target = state.aliases.get(order.alias)
             if target is not None and target.version == order.version:
-                return target
+                return None
             _check_expected(order, target)
-            event = self._event(
-                state,
-                "activated",
-                order.actor,
-                order.reason,
-                version=order.version,
-                alias=order.alias,
-                job_id=order.job_id,
-                metrics=dict(order.metrics or {}),
-            )
-            if self.append(event):
-                return self.state(order.prompt).aliases[order.alias]
-        raise RefusedError(f"prompt {order.prompt}: others wrote first {TRIES} times; try again")
+            event = event_of(state, "activated", actor=order.actor, reason=order.reason, now_ms=times.now_ms())
+            metrics = dict(order.metrics or {})
+            return replace(event, version=order.version, alias=order.alias, job_id=order.job_id, metrics=metrics)
+
+        self.get(order.prompt)
+        return self.decide(order.prompt, meaning)[0].aliases[order.alias]
 
     def withdraw(self, prompt: str, version: int, *, actor: str, reason: str) -> None:
         """Let a version be named no more. The same again writes nothing.
 
         Raises EventError, NotFoundError for an unknown version, RefusedError while an alias means it, LogError.
         """
-        for _ in range(TRIES):
-            state = self.get(prompt)
+
+        def end(state: PromptState) -> PromptEvent | None:
             if version in state.withdrawn:
-                return
-            event = self._event(state, "withdrawn", actor, reason, version=version)
-            if state.version(version) is None:
-                raise NotFoundError(f"prompt {prompt} has no version {version}; its newest is {len(state.versions)}")
-            if (problem := refusal(state, event)) is not None:
-                raise RefusedError(f"prompt {prompt}: {problem}")
-            if self.append(event):
-                return
-        raise RefusedError(f"prompt {prompt}: others wrote first {TRIES} times; try again")
+                return None
+            _check_known(state, version)
+            event = event_of(state, "withdrawn", actor=actor, reason=reason, now_ms=times.now_ms())
+            return replace(event, version=version)
 
-    def append(self, event: PromptEvent) -> bool:
-        """Write an event; return whether this record of it took effect. Raises EventError that says what is wrong."""
-        check(event)
-        place = self._write(event)
-        return self.state(event.prompt).effective.get(event.event_id) == place
-
-    def _event(self, state: PromptState, kind: PromptKind, actor: str, reason: str, **fields: Any) -> PromptEvent:
-        event = event_of(state, kind, actor=actor, reason=reason, now_ms=times.now_ms())
-        return replace(event, **fields)
-
-    def _take(self, record: Record) -> None:
-        event = record.decode_placed(PromptEvent, self._partitions)
-        if isinstance(event, Poison):
-            log.warning("skipped: %s", cut(event.error), extra=record.log_extra)
-            return
-        before = self._states.get(event.prompt) or PromptState(prompt=event.prompt)
-        self._states[event.prompt] = fold(before, event, record.at)
+        self.get(prompt)
+        self.decide(prompt, end)
 
 
 def event_of(state: PromptState, kind: PromptKind, *, actor: str, reason: str, now_ms: int) -> PromptEvent:
@@ -209,28 +163,25 @@ def event_of(state: PromptState, kind: PromptKind, *, actor: str, reason: str, n
     )
 
 
-def check(event: PromptEvent) -> None:
-    """Raise EventError with the first thing that is wrong with an event: what a reader of the log says of it, too."""
-    if problem := next(problems(event), None):
-        raise EventError(f"prompt {event.prompt[:140]}: {problem}")
-
-
 def read(settings: Settings) -> dict[str, PromptState]:
     """Return the prompts of this log by name, as it is now. Raises NotFoundError without the topic, LogError."""
-    states: dict[str, PromptState] = {}
-    for record in read_topic(settings, "prompts"):
-        event = record.decode_placed(PromptEvent, settings.topics.policy_partitions)
-        if isinstance(event, Poison):
-            continue
-        before = states.get(event.prompt) or PromptState(prompt=event.prompt)
-        states[event.prompt] = fold(before, event, record.at)
-    return {name: state for name, state in sorted(states.items()) if state.versions}
+    return _existing(PROMPTS.read(settings))
+
+
+def _existing(states: Mapping[str, PromptState]) -> dict[str, PromptState]:
+    return {name: state for name, state in states.items() if state.versions}
 
 
 def resolver(settings: Settings) -> Resolver:
     """Return the function that finds versions; its first call reads the log, and raises as that."""
     states = cache(lambda: read(settings))
     return lambda reference, unit: resolve(states(), reference, unit)
+
+
+def _check_known(state: PromptState, version: int) -> None:
+    """Raise NotFoundError for a version that was never made."""
+    if state.version(version) is None:
+        raise NotFoundError(f"prompt {state.prompt} has no version {version}; its newest is {len(state.versions)}")
 
 
 def _check_named(state: PromptState, version: int) -> None:

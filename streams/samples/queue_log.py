@@ -6,24 +6,22 @@ a put is in the log ──► where does `queues` end? ──► followed until 
 
 from __future__ import annotations
 
-import logging
 from threading import Lock
 
 from schemas.events import Coordinates, QueueEvent
-from schemas.serde import Poison
 from streams.errors import RefusedError
-from streams.kafka.followed import FollowedTopic
+from streams.kafka.named_states import FollowedStates, RegistryShape
 from streams.kafka.reader import PartitionReader
-from streams.kafka.record import Record, cut, partition_of
+from streams.kafka.record import partition_of
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import topics
-from streams.samples.queue_state import QueueState, fold
+from streams.samples.queue_state import QueueState, fold, refusal
 from streams.settings.model import Settings
 
-log = logging.getLogger("streamward.samples")
+QUEUES = RegistryShape("queues", "queue", QueueEvent, lambda name: QueueState(queue=name), refusal, fold)
 
 
-class QueueLog(FollowedTopic):
+class QueueLog(FollowedStates[QueueEvent, QueueState]):
     """Every queue, followed in a thread. Use as a context manager; methods may be called from any thread."""
 
     def __init__(self, settings: Settings, outage: BrokerOutage | None = None) -> None:
@@ -31,9 +29,8 @@ class QueueLog(FollowedTopic):
 
         Raises NotFoundError without the topic, LogError if the broker does not answer.
         """
-        super().__init__(settings, "queues", outage=outage)
+        super().__init__(settings, QUEUES, outage)
         self._topic = topics(settings.topics)["queues"]
-        self._states: dict[str, QueueState] = {}
         self._asking = Lock()
         self._end_reader = PartitionReader(settings, {}, outage=outage and outage.of_another_thread())
         """Asks where the topic ends. A client that a thread polls answers no other thread."""
@@ -41,18 +38,6 @@ class QueueLog(FollowedTopic):
     def __exit__(self, *_: object) -> None:
         super().__exit__()
         self._end_reader.close()
-
-    def state(self, queue: str) -> QueueState:
-        """Return a queue after the records that were read. Raises LogError once the log cannot be read."""
-        with self._changed:
-            self._raise_error()
-            return self._states.get(queue) or QueueState(queue=queue)
-
-    def states(self) -> list[QueueState]:
-        """Return every queue after the records that were read, by name. Raises LogError."""
-        with self._changed:
-            self._raise_error()
-            return [self._states[queue] for queue in sorted(self._states)]
 
     def current(self, queue: str) -> QueueState:
         """Return a queue after all that is in the log now. Raises LogError."""
@@ -75,10 +60,3 @@ class QueueLog(FollowedTopic):
         """Write an event, and return its queue once it was read back. Raises LogError."""
         self._write(event)
         return self.state(event.queue)
-
-    def _take(self, record: Record) -> None:
-        event = record.decode_placed(QueueEvent, self._topic.partitions)
-        if isinstance(event, Poison):
-            log.warning("skipped: %s", cut(event.error), extra=record.log_extra)
-            return
-        self._states[event.queue] = fold(self._states.get(event.queue) or QueueState(queue=event.queue), event)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from schemas.events import QueueEvent
+from schemas.events import Coordinates, QueueEvent
 
 
 class QueueSpan(NamedTuple):
@@ -68,14 +68,21 @@ class QueueState:
         return any(span.covers(partition, offset, epoch) for span in reversed(self.spans))
 
 
-def fold(state: QueueState, event: QueueEvent) -> QueueState:
-    """Return a queue after an event; one of an opening that is not the newest changes nothing."""
+def refusal(state: QueueState, event: QueueEvent) -> str | None:
+    """Return why an event changes nothing about a queue in this state; None if it takes effect."""
     if event.kind == "opened":
-        if event.epoch != state.epoch + 1:
-            return replace(state, superseded=state.superseded + 1)
-        return replace(state, epoch=event.epoch, writer=event.writer)
-    if event.epoch != state.epoch or not (event.checkpoint is None or event.checkpoint in state.saved):
+        return None if event.epoch == state.epoch + 1 else f"epoch {state.epoch} was opened by {state.writer}"
+    if event.epoch != state.epoch:
+        return f"it is of epoch {event.epoch}, and {state.writer} has opened epoch {state.epoch}"
+    return None if event.checkpoint is None or event.checkpoint in state.saved else f"no checkpoint {event.checkpoint}"
+
+
+def fold(state: QueueState, event: QueueEvent, _: Coordinates | None = None) -> QueueState:
+    """Return a queue after an event; one of an opening that is not the newest changes nothing."""
+    if refusal(state, event) is not None:
         return replace(state, superseded=state.superseded + 1)
+    if event.kind == "opened":
+        return replace(state, epoch=event.epoch, writer=event.writer)
     if event.kind == "saved":
         saved = Saved(event, close_spans(state.spans, event.ends))
         return replace(state, saved={**state.saved, event.event_id: saved}, newest=event)

@@ -31,9 +31,10 @@ from streams.engines.protocol import EngineCounts, check_generation
 from streams.engines.rendering.rendering import Rendering
 from streams.engines.rendering.token_table import TokenTable
 from streams.engines.token_stream import Ending, Generation, TokenStream
+from streams.kafka.followed import FollowedOnDemand
 from streams.kafka.record import Record
 from streams.kafka.retry import BrokerOutage
-from streams.knowledge.agent_log import OpenAgents
+from streams.knowledge.agent_log import AgentLog
 from streams.observability.metrics import OFF
 from streams.settings.model import Policy, Serve, Settings, Topics
 from streams.stages.agents.recording import turn_writer
@@ -218,7 +219,7 @@ def serving(
                 server.close()
 
 
-class NoAgents(OpenAgents):
+class NoAgents(FollowedOnDemand[AgentLog]):
     """The agents of a log in which none is registered."""
 
     @property

@@ -6,26 +6,18 @@ add, note, accept, remove ──► event with the sequence it expects ──►
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from schemas.events import EpisodeStart, ToolEvent, ToolKind, derive_id, problems
+from schemas.events import EpisodeStart, ToolEvent, ToolKind, derive_id
 from schemas.faults import nearest_own
-from schemas.serde import Poison
-from streams.environments.registry.tool_state import Offer, RegisteredTool, ToolState, find, fold, refusal
-from streams.errors import EventError, NotFoundError, RefusedError
+from streams.environments.registry import tool_state
+from streams.environments.registry.tool_state import Offer, RegisteredTool, ToolState, find, refusal
+from streams.errors import NotFoundError, RefusedError
 from streams.kafka import times
-from streams.kafka.admin import read_topic
-from streams.kafka.followed import FollowedTopic
-from streams.kafka.record import Record, cut
+from streams.kafka.named_states import Registry, RegistryShape
 from streams.settings.model import Settings
-
-TRIES = 20
-"""Events that other processes may write meanwhile, until a command gives up."""
-
-log = logging.getLogger("streamward.tools")
 
 
 class RegistryDecision(NamedTuple):
@@ -45,29 +37,20 @@ class EntryOrder(NamedTuple):
     max_turns: int | None = None
 
 
-class ToolLog(FollowedTopic):
+TOOLS = RegistryShape("tools", "tool", ToolEvent, lambda name: ToolState(tool_id=name), refusal, tool_state.fold)
+
+
+class ToolLog(Registry[ToolEvent, ToolState]):
     """Every entry, followed in a thread. Use as a context manager; methods may be called from any thread."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises NotFoundError without the topic, LogError if the broker does not answer."""
-        super().__init__(settings, "tools")
-        self._partitions = settings.topics.policy_partitions
-        self._states: dict[str, ToolState] = {}
-
-    # --- looking ------------------------------------------------------------------------------------------------------
+        super().__init__(settings, TOOLS)
 
     @property
     def entries(self) -> Mapping[str, ToolState]:
         """Every entry that there is, by its name. Raises LogError once the log cannot be read."""
-        with self._changed:
-            self._raise_error()
-            return _existing(self._states)
-
-    def state(self, tool_id: str) -> ToolState:
-        """Return an entry after the records that were read. Raises LogError once the log cannot be read."""
-        with self._changed:
-            self._raise_error()
-            return self._states.get(tool_id) or ToolState(tool_id=tool_id)
+        return _existing(self.states)
 
     def get(self, tool_id: str) -> ToolState:
         """Return an entry that exists. Raises NotFoundError."""
@@ -79,8 +62,6 @@ class ToolLog(FollowedTopic):
     def find(self, tool_id: str) -> RegisteredTool:
         """Return a tool by its id. Raises NotFoundError."""
         return find(self.entries, tool_id)
-
-    # --- changes ------------------------------------------------------------------------------------------------------
 
     def add(self, order: EntryOrder, offer: Offer, decision: RegistryDecision) -> ToolState:
         """Add an entry, and return it; one that is the same already is returned as it is.
@@ -130,25 +111,9 @@ class ToolLog(FollowedTopic):
 
     def _decide(self, tool_id: str, kind: ToolKind, decision: RegistryDecision, **fields: Any) -> ToolState:
         """Write an event that takes effect, and return its entry. Raises EventError, RefusedError, LogError."""
-        for _ in range(TRIES):
-            state = self.state(tool_id)
-            event = replace(event_of(state, kind, decision, now_ms=times.now_ms()), **fields)
-            if problem := next(problems(event), None):
-                raise EventError(f"tool {tool_id[:140]}: {problem}")
-            if (problem := refusal(state, event)) is not None:
-                raise RefusedError(f"tool {tool_id}: {problem}")
-            place = self._write(event)
-            if self.state(tool_id).effective.get(event.event_id) == place:
-                return self.state(tool_id)
-        raise RefusedError(f"tool {tool_id}: others wrote first {TRIES} times; try again")
-
-    def _take(self, record: Record) -> None:
-        event = record.decode_placed(ToolEvent, self._partitions)
-        if isinstance(event, Poison):
-            log.warning("skipped: %s", cut(event.error), extra=record.log_extra)
-            return
-        before = self._states.get(event.tool_id) or ToolState(tool_id=event.tool_id)
-        self._states[event.tool_id] = fold(before, event, record.at)
+        return self.decide(
+            tool_id, lambda state: replace(event_of(state, kind, decision, now_ms=times.now_ms()), **fields)
+        )[0]
 
 
 def event_of(state: ToolState, kind: ToolKind, decision: RegistryDecision, *, now_ms: int) -> ToolEvent:
@@ -166,18 +131,11 @@ def event_of(state: ToolState, kind: ToolKind, decision: RegistryDecision, *, no
 
 def read(settings: Settings) -> dict[str, ToolState]:
     """Return the entries of this log by name, as it is now. Raises NotFoundError without the topic, LogError."""
-    states: dict[str, ToolState] = {}
-    for record in read_topic(settings, "tools"):
-        event = record.decode_placed(ToolEvent, settings.topics.policy_partitions)
-        if isinstance(event, Poison):
-            continue
-        before = states.get(event.tool_id) or ToolState(tool_id=event.tool_id)
-        states[event.tool_id] = fold(before, event, record.at)
-    return _existing(states)
+    return _existing(TOOLS.read(settings))
 
 
 def _existing(states: Mapping[str, ToolState]) -> dict[str, ToolState]:
-    return {name: state for name, state in sorted(states.items()) if state.added is not None}
+    return {name: state for name, state in states.items() if state.added is not None}
 
 
 def _fields(offer: Offer) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Iterable
 
 from schemas.events import CurationEvent, DatasetEvent
-from schemas.serde import Poison
 from streams.errors import ContaminatedError, NotFoundError
 from streams.improve.curation.verdicts import PlacedVerdict, VerdictFold
 from streams.improve.datasets import dataset_log
@@ -31,7 +30,6 @@ from streams.kafka.key_membership import KeyMembership
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
-from streams.kafka.topics import topics
 from streams.observability import catalog, metrics
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
@@ -75,7 +73,7 @@ class FollowedVerdicts(FollowedTopic):
 
     def __init__(self, settings: Settings, outage: BrokerOutage | None = None) -> None:
         super().__init__(settings, "curation", outage=outage)
-        self._fold, self._partitions = VerdictFold(), topics(settings.topics)["curation"].partitions
+        self._fold = VerdictFold()
 
     @property
     def read_to(self) -> dict[TopicPartition, int]:
@@ -90,8 +88,7 @@ class FollowedVerdicts(FollowedTopic):
             return new_promotions(self._fold, rule, last)
 
     def _take(self, record: Record) -> None:
-        event = record.decode_placed(CurationEvent, self._partitions)
-        if not isinstance(event, Poison):
+        if (event := self._decoded(record, CurationEvent)) is not None:
             self._fold.take(record.at, event)
 
 

@@ -46,12 +46,22 @@ class RuleState:
         return self.crossing is None or self.crossing.sequence < self.tick.sequence
 
 
+def refusal(state: RuleState, event: TriggerEvent) -> str | None:
+    """Return why an event changes nothing about a rule in this state; None if it takes effect."""
+    if event.sequence != state.sequence:
+        return (
+            f"it was decided when {event.sequence} events of the rule had taken effect, and there are {state.sequence}"
+        )
+    if event.kind == "ticked" and (event.due_at or 0) <= state.last_tick_ms:
+        return f"a tick that is due at {event.due_at} ms came before, or a later one"
+    return None
+
+
 def fold(state: RuleState, event: TriggerEvent, place: Coordinates) -> RuleState:
     """Return a rule after a record; one that was decided against another state changes nothing."""
     if state.effective.get(event.event_id) == place:
         return state
-    is_late = event.kind == "ticked" and (event.due_at or 0) <= state.last_tick_ms
-    if event.sequence != state.sequence or is_late:
+    if refusal(state, event) is not None:
         return replace(state, superseded=state.superseded + 1)
     after = replace(state, sequence=state.sequence + 1, effective={**state.effective, event.event_id: place})
     if event.kind == "ticked":

@@ -6,34 +6,23 @@ event ──► triggers ──► own fold has passed it ──► did it take 
 
 from __future__ import annotations
 
-import logging
-
 from schemas.events import TriggerEvent
-from schemas.serde import Poison
-from streams.improve.triggers.rule_state import RuleState, fold
-from streams.kafka.followed import FollowedTopic
-from streams.kafka.record import Record, cut
+from streams.improve.triggers.rule_state import RuleState, fold, refusal
+from streams.kafka.named_states import Registry, RegistryShape
+from streams.kafka.record import Record
 from streams.kafka.retry import BrokerOutage
 from streams.settings.model import Settings
 
-log = logging.getLogger("streamward.triggers")
+TRIGGERS = RegistryShape("triggers", "rule", TriggerEvent, lambda name: RuleState(rule=name), refusal, fold)
 
 
-class TriggerLog(FollowedTopic):
+class TriggerLog(Registry[TriggerEvent, RuleState]):
     """Every rule, followed in a thread. Use as a context manager; methods may be called from any thread."""
 
     def __init__(self, settings: Settings, outage: BrokerOutage | None = None) -> None:
         """Raises NotFoundError without the topic, LogError if the broker does not answer."""
-        super().__init__(settings, "triggers", outage=outage)
-        self._partitions = settings.topics.policy_partitions
-        self._states: dict[str, RuleState] = {}
+        super().__init__(settings, TRIGGERS, outage)
         self._events: dict[str, list[TriggerEvent]] = {}
-
-    def state(self, rule: str) -> RuleState:
-        """Return a rule after the records that were read. Raises LogError once the log cannot be read."""
-        with self._changed:
-            self._raise_error()
-            return self._states.get(rule) or RuleState(rule=rule)
 
     def events(self, rule: str | None = None) -> list[TriggerEvent]:
         """Return the events that took effect, of one rule or of all, the oldest first."""
@@ -42,18 +31,10 @@ class TriggerLog(FollowedTopic):
             events = [event for name in names for event in self._events.get(name, ())]
         return sorted(events, key=lambda event: (event.created_at, event.rule, event.sequence))
 
-    def append(self, event: TriggerEvent) -> bool:
-        """Write an event; return whether this record of it took effect. Raises LogError."""
-        place = self._write(event)
-        return self.state(event.rule).effective.get(event.event_id) == place
-
     def _take(self, record: Record) -> None:
-        event = record.decode_placed(TriggerEvent, self._partitions)
-        if isinstance(event, Poison):
-            log.warning("skipped: %s", cut(event.error), extra=record.log_extra)
+        if (event := self._decoded(record, TriggerEvent)) is None:
             return
-        before = self._states.get(event.rule) or RuleState(rule=event.rule)
-        after = fold(before, event, record.at)
-        self._states[event.rule] = after
-        if after.sequence > before.sequence:
+        before = self._states.get(event.rule)
+        self._shape.take(self._states, event, record.at)
+        if self._states[event.rule].sequence > (0 if before is None else before.sequence):
             self._events.setdefault(event.rule, []).append(event)

@@ -23,7 +23,8 @@ from fnmatch import fnmatchcase
 from schemas.conventions import RatedAnswer
 from schemas.events import AgentEvent, Message
 from streams.errors import CallError, LogError
-from streams.knowledge.agent_log import OpenAgents
+from streams.kafka.followed import FollowedOnDemand
+from streams.knowledge.agent_log import AgentLog
 from streams.settings.model import Settings
 from streams.stages.agents.recording.calls import ModelCall, Piece, ServedModel
 from streams.stages.agents.recording.conversations import Conversation
@@ -43,7 +44,7 @@ class Recorder:
         versions: ServedVersions,
         conversations: ServedConversations,
         io: RecordingIO,
-        agents: OpenAgents,
+        agents: FollowedOnDemand[AgentLog],
     ) -> None:
         self._settings, self._versions, self._conversations = settings, versions, conversations
         self._io, self.agents = io, agents

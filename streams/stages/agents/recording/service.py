@@ -18,11 +18,12 @@ from streams.engines.rendering.rendering import Rendering
 from streams.errors import StreamwardError
 from streams.kafka import times
 from streams.kafka.admin import offsets, offsets_at
+from streams.kafka.followed import FollowedOnDemand
 from streams.kafka.reader import read
 from streams.kafka.record import TopicPartition
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
-from streams.knowledge.agent_log import OpenAgents
+from streams.knowledge.agent_log import AgentLog
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
 from streams.stages.agents.recording.call_prompts import CallPrompts
@@ -56,7 +57,7 @@ def open_recorder(
         conversations = ServedConversations(int(settings.serve.remembered_mb * 1_000_000), versions.serves)
         LoggedConversations(settings, outage).restore(conversations, times.now_ms())
         ServerMetrics(meter, engine, conversations)
-        with _writing(settings, stop, meter, versions) as writer, OpenAgents(settings) as agents:
+        with _writing(settings, stop, meter, versions) as writer, FollowedOnDemand(AgentLog, settings) as agents:
             io = RecordingIO(settings.serve, rendering, writer, CallPrompts(engine, rendering))
             yield Recorder(settings, versions, conversations, io, agents)
 

@@ -1,0 +1,131 @@
+"""A topic of decisions about things with a name, each thing the fold of its events.
+
+    topic ──► a thread that follows ──► the state of each name
+    decide: state ──► event ──► topic ──► own fold has passed it ──► the state after it; another came first: once more
+
+Of two events that were decided against the same state the first in the partition takes effect, and the second changes
+nothing: compare and swap by the order of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from schemas.events import Coordinates, Event, problems
+from schemas.serde import Poison
+from streams.errors import EventError, RefusedError
+from streams.kafka.admin import read_topic
+from streams.kafka.followed import FollowedTopic
+from streams.kafka.record import Record
+from streams.kafka.retry import BrokerOutage
+from streams.kafka.topics import key_field, topics
+from streams.settings.model import Settings
+
+TRIES = 20
+"""Events that other processes may write meanwhile, until a decision is given up."""
+
+
+class Decided(Protocol):
+    """A state that knows which events took effect."""
+
+    @property
+    def effective(self) -> Mapping[str, Coordinates]:
+        """Where each event is that took effect, by its id."""
+
+
+E = TypeVar("E", bound=Event)
+S = TypeVar("S")
+D = TypeVar("D", bound=Decided)
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryShape(Generic[E, S]):
+    """The topic of a registry, and how its records become states."""
+
+    label: str
+    noun: str
+    """What its things are called in messages."""
+    event: type[E]
+    empty: Callable[[str], S]
+    """Of a name without events."""
+    refusal: Callable[[S, E], str | None]
+    """Why an event changes nothing about a thing in this state; None if it takes effect."""
+    fold: Callable[[S, E, Coordinates], S]
+
+    def take(self, states: dict[str, S], event: E, at: Coordinates) -> str:
+        """Fold an event into the states, and return the name that it is about."""
+        name: str = getattr(event, key_field(self.event))
+        before = states[name] if name in states else self.empty(name)
+        states[name] = self.fold(before, event, at)
+        return name
+
+    def read(self, settings: Settings) -> dict[str, S]:
+        """Return the states of this log as they are now, by name. Raises NotFoundError without the topic, LogError."""
+        partitions = topics(settings.topics)[self.label].partitions
+        return self.states_of(read_topic(settings, self.label), partitions)
+
+    def states_of(self, records: Iterable[Record], partitions: int) -> dict[str, S]:
+        """Return the states after records, by name; what is no event of the topic is left out."""
+        states: dict[str, S] = {}
+        for record in records:
+            event = record.decode_placed(self.event, partitions)
+            if not isinstance(event, Poison):
+                self.take(states, event, record.at)
+        return dict(sorted(states.items()))
+
+
+class FollowedStates(FollowedTopic, Generic[E, S]):
+    """The states, followed in a thread. Use as a context manager; methods may be called from any thread."""
+
+    def __init__(self, settings: Settings, shape: RegistryShape[E, S], outage: BrokerOutage | None = None) -> None:
+        """Raises NotFoundError without the topic, LogError if the broker does not answer."""
+        super().__init__(settings, shape.label, outage=outage)
+        self._shape = shape
+        self._states: dict[str, S] = {}
+
+    @property
+    def states(self) -> Mapping[str, S]:
+        """The state of every name that has events, by name. Raises LogError once the log cannot be read."""
+        with self._changed:
+            self._raise_error()
+            return dict(sorted(self._states.items()))
+
+    def state(self, name: str) -> S:
+        """Return a state after the records that were read. Raises LogError once the log cannot be read."""
+        with self._changed:
+            self._raise_error()
+            return self._states[name] if name in self._states else self._shape.empty(name)
+
+    def _take(self, record: Record) -> None:
+        if (event := self._decoded(record, self._shape.event)) is not None:
+            self._shape.take(self._states, event, record.at)
+
+
+class Registry(FollowedStates[E, D]):
+    """States that are decided about by compare and swap."""
+
+    def append(self, event: E) -> bool:
+        """Write an event; return whether this record of it took effect. Raises EventError that says what is wrong."""
+        name: str = getattr(event, key_field(self._shape.event))
+        if problem := next(problems(event), None):
+            raise EventError(f"{self._shape.noun} {name[:140]}: {problem}")
+        place = self._write(event)
+        return place in self.state(name).effective.values()
+
+    def decide(self, name: str, make: Callable[[D], E | None]) -> tuple[D, bool]:
+        """Return the state after the event that `make` returns for the present one, and whether it was written.
+
+        None: as it is. Where another event came first, `make` is asked again. Raises what that raises, EventError for
+        what is no event, RefusedError for one against the rules or if others write first all the time, LogError.
+        """
+        for _ in range(TRIES):
+            state = self.state(name)
+            if (event := make(state)) is None:
+                return state, False
+            if (problem := self._shape.refusal(state, event)) is not None:
+                raise RefusedError(f"{self._shape.noun} {name}: {problem}")
+            if self.append(event):
+                return self.state(name), True
+        raise RefusedError(f"{self._shape.noun} {name}: others wrote first {TRIES} times; try again")
