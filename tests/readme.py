@@ -34,6 +34,7 @@ import tempfile
 import termios
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -42,7 +43,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from streams.kafka.node import process as broker
-from streams.settings.model import Broker
+from streams.settings.model import Broker, Settings
 
 ROOT = Path(__file__).parents[1]
 FIRST = "README.md"
@@ -61,6 +62,7 @@ ALONE = (
     "docs/agent-protocol.md",
     "docs/tinker.md",
 )
+WALKED = (FIRST, *CONTINUED, *ALONE)
 STOP = "kill $(jobs -p); wait"
 """The command with which the README's last block begins."""
 COLUMNS = 120
@@ -77,20 +79,6 @@ MAKES = {
 """What a target must call."""
 SERVED = "8790"
 """The port of `streamward serve` on the pages."""
-OURS = (
-    "streamward.toml",
-    "release.toml",
-    "agents.toml",
-    "environments.toml",
-    "jobs.toml",
-    "gateway.toml",
-    "improve.toml",
-    "mcp.toml",
-    "threads.toml",
-    "prompts.toml",
-    "tinker.toml",
-)
-"""Settings files of the node that the README starts."""
 LOOP = r"""
 exec < /dev/null
 again() { return $code; }
@@ -191,13 +179,19 @@ def run_page(name: str, folder: Path, *, more: str, limit_s: float) -> Iterator[
     with _bash(folder, limit_s) as bash:
         for step in steps(name):
             if step.file is not None:
-                (folder / step.file).write_text(step.command + (more if step.file in OURS else ""))
+                (folder / step.file).write_text(step.command + (more if _is_settings(step) else ""))
             yield Ran(step, 0, "") if step.file is not None else Ran(step, *bash(step.command))
+
+
+def _is_settings(step: Step) -> bool:
+    """Return whether a file has settings and leaves it open where the log is."""
+    sections = tomllib.loads(step.command) if step.file is not None and step.file.endswith(".toml") else {}
+    return bool(sections) and sections.keys() <= Settings.model_fields.keys() - {"kafka"}
 
 
 def _run_step(step: Step, folder: Path, bash: Callable[[str], tuple[int, str]], port: int, judge: str) -> Ran:
     if step.file is not None:
-        more = f'\n[kafka]\nbootstrap = "127.0.0.1:{port}"\n' if step.file in OURS else ""
+        more = f'\n[kafka]\nbootstrap = "127.0.0.1:{port}"\n' if _is_settings(step) else ""
         (folder / step.file).write_text(step.command + more)
         return Ran(step, 0, "")
     text = step.command.replace("127.0.0.1:8000", judge)

@@ -20,7 +20,7 @@ import pytest
 from streams.access.roles import ACTIONS, ROLES
 from streams.settings.load import flatten
 from streams.settings.model import Settings
-from tests import protocols
+from tests import protocols, readme
 from tests.benchmarks.table import BEGIN, END
 from tests.known_failures import __main__ as known_failures
 from tests.strangers.agents_of_others import OPENAI_JAVA
@@ -171,6 +171,16 @@ def test_the_boxes_of_the_picture_are_the_stages() -> None:
     boxes = set(re.findall(r"│ +(\w+) +│", picture))
     stages = {path.stem for path in (ROOT / "streams" / "stages").iterdir() if not path.name.startswith("_")}
     assert boxes == stages | {"trainer"}
+
+
+def test_a_page_with_commands_is_walked_and_its_files_have_names() -> None:
+    tests = "".join(test.read_text(encoding="utf-8") for test in (ROOT / "tests" / "pipeline").glob("test_*.py"))
+    pages = [
+        page.relative_to(ROOT).as_posix() for page in PAGES if "\n```console\n" in page.read_text(encoding="utf-8")
+    ]
+    forgotten = [name for name in pages if name not in readme.WALKED and f'"{name}"' not in tests]
+    assert not forgotten, "add them to ALONE in tests/readme.py"
+    assert all([*readme.steps(name)] for name in pages)  # what else begins as no step does is an error with its line
 
 
 def test_the_table_of_benchmarks_has_its_place() -> None:

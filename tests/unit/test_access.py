@@ -11,37 +11,10 @@ import pytest
 from schemas.events import AccessRole, derive_id, problems
 from streams.access import keys, users
 from streams.access.roles import ACTIONS, ALLOWED, ROLES, decide
+from tests.lint.test_routes import CELLS
 from tests.support.factories import T0
 
 SECRET = keys.NewSecret("00112233445566ff", "s" * 43)
-MATRIX = """
-                  viewer submitter trainer promoter admin
-models.read       yes    yes       yes     yes      yes
-jobs.read         yes    yes       yes     yes      yes
-files.read        yes    yes       yes     yes      yes
-agents.read       yes    yes       yes     yes      yes
-groups.read       yes    yes       yes     yes      yes
-adapters.read     yes    yes       yes     yes      yes
-log.query         yes    yes       yes     yes      yes
-log.read          yes    yes       yes     yes      yes
-chat.call         -      yes       yes     -        yes
-feedback.give     -      yes       yes     -        yes
-tasks.submit      -      yes       yes     -        yes
-rewards.give      -      yes       yes     -        yes
-scores.try        -      yes       yes     -        yes
-runs.write        -      yes       yes     -        yes
-files.write       -      yes       yes     -        yes
-jobs.order        -      yes       yes     -        yes
-jobs.command      -      -         yes     -        yes
-agents.write      -      -         yes     -        yes
-letters.decide    -      -         yes     -        yes
-runs.judge        -      -         yes     -        yes
-training.call     -      -         yes     -        yes
-adapters.promote  -      -         -       yes      yes
-code.run          -      -         -       -        yes
-"""
-
-
 AGENTS_MAY = {"models.read", "groups.read", "chat.call", "feedback.give", "runs.write"}
 """Of what its role may, all that a key of an agent may."""
 
@@ -63,17 +36,8 @@ def person(role: AccessRole = "admin", **given: Any) -> users.User:
     return found
 
 
-def cells() -> list[tuple[str, str, bool]]:
-    roles, *rows = (line.split() for line in MATRIX.strip().splitlines())
-    return [(action, role, said == "yes") for action, *row in rows for role, said in zip(roles, row, strict=True)]
-
-
-def test_the_matrix_names_every_action_and_role() -> None:
-    assert {(action, role) for action, role, _ in cells()} == {(a, r) for a in ACTIONS for r in ROLES}
-
-
 @pytest.mark.parametrize("who", [key, person])
-@pytest.mark.parametrize(("action", "role", "allowed"), cells())
+@pytest.mark.parametrize(("action", "role", "allowed"), CELLS)
 def test_a_role_may(action: Any, role: Any, allowed: bool, who: Any) -> None:
     asks = who(role)
     found = decide(asks, action)
@@ -110,7 +74,7 @@ def test_a_key_of_an_agent_acts_as_no_other() -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_a_key_of_an_agent_does_what_its_role_and_agents_may_and_nothing_else(role: AccessRole, tenant: Any) -> None:
     mine = key(role, agent_id="calc", tenant=tenant)
-    may = {action for action, named, allowed in cells() if named == role and allowed} & AGENTS_MAY
+    may = {action for action, named, allowed in CELLS if named == role and allowed} & AGENTS_MAY
     assert {action for action in ACTIONS if decide(mine, action, agent_id="calc").allowed} == may
     assert {action for action in ACTIONS if decide(mine, action).allowed} == may
     assert not any(decide(mine, action, agent_id="other").allowed for action in ACTIONS)

@@ -25,7 +25,7 @@ from gateway.http import body as bodies, openapi
 from gateway.http.application import Application
 from gateway.http.body import Body, read
 from gateway.http.intake import LARGE_BYTES, MOST_LEVELS
-from gateway.http.route import BODY_BYTES, BODY_VALUES, CONVERSATION, LARGE_BODY, Route
+from gateway.http.route import Route
 from gateway.jobs.form_data import HEAD_BYTES, parts
 from gateway.routes import ROUTES
 from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms, thread_rooms, tinker_rooms
@@ -40,15 +40,6 @@ from streams.settings.model import Settings
 from tests.support.documented import document
 
 TAKING_JSON = [route for route in ROUTES if route.takes_json]
-CALLS = {"create_chat_completion", "create_completion", "create_response", "create_message", "count_tokens"}
-CALLS |= {"tinker_sample", "acp_patch_thread", "acp_create_run", "acp_create_and_wait_run"}
-CALLS |= {"acp_create_and_stream_run", "acp_create_thread_run", "acp_create_and_wait_thread_run"}
-CALLS |= {"acp_create_and_stream_thread_run"}
-TENSORS = {"tinker_forward", "tinker_forward_backward"}
-"""Routes whose body is read as a message of tensors."""
-LARGE = {"call_jsonrpc", "create_training_job", "submit_task", "upload_file", "start_selfplay", "optimize_prompt"}
-LARGE |= {"check_rows", "ingest_rows", "clean_rows", "generate_rows", "tinker_create_custom_loss"}
-"""Routes that take many questions, a task, rows, a traced function, or a file."""
 
 
 def values_of(value: Any) -> int:
@@ -149,15 +140,11 @@ def test_no_route_parses_a_body_of_too_many_values_or_levels(route: Route) -> No
         assert answer.status_code == 413 and problem in answer.text
 
 
-@pytest.mark.parametrize("route", [route for route in ROUTES if route.takes is not None], ids=lambda route: route.name)
-def test_only_conversations_questions_and_files_may_be_as_long_as_the_setting_says(route: Route) -> None:
-    assert (route.max_bytes is None) == (route.name in LARGE | CALLS | TENSORS)
-    if route.name in TENSORS:
-        return
-    if route.max_bytes is None:
-        assert route.max_values == (CONVERSATION if route.name in CALLS else LARGE_BODY)["max_values"]
-        return
-    assert route.max_bytes is not None and route.max_bytes <= BODY_BYTES and route.max_values == BODY_VALUES
+@pytest.mark.parametrize(
+    "route", [route for route in ROUTES if route.takes is not None and route.max_bytes], ids=lambda route: route.name
+)
+def test_a_body_longer_than_its_route_takes_is_refused(route: Route) -> None:
+    assert route.max_bytes is not None
     answer = posted(application(), route, b" " * (route.max_bytes + 1))
     assert answer.status_code == 413 and "the most that this route takes" in answer.text
 

@@ -1,0 +1,158 @@
+"""Every setting reaches a child process. Which one does so is found here, and what a new one needs is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from streams.settings.load import ENV_CONFIG, flatten, load, to_env
+from streams.settings.model import Settings
+
+CHANGED: dict[str, dict[str, Any]] = {
+    "kafka": {
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_username": "anna",
+        "sasl_password": SecretStr("hunter2"),
+        "ssl_ca_location": Path("ca.pem"),
+        "ssl_certificate_location": Path("me.pem"),
+        "ssl_key_location": Path("key.pem"),
+        "client": {"ssl.key.password": SecretStr("hunter3"), "debug": SecretStr("broker")},
+    },
+    "topics": {"prefix": "", "retention_days": 0.5},
+    "advantages": {
+        "eps": 1e-7,
+        "ddof": 0,
+        "formula": "rloo",
+        "credit": "gigpo",
+        "gamma": 0.95,
+        "turn_weight": 0.5,
+    },
+    "policy": {
+        "script": '{"a": "b=c"}',
+        "name": "a.B-1_",
+        "engine": "vllm",
+        "servers": "http://a:1/v1, https://b/",
+        "server_key": SecretStr("k"),
+        "server_model": "m",
+        "server_folder": Path("shared"),
+        "server_adapters": "/mnt/shared",
+        "server_timeout_s": 10,
+        "server_retries": 1,
+        "max_concurrent": 2,
+        "verify": "listed",
+    },
+    "scoring": {
+        "judge_url": "http://j/v1",
+        "judge_model": "m",
+        "judge_key": SecretStr("k"),
+        "judge_prompt_usd": 0.5,
+        "judge_completion_usd": 1.5,
+        "judge_parameters": "max_completion_tokens",
+    },
+    "schemas": {
+        "registry_url": "https://a:8081,https://b",
+        "registry_username": "u",
+        "registry_password": SecretStr("p"),
+        "registry_ca_location": Path("ca.pem"),
+        "own_ids": False,
+    },
+    "trainer": {"loss": "cispo", "epsilon_high": 5.0, "importance": "mask", "importance_cap": 3.5},
+    "fleet": {"weights": "chat=2,test-*=0.5"},
+    "serve": {
+        "auth": "keys",
+        "host": "localhost",
+        "model_names": "gpt-4o-mini,claude-*=chat@7",
+        "key_per_s": 7,
+        "key_burst": 9,
+        "key_at_once": 3,
+        "requests": "required",
+        "key": SecretStr("sw_a_b"),
+        "tenant_scorers": "exact",
+        "tls_certificate": Path("certificate.pem"),
+        "tls_key": Path("key.pem"),
+    },
+    "login": {
+        "signing_key": Path("signing.pem"),
+        "public_url": "https://streamward.example",
+        "oidc_issuer": "https://issuer.example",
+        "oidc_client_id": "c",
+        "oidc_client_secret": SecretStr("s"),
+        "oidc_scopes": "openid",
+        "oidc_roles_claim": "realm_access.roles",
+        "oidc_roles": "lab=trainer",
+        "oidc_tenant_claim": "team",
+    },
+    "jobs": {"prompt_usd": 0.5, "completion_usd": 0.0, "trainer_hour_usd": 3.25, "max_budget_usd": 7.5},
+    "tracing": {"otlp_endpoint": "https://c:4318", "sample_ratio": 0.25, "queue_spans": 7, "timeout_s": 2.5},
+    "guard": {
+        "suite": Path("suite.yaml"),
+        "confidence": 0.9,
+        "max_failed": 0.5,
+        "max_cost_ratio": 2.0,
+        "max_recovery_loss": 0.5,
+    },
+    "canary": {"steps": "0.1,1", "alpha": 0.1, "max_failed": 0.5, "max_truncated": 0.5},
+    "curation": {
+        "gates": "max_turns=3,min_score=0.5",
+        "scenario_gates": "sums: max_turns=3",
+        "promote_by_gates": "sums",
+        "rubric": "sums@2",
+        "min_kappa": 0.7,
+        "review_share": 0.1,
+    },
+    "environments": {"credentials": Path("credentials.json")},
+    "adapters": {"signing_key": Path("adapters.key"), "verify_key": Path("adapters.pub")},
+    "outside": {
+        "url": "https://api.example/v1",
+        "parameters": "temperature",
+        "tenants": "red",
+        "prompt_usd": 0.5,
+        "completion_usd": 1.5,
+    },
+}
+"""Settings that mean nothing without others of their section, or do not take every value of their type."""
+
+
+@pytest.fixture(autouse=True)
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder without a settings file."""
+    monkeypatch.chdir(tmp_path)
+
+
+def changed(key: str) -> Any:
+    """Return another value for a setting, as its default and its type say."""
+    default, (section, _, name) = dict(flatten(Settings()))[key], key.partition(".")
+    choices = get_args(type(getattr(Settings(), section)).model_fields[name].annotation)
+    if isinstance(default, str) and default in choices:
+        return next(choice for choice in choices if choice != default)
+    if isinstance(default, bool):
+        return not default
+    return default + 1 if isinstance(default, int | float) else f"{default}x"
+
+
+def test_every_setting_can_be_changed_and_reaches_a_child() -> None:
+    wrong: dict[str, str] = {}
+    for key, _ in flatten(Settings()):
+        section, _, name = key.partition(".")
+        if name in CHANGED.get(section, {}):
+            continue
+        try:
+            settings = Settings.model_validate({section: {name: changed(key)}})
+        except ValidationError as refusal:
+            wrong[key] = f"give it a value in CHANGED of {Path(__file__).name}: {refusal.errors()[0]['msg']}"
+            continue
+        named = {ENV_CONFIG, "STREAMWARD_KAFKA__BOOTSTRAP", f"STREAMWARD_{section}__{name}".upper()}
+        if load(env=to_env(settings)) != settings or set(to_env(settings)) != named or settings == Settings():
+            wrong[key] = f"a child of a process with {changed(key)!r} has another value"
+    assert wrong == {}
+
+
+def test_settings_that_need_each_other_reach_a_child_together() -> None:
+    settings = Settings.model_validate(CHANGED)
+    defaults, given = dict(flatten(Settings())), {f"{part}.{key}" for part, keys in CHANGED.items() for key in keys}
+    assert [key for key, value in flatten(settings) if (key in given) != (value != defaults[key])] == []
+    assert load(env=to_env(settings)) == settings
