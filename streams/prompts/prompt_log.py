@@ -123,9 +123,9 @@ class PromptLog(Registry[PromptEvent, PromptState]):
             _check_known(state, order.version)
             _check_named(state, order.version)
             target = state.aliases.get(order.alias)
+            _check_expected(order, target)
             if target is not None and target.version == order.version:
                 return None
-            _check_expected(order, target)
             event = event_of(state, "activated", actor=order.actor, reason=order.reason, now_ms=times.now_ms())
             metrics = dict(order.metrics or {})
             return replace(event, version=order.version, alias=order.alias, job_id=order.job_id, metrics=metrics)
@@ -191,8 +191,13 @@ def _check_named(state: PromptState, version: int) -> None:
 
 
 def _check_expected(order: Activation, target: AliasTarget | None) -> None:
-    """Raise RefusedError if an alias means another version than the one it was decided against."""
+    """Raise RefusedError if an alias means another version than the one it was decided against.
+
+    What the order's own job decided already is no other version: a job that was killed decides again.
+    """
     if order.expect is None or order.expect == (0 if target is None else target.version):
+        return
+    if target is not None and order.job_id is not None and target.event.job_id == order.job_id:
         return
     meaning = "nothing yet" if target is None else f"version {target.version}"
     if target is not None and target.version is None:

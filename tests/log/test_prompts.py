@@ -71,8 +71,17 @@ def test_an_alias_moves_only_from_the_version_that_was_expected(made: Settings) 
         with pytest.raises(RefusedError, match="production means version 1, and version 0 was expected"):
             log.activate(activation(2, expect=0))
         assert log.activate(activation(2, expect=1)).version == 2
-        assert log.activate(activation(2, expect=1)).version == 2  # a repetition
-    assert sum(event.kind == "activated" for _, event in read(made, PromptEvent)) == 2
+        with pytest.raises(RefusedError, match="production means version 2, and version 1 was expected"):
+            log.activate(activation(2, expect=1))
+        assert log.activate(activation(2)).version == log.activate(activation(2, expect=2)).version == 2  # repetitions
+        for _ in range(2):  # a job that was killed after its decision decides again
+            assert log.activate(activation(3, expect=2, job_id="job-1")).version == 3
+        with pytest.raises(RefusedError, match="production means version 3, and version 2 was expected"):
+            log.activate(activation(3, expect=2, job_id="job-2"))
+    assert sum(event.kind == "activated" for _, event in read(made, PromptEvent)) == 3
+    typed = command(made, "prompts", "activate", "greet@3", "production", "--expect", "1")
+    words = "production means version 3, and version 1 was expected"
+    assert (typed.exit_code, words in typed.stderr) == (4, True), typed.stderr
 
 
 def test_a_version_is_withdrawn_by_command_or_over_http_and_then_named_by_nothing_new(
