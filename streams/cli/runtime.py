@@ -320,15 +320,26 @@ def archive_for(on: EngineName | None, source: Source) -> Source:
 def importing() -> Iterator[None]:
     """Import large libraries in this block without garbage collection, which took a fifth of the time.
 
-    Their objects are frozen: later collections skip them, also the one at exit, which took a second with torch.
+    Their objects are frozen: later collections skip them, also the one at exit (`end_garbage`).
     """
-    atexit.register(gc.freeze)
+    atexit.register(end_garbage)
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
         gc.enable()
+
+
+def end_garbage() -> None:
+    """Let the collection at exit skip everything: with torch it took a second.
+
+    Not where DuckDB is loaded, whose client prints every object that is left then, a hundred lines of them.
+    """
+    if "_duckdb" in sys.modules:
+        gc.unfreeze()
+    else:
+        gc.freeze()
 
 
 def end_at_signals() -> None:

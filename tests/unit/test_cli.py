@@ -371,6 +371,12 @@ def test_an_answer_is_all_that_a_query_prints() -> None:
     assert (answered.stdout, answered.stderr) == ('{"one": 1}\n', "")
 
 
+def test_what_was_imported_without_garbage_collection_is_collected_at_the_end_where_duckdb_is_loaded() -> None:
+    code = "from streams.cli.runtime import importing\nwith importing(): import duckdb"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 WAITING = """\
