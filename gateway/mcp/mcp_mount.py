@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
@@ -39,7 +39,8 @@ INTAKE = Intake(max_bytes=4 * 1024 * 1024, max_values=100_000)
 """Of a call; the routes of tools have tighter bounds."""
 NO_STREAM = "this server sends nothing of its own, so there is no stream to wait on; send requests with POST"
 INVALID_REQUEST = -32600
-MISSING = "this server offers no MCP: the extra is not installed; run `pip install 'streamward[mcp]'`"
+INTERNAL_ERROR = -32603
+MISSING = "this server offers no MCP: the extra is not installed; run `pip install 'streamward[mcp]'` where it runs"
 
 
 class McpMount:
@@ -63,7 +64,7 @@ class McpMount:
     async def answer(self, toolset: Toolset, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["method"] == "GET" and not self.streams:
-            problem = {"jsonrpc": "2.0", "id": None, "error": {"code": INVALID_REQUEST, "message": NO_STREAM}}
+            problem = _problem(INVALID_REQUEST, NO_STREAM)
             await JSONResponse(problem, 405, {"Allow": "POST, DELETE"})(scope, receive, send)
             return
         async with self._making:
@@ -71,7 +72,7 @@ class McpMount:
                 try:
                     await self._start(toolset)
                 except ImportError:
-                    await errors.response(CallError("unsupported", MISSING), errors.REST)(scope, receive, send)
+                    await JSONResponse(_problem(INTERNAL_ERROR, MISSING), 501)(scope, receive, send)
                     return
         manager = self._managers[toolset]
         try:
@@ -114,6 +115,11 @@ class McpMount:
         async with manager.run():
             started.set()
             await self._closing.wait()
+
+
+def _problem(code: int, message: str) -> dict[str, Any]:
+    """Return an error as clients of MCP show it, whatever the status."""
+    return {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}
 
 
 def trim_headers(scope: Scope) -> Scope:

@@ -101,7 +101,7 @@ def load(name: str, settings: dict[str, Any], credential: str = "") -> Environme
     except ImportError as exc:
         way_out = "install it with Streamward, or put it on PYTHONPATH"
         if kind in ADAPTERS:
-            way_out = "pip install 'streamward[environments]'"
+            way_out = f"pip install 'streamward[{'mcp' if kind == 'mcp' else 'environments'}]'"
         raise EpisodeError(f"{name} cannot be loaded: {exc}; {way_out}", reason="missing_package") from exc
     factory = getattr(imported, attribute, None)
     if factory is None:

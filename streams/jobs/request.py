@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -42,7 +43,7 @@ from streams.prompts import prompt_log, prompt_use
 from streams.prompts.prompt_use import PromptReference, own_name
 from streams.scorers.registry import is_of_group
 from streams.scorers.scorer_check import unusable_scorer
-from streams.settings.model import Settings
+from streams.settings.model import FOLDER_NAME, Settings
 from streams.stages.agents.runs.registration import KnownAgent
 from streams.stages.tasks.episode_tasks import HELD_OUT_TASKS
 from streams.stages.tasks.generators import ENVIRONMENT_AGENT
@@ -147,12 +148,13 @@ class JobConfig(RequestPart):
     allow_contaminated: bool = Field(
         False, description="train on questions that a suite holds out; who ordered it is recorded"
     )
+    new_policy: bool = Field(False, description="the policy may be one that has no version yet")
 
 
 class JobRequest(RequestPart):
     """A request for a job."""
 
-    agent_id: str = Field(min_length=1, description="a policy, or an agent that is registered")
+    agent_id: str = Field(min_length=1, description="a policy, new with config.new_policy, or a registered agent")
     training_queries: tuple[TrainingQuery, ...] | None = Field(None, min_length=1, max_length=MOST_QUERIES)
     environment: EnvironmentConfig | None = None
     config: JobConfig
@@ -231,7 +233,7 @@ def order(
     Raises JobRequestError, NotFoundError for an unknown agent, RefusedError if the estimate is over the budget.
     """
     config = request.config
-    policy, agent = _who(request.agent_id, policies, agents)
+    policy, agent = _who(request.agent_id, policies, agents, may_be_new=config.new_policy)
     if request.environment is None:
         queries = request.training_queries or ()
         _each_once(queries)
@@ -250,8 +252,9 @@ def order(
 def plain_request(request: RequestPart) -> dict[str, Any]:
     """Return what the digest of an order is of; a field that came later is left out where it changes nothing."""
     plain = request.model_dump(mode="json")
-    if not plain["config"]["allow_contaminated"]:
-        del plain["config"]["allow_contaminated"]
+    for name in ("allow_contaminated", "new_policy"):
+        if not plain["config"][name]:
+            del plain["config"][name]
     if "environment" in plain and plain["environment"] is None:
         del plain["environment"]
     return plain
@@ -382,13 +385,19 @@ def _reward_sources(config: JobConfig, of_agent: tuple[RewardSource, ...]) -> tu
     )
 
 
-def _who(name: str, policies: Collection[str], agents: Mapping[str, KnownAgent]) -> tuple[str, str | None]:
+def _who(
+    name: str, policies: Collection[str], agents: Mapping[str, KnownAgent], *, may_be_new: bool
+) -> tuple[str, str | None]:
     """Return the policy that is trained, and the agent that answers for it, if any."""
     if name in agents:
         return agents[name].policy, name
     if name in policies:
         return name, None
-    raise NotFoundError(f"agent_id: there is no policy and no agent {name!r}; {nearest(name, [*policies, *agents])}")
+    if may_be_new and re.fullmatch(FOLDER_NAME, name):
+        return name, None
+    known = nearest(name, [*policies, *agents])
+    way_out = f"a name has to match {FOLDER_NAME}" if may_be_new else "config.new_policy lets a job begin a new policy"
+    raise NotFoundError(f"agent_id: there is no policy and no agent {name!r}; {known}; {way_out}")
 
 
 def _repeats(config: JobConfig, settings: Settings) -> None:

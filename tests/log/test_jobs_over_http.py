@@ -155,6 +155,13 @@ def test_a_request_that_is_sent_again_with_its_key_has_its_effect_once(client: C
     assert sum(event.job_id == first["job_id"] for _, event in read(client.settings, JobEvent)) == 1
 
 
+def test_a_job_of_a_policy_without_a_version_is_ordered_as_on_the_command_line(client: Client) -> None:
+    order = {**ORDER, "agent_id": "q-00", "config": {"n_iterations": 3, "batch_size": 4, "new_policy": True}}
+    job = client.call("start_grpo", order, headers={"Idempotency-Key": "new"})
+    assert (job["policy"], job["status"]) == ("q-00", "queued")
+    assert client.call("start_grpo", order, headers={"Idempotency-Key": "new"}) == job
+
+
 @pytest.mark.parametrize(
     ("method", "params", "code", "says"),
     [

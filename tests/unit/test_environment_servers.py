@@ -77,7 +77,7 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(monkeypatch: pyte
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.delitem(sys.modules, "streams.environments.adapters.mcp_env", raising=False)
     monkeypatch.setitem(sys.modules, "mcp", None)
-    with pytest.raises(EpisodeError, match=r"mcp.*pip install 'streamward\[environments\]'") as caught:
+    with pytest.raises(EpisodeError, match=r"mcp.*pip install 'streamward\[mcp\]'") as caught:
         load("mcp:x", ADD)
     assert caught.value.reason == "missing_package"
 

@@ -52,6 +52,16 @@ def test_an_agent_answers_for_its_policy_and_has_most_steps() -> None:
     assert asked(agent_id="calc", max_steps_per_trajectory=3).spec.max_turns == 3
 
 
+def test_a_policy_without_a_version_is_ordered_by_saying_that_it_is_new() -> None:
+    with pytest.raises(NotFoundError, match=r"no agent 'q-00'.*config.new_policy lets a job begin a new policy"):
+        asked(agent_id="q-00")
+    ordered = asked(agent_id="q-00", new_policy=True)
+    assert (ordered.policy, ordered.spec.agent) == ("q-00", None)
+    assert asked(agent_id="calc", new_policy=True).spec.agent == "calc"
+    with pytest.raises(NotFoundError, match="a name has to match"):
+        asked(agent_id="../q", new_policy=True)
+
+
 def test_a_job_without_held_out_questions_may_have_its_groups_ranked() -> None:
     assert asked(reward_sources=["ranking_judge"], held_out_share=0.0).spec.reward_sources[0].name == "ranking_judge"
 

@@ -12,9 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import httpx2
 import pytest
 from jsonschema import Draft202012Validator
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
 
+from gateway.http.application import Application
+from gateway.mcp.mcp_mount import McpMount
 from gateway.mcp.mcp_paths import MCP_PATHS, TOOLSETS, Toolset
 from gateway.mcp.toolbox import DATA, MOST_CHARACTERS, ToolBox, cut
 from gateway.mcp.tools import MOST_TASKS, NOT_FOR_TOOLS, TOOLS, LogTool, RpcTool, ToolRequest
@@ -201,3 +207,27 @@ def test_ctrl_c_ends_a_server_on_standard_input_that_stays_open() -> None:
             assert process.wait(30) == -signal.SIGINT
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("path", MCP_PATHS)
+def test_without_the_extra_clients_are_told_so_in_an_error_of_the_protocol(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mcp.server.streamable_http_manager", None)
+    app, mount = Application((), version="0", max_body_bytes=1_000), McpMount()
+    mount.add_to(app)
+    mount.server = app
+    said: list[str] = []
+
+    async def show() -> None:
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://there") as http:
+            answer = await http.post(path, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
+            assert answer.status_code == 501
+            said.append(answer.json()["error"]["message"])
+            async with Client(streamable_http_client(f"http://there{path}", http_client=http)) as client:
+                await client.list_tools()
+
+    with pytest.RaisesGroup(pytest.RaisesExc(MCPError, match="install 'streamward.mcp.'"), flatten_subgroups=True):
+        asyncio.run(show())
+    assert "streamward[mcp]" in said[0]

@@ -3,6 +3,8 @@
     endpoint ──► EpisodeStart ──► EnvironmentPool ──► reset ──► Offer: tools, digest
     call ─────► reset: is it described as accepted? ──► step ──► ToolOutput          otherwise: seen, and refused
 
+A call looks at the description that there is now: one that is the accepted one again is trusted again.
+
 A tool is an environment of one call, so it has what environments have: a process, limits of time and memory, and no
 other network than its server's. A module, a command and an address need to be listed in environments.modules and
 environments.servers, so no entry leads a call to an address that this deployment did not name, private ones included.
@@ -59,13 +61,16 @@ class ToolCaller:
         entry = registered.entry
         if entry.added is None or entry.accepted is None or entry.kind == "own":
             raise EventError(f"tool {registered.tool_id} is our own server's; call it there")
-        check_trusted(entry)
         order = EntryOrder(entry.tool_id, entry.endpoint, entry.added.auth_required, entry.environment)
-        environment, offer = self._open(order, registered.tool)
-        if offer.digest != entry.accepted.digest:
-            check_trusted(
-                log.note(entry.tool_id, offer, RegistryDecision("server", f"seen in a call of {registered.tool_id}"))
-            )
+        try:
+            environment, offer = self._open(order, registered.tool)
+        except EpisodeError:
+            check_trusted(entry)
+            raise
+        if entry.seen is None or offer.digest != entry.seen.digest:
+            decision = RegistryDecision("server", f"seen in a call of {registered.tool_id}")
+            entry = log.note(entry.tool_id, offer, decision)
+        check_trusted(entry)
         read = from_json_texts(dict(arguments), _schema(registered.tool))
         call = ToolCall(id="1", name=registered.tool.name, arguments=json.dumps(read))
         try:
