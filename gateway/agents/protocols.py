@@ -17,7 +17,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
 
@@ -46,6 +45,7 @@ from gateway.http.request_record import RequestRecord, record_of
 from gateway.http.route import CONVERSATION, Reply
 from schemas.events import Message
 from streams.errors import CallError
+from streams.output import moment
 from streams.prompts.prompt_log import PromptLog
 from streams.stages.agents.recording.calls import Begun, Done, ModelCall, Piece, ServedModel
 
@@ -291,9 +291,8 @@ def _card(model: ServedModel) -> ModelCard:
 
 
 def _messages_card(model: ServedModel) -> MessagesModelCard:
-    created_at = datetime.fromtimestamp(model.created_at / 1000, UTC).isoformat()
     return MessagesModelCard(
-        id=model.name, type="model", display_name=model.name, created_at=created_at, lifecycle="active"
+        id=model.name, type="model", display_name=model.name, created_at=moment(model.created_at), lifecycle="active"
     )
 
 

@@ -275,6 +275,4 @@ def _read(model: type[P], parameters: dict[str, Any]) -> P:
 
 def _job_row(job: JobState) -> dict[str, Any]:
     """Return a job as clients read it."""
-    row = job_view.row(job)
-    moments = {name: moment(row[name]) for name in ("created_at", "updated_at")}
-    return row | moments | {"metrics": {**job_view.metrics(job), "tool_accuracy": None}}
+    return job_view.row(job) | {"metrics": {**job_view.metrics(job), "tool_accuracy": None}}

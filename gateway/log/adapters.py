@@ -107,8 +107,8 @@ class AdapterVersion(Answer):
     batches: str | None
     tuned_by: str | None = None
     outside: OutsideAnswer | None = None
-    created_at: int | None
-    promoted_at: int | None
+    created_at: str | None
+    promoted_at: str | None
     uri: str | None = None
     sha256: str | None
     base_digest: str | None

@@ -86,7 +86,7 @@ class StreamBody(Body):
 class ToolRow(Answer):
     """A tool of the registry."""
 
-    id: str
+    tool_id: str
     entry: str
     name: str = Field(description="as a model calls it")
     description: str
@@ -120,12 +120,12 @@ class RemovedEntry(Answer):
     """An entry that is gone."""
 
     object: Literal["tool"]
-    id: str
+    tool_id: str
     deleted: bool
 
 
 ROW = ToolRow(
-    id="sums",
+    tool_id="sums",
     entry="sums",
     name="sums",
     description="Add two numbers.",
@@ -191,13 +191,13 @@ class RegisteredTools:
         ids=LISTED,
         at_once=AT_ONCE,
         refuses=(404, 409),
-        example=RemovedEntry(object="tool", id="sums", deleted=True),
+        example=RemovedEntry(object="tool", tool_id="sums", deleted=True),
     )
     def remove_tool(self, request: Request, tool_id: str) -> RemovedEntry:
         """Remove an entry."""
         name = named(tenant_of(request), tool_id)
         self._log.tools.remove(name, RegistryDecision(actor_of(request), "removed over HTTP"))
-        return RemovedEntry(object="tool", id=name, deleted=True)
+        return RemovedEntry(object="tool", tool_id=name, deleted=True)
 
     @REST.post(
         "/mcp/tools/{tool_id}/invoke",
@@ -283,7 +283,7 @@ def _rows(entries: Iterable[ToolState]) -> ToolRows:
             continue
         rows += [
             ToolRow(
-                id=name,
+                tool_id=name,
                 entry=entry.tool_id,
                 name=tool.name,
                 description=tool.description,

@@ -64,7 +64,7 @@ class QueuedRun(Answer):
     agent_id: str | None
     scenario: str
     tenant: str | None
-    created_at: int = Field(description="of the verdict, ms since 1970")
+    created_at: str = Field(description="of the verdict")
     verdict_id: str = Field(description="of the verdict that counts now, for `expected`")
     gates: list[GateAnswer]
     cut: list[str] = Field(description="what of the transcript the judge did not see")
@@ -109,7 +109,7 @@ QUEUED_RUN = QueuedRun(
     agent_id="calc",
     scenario="chat",
     tenant=None,
-    created_at=1_800_000_000_000,
+    created_at="2027-01-15T08:00:00.000Z",
     verdict_id="92ae242d-60fe-58de-acd2-3abd95bc44e2",
     gates=[GATE],
     cut=[],

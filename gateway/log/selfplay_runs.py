@@ -22,6 +22,7 @@ from streams.access.tenants.tenant_names import is_of
 from streams.errors import CallError, EventError, NotFoundError, SettingsError
 from streams.improve.selfplay.catalogue import Catalogue, catalogue_of
 from streams.improve.selfplay.selfplay_runner import SelfPlayRunner
+from streams.output import moment
 from streams.settings.model import Settings
 
 LONGEST_KEY = 200
@@ -42,7 +43,7 @@ class SelfPlayRunAnswer(Answer):
     policy: str
     questions: int
     task_ids: list[str]
-    created_at: int
+    created_at: str
 
 
 class SelfPlayRuns:
@@ -74,7 +75,7 @@ class SelfPlayRuns:
             policy="sums",
             questions=1,
             task_ids=["7b0c1f6e-0d55-5b6e-8d77-1a0f7b1d0c55"],
-            created_at=1767225600000,
+            created_at="2026-01-01T00:00:00.000Z",
         ),
     )
     def start_selfplay(self, request: Request, body: SelfPlayBody) -> SelfPlayRunAnswer:
@@ -126,5 +127,5 @@ def _answer(crossing: TriggerEvent, catalogue: Catalogue, task_ids: list[str]) -
         policy=crossing.policy,
         questions=len(task_ids),
         task_ids=task_ids,
-        created_at=crossing.created_at,
+        created_at=moment(crossing.created_at),
     )

@@ -32,6 +32,7 @@ from streams.environments.registry.named_tools import Entries, no_entries
 from streams.errors import CallError, EventError
 from streams.kafka import times
 from streams.observability import trace_context
+from streams.output import moment
 from streams.prompts.prompt_use import Resolver, no_prompts
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
@@ -165,7 +166,7 @@ class TaskAnswer(Answer):
     tenant: str | None
     group_size: int
     reward_sources: list[str]
-    created_at: int
+    created_at: str
     recorded_at: str
 
 
@@ -192,7 +193,7 @@ class SentTasks:
             tenant=None,
             group_size=8,
             reward_sources=["exact"],
-            created_at=1767225600000,
+            created_at="2026-01-01T00:00:00.000Z",
             recorded_at="streamward.tasks[1]@17",
         ),
     )
@@ -236,6 +237,6 @@ def _answer(submitted: SubmittedTask) -> TaskAnswer:
         tenant=task.tenant,
         group_size=task.group_size,
         reward_sources=[source.name for source in task.reward_sources],
-        created_at=task.created_at,
+        created_at=moment(task.created_at),
         recorded_at=str(submitted.at),
     )

@@ -131,7 +131,7 @@ class ToolBox:
             if answer.is_error:
                 raise CallError("permission_denied", answer.message)
             rows = [row for row in answer.fields["data"] if row["trusted"]]
-            return [RegistryTool(row["id"], row["description"], row["parameters"]) for row in rows]
+            return [RegistryTool(row["tool_id"], row["description"], row["parameters"]) for row in rows]
         answer = await self._send(ToolRequest("GET", PERMISSIONS, {}, None), credentials, "actions")
         if answer.status == 404:  # a server without keys
             return tools_of(self.toolset)

@@ -9,6 +9,7 @@ from typing import Any
 
 from streams.adapters.decisions import find_version
 from streams.adapters.versions import AdapterState, manifest_digest
+from streams.output import moment
 
 
 def row_of(state: AdapterState, number: int) -> dict[str, Any]:
@@ -25,8 +26,8 @@ def row_of(state: AdapterState, number: int) -> dict[str, Any]:
         "batches": batches,
         "tuned_by": version.tuned_by,
         "outside": None if version.outside is None else {"url": version.outside.url, "model": version.outside.model},
-        "created_at": version.created_at or None,
-        "promoted_at": version.promoted_at,
+        "created_at": moment(version.created_at) if version.created_at else None,
+        "promoted_at": None if version.promoted_at is None else moment(version.promoted_at),
         "uri": version.uri,
         "sha256": manifest_digest(version.files) if version.files else None,
         "base_digest": version.base_digest,

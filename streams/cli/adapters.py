@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +117,7 @@ def adapters_show(call: AppContext, version: int, suite: Path | None, policy: st
         "events": [
             {
                 "at": str(coordinates),
-                "created_at": event.created_at,
+                "created_at": show.moment(event.created_at),
                 "kind": event.kind,
                 "version": event.version,
                 "actor": event.actor,
@@ -282,11 +283,13 @@ def check_known(call: AppContext, state: AdapterState) -> None:
 
 def _stray(state: AdapterState, number: int) -> dict[str, Any]:
     """Return the row of a version number that was claimed out of turn: no version, so its other columns are empty."""
+    from streams import output as show
     from streams.adapters.version_row import row_of
 
     empty = dict.fromkeys([*row_of(state, 0), "trained_elsewhere", "unchanged"]) | {"held_out": {}, "metrics": {}}
     stray = state.strays[number]
-    row = {"policy": state.policy, "version": number, "status": "refused", "created_at": stray.event.created_at}
+    created_at = show.moment(stray.event.created_at)
+    row = {"policy": state.policy, "version": number, "status": "refused", "created_at": created_at}
     return empty | row | {"refused": {"version": number, "reason": stray.reason}}
 
 
@@ -321,8 +324,6 @@ def _show_version(row: dict[str, Any]) -> None:
     row["refused"] = refused_text(row["refused"])
     contamination = row.pop("contamination")
     parts = {name: row.pop(name) for name in ("metrics", "held_out", "recipe", "files", "events")}
-    for name in ("created_at", "promoted_at"):
-        row[name] = show.moment(row[name]) if row[name] else ""
     show.record({name: value for name, value in row.items() if value not in (None, "")}, "table")
     for sentence in sentences(contamination):
         print(f"\n{sentence}")
@@ -336,7 +337,7 @@ def _show_version(row: dict[str, Any]) -> None:
             columns = [show.Column(name, name) for name in ("path", "bytes", "sha256")]
             show.rows(part, columns, "table")
         else:
-            time_column = show.Column("time", lambda event: show.moment(event["created_at"]))
+            time_column = show.Column("time", "created_at")
             columns = [show.Column(name, name) for name in ("kind", "version", "actor", "at")]
             show.rows(part, [time_column, *columns, show.Column("reason", _reason)], "table")
 
@@ -415,11 +416,11 @@ def _status(row: Mapping[str, Any]) -> str:
     return str(row["status"]) if row["share"] is None else f"{row['status']} {row['share']:.0%}"
 
 
-def _age(created_at: int | None) -> str:
+def _age(created_at: str | None) -> str:
     """Return an age in its largest unit."""
     if not created_at:
         return ""
-    seconds = max(0.0, time.time() - created_at / 1000)
+    seconds = max(0.0, time.time() - datetime.fromisoformat(created_at).timestamp())
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

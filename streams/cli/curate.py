@@ -109,7 +109,7 @@ def curate_queue(call: AppContext, /, policy: str | None, limit: int, output: Ou
         show.Column("policy", "policy"),
         show.Column("agent", "agent_id"),
         show.Column("scenario", "scenario"),
-        show.Column("since", lambda row: show.moment(row["created_at"])),
+        show.Column("since", "created_at"),
         show.Column("cut", lambda row: "; ".join(row["cut"])),
     ]
     show.rows([curation_view.queued_run(verdict) for verdict in placed[:limit]], columns, output)

@@ -43,7 +43,7 @@ def experiments_list(call: AppContext, output: Output) -> None:
                 "experiment": name,
                 "policy": experiment.policy,
                 "state": state,
-                "created_at": experiment.created_at,
+                "created_at": show.moment(experiment.created_at),
                 **counts,
                 "newest": newest,
                 "changed": list(experiment.changed),
@@ -54,7 +54,7 @@ def experiments_list(call: AppContext, output: Output) -> None:
         show.Column("experiment", "experiment"),
         show.Column("of", "policy"),
         show.Column("state", "state"),
-        show.Column("created", lambda row: show.moment(row["created_at"])),
+        show.Column("created", "created_at"),
         *(show.Column(title, title, right=True) for title in ("tasks", "groups", "steps", "newest")),
         show.Column("changed", "changed", optional=True),
     ]
@@ -89,7 +89,7 @@ def experiments_show(call: AppContext, name: str, output: Output) -> None:
         "counts": dict(experiment.counts),
         "ranges": [f"{r.topic}[{r.partition}]@{r.first}-{r.next - 1}" for r in experiment.ranges if r.first < r.next],
         "events": [
-            {"created_at": e.created_at, "kind": e.kind, "actor": e.actor, "reason": e.reason}
+            {"created_at": show.moment(e.created_at), "kind": e.kind, "actor": e.actor, "reason": e.reason}
             for e in experiment.events
         ],
     }
@@ -100,7 +100,7 @@ def experiments_show(call: AppContext, name: str, output: Output) -> None:
     show.record({key: value for key, value in row.items() if value not in ("", {}, [])}, "table")
     print("\nevents")
     columns = [
-        show.Column("created", lambda e: show.moment(e["created_at"])),
+        show.Column("created", "created_at"),
         *(show.Column(title, title) for title in ("kind", "actor", "reason")),
     ]
     show.rows(events, columns, "table")

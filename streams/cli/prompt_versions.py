@@ -30,7 +30,7 @@ def prompts() -> None:
 @prompts.command("create")
 @click.argument("name")
 @click.argument("file", required=False, metavar="[FILE|-]", type=click.Path(path_type=Path, allow_dash=True))
-@click.option("--text", default=None, metavar="TEXT", help="The system message, in place of a file.")
+@click.option("--template", default=None, metavar="TEXT", help="The system message, in place of a file.")
 @click.option(
     "--type", "types", multiple=True, metavar="NAME=TYPE", help="Type of a variable: integer, number, boolean, json."
 )
@@ -43,7 +43,7 @@ def prompts_create(
     /,
     name: str,
     file: Path | None,
-    text: str | None,
+    template: str | None,
     types: tuple[str, ...],
     alias: str | None,
     reason: str,
@@ -62,7 +62,7 @@ def prompts_create(
     from streams.prompts.prompt_body import read_body
     from streams.prompts.prompt_log import Activation, PromptLog
 
-    fields = _fields(file, text)
+    fields = _fields(file, template)
     body = read_body(fields)
     prompt = body.text(name, actor=user_name(), reason=reason)
     if types:
@@ -359,7 +359,7 @@ def _fields(file: Path | None, text: str | None) -> dict[str, Any]:
     from streams.errors import EventError, NotFoundError, SettingsError
 
     if (file is None) == (text is None):
-        raise SettingsError("give either FILE or --text")
+        raise SettingsError("give either FILE or --template")
     if file is None:
         return {"template": text}
     try:

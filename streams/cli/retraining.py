@@ -121,7 +121,7 @@ def retrain_list(call: AppContext, /, name: str | None, ticks: bool, output: Out
         events = [event for event in trigger_log.events(name) if ticks or event.kind == "crossed"]
         rows = [_row(event, job_log) for event in events]
     columns = [
-        show.Column("time", lambda row: show.moment(row["created_at"])),
+        show.Column("time", "created_at"),
         *(show.Column(column, column) for column in ("rule", "signal", "action")),
         show.Column("job", lambda row: None if row["job_id"] is None else row["job_id"][:8]),
         show.Column("status", "status"),
@@ -131,9 +131,11 @@ def retrain_list(call: AppContext, /, name: str | None, ticks: bool, output: Out
 
 
 def _row(event: TriggerEvent, job_log: JobLog) -> dict[str, Any]:
+    from streams.output import moment
+
     job = None if event.job_id is None else job_log.find(event.job_id)
     return {
-        "created_at": event.created_at,
+        "created_at": moment(event.created_at),
         "rule": event.rule,
         "kind": event.kind,
         "sequence": event.sequence,

@@ -98,7 +98,7 @@ def tools_list(call: AppContext, output: Output) -> None:
 
     rows = [
         {
-            "tool": name,
+            "tool_id": name,
             "kind": entry.kind,
             "endpoint": entry.endpoint,
             "state": _state(entry),
@@ -107,7 +107,7 @@ def tools_list(call: AppContext, output: Output) -> None:
         for entry in tool_log.read(call.settings).values()
         for name, tool in (entry.names.items() or [(entry.tool_id, Tool(name="", description="our own server"))])
     ]
-    columns = [show.Column(title, title) for title in ("tool", "kind", "endpoint", "state")]
+    columns = [show.Column("tool", "tool_id"), *(show.Column(title, title) for title in ("kind", "endpoint", "state"))]
     show.rows(rows, [*columns, show.Column("about", lambda row: row["about"].partition("\n")[0][:60])], output)
 
 
@@ -187,7 +187,7 @@ def entry_row(entry: ToolState) -> dict[str, Any]:
     """Return what a list has of an entry."""
     added = entry.added
     return {
-        "name": entry.tool_id,
+        "tool_id": entry.tool_id,
         "kind": entry.kind,
         "endpoint": entry.endpoint,
         "auth_required": added is not None and added.auth_required,

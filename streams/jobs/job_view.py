@@ -7,6 +7,7 @@ from typing import Any
 
 from schemas.events import JobEnvironment, JobEvent, JobPrices, JobTuning
 from streams.jobs.state import JobEvaluation, JobState
+from streams.output import moment
 
 
 def row(job: JobState) -> dict[str, Any]:
@@ -22,8 +23,8 @@ def row(job: JobState) -> dict[str, Any]:
         "best": better_versions(job),
         "cost_usd": job.cost_usd,
         "budget_usd": job.spec.max_budget_usd,
-        "created_at": job.created_at,
-        "updated_at": job.updated_at,
+        "created_at": moment(job.created_at),
+        "updated_at": moment(job.updated_at),
         "reason": job.reason,
         "code": job.code,
         "suggested_action": job.suggested_action,
@@ -129,7 +130,7 @@ def event(job_event: JobEvent) -> dict[str, Any]:
     return {
         "event_id": job_event.event_id,
         "job_id": job_event.job_id,
-        "created_at": job_event.created_at,
+        "created_at": moment(job_event.created_at),
         "kind": job_event.kind,
         "sequence": job_event.sequence,
         "actor": job_event.actor,

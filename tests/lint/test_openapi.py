@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import click
 import httpx
 import pytest
 
@@ -13,7 +16,10 @@ from gateway.document import FILE, text
 from gateway.http.body import read
 from gateway.http.openapi import JSON
 from gateway.routes import ROUTES
+from streams.cli.root import cli
 from tests.support.documented import differences, document, valid
+
+ROOT = Path(__file__).parents[2]
 
 
 def operations() -> Iterator[dict[str, Any]]:
@@ -72,3 +78,54 @@ def test_what_differs_from_the_description_is_found(status: int, body: dict[str,
     answer = httpx.Response(status, json=body, request=httpx.Request("GET", "http://there/healthz"))
     found = list(differences(answer))
     assert len(found) == len(says) and all(word in told for word, told in zip(says, found, strict=True))
+
+
+# --- one name, one form -----------------------------------------------------------------------------------------------
+
+OF_OTHERS = ("/v1/",)
+"""Paths of protocols that count seconds."""
+ROWS = ("streams/cli", "streams/jobs/job_view.py", "streams/adapters/version_row.py", "streams/improve/curation")
+"""Where rows are made that commands print and routes send."""
+
+
+def schemas_of(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object of fields that a part of the description leads to."""
+    waiting, seen = [value], set()
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, dict):
+            if (name := str(part.get("$ref", "")).rpartition("/")[2]) and name not in seen:
+                seen.add(name)
+                waiting.append(document()["components"]["schemas"].get(name, {}))
+            if isinstance(part.get("properties"), dict):
+                yield part["properties"]
+            waiting += part.values()
+
+
+def test_a_moment_is_a_text_in_every_answer_but_those_of_other_peoples_protocols() -> None:
+    for path, each in document()["paths"].items():
+        for operation in each.values():
+            good = [answer.get("content", {}) for code, answer in operation["responses"].items() if code < "400"]
+            for fields in schemas_of(good):
+                kind = fields.get("created_at", {})
+                assert "integer" not in str(kind) or path.startswith(OF_OTHERS), (path, fields)
+    files = [file for place in ROWS for file in ((ROOT / place).rglob("*.py") if "." not in place else [ROOT / place])]
+    found = [
+        (file.name, line) for file in files for line in re.findall(r'"created_at": (?!.*moment\().*', file.read_text())
+    ]
+    assert len(files) > 50 and found == []
+
+
+def test_a_tool_and_a_prompts_text_have_one_name_in_routes_and_commands() -> None:
+    answers = [answer for path, each in document()["paths"].items() if "/mcp/tools" in path for answer in each.values()]
+    good = [told for answer in answers for code, told in answer["responses"].items() if code < "300"]
+    fields = [names for told in good for names in schemas_of(told)]
+    assert any("tool_id" in names for names in fields) and not any("id" in names for names in fields)
+    prompts = cli.get_command(click.Context(cli), "prompts")
+    assert isinstance(prompts, click.Group)
+    options = {option for parameter in prompts.commands["create"].params for option in parameter.opts}
+    assert "--template" in options and set(document()["components"]["schemas"]["TemplateBody"]["properties"]) >= {
+        "template"
+    }

@@ -877,7 +877,7 @@ class QueuedRun(TypedDict):
     agent_id: str | None
     scenario: str
     tenant: str | None
-    created_at: int
+    created_at: str
     verdict_id: str
     gates: list[GateAnswer]
     cut: list[str]
@@ -941,7 +941,7 @@ class RecordedVerdict(TypedDict):
     agent_id: str | None
     scenario: str
     tenant: str | None
-    created_at: int
+    created_at: str
     verdict_id: str
     gates: list[GateAnswer]
     cut: list[str]
@@ -999,7 +999,7 @@ class RemovedEntry(TypedDict):
     """
 
     object: Literal["tool"]
-    id: str
+    tool_id: str
     deleted: bool
 
 
@@ -1253,7 +1253,7 @@ class SelfPlayRunAnswer(TypedDict):
     policy: str
     questions: int
     task_ids: list[str]
-    created_at: int
+    created_at: str
 
 
 class ServerTool(TypedDict):
@@ -1384,7 +1384,7 @@ class TaskAnswer(TypedDict):
     tenant: str | None
     group_size: int
     reward_sources: list[str]
-    created_at: int
+    created_at: str
     recorded_at: str
 
 
@@ -1571,7 +1571,7 @@ class ToolRow(TypedDict):
     A tool of the registry.
     """
 
-    id: str
+    tool_id: str
     entry: str
     name: str
     description: str
@@ -1780,8 +1780,8 @@ class AdapterVersion(TypedDict):
     batches: str | None
     tuned_by: NotRequired[str | None]
     outside: NotRequired[OutsideAnswer | None]
-    created_at: int | None
-    promoted_at: int | None
+    created_at: str | None
+    promoted_at: str | None
     uri: NotRequired[str | None]
     sha256: str | None
     base_digest: str | None

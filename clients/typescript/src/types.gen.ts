@@ -69,8 +69,8 @@ export type AdapterVersion = {
     batches: string | null;
     tuned_by?: string | null;
     outside?: OutsideAnswer | null;
-    created_at: number | null;
-    promoted_at: number | null;
+    created_at: string | null;
+    promoted_at: string | null;
     uri?: string | null;
     sha256: string | null;
     base_digest: string | null;
@@ -1945,9 +1945,9 @@ export type QueuedRun = {
     scenario: string;
     tenant: string | null;
     /**
-     * of the verdict, ms since 1970
+     * of the verdict
      */
-    created_at: number;
+    created_at: string;
     /**
      * of the verdict that counts now, for `expected`
      */
@@ -2068,9 +2068,9 @@ export type RecordedVerdict = {
     scenario: string;
     tenant: string | null;
     /**
-     * of the verdict, ms since 1970
+     * of the verdict
      */
-    created_at: number;
+    created_at: string;
     /**
      * of the verdict that counts now, for `expected`
      */
@@ -2171,7 +2171,7 @@ export type RejectBody = {
  */
 export type RemovedEntry = {
     object: 'tool';
-    id: string;
+    tool_id: string;
     deleted: boolean;
 };
 
@@ -2612,7 +2612,7 @@ export type SelfPlayRunAnswer = {
     policy: string;
     questions: number;
     task_ids: Array<string>;
-    created_at: number;
+    created_at: string;
 };
 
 /**
@@ -2774,7 +2774,7 @@ export type TaskAnswer = {
     tenant: string | null;
     group_size: number;
     reward_sources: Array<string>;
-    created_at: number;
+    created_at: string;
     recorded_at: string;
 };
 
@@ -3108,7 +3108,7 @@ export type ToolResultBlock = {
  * A tool of the registry.
  */
 export type ToolRow = {
-    id: string;
+    tool_id: string;
     entry: string;
     /**
      * as a model calls it

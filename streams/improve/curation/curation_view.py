@@ -10,6 +10,7 @@ from typing import Any
 
 from streams.improve.curation.agreement import Agreement, gwet_ac1, kappa, kappa_interval
 from streams.improve.curation.verdicts import PlacedVerdict
+from streams.output import moment
 from streams.settings.model import RunCuration
 
 
@@ -23,7 +24,7 @@ def queued_run(placed: PlacedVerdict) -> dict[str, Any]:
         "agent_id": event.agent_id,
         "scenario": event.scenario,
         "tenant": event.tenant,
-        "created_at": event.created_at,
+        "created_at": moment(event.created_at),
         "verdict_id": event.event_id,
         "gates": [
             {"gate": gate.gate, "value": gate.value, "bound": gate.bound, "passed": gate.passed} for gate in event.gates
