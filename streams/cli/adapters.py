@@ -288,9 +288,8 @@ def _stray(state: AdapterState, number: int) -> dict[str, Any]:
 
     empty = dict.fromkeys([*row_of(state, 0), "trained_elsewhere", "unchanged"]) | {"held_out": {}, "metrics": {}}
     stray = state.strays[number]
-    created_at = show.moment(stray.event.created_at)
-    row = {"policy": state.policy, "version": number, "status": "refused", "created_at": created_at}
-    return empty | row | {"refused": {"version": number, "reason": stray.reason}}
+    row = {"policy": state.policy, "version": number, "created_at": show.moment(stray.event.created_at)}
+    return empty | row | {"status": "refused", "refused": {"version": number, "reason": stray.reason}}
 
 
 def _tensors(call: AppContext, versions: list[Version], policy: str) -> list[dict[str, Any]]:
