@@ -148,7 +148,7 @@ test-strangers: .venv/ready-test .venv-strangers/ready
 clients: .venv-strangers/ready
 	.venv-strangers/bin/python clients/generate.py $(ARGS)
 
-.venv-strangers/ready: requirements.lock $(wildcard tests/strangers/requirements.* tests/strangers/tinker/requirements.txt tests/strangers/frameworks/openai_go/*) clients/requirements.txt clients/requirements.node
+.venv-strangers/ready: requirements.lock $(wildcard tests/strangers/requirements.* tests/strangers/*/requirements.txt tests/strangers/frameworks/openai_go/*) clients/requirements.txt clients/requirements.node
 	@test -x .venv-strangers/bin/python || $(PYTHON) -m venv .venv-strangers
 	.venv-strangers/bin/python -m pip --disable-pip-version-check install --quiet 'openai[aiohttp]==$(OPENAI)' --requirement tests/strangers/requirements.txt --requirement clients/requirements.txt
 	.venv-strangers/bin/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: --dest .venv-strangers openai==$(OPENAI) mcp==$(MCP)
@@ -156,9 +156,11 @@ clients: .venv-strangers/ready
 	for each in aider openai2; do \
 	    test -x .venv-strangers/$$each/bin/python || $(PYTHON) -m venv .venv-strangers/$$each || exit; \
 	    .venv-strangers/$$each/bin/python -m pip --disable-pip-version-check install --quiet --requirement tests/strangers/requirements.$$each || exit; done
-	test -x .venv-strangers/tinker/bin/python || $(PYTHON) -m venv .venv-strangers/tinker
-	.venv-strangers/tinker/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement tests/strangers/tinker/requirements.txt
+	for each in tinker lm_evaluation; do \
+	    test -x .venv-strangers/$$each/bin/python || $(PYTHON) -m venv .venv-strangers/$$each || exit; \
+	    .venv-strangers/$$each/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement tests/strangers/$$each/requirements.txt || exit; done
 	$(call BESIDE,.venv-strangers/tinker)
+	$(call BESIDE,.venv-strangers/lm_evaluation)
 	npm install --silent --no-audit --no-fund --prefix .venv-strangers/node $$(cat tests/strangers/requirements.node clients/requirements.node)
 	cd tests/strangers/frameworks/openai_go && $(CURDIR)/.venv-strangers/bin/go build -o $(CURDIR)/.venv-strangers/openai-go .
 	@touch $@

@@ -4,10 +4,15 @@
 
 The prompt is text, which gets what the tokenizer puts around one (vLLM's `add_special_tokens`), or tokens, which go to
 the model as they are. No template is applied.
+
+    echo, logprobs ──► a ModelCall for each prompt ──► PromptScores ──► text_completion
+
+With `echo` the prompt is scored: nothing is sampled, and so nothing is recorded.
 """
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Sequence
 from itertools import accumulate
 from typing import Annotated, Any
@@ -29,20 +34,31 @@ from gateway.agents.parameters import (
     Temperature,
     TopP,
 )
-from gateway.agents.protocol_answers import USAGE_EXAMPLE, TextChoice, TextCompletion, TextLogprobs
+from gateway.agents.protocol_answers import (
+    USAGE_EXAMPLE,
+    CachedTokens,
+    CallUsage,
+    TextChoice,
+    TextCompletion,
+    TextLogprobs,
+)
 from gateway.http.body import Body, Whole, ignored
-from schemas.events import Sampling
+from schemas.events import Sampling, derive_id
 from schemas.faults import Ignored, Refused
-from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece, Token
+from streams.errors import CallError
+from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece, PromptScores, Token
 
+UTF8 = getincrementaldecoder("utf-8")
 MAX_TOKENS = 16
 """Most tokens of an answer to a request that names no limit, as this protocol has it."""
 NO_PROMPTS = (
     "a prompt of the log has messages, and this is one text; send it to /chat/completions, /messages or /responses"
 )
+MOST_TEXTS = 128
+"""Most prompts of a request that are scored."""
 TokenId = Annotated[Whole, Field(ge=0, lt=2**31)]
 Prompt = Annotated[str, Field(min_length=1)] | Annotated[list[TokenId], Field(min_length=1)]
-OnePrompt = Annotated[list[Prompt], Field(min_length=1, max_length=1)]
+Prompts = Annotated[list[Prompt], Field(min_length=1, max_length=MOST_TEXTS)]
 
 
 def _one_prompt(value: object) -> object:
@@ -57,14 +73,14 @@ class CompletionsBody(Body):
 
     model: Model
     prompt: Annotated[
-        Prompt,
-        BeforeValidator(_one_prompt, json_schema_input_type=Prompt | OnePrompt),
-    ] = Field(description="text, or token ids; one prompt in a request")
+        Prompt | Prompts,
+        BeforeValidator(_one_prompt, json_schema_input_type=Prompt | Prompts),
+    ] = Field(description=f"text, or token ids; one prompt in a request, with `echo` up to {MOST_TEXTS}")
     add_special_tokens: bool | None = Field(
         None, description="whether a text gets what the tokenizer puts around one, such as BOS; default: true"
     )
     max_tokens: Whole | None = Field(
-        None, ge=1, le=MOST_TOKENS, description=f"most tokens of an answer; default: {MAX_TOKENS}"
+        None, ge=0, le=MOST_TOKENS, description=f"most tokens of an answer; default: {MAX_TOKENS}; with `echo` 0 or 1"
     )
     n: Choices = None
     temperature: Temperature = None
@@ -72,13 +88,18 @@ class CompletionsBody(Body):
     seed: Seed = None
     stop: Stop = None
     logprobs: Whole | None = Field(
-        None, ge=0, le=5, description="logprobs of the sampled tokens; alternatives are not kept, whatever the number"
+        None,
+        ge=0,
+        le=5,
+        description="logprobs of the sampled tokens, and no alternatives; with `echo` so many likeliest of each place",
+    )
+    echo: bool | None = Field(
+        None, description="score the prompt: its text and logprobs, without sampling or recording; needs `logprobs`"
     )
     stream: Stream = None
     stream_options: StreamOptions | None = Field(None, description="`include_usage`")
     user: Annotated[str | None, Ignored(ADDRESS)] = None
     best_of: Annotated[Any, Refused("every answer is returned; use n", 1)] = None
-    echo: Annotated[Any, Refused("an answer does not hold its prompt", False)] = None
     suffix: Annotated[Any, Refused("the model writes forward", "")] = None
     frequency_penalty: Annotated[Any, Refused(OWN_LOGPROBS, 0)] = None
     presence_penalty: Annotated[Any, Refused(OWN_LOGPROBS, 0)] = None
@@ -86,12 +107,53 @@ class CompletionsBody(Body):
 
 
 def call(body: CompletionsBody, caller: Caller) -> ModelCall:
-    """Return the request in no protocol's words."""
+    """Return the request in no protocol's words. Raises CallError for what only a scored prompt may have."""
+    if body.max_tokens == 0:
+        raise CallError(
+            "invalid", "max_tokens: 0 is for a prompt that is scored; set echo, or at least 1", "max_tokens"
+        )
+    first, *others = _prompts(body)
+    if others:
+        problem = f"prompt: {len(others) + 1} prompts, expected one; send a request for each, or set echo to score them"
+        raise CallError("invalid", problem, "prompt")
+    return _call(body, caller, first)
+
+
+def scoring_calls(body: CompletionsBody, caller: Caller) -> list[ModelCall]:
+    """Return a call for each prompt of a request with `echo`. Raises CallError for what no scored prompt can have."""
+    sampled = body.max_tokens is None or body.max_tokens > 1
+    for is_wrong, parameter, problem in (
+        (body.logprobs is None, "logprobs", "echo scores the prompt; set logprobs, or leave echo out"),
+        (body.stream, "stream", "scores of a prompt are not streamed; leave it out"),
+        (body.n not in (None, 1), "n", "a prompt has one score; leave it out"),
+        (sampled, "max_tokens", "with echo nothing is sampled; set it to 0, or to 1 for the likeliest next token"),
+        (
+            body.max_tokens == 1 and body.temperature != 0,
+            "temperature",
+            "the token after a scored prompt is the likeliest; set it to 0, or max_tokens to 0",
+        ),
+    ):
+        if is_wrong:
+            raise CallError("unsupported", f"{parameter}: {problem}", parameter)
+    return [_call(body, caller, prompt) for prompt in _prompts(body)]
+
+
+def _prompts(body: CompletionsBody) -> list[str | tuple[int, ...]]:
+    """Return the prompts: a list holds either several, or the tokens of one."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    tokens = tuple(each for each in prompt if isinstance(each, int))
+    several = [each if isinstance(each, str) else tuple(each) for each in prompt if not isinstance(each, int)]
+    return [tokens] if tokens else several
+
+
+def _call(body: CompletionsBody, caller: Caller, prompt: str | tuple[int, ...]) -> ModelCall:
     return ModelCall(
         **caller._asdict(),
         protocol="completions",
         model=body.model,
-        prompt=body.prompt if isinstance(body.prompt, str) else tuple(body.prompt),
+        prompt=prompt,
         special_tokens=body.add_special_tokens is not False,
         sampling=Sampling(
             temperature=1.0 if body.temperature is None else body.temperature,
@@ -141,6 +203,60 @@ async def chunks(
             yield shell | {"choices": [_choice(piece.choice, "", logprobs, piece.finish_reason)]}
     if with_usage:
         yield shell | {"choices": [], "usage": usage(begun, answers).model_dump()}
+
+
+def scores_answer(
+    body: CompletionsBody, digest: str, prompts: Sequence[PromptScores], created_s: float
+) -> TextCompletion:
+    """Return the scores of prompts; `digest`: of the request, which the answer's id is made of."""
+    count = body.max_tokens or 0
+    read, drawn = sum(len(scores.tokens) for scores in prompts), count * len(prompts)
+    return TextCompletion(
+        id=f"cmpl-{derive_id('scores', digest)}",
+        object="text_completion",
+        created=int(created_s),
+        model=prompts[0].model,
+        system_fingerprint=prompts[0].fingerprint,
+        choices=[_scored_choice(body, index, scores) for index, scores in enumerate(prompts)],
+        usage=CallUsage(
+            prompt_tokens=read,
+            completion_tokens=drawn,
+            total_tokens=read + drawn,
+            prompt_tokens_details=CachedTokens(cached_tokens=0),
+        ),
+    )
+
+
+def _scored_choice(body: CompletionsBody, index: int, scores: PromptScores) -> TextChoice:
+    """Return a prompt and, if one token more is asked for, the likeliest; a place has that of its own token, too."""
+    tokens = [*scores.tokens, *(place[0] for place in scores.likeliest[-1:] if body.max_tokens)]
+    names, decoder, text, offsets = [_name(token) for token in tokens], UTF8(errors="replace"), "", []
+    for token in tokens:
+        offsets.append(len(text))
+        text += decoder.decode(token.bytes)
+    tops = [
+        {_name(each): each.logprob for each in (token, *place[: body.logprobs])}
+        for token, place in zip(tokens[1:], scores.likeliest, strict=False)
+    ]
+    return TextChoice(
+        index=index,
+        text=text + decoder.decode(b"", final=True),
+        logprobs=TextLogprobs(
+            tokens=names,
+            token_logprobs=[None, *(token.logprob for token in tokens[1:])],
+            top_logprobs=[None, *tops],
+            text_offset=offsets,
+        ),
+        finish_reason="length",
+    )
+
+
+def _name(token: Token) -> str:
+    """Return a token's text, or its bytes, as this protocol has them, where they are a part of a character."""
+    try:
+        return token.bytes.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
 
 
 def _shell(begun: Begun, created_s: float) -> dict[str, Any]:

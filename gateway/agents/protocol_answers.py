@@ -104,8 +104,8 @@ class TextLogprobs(Answer):
     """Of a completion: four lists of one length."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None] = Field(description="null: of the first token of a scored prompt")
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

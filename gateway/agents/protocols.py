@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 
 from gateway.agents import anthropic, chat, completions, responses
-from gateway.agents.caller import AGENT_ID, CALL_KEY, CALLS, MESSAGES, FindsAgents, read_model_call
+from gateway.agents.caller import AGENT_ID, CALL_KEY, CALLS, MESSAGES, Caller, FindsAgents, read_model_call
 from gateway.agents.named_prompts import PromptParameter, with_prompt, without_prompts
 from gateway.agents.protocol_answers import (
     ChatCompletion,
@@ -47,7 +47,9 @@ from schemas.events import Message
 from streams.errors import CallError
 from streams.output import moment
 from streams.prompts.prompt_log import PromptLog
-from streams.stages.agents.recording.calls import Begun, Done, ModelCall, Piece, ServedModel
+from streams.stages.agents.recording.calls import Begun, Done, ModelCall, Piece, PromptScores, ServedModel
+
+T = TypeVar("T")
 
 QUESTION: dict[str, Any] = {"model": "sums", "messages": [{"role": "user", "content": "1 + 1 ="}]}
 
@@ -60,6 +62,9 @@ class AnswersCalls(FindsAgents, Protocol):
 
     async def count_tokens(self, call: ModelCall) -> int:
         """Return how many tokens the call's prompt has. Raises CallError."""
+
+    async def score(self, call: ModelCall, top: int) -> PromptScores:
+        """Return how likely a version finds the text of a call, and the `top` likeliest tokens of each place."""
 
     async def prompt_of(self, call: ModelCall) -> str | None:
         """Return the prompt that a call's agent is registered with. Raises CallError."""
@@ -128,6 +133,8 @@ class AgentProtocols:
         """Continue a text."""
         body, caller = await read_model_call(request, completions.CompletionsBody, raw, self._recorder)
         created_s = time.time()
+        if body.echo:
+            return await self._score(request, body, caller, created_s)
         begun, pieces = await self._begin(request, completions.call(body, caller))
         if body.stream:
             return _openai_stream(completions.chunks(body, begun, pieces, created_s), begun)
@@ -212,6 +219,22 @@ class AgentProtocols:
             raise _no_model(name)
         model = model._replace(name=name)
         return _messages_card(model) if _speaks_messages(request) else _card(model)
+
+    async def _score(
+        self, request: Request, body: completions.CompletionsBody, caller: Caller, created_s: float
+    ) -> Reply[TextCompletion]:
+        """Return how likely the model finds each prompt. Raises CallError, ClientDisconnect."""
+        calls = [self._check_model(request, call) for call in completions.scoring_calls(body, caller)]
+
+        async def score() -> list[PromptScores]:
+            return [await self._recorder.score(call, max(body.logprobs or 0, 1)) for call in calls]
+
+        answer = completions.scores_answer(
+            body, caller.request_digest, await _while_connected(request, score()), created_s
+        )
+        if (record := record_of(request)) is not None:
+            record.prompt_tokens, record.completion_tokens = answer.usage.prompt_tokens, answer.usage.completion_tokens
+        return Reply(answer, {"x-streamward-model": answer.model})
 
     def _models(self, request: Request) -> list[ServedModel]:
         """Return the models that a request may know of."""
@@ -316,21 +339,29 @@ async def _finish(request: Request, pieces: AsyncGenerator[Piece, None]) -> list
     async def gather() -> list[Done]:
         return [piece async for piece in pieces if isinstance(piece, Done)]
 
+    try:
+        return await _while_connected(request, gather())
+    finally:
+        await pieces.aclose()
+
+
+async def _while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T:
+    """Return an answer. Raises what it raises, and ClientDisconnect as soon as the client hangs up."""
+
     async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    gathering, leaving = asyncio.create_task(gather()), asyncio.create_task(wait_for_disconnect())
+    answering, leaving = asyncio.create_task(answer), asyncio.create_task(wait_for_disconnect())
     try:
-        await asyncio.wait((gathering, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not gathering.done():
+        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
             raise ClientDisconnect
-        return await gathering
+        return await answering
     finally:
-        gathering.cancel()
+        answering.cancel()
         leaving.cancel()
-        await asyncio.wait((gathering, leaving))
-        await pieces.aclose()
+        await asyncio.wait((answering, leaving))
 
 
 def _headers(begun: Begun) -> dict[str, str]:

@@ -117,6 +117,16 @@ class EngineCounts:
     tokens_drawn: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextScores:
+    """How likely a model finds the tokens of a text: nats, of temperature 1 over all tokens."""
+
+    logprobs: tuple[float, ...]
+    """One per token but the first, which nothing comes before."""
+    likeliest: tuple[tuple[tuple[int, float], ...], ...]
+    """Of each place but the first, and of the one after the text: tokens and logprobs, the likeliest first."""
+
+
 class TokenEngine(Protocol):
     """Tokens in, tokens out: a model that answers any number of generations side by side. Any thread may call it."""
 
@@ -140,6 +150,12 @@ class TokenEngine(Protocol):
         """Begin to answer. Raises EventError if it can never be answered, RefusedError if the engine is closed.
 
         Reasons of EventError: prompt_too_long, bad_tokens, bad_sampling, unknown_version.
+        """
+
+    def score(self, version: int, tokens: tuple[int, ...], top: int) -> TextScores:
+        """Return how likely each token is after those before it, and the `top` likeliest of each place; it blocks.
+
+        Raises as `submit` does; EventError (cannot_score) from an engine that has no logprobs of a text.
         """
 
     def counts(self) -> EngineCounts:
@@ -167,6 +183,12 @@ class MixedEngine(Protocol):
 
         Raises EventError (bad_adapter) if an adapter cannot be used.
         """
+
+
+def check_text(version: int, tokens: tuple[int, ...], engine: TokenEngine, versions: Collection[int]) -> None:
+    """Raise EventError if this engine, with these versions loaded, can never score a text."""
+    text = Generation(prompt_token_ids=tokens, sampling=Sampling(), draw_key="", version=version)
+    check_generation(text, engine, versions)
 
 
 def check_generation(generation: Generation, engine: TokenEngine, versions: Collection[int]) -> None:

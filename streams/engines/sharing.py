@@ -29,6 +29,7 @@ from streams.engines.protocol import (
     EnginePart,
     MixedEngine,
     SamplingRequest,
+    TextScores,
     TokenEngine,
 )
 from streams.engines.token_stream import Generation, TokenStream
@@ -160,11 +161,12 @@ class TokenEngineShare:
 
     def submit(self, generation: Generation) -> TokenStream:
         """Begin to answer; see `TokenEngine.submit`."""
-        number = self._numbers.get(generation.version)
-        if number is None:
-            message = f"version {generation.version} of {self._policy} is not loaded; load it"
-            raise EventError(message, reason="unknown_version")
+        number = self._number(generation.version)
         return self._engine.submit(replace(generation, version=number, owner=self._policy))
+
+    def score(self, version: int, tokens: tuple[int, ...], top: int) -> TextScores:
+        """Score a text with a version of this policy; see `TokenEngine.score`."""
+        return self._engine.score(self._number(version), tokens, top)
 
     def counts(self) -> EngineCounts:
         """Return what the engine is doing, for all of its policies."""
@@ -172,3 +174,10 @@ class TokenEngineShare:
 
     def close(self) -> None:
         """Release nothing."""
+
+    def _number(self, version: int) -> int:
+        """Return what the engine calls a version. Raises EventError if it is not loaded."""
+        number = self._numbers.get(version)
+        if number is None:
+            raise EventError(f"version {version} of {self._policy} is not loaded; load it", reason="unknown_version")
+        return number

@@ -17,9 +17,11 @@ from openai.types.responses import FunctionToolParam, ResponseInputParam
 from schemas.events import Turn
 from streams.settings.model import Settings
 from tests.strangers import agents_of_others, exchanges
+from tests.strangers.lm_evaluation import suite as harness
 from tests.strangers.replay import differences
-from tests.support.agent_server import serving, settings_of, turns
+from tests.support.agent_server import audited, serving, settings_of, turns
 from tests.support.documented import HOOKS
+from tests.support.models.tiny import sampled_logps, tiny_model
 
 pytestmark = pytest.mark.kafka
 
@@ -321,6 +323,39 @@ def test_what_suites_of_others_asked_gets_answers_of_the_same_shape(server: Serv
     headers = {"content-type": "application/json"}
     with httpx.Client(base_url=server.url, headers=headers, timeout=60, event_hooks=HOOKS) as client:
         assert differences(client, exchanges.recorded()) == []
+
+
+def test_what_an_evaluation_of_others_asked_is_scored_alike_and_leaves_nothing(
+    kafka_bootstrap: str, tmp_path: Path, torch_as_before: None
+) -> None:
+    """Recorded by `make test-strangers`; the shape of an answer names the likeliest tokens."""
+    settings, headers = harness.served_settings(kafka_bootstrap, tmp_path), {"content-type": "application/json"}
+    asked = exchanges.recorded(harness.FILE)
+    assert {json.loads(each["body"]).get("echo") for each in asked if each["body"]} == {True}
+    with audited(settings) as url, httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+        assert differences(client, asked) == []
+        prompts: list[object] = ["5 6 7", [8, 9, 10, 11]]
+        scoring = {"model": "sums", "prompt": prompts, "echo": True, "logprobs": 0, "max_tokens": 0}
+        answer = client.post("/v1/completions", json=scoring)
+        assert answer.headers["x-streamward-model"] == "sums@0" and "x-request-id" not in answer.headers
+        for text, choice in zip(((9, 10, 11), (8, 9, 10, 11)), answer.json()["choices"], strict=True):
+            first, *logprobs = choice["logprobs"]["token_logprobs"]
+            expected = sampled_logps(tiny_model(), list(text[:1]), list(text[1:]))
+            assert first is None and logprobs == pytest.approx(expected, abs=1e-5)
+        too_long = client.post("/v1/completions", json=scoring | {"prompt": [5] * 300})
+        assert (too_long.status_code, too_long.json()["error"]["code"]) == (400, "context_length_exceeded")
+        elsewhere = client.post("/v1/completions", json=scoring | {"model": "other"})
+        assert elsewhere.status_code == 404
+        assert client.post("/v1/completions", json={"model": "sums", "prompt": "5 6"}).status_code == 200
+    assert [turn.prompt_tokens for turn in turns(settings, "default")] == [2], "a score is no turn"
+
+
+def test_a_model_without_weights_scores_no_text_and_says_so(server: Served) -> None:
+    scoring = {"model": "sums", "prompt": "hi", "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+    answer = httpx.post(f"{server.url}/v1/completions", json=scoring, timeout=60)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "echo")
+    assert "policy.engine=scripted has no weights" in error["message"]
 
 
 def test_what_agents_and_clients_of_others_asked_leaves_the_same_runs(kafka_bootstrap: str, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ said and what its calls are to each other (agents_of_others.py), and for the cli
 they are generated again, and what the example prints (described.py). Of MCP's conformance suite it has each check that
 fails, with why, and how many pass on the SDK's own server in our mount (mcp_conformance.py), and of MCP's inspector
 what it reads (mcp_inspector.py). Of the Agent Protocol it has what langgraph-sdk reads, and what schemathesis finds by
-the protocol's document; of A2A what a2a-sdk reads. While schemathesis runs, another caller is answered within a second
+the protocol's document; of A2A what a2a-sdk reads, and of lm-evaluation-harness
+what it finds likely, served and loaded by itself. While schemathesis runs, another caller is answered within a second
 (latency.py). What Tinker's SDK and recipes find is in tinker/findings.json.
 """
 
@@ -32,6 +33,7 @@ from streams.settings.model import Settings
 from tests.strangers import agents_of_others, described, exchanges, latency, mcp_conformance, mcp_inspector
 from tests.strangers.agent_protocol import suite as agent_protocol
 from tests.strangers.described import HOME, run
+from tests.strangers.lm_evaluation import suite as harness
 from tests.strangers.proxy import between
 from tests.strangers.stand_ins import mended
 from tests.strangers.tinker import recorded_calls, suite as tinker
@@ -118,6 +120,15 @@ def a2a(stage: Stage) -> Findings:
         found = agent_protocol.a2a(url)
     stage.recordings[agent_protocol.A2A_FILE] = agent_protocol.in_order(exchanged)
     return {"a2a-sdk": found}
+
+
+def lm_evaluation(stage: Stage) -> Findings:
+    """Have lm-evaluation-harness ask for likelihoods; it loads the same weights itself, too."""
+    settings = harness.served_settings(stage.bootstrap, stage.folder)
+    with serving(settings) as server, between(server) as (url, exchanged):
+        found = harness.evaluated(url, settings)
+    stage.recordings[harness.FILE] = exchanges.compact(exchanged)
+    return {"lm-evaluation-harness": found}
 
 
 def openai_suites(stage: Stage) -> Findings:
@@ -224,6 +235,7 @@ SUITES: Mapping[str, Suite] = {
     "conformance": Suite(conformance),
     "inspector": Suite(inspector),
     "a2a": Suite(a2a),
+    "lm-evaluation": Suite(lm_evaluation),
     "clients": Suite(clients),
     "schemathesis": Suite(schemathesis, alone=True),
     "roles": Suite(roles, alone=True),

@@ -154,7 +154,7 @@ def test_the_limit_of_a_seed_is_printed_to_its_last_digit() -> None:
             "invalid",
             "tools[0].parameters",
         ),
-        (CompletionsBody, completions(prompt=["a", "b"]), "invalid", "prompt"),
+        (CompletionsBody, completions(prompt=["a", 1]), "invalid", "prompt"),
         (CompletionsBody, completions(logit_bias={"1": 5}), "unsupported", "logit_bias"),
         (CompletionsBody, completions(temperature=float("nan")), "invalid", "temperature"),
         (CompletionsBody, [], "invalid", None),

@@ -1443,8 +1443,8 @@ class TextLogprobs(TypedDict):
     """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -1904,6 +1904,7 @@ class CompletionsBody(TypedDict):
     seed: NotRequired[int | None]
     stop: NotRequired[str | list[str] | None]
     logprobs: NotRequired[int | None]
+    echo: NotRequired[bool | None]
     stream: NotRequired[bool | None]
     stream_options: NotRequired[StreamOptions | None]
 

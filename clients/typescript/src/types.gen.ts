@@ -490,17 +490,15 @@ export type CompletionsBody = {
      */
     model: string;
     /**
-     * text, or token ids; one prompt in a request
+     * text, or token ids; one prompt in a request, with `echo` up to 128
      */
-    prompt: string | Array<number> | [
-        string | Array<number>
-    ];
+    prompt: string | Array<number> | Array<string | Array<number>>;
     /**
      * whether a text gets what the tokenizer puts around one, such as BOS; default: true
      */
     add_special_tokens?: boolean | null;
     /**
-     * most tokens of an answer; default: 16
+     * most tokens of an answer; default: 16; with `echo` 0 or 1
      */
     max_tokens?: number | null;
     /**
@@ -524,9 +522,13 @@ export type CompletionsBody = {
      */
     stop?: string | Array<string> | null;
     /**
-     * logprobs of the sampled tokens; alternatives are not kept, whatever the number
+     * logprobs of the sampled tokens, and no alternatives; with `echo` so many likeliest of each place
      */
     logprobs?: number | null;
+    /**
+     * score the prompt: its text and logprobs, without sampling or recording; needs `logprobs`
+     */
+    echo?: boolean | null;
     /**
      * server-sent events
      */
@@ -2969,10 +2971,13 @@ export type TextFormat = {
  */
 export type TextLogprobs = {
     tokens: Array<string>;
-    token_logprobs: Array<number>;
+    /**
+     * null: of the first token of a scored prompt
+     */
+    token_logprobs: Array<number | null>;
     top_logprobs: Array<{
         [key: string]: number;
-    }>;
+    } | null>;
     text_offset: Array<number>;
 };
 

@@ -13,6 +13,8 @@ Tokens depend on the draw key, the slot and their number alone (decoding_row.py)
 `TransformersEngine.sample`, as far as rounding allows: logprobs agree to self_check.AGREEMENT. When memory runs out,
 kept prefixes go first, then the youngest row waits again with what it has drawn.
 
+A text is scored in a cache of its own, one at a time: beyond the bound it holds the keys and values of one context.
+
 Not covered: rows that share a beginning have a copy each while they run.
 """
 
@@ -32,7 +34,7 @@ from streams.engines.local.lora import read_lora
 from streams.engines.local.packed_decoder import LoadedVersion, PackedDecoder
 from streams.engines.local.packed_linear import PackedLinears
 from streams.engines.local.self_check import check_decoding
-from streams.engines.protocol import EngineCounts, check_folder, check_generation
+from streams.engines.protocol import EngineCounts, TextScores, check_folder, check_generation, check_text
 from streams.engines.rendering.prompts import Prompts
 from streams.engines.rendering.template_rendering import ChatRendering
 from streams.engines.token_stream import Generation, TokenStream
@@ -96,6 +98,14 @@ class ContinuousEngine:
         """Begin to answer; see `TokenEngine.submit`."""
         check_generation(generation, self, self._versions)
         return self._loop.submit(TokenStream(generation))
+
+    def score(self, version: int, tokens: tuple[int, ...], top: int) -> TextScores:
+        """Score a text, a piece between two steps of the answers in progress; see `TokenEngine.score`."""
+        check_text(version, tokens, self, self._versions)
+        text = self._decoder.text(version, tokens, top)
+        while not text.is_run:
+            self._loop.call(lambda: self._decoder.run_text(text))
+        return text.scores()
 
     def counts(self) -> EngineCounts:
         """Return what it is doing."""

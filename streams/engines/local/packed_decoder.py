@@ -35,6 +35,7 @@ from streams.engines.local.key_values import (
 )
 from streams.engines.local.lora import LoraPair, PackedLora, Span, overflows
 from streams.engines.local.packed_pass import ATTENTION, PackedPass, logits_in_pieces
+from streams.engines.local.scored_text import ScoredText
 from streams.engines.local.self_check import is_finite
 from streams.engines.protocol import EngineCounts
 from streams.engines.rendering.prompts import Prompts
@@ -141,6 +142,19 @@ class PackedDecoder:
             draw_next([row.row for row in ready], logits.float(), self._prompts)
         for row in ready:
             self._advance(row)
+
+    def text(self, version: int, tokens: tuple[int, ...], top: int) -> ScoredText:
+        """Return a text that is to be scored with a version; any thread may call this."""
+        return ScoredText(self._versions[version].pairs, tokens, top, KeyValues(self._shape))
+
+    def run_text(self, text: ScoredText) -> None:
+        """Run the next piece of a text."""
+        with torch.inference_mode():
+            piece = text.piece(PIECE_BESIDE if self._running else PIECE_ALONE)
+            spans = [(slice(0, len(piece)), text.pairs)] if text.pairs else []
+            self._lora.use_packed(spans, spans)
+            packed = PackedPass([text.cache], [len(piece)])
+            text.take(packed.run(self._model, piece, torch.arange(len(piece), device=piece.device)).float())
 
     def forget(self, loaded: LoadedVersion) -> None:
         """Let go of what was kept for a version that is no longer served."""

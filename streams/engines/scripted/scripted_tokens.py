@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from streams.engines.constraint import AllowedTokens, Constraint, ConstraintCompiler
 from streams.engines.decoding_loop import DecodingLoop
-from streams.engines.protocol import EngineCounts, check_folder, check_generation
+from streams.engines.protocol import EngineCounts, TextScores, check_folder, check_generation
 from streams.engines.rendering.token_table import TokenTable
 from streams.engines.scripted.scripted_engine import (
     END_OF_TURN,
@@ -81,6 +81,11 @@ class ScriptedTokenEngine:
         """Begin to answer; see `TokenEngine.submit`."""
         check_generation(generation, self, self._versions)
         return self._loop.submit(TokenStream(generation))
+
+    def score(self, version: int, tokens: tuple[int, ...], top: int) -> TextScores:
+        """Refuse: what a script answers has no likelihood."""
+        error = "policy.engine=scripted has no weights, so it cannot say how likely a text is"
+        raise EventError(f"{error}; use policy.engine=transformers", reason="cannot_score")
 
     def counts(self) -> EngineCounts:
         """Return what it is doing."""

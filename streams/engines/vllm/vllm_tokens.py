@@ -25,7 +25,7 @@ from typing import Literal
 
 from streams.engines.base_model import Base, load_base
 from streams.engines.constraint import Constraint
-from streams.engines.protocol import EngineCounts, check_folder, check_generation
+from streams.engines.protocol import EngineCounts, TextScores, check_folder, check_generation
 from streams.engines.rendering.template_rendering import ChatRendering
 from streams.engines.token_stream import Drawn, Generation, TokenStream
 from streams.engines.vllm.completions_api import (
@@ -152,6 +152,14 @@ class VllmTokenEngine:
             self._users[answer.name] += 1
             self._adapters.pool.submit(self._answer, answer)
         return answer.stream
+
+    def score(self, version: int, tokens: tuple[int, ...], top: int) -> TextScores:
+        """Refuse: vLLM's servers speak the protocol of scores themselves."""
+        error = "policy.engine=vllm scores no texts here"
+        way_out = (
+            "send the call to a server of policy.servers, which answers echo itself, or use policy.engine=transformers"
+        )
+        raise EventError(f"{error}; {way_out}", reason="cannot_score")
 
     def counts(self) -> EngineCounts:
         """Return what it is doing; what a server's cache has, only the server knows."""

@@ -2,18 +2,20 @@
 
 PreparedCall ──► Begun         token, logprob ──► Token         Turn ──► Done
 turns of an earlier try ──► recorded: Begun, Delta, Done
+TextScores ──► PromptScores
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+import math
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from functools import cache
 
 from schemas.events import Turn
-from streams.engines.protocol import TokenEngine
+from streams.engines.protocol import TextScores, TokenEngine
 from streams.engines.rendering.rendering import Rendering
 from streams.stages.agents.recording.call_preparation import PreparedCall
-from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece, Token
+from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece, PromptScores, Token
 
 
 class AnswerPieces:
@@ -39,6 +41,15 @@ class AnswerPieces:
     def tokens(self, drawn: Iterable[tuple[int, float]]) -> list[Token]:
         """Return tokens with their texts."""
         return [Token(token, *self._text_of(token), logprob) for token, logprob in drawn]
+
+    def prompt_scores(self, model: str, version: int, ids: Sequence[int], scores: TextScores) -> PromptScores:
+        """Return the scores of a text with the texts of its tokens."""
+        return PromptScores(
+            model=model,
+            fingerprint=_fingerprint(self._engine.base_digest, version),
+            tokens=tuple(self.tokens(zip(ids, (math.nan, *scores.logprobs), strict=True))),
+            likeliest=tuple(tuple(self.tokens(place)) for place in scores.likeliest),
+        )
 
     def done(self, call: ModelCall, turn: Turn, tokens: tuple[Token, ...], stop: str | None) -> Done:
         """Return the piece that says that an answer to `call` is complete. `stop`: the stop text that ended it."""

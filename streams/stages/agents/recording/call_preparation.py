@@ -103,6 +103,17 @@ class CallPreparation:
             constraint=constraint,
         )
 
+    async def prepare_text(self, call: ModelCall) -> tuple[int, tuple[int, ...]]:
+        """Return the version and the tokens of a call whose text is scored: its version, or the primary.
+
+        A candidate scores only what names it, so the texts of an evaluation have one version. Raises CallError.
+        """
+        pin = None if "@" in call.model else self._versions.router.serving_here.primary
+        version = self._versions.version_for(call.model, "", pin)
+        await self.load(version)
+        prompt = await self._prompts.of(call, None)
+        return version, (*prompt.recorded, *prompt.new)
+
     async def load(self, version: int) -> None:
         """Return once the engine has a version. Raises CallError."""
         if self._versions.use(version):

@@ -88,6 +88,19 @@ class Token(NamedTuple):
     """Nats, under the distribution it was drawn from."""
 
 
+class PromptScores(NamedTuple):
+    """How likely a version finds the tokens of a text."""
+
+    model: str
+    """`POLICY@7`: who scored it, whatever the call named."""
+    fingerprint: str
+    """As that of `Begun`."""
+    tokens: tuple[Token, ...]
+    """Of the text. The logprob of the first is NaN: nothing comes before it."""
+    likeliest: tuple[tuple[Token, ...], ...]
+    """Of each place but the first, and of the one after the text: the likeliest tokens, in their order."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
     """The call has a version and a prompt."""

@@ -30,7 +30,7 @@ from streams.stages.agents.recording.answer_pieces import AnswerPieces
 from streams.stages.agents.recording.answer_sampling import SampledChoice, begin_choices
 from streams.stages.agents.recording.call_preparation import CallPreparation, PreparedCall
 from streams.stages.agents.recording.call_prompts import CallPrompts
-from streams.stages.agents.recording.calls import CallInProgress, Done, ModelCall, Piece
+from streams.stages.agents.recording.calls import CallInProgress, Done, ModelCall, Piece, PromptScores
 from streams.stages.agents.recording.conversations import Conversations, has_key, request_of
 from streams.stages.agents.recording.served_versions import PolicyVersions
 from streams.stages.agents.recording.task_runs import TaskRuns
@@ -43,6 +43,15 @@ CallKey = tuple[str | None, tuple[str, str, str]]
 """What tries of the same call have in common: the trajectory in the path, and `request_of`."""
 
 
+@dataclass(slots=True)
+class TextsToScore:
+    """The texts of all policies that are scored, one after the other."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting: int = 0
+    """The one being scored included."""
+
+
 @dataclass(frozen=True, slots=True)
 class RecordingIO:
     """What the policies of a server share."""
@@ -53,6 +62,7 @@ class RecordingIO:
     prompts: CallPrompts
     in_progress: set[asyncio.Task[None]] = field(default_factory=set)
     """The calls that are being answered."""
+    texts: TextsToScore = field(default_factory=TextsToScore)
 
 
 class PolicyRecorder:
@@ -60,7 +70,7 @@ class PolicyRecorder:
 
     def __init__(self, versions: PolicyVersions, conversations: Conversations, io: RecordingIO) -> None:
         engine, rule, self._io = versions.engine, io.rule, io
-        self._engine, self._conversations = engine, conversations
+        self._engine, self._conversations, self._policy = engine, conversations, versions.policy
         self._shared: dict[CallKey, CallInProgress] = {}
         """Calls in progress that have a key of their client: their tries share one answer."""
         self._readers: Counter[CallKey] = Counter()
@@ -98,6 +108,28 @@ class PolicyRecorder:
         """Return how many tokens the call's prompt has. Raises CallError."""
         prompt = await self._io.prompts.of(call, self._conversations.find_continued(call))
         return len(prompt.recorded) + len(prompt.new)
+
+    async def score(self, call: ModelCall, top: int) -> PromptScores:
+        """Return how likely a version finds the text of a call, and the `top` likeliest tokens of each place.
+
+        Nothing was sampled, so nothing is recorded. One text at a time: the others wait. Raises CallError.
+        """
+        rule, texts = self._io.rule, self._io.texts
+        if texts.waiting >= rule.max_calls:
+            raise CallError("busy", f"{texts.waiting} texts wait to be scored (serve.max_calls); try again")
+        texts.waiting += 1
+        try:
+            async with texts.turn:
+                version, ids = await self._preparation.prepare_text(call)
+                scores = await asyncio.to_thread(self._engine.score, version, ids, top)
+        except EventError as exc:
+            unfit = exc.reason == "cannot_score"
+            raise CallError("unsupported" if unfit else "invalid", str(exc), "echo" if unfit else "prompt") from exc
+        except RefusedError as exc:
+            raise CallError("busy", f"{exc}; try again") from exc
+        finally:
+            texts.waiting -= 1
+        return self._pieces.prompt_scores(f"{self._policy}@{version}", version, ids, scores)
 
     def has(self, trajectory_id: str) -> bool:
         """Return whether a trajectory is remembered."""

@@ -26,7 +26,7 @@ from streams.errors import CallError, LogError
 from streams.kafka.followed import FollowedOnDemand
 from streams.knowledge.agent_log import AgentLog
 from streams.settings.model import Settings
-from streams.stages.agents.recording.calls import ModelCall, Piece, ServedModel
+from streams.stages.agents.recording.calls import ModelCall, Piece, PromptScores, ServedModel
 from streams.stages.agents.recording.conversations import Conversation
 from streams.stages.agents.recording.policy_recorder import PolicyRecorder, RecordingIO
 from streams.stages.agents.recording.served_conversations import ServedConversations
@@ -67,6 +67,11 @@ class Recorder:
         """Return how many tokens the call's prompt has. Raises CallError."""
         recorder, call = await self._recorder_for(call)
         return await recorder.count_tokens(call)
+
+    async def score(self, call: ModelCall, top: int) -> PromptScores:
+        """Return how likely a version finds the text of a call; see `PolicyRecorder.score`. Raises CallError."""
+        recorder, call = await self._recorder_for(call)
+        return await recorder.score(call, top)
 
     async def is_continued(self, call: ModelCall) -> bool:
         """Return whether the history of a call begins with a recorded one and its answer."""
