@@ -168,7 +168,7 @@ def _engine() -> bool:
 @pytest.mark.parametrize("target", ["streams", "model"])
 def test_an_image_builds_and_its_program_starts(target: str) -> None:
     if not _engine():
-        pytest.skip(skips.needs("a container engine that answers", "make test"))
+        pytest.skip(skips.CONTAINERS)
     tag = f"streamward-{target}:test-{os.getpid()}"
     subprocess.run(
         ["docker", "build", "--quiet", "--target", target, "--tag", tag, str(ROOT)], check=True, timeout=3000
