@@ -1,0 +1,140 @@
+"""What is decided about by name, whatever it is: prompts, tools, rules, queues and agents meet the same faults."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+
+from schemas.events import AgentEvent, Message
+from streams.environments.registry.tool_log import TOOLS
+from streams.errors import RefusedError
+from streams.improve.triggers.trigger_log import TRIGGERS
+from streams.kafka import admin, named_states
+from streams.kafka.named_states import FollowedStates, Registry, RegistryShape
+from streams.kafka.topics import key_field
+from streams.knowledge.agent_log import AGENTS
+from streams.prompts.prompt_log import PROMPTS
+from streams.samples.queue_log import QUEUES
+from streams.settings.model import Kafka, Settings, Topics
+from tests.support.factories import T0, one_of_each, prompt_event, queue_event, tool_event, trigger_event
+from tests.support.log.shared_node import own_prefix
+from tests.support.log.unchecked import write_unchecked
+
+pytestmark = pytest.mark.kafka
+REGISTERED = next(event for event in one_of_each() if isinstance(event, AgentEvent))
+
+
+class Case(NamedTuple):
+    """A registry, and two first events of one name that were decided against the same state."""
+
+    shape: RegistryShape[Any, Any]
+    first: Any
+    rival: Any
+    winner: Callable[[Any], object]
+    """Of a state: what the event that took effect says, or its author."""
+    says: Callable[[Any], object]
+    """Of an event: the same."""
+
+
+def another_prompt(state: Any) -> Any:
+    text = (Message(role="system", content=f"Say {state.sequence}."),)
+    return prompt_event("created", state.sequence, version=state.sequence + 1, messages=text, variables=())
+
+
+def another_description(state: Any) -> Any:
+    text = (Message(role="user", content=f"Say {state.sequence}."),)
+    return tool_event("added" if state.added is None else "changed", state.sequence, messages=text)
+
+
+def another_tick(state: Any) -> Any:
+    return trigger_event("ticked", state.sequence, due_at=T0 + state.sequence)
+
+
+CASES = {
+    "prompts": Case(
+        PROMPTS,
+        prompt_event(),
+        prompt_event(messages=(Message(role="system", content="Hello."),), variables=()),
+        lambda state: state.version(1).digest,
+        lambda event: event.digest,
+    ),
+    "tools": Case(
+        TOOLS,
+        tool_event(),
+        tool_event(endpoint="sums:other"),
+        lambda state: state.endpoint,
+        lambda event: event.endpoint,
+    ),
+    "triggers": Case(
+        TRIGGERS,
+        trigger_event("ticked"),
+        trigger_event("ticked", due_at=T0 + 1),
+        lambda state: state.last_tick_ms,
+        lambda event: event.due_at,
+    ),
+    "queues": Case(
+        QUEUES, queue_event(), queue_event(writer="v"), lambda state: state.writer, lambda event: event.writer
+    ),
+    "agents": Case(
+        AGENTS,
+        REGISTERED,
+        replace(REGISTERED, type="FINE_TUNED"),
+        lambda state: state.agent.type,
+        lambda event: event.type,
+    ),
+}
+DECISIONS = {"prompts": another_prompt, "tools": another_description, "triggers": another_tick}
+
+
+@pytest.fixture(scope="module")
+def made(kafka_bootstrap: str) -> Settings:
+    topics = Topics(prefix=own_prefix(), partitions=2, policy_partitions=2)
+    settings = Settings(kafka=Kafka(bootstrap=kafka_bootstrap), topics=topics)
+    admin.apply_topics(settings)
+    return settings
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_of_two_decided_at_once_the_first_in_the_log_counts_and_what_is_misplaced_counts_nowhere(
+    made: Settings, case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    for event in (case.first, case.rival, case.first):
+        write_unchecked(made, event)
+    write_unchecked(made, case.rival, misplaced=True)
+    name = getattr(case.first, key_field(case.shape.event))
+    with caplog.at_level(logging.WARNING), FollowedStates(made, case.shape) as log:
+        state = log.state(name)
+        assert case.winner(state) == case.says(case.first) != case.says(case.rival)
+        assert case.shape.refusal(state, case.rival) is not None
+        assert case.shape.read(made) == log.states == {name: state}
+    assert [record.name for record in caplog.records if "is in partition" in record.getMessage()] == [
+        f"streamward.{case.shape.label}"
+    ]
+
+
+@pytest.mark.parametrize("label", DECISIONS)
+def test_decisions_of_many_at_once_take_effect_one_after_another(
+    made: Settings, label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They begin where the first test, if it ran, has left the name."""
+    shape, decide = CASES[label].shape, DECISIONS[label]
+    name = getattr(CASES[label].first, key_field(shape.event))
+    monkeypatch.setattr(named_states, "TRIES", 100)
+    with Registry(made, shape) as one, Registry(made, shape) as other, ThreadPoolExecutor(6) as pool:
+        before = one.state(name).sequence
+        written = list(pool.map(lambda number: (one, other)[number % 2].decide(name, decide)[1], range(12)))
+        for log in (one, other):
+            log.catch_up()
+        assert written == [True] * 12
+        assert one.states == other.states == shape.read(made)
+        assert one.state(name).sequence == before + 12
+        monkeypatch.setattr(named_states, "TRIES", 1)
+        rival = decide(one.state(name))
+        other.append(rival)
+        with pytest.raises(RefusedError, match=rf"^{shape.noun} {name}: "):
+            one.decide(name, lambda _: rival)
