@@ -12,7 +12,11 @@ import contextlib
 import gc
 import logging
 import os
+import shlex
 import shutil
+import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -88,12 +92,30 @@ NODE = pytest.StashKey[str]()
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Fork all workers from one process that collects the tests, and meanwhile start the Kafka node that they share.
+
+    Most of what a node costs is Java's compiler, and four take it four times.
+    """
+    ends, file = contextlib.ExitStack(), Path(__file__).parent / "support" / "forked_workers.py"
+    config.add_cleanup(ends.close)
+    address = ends.enter_context(tempfile.TemporaryDirectory(prefix="streamward-workers-")) + "/socket"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        serve = [sys.executable, file, "serve", str(listener.fileno()), *config.invocation_params.args]
+        collector = subprocess.Popen(
+            serve, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()]
+        )
+    ends.enter_context(collector)
+    for spec in specs:
+        spec.python = shlex.join([sys.executable, "-S", "-E", str(file), address])
+    config.stash[NODE] = ends.enter_context(_embedded()).bootstrap
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Give all workers one Kafka node: most of what it costs is Java's compiler, and four take it four times."""
-    if NODE not in node.config.stash:
-        ends = contextlib.ExitStack()
-        node.config.add_cleanup(ends.close)
-        node.config.stash[NODE] = ends.enter_context(_embedded()).bootstrap
+    """Tell a worker where the shared node is."""
     node.workerinput["kafka"] = node.config.stash[NODE]
 
 
