@@ -12,11 +12,10 @@ from schemas.events import AccessEvent
 from streams.access.access_log import AccessLog
 from streams.access.keys import AccessKey
 from streams.cli.root import cli
-from streams.kafka import admin
 from streams.kafka.admin import read_topic
 from streams.settings.load import to_env
-from streams.settings.model import Kafka, Settings, Topics
-from tests.support.log.shared_node import own_prefix
+from streams.settings.model import Settings
+from tests.support.log.shared_node import own_topics
 
 pytestmark = pytest.mark.kafka
 WITHIN_S = 30.0
@@ -24,11 +23,7 @@ WITHIN_S = 30.0
 
 @pytest.fixture(scope="module")
 def made(kafka_bootstrap: str) -> Settings:
-    settings = Settings(
-        kafka=Kafka(bootstrap=kafka_bootstrap), topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=2)
-    )
-    admin.apply_topics(settings)
-    return settings
+    return own_topics(kafka_bootstrap)
 
 
 def run(settings: Settings, *args: str) -> Result:

@@ -13,16 +13,15 @@ from click.testing import CliRunner, Result
 from schemas.conventions import RatedAnswer, feedback
 from schemas.events import AgentEvent, Reward, RewardSource, derive_id
 from streams.cli.root import cli
-from streams.kafka import admin
 from streams.kafka.producer import Producer, encoded
 from streams.kafka.times import now_ms
 from streams.kafka.topics import topic_of
 from streams.settings.load import to_env
-from streams.settings.model import Archive, Kafka, Settings, Topics
+from streams.settings.model import Archive, Settings
 from streamward import ConversationTracker
 from tests.support.agent_calls import ADD, Recorded, system, user
 from tests.support.factories import T0, trajectory
-from tests.support.log.shared_node import own_prefix
+from tests.support.log.shared_node import own_topics
 from tests.support.processes import command, environment, until
 
 pytestmark = pytest.mark.kafka
@@ -36,10 +35,7 @@ def said(about: str, value: float, **how: Any) -> Reward:
 @pytest.fixture(scope="module")
 def made(kafka_bootstrap: str) -> Settings:
     """A log with a run that has ended, of two calls and a title, and one that is open."""
-    settings = Settings(
-        kafka=Kafka(bootstrap=kafka_bootstrap), topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=1)
-    )
-    admin.apply_topics(settings)
+    settings = own_topics(kafka_bootstrap, {"policy_partitions": 1})
     run, other = Recorded(FIRST), Recorded(SECOND)
     first = run.call([system("You add."), user("4 + 7 =")], [ADD])
     run.call([system("Name this conversation."), user("4 + 7 =")])
@@ -128,12 +124,7 @@ def lines_of(file: Path) -> list[bytes]:
 def test_interactions_are_followed_and_a_follower_killed_in_a_line_is_completed(
     kafka_bootstrap: str, tmp_path: Path
 ) -> None:
-    settings = Settings(
-        kafka=Kafka(bootstrap=kafka_bootstrap),
-        topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=1),
-        archive=Archive(store=str(tmp_path / "archive")),
-    )
-    admin.apply_topics(settings)
+    settings = own_topics(kafka_bootstrap, {"policy_partitions": 1}, archive=Archive(store=str(tmp_path / "archive")))
 
     def write(name: str) -> None:
         alone: dict[str, Any] = {"sampling_id": None, "slot": None}

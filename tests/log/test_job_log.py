@@ -22,17 +22,17 @@ from streams.jobs.job_log import JobCommand, JobLog
 from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState, fold
 from streams.jobs.tuning import tuning_reducer
-from streams.kafka import admin, times
+from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import DAY_MS
 from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.load import to_env
-from streams.settings.model import Batches, Kafka, Model, Settings, Topics
+from streams.settings.model import Batches, Model, Settings
 from tests.support.factories import T0, group, job_spec, member, response, scoreless
 from tests.support.log.loop_on_log import LoopOnLog
-from tests.support.log.shared_node import own_prefix
+from tests.support.log.shared_node import own_topics
 from tests.support.models.tiny import save_tiny
 from tests.support.processes import command, environment, read, until
 from tests.support.scrape import parse
@@ -43,13 +43,7 @@ QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in ra
 
 @pytest.fixture(scope="module")
 def made(kafka_bootstrap: str) -> Settings:
-    settings = Settings(
-        kafka=Kafka(bootstrap=kafka_bootstrap),
-        topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=2),
-        batches=Batches(groups=4, max_policy_lag=0),
-    )
-    admin.apply_topics(settings)
-    return settings
+    return own_topics(kafka_bootstrap, batches=Batches(groups=4, max_policy_lag=0))
 
 
 def order(policy: str, digest: str = "d", **changes: Any) -> JobOrder:

@@ -19,12 +19,11 @@ from streams.jobs import state as job_state
 from streams.jobs.job_answers import tool_accuracy
 from streams.jobs.job_log import JobLog
 from streams.jobs.questions import ITERATION, JOB
-from streams.kafka import admin
 from streams.kafka.producer import Producer
-from streams.settings.model import Batches, Kafka, Settings, Topics
+from streams.settings.model import Batches, Settings
 from tests.support.documented import as_documented
 from tests.support.factories import group, job_event, job_spec, member, response
-from tests.support.log.shared_node import own_prefix
+from tests.support.log.shared_node import own_topics
 from tests.support.processes import read
 
 pytestmark = pytest.mark.kafka
@@ -68,12 +67,7 @@ class Client:
 
 @pytest.fixture(scope="module")
 def client(kafka_bootstrap: str) -> Iterator[Client]:
-    settings = Settings(
-        kafka=Kafka(bootstrap=kafka_bootstrap),
-        topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=1),
-        batches=Batches(groups=4, max_policy_lag=0),
-    )
-    admin.apply_topics(settings)
+    settings = own_topics(kafka_bootstrap, {"policy_partitions": 1}, batches=Batches(groups=4, max_policy_lag=0))
     with Client(settings) as made:
         yield made
 

@@ -23,12 +23,11 @@ from streams.access.logins import KeyFile, Logins, disable, enable, set_password
 from streams.access.oidc import Issuer
 from streams.access.tokens import new_private_key
 from streams.errors import RefusedError
-from streams.kafka import admin
-from streams.settings.model import Kafka, Login, Serve, Settings, Topics
+from streams.settings.model import Login, Serve, Settings
 from tests import skips
 from tests.support.documented import HOOKS
 from tests.support.doubles.issuer import CLIENT, URL, OwnIssuer
-from tests.support.log.shared_node import own_prefix
+from tests.support.log.shared_node import own_topics
 from tests.support.oidc_provider import provider
 
 pytestmark = pytest.mark.kafka
@@ -39,13 +38,7 @@ HERE = "https://streamward.example"
 def made(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     key = tmp_path_factory.mktemp("keys") / "signing.pem"
     key.write_bytes(new_private_key())
-    settings = Settings(
-        kafka=Kafka(bootstrap=kafka_bootstrap),
-        topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=2),
-        login=rule(key, URL, oidc_client_secret=SecretStr("it's a secret")),
-    )
-    admin.apply_topics(settings)
-    return settings
+    return own_topics(kafka_bootstrap, login=rule(key, URL, oidc_client_secret=SecretStr("it's a secret")))
 
 
 def rule(key: Path, issuer: str, **given: Any) -> Login:

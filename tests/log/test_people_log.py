@@ -31,13 +31,13 @@ from streams.access.request_log import RequestLog
 from streams.access.tokens import AUDIENCE
 from streams.cli.root import cli
 from streams.errors import SettingsError
-from streams.kafka import admin, times
+from streams.kafka import times
 from streams.kafka.admin import read_topic
 from streams.settings.load import to_env
-from streams.settings.model import Kafka, Login, Policy, Serve, Settings, Topics
+from streams.settings.model import Login, Policy, Serve, Settings
 from tests.support.documented import HOOKS
 from tests.support.log.secured_node import free_ports
-from tests.support.log.shared_node import own_prefix
+from tests.support.log.shared_node import own_topics
 from tests.support.log.unchecked import write_unchecked
 from tests.support.processes import running, until
 
@@ -51,12 +51,9 @@ PASSWORD, ANOTHER = "correct horse battery", "another horse battery"
 
 @pytest.fixture(scope="module")
 def made(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    settings = Settings(
-        kafka=Kafka(bootstrap=kafka_bootstrap),
-        topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=2),
-        login=Login(signing_key=tmp_path_factory.mktemp("keys") / "signing.pem", public_url=HERE),
+    settings = own_topics(
+        kafka_bootstrap, login=Login(signing_key=tmp_path_factory.mktemp("keys") / "signing.pem", public_url=HERE)
     )
-    admin.apply_topics(settings)
     assert run(settings, "access", "signing-key", "rotate").exit_code == 0
     return settings
 

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from streams.kafka import admin
 from streams.settings.load import to_env
-from streams.settings.model import Kafka, Settings, Topics
+from streams.settings.model import Settings
 from tests.support.log.queue_accounts import QueueAccounts
-from tests.support.log.shared_node import own_prefix
+from tests.support.log.shared_node import own_topics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.kills]
 
@@ -28,12 +27,7 @@ SEEDS = [int(seed) for seed in os.environ.get("QUEUE_SEEDS", "1").split(",")]
 
 @pytest.fixture
 def settings(kafka_bootstrap: str) -> Settings:
-    made = Settings(
-        kafka=Kafka(bootstrap=kafka_bootstrap),
-        topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=2, max_record_bytes=16 * 1024),
-    )
-    admin.apply_topics(made)
-    return made
+    return own_topics(kafka_bootstrap, {"max_record_bytes": 16 * 1024})
 
 
 def lines(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:

@@ -20,14 +20,14 @@ from streams.improve.triggers.retrain_controller import RetrainController
 from streams.improve.triggers.rule import RetrainRule, rule_of
 from streams.improve.triggers.trigger_log import TriggerLog
 from streams.jobs.job_log import JobCommand, JobLog
-from streams.kafka import admin, times
+from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.load import to_env
-from streams.settings.model import Batches, Kafka, Settings, Topics
+from streams.settings.model import Batches, Settings
 from tests.support.factories import T0, curation_event, group, member, task
-from tests.support.log.shared_node import own_prefix
+from tests.support.log.shared_node import own_topics
 from tests.support.processes import command, environment, read, until
 
 pytestmark = pytest.mark.kafka
@@ -37,13 +37,7 @@ KILLS = 20
 
 @pytest.fixture
 def made(kafka_bootstrap: str) -> Settings:
-    settings = Settings(
-        kafka=Kafka(bootstrap=kafka_bootstrap),
-        topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=2),
-        batches=Batches(groups=4, max_policy_lag=0),
-    )
-    admin.apply_topics(settings)
-    return settings
+    return own_topics(kafka_bootstrap, batches=Batches(groups=4, max_policy_lag=0))
 
 
 def rule(**changes: Any) -> RetrainRule:

@@ -14,14 +14,14 @@ from streams.improve.runs.run_archive import RunArchiveService
 from streams.improve.runs.run_row import RunRow, RunRules, run_row
 from streams.kafka import admin
 from streams.kafka.producer import Producer
-from streams.settings.model import Archive, Jobs, Kafka, Settings, Topics
+from streams.settings.model import Archive, Jobs, Settings
 from streams.tools.archive import history, sync
 from streams.tools.query import formats
 from streams.tools.query.finished import FinishedReader
 from streams.tools.query.session import NO_LIMITS, Session
 from streams.tools.query.source import Scope
 from streamward import RunTracker
-from tests.support.log.shared_node import own_prefix
+from tests.support.log.shared_node import own_topics
 from tests.unit.test_runs_view import EVERYTHING, chat, check_equal, direct_answers, verdict, walk
 
 pytestmark = pytest.mark.kafka
@@ -57,13 +57,12 @@ def fold_rows(settings: Settings) -> dict[str, RunRow]:
 
 
 def test_runs_are_the_same_rows_of_log_and_archive_whoever_reads_them(kafka_bootstrap: str, tmp_path: Path) -> None:
-    settings = Settings(
-        kafka=Kafka(bootstrap=kafka_bootstrap),
-        topics=Topics(prefix=own_prefix(), partitions=1, policy_partitions=1),
+    settings = own_topics(
+        kafka_bootstrap,
+        {"partitions": 1, "policy_partitions": 1},
         archive=Archive(store=str(tmp_path / "archive")),
         jobs=Jobs(prompt_usd=10.0, completion_usd=100.0, trainer_hour_usd=0.0),
     )
-    admin.apply_topics(settings)
     events = [*direct_answers(), *chat("red.chat"), *walk(5), verdict("red.chat", "person", "promote", 0)]
     half = len(events) // 2
     write(settings, events[:half])

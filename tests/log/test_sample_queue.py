@@ -11,20 +11,15 @@ from streams.kafka import admin
 from streams.samples.queue_log import QueueLog
 from streams.samples.queue_opener import QueueOpener, RestoredQueue
 from streams.samples.sample_queue import FieldValue, SamplePut, SampleQueue
-from streams.settings.model import Kafka, Settings, Topics
-from tests.support.log.shared_node import own_prefix
+from streams.settings.model import Settings
+from tests.support.log.shared_node import own_topics
 
 pytestmark = pytest.mark.kafka
 
 
 @pytest.fixture
 def settings(kafka_bootstrap: str) -> Settings:
-    made = Settings(
-        kafka=Kafka(bootstrap=kafka_bootstrap),
-        topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=2, max_record_bytes=16 * 1024),
-    )
-    admin.apply_topics(made)
-    return made
+    return own_topics(kafka_bootstrap, {"max_record_bytes": 16 * 1024})
 
 
 @pytest.fixture

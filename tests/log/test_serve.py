@@ -36,13 +36,13 @@ from streams.engines.token_stream import Generation, TokenStream
 from streams.kafka import admin
 from streams.observability.metrics import OFF
 from streams.settings.load import to_env
-from streams.settings.model import Kafka, Metrics, Policy, Serve, Settings, Topics
+from streams.settings.model import Metrics, Policy, Serve, Settings
 from streams.stages.agents.recording.calls import Delta, Done, ModelCall
 from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.service import open_recorder
 from streams.stages.agents.trajectories.fold import of_each
 from tests.support.log.secured_node import free_ports
-from tests.support.log.shared_node import own_prefix
+from tests.support.log.shared_node import own_prefix, own_topics
 from tests.support.processes import read, said, until
 from tests.support.thread_server import ServeProcess
 
@@ -88,14 +88,12 @@ def on_a_log_of_its_own(settings: Settings, rule: Serve) -> Settings:
 @pytest.fixture(scope="module")
 def server(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     port, scraped = free_ports(2)
-    settings = Settings(
-        kafka=Kafka(bootstrap=kafka_bootstrap),
-        topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=2),
+    settings = own_topics(
+        kafka_bootstrap,
         policy=Policy(name="sums", engine="scripted", script=json.dumps(SCRIPT)),
         serve=Serve(port=port, max_body_mb=1),
         metrics=Metrics(port=scraped),
     )
-    admin.apply_topics(settings)
     server = Server(settings, tmp_path_factory.mktemp("serve"))
     yield server
     server.process.send_signal(signal.SIGTERM)

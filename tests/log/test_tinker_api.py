@@ -25,11 +25,11 @@ from streams.access.keys import AccessKey
 from streams.adapters import stored_tensors
 from streams.calls.call_rules import line_refusal
 from streams.jobs.job_log import JobLog
-from streams.kafka import admin, times
+from streams.kafka import times
 from streams.kafka.producer import Producer
-from streams.settings.model import Adapters, Jobs, Kafka, Settings, Topics
+from streams.settings.model import Adapters, Jobs, Settings
 from tests.support.factories import T0
-from tests.support.log.shared_node import own_prefix
+from tests.support.log.shared_node import own_topics
 from tests.support.processes import read
 
 pytestmark = pytest.mark.kafka
@@ -107,13 +107,11 @@ def serving(settings: Settings) -> Iterator[Loop]:
 
 @pytest.fixture(scope="module")
 def settings(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    made = Settings(
-        kafka=Kafka(bootstrap=kafka_bootstrap),
-        topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=1, max_record_bytes=65_536),
+    return own_topics(
+        kafka_bootstrap,
+        {"policy_partitions": 1, "max_record_bytes": 65_536},
         adapters=Adapters(store=str(tmp_path_factory.mktemp("store"))),
     )
-    admin.apply_topics(made)
-    return made
 
 
 @pytest.fixture(scope="module")

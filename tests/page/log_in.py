@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,8 @@ def serious(page: Any, axe: str) -> Iterator[str]:
     yield from (f"{page.url}: axe {one['id']}: {one['help']}" for one in found if one["impact"] in SERIOUS)
 
 
-def main(address: str, person: str, folder: Path, axe: Path) -> int:
-    """Return the exit code."""
+def walked(name: str, done: str, steps: Callable[[Any], Iterator[str]]) -> int:
+    """Take the steps in a new page, print what is wrong and what was done; return the exit code."""
     from playwright.sync_api import sync_playwright
 
     bad = 0
@@ -76,12 +76,18 @@ def main(address: str, person: str, folder: Path, axe: Path) -> int:
         browser = playwright.chromium.launch(executable_path=os.environ.get("CHROMIUM"), args=["--no-sandbox"])
         context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
         context.set_default_timeout(PATIENCE_MS)
-        for line in walk(context.new_page(), address, person, folder, axe.read_text()):
+        for line in steps(context.new_page()):
             bad += 1
-            print(f"log in: {line}")
-        print("log in: by an issuer of others, a decision, and out again")
+            print(f"{name}: {line}")
+        print(f"{name}: {done}")
         browser.close()
     return min(bad, 1)
+
+
+def main(address: str, person: str, folder: Path, axe: Path) -> int:
+    """Return the exit code."""
+    done = "by an issuer of others, a decision, and out again"
+    return walked("log in", done, lambda page: walk(page, address, person, folder, axe.read_text()))
 
 
 if __name__ == "__main__":

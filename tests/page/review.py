@@ -7,14 +7,12 @@ It says what is not as it should be, a line each; exit code 1 if there is anythi
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from browse import PATIENCE_MS
-from log_in import serious
+from log_in import serious, walked
 
 REASON = "prs: a reason with every key"
 """While it is written, none of the keys does anything."""
@@ -62,19 +60,8 @@ def decide(page: Any, key: str, verdict: str, other: str) -> Iterator[str]:
 
 def main(address: str, folder: Path, axe: Path) -> int:
     """Return the exit code."""
-    from playwright.sync_api import sync_playwright
-
-    bad = 0
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=os.environ.get("CHROMIUM"), args=["--no-sandbox"])
-        context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
-        context.set_default_timeout(PATIENCE_MS)
-        for line in walk(context.new_page(), address, folder, axe.read_text()):
-            bad += 1
-            print(f"review: {line}")
-        print("review: skipped, rejected and promoted by the keys s, r and p")
-        browser.close()
-    return min(bad, 1)
+    done = "skipped, rejected and promoted by the keys s, r and p"
+    return walked("review", done, lambda page: walk(page, address, folder, axe.read_text()))
 
 
 if __name__ == "__main__":

@@ -5,17 +5,16 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections import Counter
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from schemas.events import AdapterEvent, AgentEvent, JobEvent, Response, Reward, Task, TrajectoryEvent, Turn
 from streams.engines.base_model import Base
-from streams.settings.model import Advantages, Batches, Model, Policy, Settings
+from streams.settings.model import Settings
 from streams.tools.audit.reading import Audit
-from tests.support.agent_server import serving, settings_of
+from tests.support.agent_server import rest, serving, training_settings
 from tests.support.models.chat_tiny import base
 from tests.support.processes import read, running, said, until
 
@@ -56,16 +55,7 @@ QUERIES = [{"query": f"{n} 7", "expected_outcome": str(n)} for n in range(11, 23
 
 @pytest.fixture
 def settings(kafka_bootstrap: str, tmp_path: Path, base: Base) -> Settings:
-    made = settings_of(kafka_bootstrap, tmp_path)
-    return made.model_copy(
-        update={
-            "model": Model(base=base.model.config._name_or_path),
-            "policy": Policy(name="sums"),
-            "batches": Batches(groups=2, max_policy_lag=0, zero_variance="keep"),
-            "advantages": Advantages(formula="dr_grpo"),
-            "trainer": made.trainer.model_copy(update={"checkpoints": tmp_path / "checkpoints"}),
-        }
-    )
+    return training_settings(kafka_bootstrap, tmp_path, base.model.config._name_or_path, groups=2)
 
 
 def test_a_job_for_a_registered_agent_completes_with_its_program_answering_every_task(
@@ -76,25 +66,20 @@ def test_a_job_for_a_registered_agent_completes_with_its_program_answering_every
     program.chmod(0o755)
     run = f"agents run adder --command {program} --folder {tmp_path / 'runs'} --parallel 4"
     with serving(settings) as url:
-
-        def rest(method: str, path: str, body: Any = None) -> dict[str, Any]:
-            answer = httpx.request(method, url + path, json=body, timeout=60)
-            assert answer.is_success, answer.text
-            return dict(answer.json())
-
-        rest("POST", "/rl/agents", {"agent_id": "adder", "model_id": "sums", "reward_sources": SOURCES})
+        ask = partial(rest, url)
+        ask("POST", "/rl/agents", {"agent_id": "adder", "model_id": "sums", "reward_sources": SOURCES})
         order = {"type": "RL_TRAINING", "agent_id": "adder", "training_queries": QUERIES, "config": CONFIG}
-        job = rest("POST", "/finetune/jobs", order)
+        job = ask("POST", "/finetune/jobs", order)
         path = f"/finetune/jobs/{job['id']}/status"
         with running(settings, tmp_path, "streams", "scoring", "train", "jobs run", run):
             until(
-                lambda: rest("GET", path)["status"] not in ("queued", "running"),
+                lambda: ask("GET", path)["status"] not in ("queued", "running"),
                 "the end of the job",
                 folder=tmp_path,
                 timeout_s=500,
             )
-        job = rest("GET", path)
-        figures = rest("GET", f"/rl/training/{job['id']}/metrics")
+        job = ask("GET", path)
+        figures = ask("GET", f"/rl/training/{job['id']}/metrics")
     assert job["status"] == "completed", f"{job['code']}: {job['reason']}: {said(tmp_path)}"
     assert (job["config"]["agent"], [one["name"] for one in job["config"]["reward_sources"]]) == ("adder", ["length"])
     assert [one["iteration"] for one in figures["iterations"]] == [1, 2]

@@ -37,6 +37,7 @@ from tests.support.models.chat_tiny import chat_tokenizer
 from tests.support.models.stranger import Stranger, load
 from tests.support.models.tiny import save_tiny, tiny_model, tiny_tokenizer
 from tests.support.models.tiny_log import cut, settings_in, trained, write
+from tests.support.models.tiny_settings import settings
 from tests.support.processes import environment, read, running, until
 from tests.support.verl import environment as verl
 from trainer import fleet, policy_trainer
@@ -44,17 +45,11 @@ from trainer.bridges import bring
 from trainer.step.model import CONFIG_FILE, WEIGHTS_FILE
 from trainer.versions import announce
 
+__all__ = ["settings"]
+
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 
 WHO = {"framework": "plain torch", "framework_version": "2", "trained_by": "ann"}
-
-
-@pytest.fixture
-def settings(settings: Settings, base: Base) -> Settings:
-    """Settings of this test's own topics, which exist, with the tiny model as base."""
-    tiny = settings.model_copy(update={"model": Model(base=base.model.config._name_or_path)})
-    admin.apply_topics(tiny)
-    return tiny
 
 
 def command(settings: Settings, *arguments: str) -> Result:

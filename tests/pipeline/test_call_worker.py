@@ -25,14 +25,14 @@ from streams.adapters.decisions import read_history
 from streams.calls.call_names import policy_of
 from streams.engines.base_model import Base
 from streams.engines.local.prompt_sampler import PromptSampler
-from streams.kafka import admin
 from streams.kafka.history import LogHistory
 from streams.kafka.producer import Producer
 from streams.settings.load import to_env
-from streams.settings.model import Calls, Model, Settings
+from streams.settings.model import Calls, Settings
 from tests.chaos import training_client
 from tests.chaos.proxy import free_ports
 from tests.support.models.tiny_log import settings_in
+from tests.support.models.tiny_settings import settings
 from tests.support.processes import read
 from tests.support.training_calls import (
     MODEL,
@@ -48,15 +48,9 @@ from trainer.calls import call_worker
 from trainer.calls.called_model import CalledModel
 from trainer.reproduce import retrain
 
+__all__ = ["settings"]
+
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
-
-
-@pytest.fixture
-def settings(settings: Settings, base: Base) -> Settings:
-    """Settings of this test's own topics, which exist, with the tiny model as base."""
-    tiny = settings.model_copy(update={"model": Model(base=base.model.config._name_or_path)})
-    admin.apply_topics(tiny)
-    return tiny
 
 
 def examples(number: int) -> Octets:

@@ -19,29 +19,23 @@ from streams.data.contamination.contamination_report import CONTAMINATION
 from streams.data.contamination.training_gate import TrainingGate
 from streams.engines.base_model import Base
 from streams.errors import ContaminatedError
-from streams.kafka import admin, times
+from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
-from streams.settings.model import Model, Settings
+from streams.settings.model import Settings
 from tests.pipeline.test_tuning import DPO, SFT, lines, made
 from tests.support import factories
 from tests.support.models.chat_tiny import base
 from tests.support.models.tiny_log import groups_of, trained, write
+from tests.support.models.tiny_settings import settings
 from tests.support.processes import environment
 from trainer import fleet
 from trainer.policy_trainer import PolicyTrainer
 
-__all__ = ["base"]
+__all__ = ["base", "settings"]
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 CLEAN, LEAKED = "What is the sum of one and two?", "What is the capital of France?"
-
-
-@pytest.fixture
-def settings(settings: Settings, base: Base) -> Settings:
-    tiny = settings.model_copy(update={"model": Model(base=base.model.config._name_or_path)})
-    admin.apply_topics(tiny)
-    return tiny
 
 
 def submit(settings: Settings, base: Base, sequence: int, text: str, **changes: Any) -> None:

@@ -32,21 +32,13 @@ from tests.pipeline.test_tuning import again, command, verdicts
 from tests.support.agent_server import settings_of
 from tests.support.log.judged_log import PROMPT, judge, served
 from tests.support.models.chat_tiny import base
+from tests.support.models.tiny_settings import settings
 from tests.support.processes import read, until
 
-__all__ = ["base"]
+__all__ = ["base", "settings"]
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 QUESTIONS = ("4 + 7 =", "What is the capital of France?", "Who wrote Faust?", "How many sides has a square?")
-
-
-@pytest.fixture
-def settings(settings: Settings, base: Base) -> Settings:
-    """Settings of this test's own topics, which exist, with the tiny model as base, and no limit for a month."""
-    jobs = settings.jobs.model_copy(update={"tenant_month_usd": 0.0})
-    tiny = settings.model_copy(update={"model": Model(base=base.model.config._name_or_path), "jobs": jobs})
-    admin.apply_topics(tiny)
-    return tiny
 
 
 def coach(settings: Settings, base: Base, folder: Path) -> DatasetEvent:

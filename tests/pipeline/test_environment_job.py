@@ -6,20 +6,19 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from schemas.conventions import TOOL_IDS
 from schemas.events import AdapterEvent, JobEvent, Response, Reward, Task
 from streams.engines.base_model import Base
 from streams.environments.environment_pool import EnvironmentPool
-from streams.settings.model import Advantages, Batches, Model, Policy, Settings
+from streams.settings.model import Settings
 from streams.tools import episode_replay
 from streams.tools.audit.reading import Audit
-from tests.support.agent_server import serving, settings_of
+from tests.support.agent_server import rest, serving, training_settings
 from tests.support.models.chat_tiny import base
 from tests.support.processes import command, environment, read, running, said, until
 
@@ -46,16 +45,7 @@ ORDER = {
 
 @pytest.fixture
 def settings(kafka_bootstrap: str, tmp_path: Path, base: Base) -> Settings:
-    made = settings_of(kafka_bootstrap, tmp_path)
-    return made.model_copy(
-        update={
-            "model": Model(base=base.model.config._name_or_path),
-            "policy": Policy(name="sums"),
-            "batches": Batches(groups=GROUPS, max_policy_lag=0, zero_variance="keep"),
-            "advantages": Advantages(formula="dr_grpo"),
-            "trainer": made.trainer.model_copy(update={"checkpoints": tmp_path / "checkpoints"}),
-        }
-    )
+    return training_settings(kafka_bootstrap, tmp_path, base.model.config._name_or_path, groups=GROUPS)
 
 
 @contextmanager
@@ -76,33 +66,28 @@ def test_a_job_in_a_kept_environment_plays_each_episode_once_though_controller_a
     settings: Settings, tmp_path: Path
 ) -> None:
     with serving(settings) as url:
-
-        def rest(method: str, path: str, body: Any = None) -> dict[str, Any]:
-            answer = httpx.request(method, url + path, json=body, timeout=60)
-            assert answer.is_success, answer.text
-            return dict(answer.json())
-
+        ask = partial(rest, url)
         kept = {"environment": "guess", "settings": {"highest": 4}, "name": "arena", "max_turns": TURNS}
-        rest("POST", "/rl/environments", kept)
-        job = rest("POST", "/finetune/jobs", ORDER)
+        ask("POST", "/rl/environments", kept)
+        job = ask("POST", "/finetune/jobs", ORDER)
         path = f"/finetune/jobs/{job['id']}/status"
         with running(settings, tmp_path, "streams", "scoring", "agents run --environments"):
             with victims(settings, tmp_path):
                 until(
-                    lambda: rest("GET", path)["metrics"]["iteration"] >= 1,
+                    lambda: ask("GET", path)["metrics"]["iteration"] >= 1,
                     "an iteration",
                     folder=tmp_path,
                     timeout_s=400,
                 )
             with victims(settings, tmp_path):
                 until(
-                    lambda: rest("GET", path)["status"] not in ("queued", "running"),
+                    lambda: ask("GET", path)["status"] not in ("queued", "running"),
                     "the end of the job",
                     folder=tmp_path,
                     timeout_s=400,
                 )
-        job = rest("GET", path)
-        figures = rest("GET", f"/rl/training/{job['id']}/metrics")
+        job = ask("GET", path)
+        figures = ask("GET", f"/rl/training/{job['id']}/metrics")
     assert job["status"] == "completed", f"{job['code']}: {job['reason']}: {said(tmp_path)}"
     order = job["config"]
     assert (order["environment"]["name"], order["environment"]["settings"]) == ("guess", '{"highest": 4}')

@@ -19,29 +19,21 @@ from streams.adapters import store
 from streams.adapters.versions import read_state
 from streams.engines.base_model import Base
 from streams.errors import RefusedError
-from streams.kafka import admin
 from streams.kafka.producer import Producer
-from streams.settings.model import Model, Settings
+from streams.settings.model import Settings
 from tests.pipeline.test_tuning import about_adapters, again, command, made, verdicts
 from tests.support.factories import outside
 from tests.support.models.chat_tiny import base
 from tests.support.models.tiny_log import trained, write
+from tests.support.models.tiny_settings import settings
 from tests.support.processes import command as process, environment
 from trainer import fleet, policy_trainer
 from trainer.tuning.tuned_version import StartVersion
 from trainer.versions import announce, checkpoint
 
-__all__ = ["base"]
+__all__ = ["base", "settings"]
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before"), pytest.mark.kills]
-
-
-@pytest.fixture
-def settings(settings: Settings, base: Base) -> Settings:
-    """Settings of this test's own topics, which exist, with the tiny model as base."""
-    tiny = settings.model_copy(update={"model": Model(base=base.model.config._name_or_path)})
-    admin.apply_topics(tiny)
-    return tiny
 
 
 def train(settings: Settings, steps: int) -> None:

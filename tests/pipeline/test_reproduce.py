@@ -31,6 +31,7 @@ from streams.tools.query import session
 from tests.support.factories import in_version_1
 from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny_log import batch_of, cut, groups_of, manifests, trained, write
+from tests.support.models.tiny_settings import settings
 from tests.support.older_schemas import older_schemas
 from tests.support.processes import command as process, environment
 from trainer import fleet, policy_trainer
@@ -38,15 +39,9 @@ from trainer.reproduce import retrain
 from trainer.reproduce.recorded import ReproducedVersion
 from trainer.versions import checkpoint
 
+__all__ = ["settings"]
+
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
-
-
-@pytest.fixture
-def settings(settings: Settings, base: Base) -> Settings:
-    """Settings of this test's own topics, which exist, with the tiny model as base."""
-    tiny = settings.model_copy(update={"model": Model(base=base.model.config._name_or_path)})
-    admin.apply_topics(tiny)
-    return tiny
 
 
 @pytest.fixture(scope="module")

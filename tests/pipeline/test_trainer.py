@@ -30,6 +30,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Model, Settings
 from tests.support.models.tiny import save_tiny, tiny_model
 from tests.support.models.tiny_log import PER_BATCH, batch_of, cut, groups_of, manifests, settings_in, trained, write
+from tests.support.models.tiny_settings import settings
 from trainer import fleet, policy_trainer
 from trainer.batch_source import PolicyBatches
 from trainer.fleet import TrainerFleet
@@ -39,15 +40,9 @@ from trainer.step.model import pin
 from trainer.versions import checkpoint
 from trainer.versions.learner import Learner
 
+__all__ = ["settings"]
+
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
-
-
-@pytest.fixture
-def settings(settings: Settings, base: Base) -> Settings:
-    """Settings of this test's own topics, which exist, with the tiny model as base."""
-    tiny = settings.model_copy(update={"model": Model(base=base.model.config._name_or_path)})
-    admin.apply_topics(tiny)
-    return tiny
 
 
 def train(settings: Settings, steps: int) -> None:

@@ -31,12 +31,13 @@ from streams.kafka import admin
 from streams.kafka.history import LogHistory
 from streams.kafka.producer import Producer
 from streams.kafka.topics import LABELS
-from streams.settings.model import Archive, Model, Settings
+from streams.settings.model import Archive, Settings
 from streams.tools.archive import history, sync
 from tests.support.factories import changed, response, trained
 from tests.support.models.chat_tiny import base
 from tests.support.models.tiny import tiny_group, tiny_model
 from tests.support.models.tiny_log import cut, write
+from tests.support.models.tiny_settings import settings
 from tests.support.processes import command as process, environment
 from trainer import fleet
 from trainer.reproduce import retrain
@@ -47,17 +48,9 @@ from trainer.tuning.tuned_version import StartVersion, TuningOrder, tune
 from trainer.tuning.tuner import TuningSteps
 from trainer.versions import announce, checkpoint
 
-__all__ = ["base"]
+__all__ = ["base", "settings"]
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
-
-
-@pytest.fixture
-def settings(settings: Settings, base: Base) -> Settings:
-    """Settings of this test's own topics, which exist, with the tiny model as base."""
-    tiny = settings.model_copy(update={"model": Model(base=base.model.config._name_or_path)})
-    admin.apply_topics(tiny)
-    return tiny
 
 
 def groups(base: Base, count: int = 5, **changes: Any) -> list[AdvantagedGroup]:

@@ -26,7 +26,7 @@ from streams.jobs.state import JobState
 from streams.jobs.training_files import TrainingFile
 from streams.jobs.tuning import job_tuner as tuner, tuning_reducer, tuning_request
 from streams.jobs.tuning.job_tuner import TuningWorker
-from streams.kafka import admin, times
+from streams.kafka import times
 from streams.kafka.history import LogHistory
 from streams.observability import catalog
 from streams.settings.load import to_env
@@ -37,6 +37,7 @@ from tests.log.test_fine_tuning_over_http import gateway
 from tests.pipeline.test_tuning import DPO, SFT, Crash, groups, order as tuning_order, sent
 from tests.support.agent_server import settings_of
 from tests.support.models.chat_tiny import base
+from tests.support.models.tiny_settings import settings
 from tests.support.processes import read, running, until
 from tests.support.scrape import get, parse
 from trainer.reproduce import retrain
@@ -45,20 +46,11 @@ from trainer.tuning.tuned_examples import all_tokens
 from trainer.tuning.tuned_version import read_file, tune
 from trainer.versions import announce
 
-__all__ = ["base"]
+__all__ = ["base", "settings"]
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 PRICES = {"prompt": 1e6, "completion": 1e6, "trainer_hour": 0.0}
 """A dollar a token."""
-
-
-@pytest.fixture
-def settings(settings: Settings, base: Base) -> Settings:
-    """Settings of this test's own topics, which exist, with the tiny model as base, and no limit for a month."""
-    jobs = settings.jobs.model_copy(update={"tenant_month_usd": 0.0})
-    tiny = settings.model_copy(update={"model": Model(base=base.model.config._name_or_path), "jobs": jobs})
-    admin.apply_topics(tiny)
-    return tiny
 
 
 def lines_in_store(settings: Settings, *rows: dict[str, Any]) -> TrainingFile:

@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from gateway import server
 from schemas.events import Turn
 from streams.kafka import admin
-from streams.settings.model import Adapters, Kafka, Policy, Serve, Settings, Topics
+from streams.settings.model import Adapters, Advantages, Batches, Kafka, Model, Policy, Serve, Settings, Topics
 from streams.tools.audit.reading import Audit
 from tests.support.log.shared_node import own_prefix
 from tests.support.processes import read, until
@@ -51,6 +53,27 @@ def settings_of(bootstrap: str, folder: Path, script: dict[str, Any] = CALCULATO
         policy=Policy(name="sums", engine="scripted", script=json.dumps(script)),
         serve=Serve(port=port, **serve),
     )
+
+
+def training_settings(bootstrap: str, folder: Path, base: str, groups: int) -> Settings:
+    """Return settings of a server whose policy `sums` is trained on the tiny model in the folder `base`."""
+    made = settings_of(bootstrap, folder)
+    return made.model_copy(
+        update={
+            "model": Model(base=base),
+            "policy": Policy(name="sums"),
+            "batches": Batches(groups=groups, max_policy_lag=0, zero_variance="keep"),
+            "advantages": Advantages(formula="dr_grpo"),
+            "trainer": made.trainer.model_copy(update={"checkpoints": folder / "checkpoints"}),
+        }
+    )
+
+
+def rest(url: str, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    """Return the answer to a request, which must be a success."""
+    answer = httpx.request(method, url + path, json=body, timeout=60)
+    assert answer.is_success, answer.text
+    return dict(answer.json())
 
 
 @contextmanager

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from schemas.events import Event, JobEvent
-from streams.tools.audit.facts import Reach
-from streams.tools.audit.recount import recount
 from streams.tools.audit.report import Report
-from tests.support.factories import T0, changed, job_event
-from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends, trained
+from tests.support.factories import changed, job_event
+from tests.support.log.whole_run import TOPICS, recounted, trained
 
 
 def job() -> list[JobEvent]:
@@ -22,26 +20,23 @@ def job() -> list[JobEvent]:
     ]
 
 
-def recounted(*events: Event) -> Report:
-    log = Written()
-    for number, event in enumerate((*events, trained(1))):
-        log.write(event, T0 + number)
-    return recount(log.records, SETTINGS, Reach(ends=ends(log.records)))
+def report_of(*events: Event) -> Report:
+    return recounted(*events, trained(1), settled=False)
 
 
 def wrong(*events: Event) -> list[str]:
-    return [finding.what for finding in recounted(*events).wrong if finding.at.topic == TOPICS["jobs"].name]
+    return [finding.what for finding in report_of(*events).wrong if finding.at.topic == TOPICS["jobs"].name]
 
 
 def test_a_whole_job_is_counted_and_nothing_is_wrong_with_it() -> None:
-    report = recounted(*job())
+    report = report_of(*job())
     assert wrong(*job()) == []
     assert ("jobs", "1 = 1 ended + 0 open", True) in report.equations()
     assert report.plain()["jobs"] == 1
 
 
 def test_a_job_without_an_end_is_open() -> None:
-    assert recounted(*job()[:-1]).counts["jobs open"] == 1
+    assert report_of(*job()[:-1]).counts["jobs open"] == 1
 
 
 def test_an_event_that_is_missing_before_another_is_lost() -> None:
@@ -54,13 +49,13 @@ def test_an_event_that_is_missing_before_another_is_lost() -> None:
 def test_an_event_that_is_there_twice_is_repeated_and_one_with_its_id_and_another_content_contradicts() -> None:
     twice, another = [*job(), job()[3]], [*job(), changed(job()[3], reason="for another reason")]
     assert wrong(*twice) == []
-    assert recounted(*twice).of("repeated")
-    assert [finding.category for finding in recounted(*another).wrong if "id of" in finding.what] == ["contradictory"]
+    assert report_of(*twice).of("repeated")
+    assert [finding.category for finding in report_of(*another).wrong if "id of" in finding.what] == ["contradictory"]
 
 
 def test_a_decision_that_came_second_is_counted_and_is_no_mistake() -> None:
     late = job_event("paused", 2, event_id="late")
-    report = recounted(*job(), late)
+    report = report_of(*job(), late)
     assert wrong(*job(), late) == []
     assert report.counts["job events refused"] == 1
 
@@ -87,6 +82,6 @@ def test_a_closed_month_is_what_the_events_that_it_counts_had_cost_and_another_s
     (what,) = wrong(*before, closed(5.0, 4), late)
     assert "closes 2027-01 of tenant '' with 5.00 USD, and the jobs' events that it counts say 4.00" in what
     assert wrong(*before, closed(0.0, 3), late) == []
-    report = recounted(*before, closed(4.0, 4), changed(closed(8.0, 9), created_at=1), late)
+    report = report_of(*before, closed(4.0, 4), changed(closed(8.0, 9), created_at=1), late)
     assert report.counts["months closed"] == report.counts["months closed again"] == 1
     assert report.plain()["jobs"] == 1

@@ -7,12 +7,8 @@ from dataclasses import replace
 import pytest
 
 from schemas.events import Event
-from streams.tools.audit.facts import Reach
-from streams.tools.audit.recount import recount
-from streams.tools.audit.report import Report
-from tests.support.factories import T0
 from tests.support.log.conversation import CALC_KEY, RED_KEY, item, keys
-from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends
+from tests.support.log.whole_run import recounted, wrong
 
 
 def store() -> list[Event]:
@@ -20,22 +16,9 @@ def store() -> list[Event]:
     return [*keys(), item(), item(number=1), item("deleted", 2), item(number=3)]
 
 
-def recounted(events: list[Event], *, gone: int = 0) -> Report:
-    log = Written()
-    for number, event in enumerate(events):
-        log.write(event, T0 + number)
-    begins = {(TOPICS["memory"].name, partition): gone for partition in range(2)}
-    kept = [record for record in log.records if record.at.topic != TOPICS["memory"].name or record.at.offset >= gone]
-    return recount(kept, SETTINGS, Reach(ends=ends(log.records), begins=begins, settled=True))
-
-
-def wrong(*events: Event) -> list[tuple[str, int, str]]:
-    return [(finding.category, finding.at.offset, finding.what) for finding in recounted(list(events)).wrong]
-
-
 def test_a_whole_store_is_counted_and_nothing_is_wrong_with_it() -> None:
     assert wrong(*store()) == []
-    report = recounted(store())
+    report = recounted(*store())
     assert (report.counts["memory events"], report.plain()["items"]) == (4, 1)
 
 
@@ -51,7 +34,7 @@ def test_an_item_that_is_deleted_and_was_never_put_is_missed() -> None:
 
 def test_a_copy_is_a_repetition_unless_it_brings_back_what_was_replaced() -> None:
     events = store()
-    report = recounted([*events, events[-1]])
+    report = recounted(*events, events[-1])
     assert report.balanced and [finding.at.offset for finding in report.of("repeated")] == [4]
     [(category, offset, what)] = wrong(*events, events[2])
     assert (category, offset) == ("doubled", 4) and what.endswith("and takes effect again")
@@ -88,8 +71,8 @@ def test_keys_write_what_is_their_own_and_who_has_no_tenant_writes_everything() 
 
 def test_nothing_is_claimed_where_retention_has_deleted_the_beginning() -> None:
     for gone in range(1, 4):
-        assert recounted(store(), gone=gone).wrong == []
+        assert recounted(*store(), begins={"memory": gone}).wrong == []
 
 
 def test_a_deletion_without_its_put_is_found_although_retention_has_deleted_another_topics() -> None:
-    assert [finding.category for finding in recounted([item("deleted")]).wrong] == ["lost"]
+    assert [finding.category for finding in recounted(item("deleted")).wrong] == ["lost"]

@@ -7,9 +7,8 @@ from dataclasses import replace
 from schemas.events import Event, Message, PromptArm
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
-from streams.tools.audit.report import Report
 from tests.support.factories import T0, prompt_event
-from tests.support.log.whole_run import SETTINGS, Written, ends
+from tests.support.log.whole_run import SETTINGS, Written, ends, recounted, wrong
 
 
 def text(number: int, sequence: int) -> Event:
@@ -30,17 +29,6 @@ def prompt() -> list[Event]:
         prompt_event("reported", 4, version=2, job_id="j"),
         prompt_event("activated", 5, version=2, alias="production", job_id="j"),
     ]
-
-
-def recounted(*events: Event) -> Report:
-    log = Written()
-    for number, event in enumerate(events):
-        log.write(event, T0 + number)
-    return recount(log.records, SETTINGS, Reach(ends=ends(log.records), settled=True))
-
-
-def wrong(*events: Event) -> list[tuple[str, int, str]]:
-    return [(finding.category, finding.at.offset, finding.what) for finding in recounted(*events).wrong]
 
 
 def test_a_whole_prompt_is_counted_and_nothing_is_wrong_with_it() -> None:

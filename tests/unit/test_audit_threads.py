@@ -17,7 +17,6 @@ from schemas.events import Event, Message, ThreadEvent, Turn, derive_id
 from streams.kafka.record import partition_of
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
-from streams.tools.audit.report import Report
 from tests.support.agent_calls import assistant, system, user
 from tests.support.factories import T0, task, thread_event
 from tests.support.log.conversation import (
@@ -30,22 +29,12 @@ from tests.support.log.conversation import (
     run_name,
     turn_of,
 )
-from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends, named
+from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends, named, recounted
 from tests.support.thoroughness import examples
 
 
-def recounted(events: Iterable[Event], *, settled: bool = True, begins: dict[str, int] | None = None) -> Report:
-    """Return the recount of a log; `begins`: how many records of every partition of a topic retention has deleted."""
-    log = Written()
-    for number, event in enumerate(events):
-        log.write(event, T0 + number)
-    cut = {(TOPICS[label].name, n): count for label, count in (begins or {}).items() for n in range(2)}
-    kept = [record for record in log.records if record.at.offset >= cut.get((record.at.topic, record.at.partition), 0)]
-    return recount(kept, SETTINGS, Reach(ends=ends(log.records), begins=cut, settled=settled))
-
-
 def wrong(events: Iterable[Event], *, settled: bool = True) -> list[tuple[str, str]]:
-    return [(finding.category, finding.what) for finding in recounted(events, settled=settled).wrong]
+    return [(finding.category, finding.what) for finding in recounted(*events, settled=settled).wrong]
 
 
 def events() -> list[Event]:
@@ -84,7 +73,7 @@ def without(kind: str, run: int | None = None) -> list[Event]:
 
 
 def test_whole_threads_are_counted_and_nothing_is_wrong_with_them() -> None:
-    report = recounted(events())
+    report = recounted(*events())
     assert named(report) == ""
     assert (report.plain()["threads"], report.counts["thread events"]) == (1, 7)
     text = "3 = 3 answered + 0 failed + 0 interrupted + 0 open"
@@ -102,7 +91,7 @@ def test_events_that_came_too_late_change_nothing_and_are_no_mistake() -> None:
     made.write(thread_event("deleted", RED))
     made.request(5)
     made.about_run("run_deleted", 0)
-    report = recounted(made.events)
+    report = recounted(*made.events)
     assert named(report) == ""
     assert report.counts["thread events without effect"] == 6
 
@@ -120,7 +109,7 @@ def test_whatever_servers_write_is_clean(steps: list[tuple[str, int, bool]]) -> 
     made.events += [task(task_id=name) for name in "01"]
     for step, choice, other in steps:
         take_step(made, step, choice, OPEN if other else RED)
-    report = recounted(made.events, settled=False)
+    report = recounted(*made.events, settled=False)
     assert named(report) == "", steps
     assert all(holds for _, _, holds in report.equations())
 
@@ -196,7 +185,7 @@ def test_a_turn_of_a_run_that_nobody_requested_is_a_phantom_once_all_is_settled(
     made.write(turn_of(forged, "9"))
     text = f"it answers run {run_name(9)}, which was never requested in threads"
     assert ("phantom", text) in wrong(made.events)
-    assert text not in named(recounted(made.events, settled=False)), "its request may be newer than what was read"
+    assert text not in named(recounted(*made.events, settled=False)), "its request may be newer than what was read"
 
 
 @pytest.mark.parametrize(
@@ -348,7 +337,7 @@ def test_what_no_server_writes_is_named(
 def test_a_copy_is_a_repetition_unless_it_takes_effect_again() -> None:
     for number in (place("created"), place("run_requested", 0), place("run_ended", 0)):
         whole = events()
-        report = recounted([*whole, whole[number]])
+        report = recounted(*whole, whole[number])
         assert named(report) == "" and len(report.of("repeated")) == 1
     said = thread_event("changed", RED, event_id="said", messages=(user("so"),))
     assert [category for category, _ in wrong([*events(), said, said])] == ["doubled"]
@@ -358,14 +347,14 @@ def test_a_copy_is_a_repetition_unless_it_takes_effect_again() -> None:
 
 def test_what_a_task_said_is_in_the_thread_once_and_the_task_is_in_the_log() -> None:
     said = [task(task_id="t"), said_by_task("t"), said_by_task("t", actor="another")]
-    report = recounted([*events(), *said], settled=False)
+    report = recounted(*events(), *said, settled=False)
     assert named(report) == ""
     assert report.counts["thread events without effect"] == 1
     missing = ("phantom", "it is what task t said, which is not in tasks")
     assert wrong([*events(), said_by_task("t")]) == [missing]
     forged = said_by_task("t", event_id="forged")
     assert ("contradictory", "its id is not that of its thread and of what it is about") in wrong([*events(), forged])
-    assert named(recounted([*events(), said_by_task("t")], begins={"tasks": 1})) == ""
+    assert named(recounted(*events(), said_by_task("t"), begins={"tasks": 1})) == ""
 
 
 def test_a_run_that_was_deleted_and_requested_again_has_the_answer_that_it_had() -> None:
@@ -378,9 +367,9 @@ def test_a_run_that_was_deleted_and_requested_again_has_the_answer_that_it_had()
 
 def test_nothing_is_claimed_where_retention_has_deleted_the_beginning() -> None:
     for gone in range(1, 7):
-        assert named(recounted(events(), begins={"threads": gone})) == ""
-        assert named(recounted(events(), begins={"turns": gone})) == ""
-    report = recounted(changed("run_ended", 2, messages=(assistant("7"),)), begins={"threads": 3})
+        assert named(recounted(*events(), begins={"threads": gone})) == ""
+        assert named(recounted(*events(), begins={"turns": gone})) == ""
+    report = recounted(*changed("run_ended", 2, messages=(assistant("7"),)), begins={"threads": 3})
     assert "its answer is not that of turn" in named(report)
 
 

@@ -8,9 +8,8 @@ from schemas.events import Event, Tool
 from schemas.tool_text import offer_digest
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
-from streams.tools.audit.report import Report
 from tests.support.factories import T0, tool_event
-from tests.support.log.whole_run import SETTINGS, Written, ends
+from tests.support.log.whole_run import SETTINGS, Written, ends, recounted, wrong
 
 OTHER = (Tool(name="add", description="Otherwise.", parameters="{}"),)
 
@@ -23,17 +22,6 @@ def entry() -> list[Event]:
         tool_event("accepted", 2, digest=offer_digest(OTHER)),
         tool_event("removed", 3),
     ]
-
-
-def recounted(*events: Event) -> Report:
-    log = Written()
-    for number, event in enumerate(events):
-        log.write(event, T0 + number)
-    return recount(log.records, SETTINGS, Reach(ends=ends(log.records), settled=True))
-
-
-def wrong(*events: Event) -> list[tuple[str, int, str]]:
-    return [(finding.category, finding.at.offset, finding.what) for finding in recounted(*events).wrong]
 
 
 def test_a_whole_entry_is_counted_and_nothing_is_wrong_with_it() -> None:

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from schemas.events import Event, Response, TrajectoryEvent, Turn
+from schemas.events import Response, TrajectoryEvent, Turn
 from streams.kafka.record import partition_of
 from streams.stages.agents.trajectories.fold import fold
 from streams.stages.agents.trajectories.response import response_of
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
-from streams.tools.audit.report import Report
 from tests.support.agent_calls import Recorded, user
 from tests.support.factories import T0, changed, trajectory
-from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends, named
+from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends, named, recounted
 
 
 def run() -> tuple[list[Turn], TrajectoryEvent, TrajectoryEvent]:
@@ -26,13 +25,6 @@ def run() -> tuple[list[Turn], TrajectoryEvent, TrajectoryEvent]:
         history = made.history(made.turns[-1]) if made.turns else []
         made.call([*history, user(question)])
     return made.turns, trajectory("started"), trajectory(turns=3)
-
-
-def recounted(*events: Event, settled: bool = True, **reach: Any) -> Report:
-    log = Written()
-    for number, event in enumerate(events):
-        log.write(event, T0 + number)
-    return recount(log.records, SETTINGS, Reach(ends=ends(log.records), settled=settled, **reach))
 
 
 def test_a_whole_run_balances_and_is_counted() -> None:

@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from schemas.events import Event, JobEvent, TriggerEvent, derive_id
-from streams.tools.audit.facts import Reach
-from streams.tools.audit.recount import recount
-from streams.tools.audit.report import Report
 from tests.support.factories import T0, changed, job_event, task, trigger_event
-from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends
+from tests.support.log.whole_run import TOPICS, recounted
 
 DAY_MS = 86_400_000
 
@@ -31,13 +28,6 @@ def nightly() -> list[Event]:
         second,
         job_of(second),
     ]
-
-
-def recounted(*events: Event, settled: bool = True) -> Report:
-    log = Written()
-    for number, event in enumerate(events):
-        log.write(event, T0 + number)
-    return recount(log.records, SETTINGS, Reach(ends=ends(log.records), settled=settled))
 
 
 def wrong(*events: Event, settled: bool = True) -> list[tuple[str, str]]:

@@ -12,7 +12,6 @@ import json
 import re
 import threading
 import zlib
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -28,7 +27,6 @@ from gateway.http.intake import LARGE_BYTES, MOST_LEVELS
 from gateway.http.route import Route
 from gateway.jobs.form_data import HEAD_BYTES, parts
 from gateway.routes import ROUTES
-from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms, thread_rooms, tinker_rooms
 from gateway.tinker import protobuf
 from gateway.tinker.pass_calls import PROTOBUF
 from schemas import json_text
@@ -38,6 +36,7 @@ from streams.errors import CallError, CallErrorKind, JobRequestError
 from streams.jobs import training_files
 from streams.settings.model import Settings
 from tests.support.documented import document
+from tests.support.rooms import every_room
 
 TAKING_JSON = [route for route in ROUTES if route.takes_json]
 
@@ -104,17 +103,7 @@ def test_a_key_that_is_there_twice_is_found_among_many() -> None:
 
 
 def application() -> Application:
-    nothing: Any = SimpleNamespace(runs=None)
-    settings = Settings()
-    rooms = [
-        *agent_rooms(settings, nothing),
-        *job_rooms(settings, nothing, nothing),
-        *log_rooms(settings, nothing),
-        *tinker_rooms(settings, nothing),
-        *thread_rooms(settings, nothing, nothing),
-        *people_rooms(settings, nothing),
-    ]
-    return Application(rooms, version="0", max_body_bytes=16_000_000)
+    return Application(every_room(Settings()), version="0", max_body_bytes=16_000_000)
 
 
 def posted(app: Application, route: Route, raw: bytes, headers: dict[str, str] | None = None) -> httpx.Response:

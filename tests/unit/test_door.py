@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -24,7 +23,6 @@ from gateway.people.auth import OwnPermissions
 from gateway.people.cookie import LoginCookie
 from gateway.people.door import UNLISTED, Door
 from gateway.routes import ROUTES, TABLE
-from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms, thread_rooms, tinker_rooms
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, problems
 from streams.access import keys, users
 from streams.access.keys import AccessKey
@@ -34,6 +32,7 @@ from streams.errors import LogError
 from streams.settings.model import Serve, Settings
 from streams.tools.views.log_view import LogView
 from tests.support.factories import T0
+from tests.support.rooms import every_room
 from tests.unit.test_access import AGENTS_MAY
 
 SECRET = keys.NewSecret("00112233445566ff", "s" * 43)
@@ -71,17 +70,7 @@ def client(known: Known) -> TestClient:
 
 
 def application(hosts: Collection[str] = page_app.LOOPBACK) -> Application:
-    nothing: Any = SimpleNamespace(runs=None)
-    settings = Settings()
-    rooms = [
-        *agent_rooms(settings, nothing),
-        *job_rooms(settings, nothing, nothing),
-        *log_rooms(settings, nothing),
-        *tinker_rooms(settings, nothing),
-        *thread_rooms(settings, nothing, nothing),
-        *people_rooms(settings, nothing),
-    ]
-    app = Application(rooms, version="0", max_body_bytes=1, keys=True)
+    app = Application(every_room(Settings()), version="0", max_body_bytes=1, keys=True)
     mount(app, page_app.create_app(LogView(Settings()), hosts=hosts, people=somebody_logs_in(), decides=True))
     return app
 

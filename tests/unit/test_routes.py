@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +15,11 @@ from gateway.http.limits import KeyLimits
 from gateway.http.route import REST, Reply, RouteTable, routes_of
 from gateway.people.door import Door
 from gateway.routes import ROOMS, ROUTES
-from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms, thread_rooms, tinker_rooms
+from gateway.server import people_rooms
 from streams.errors import NotFoundError
 from streams.settings.model import Login, Serve, Settings
 from tests.support.documented import differences
+from tests.support.rooms import every_room
 from tests.unit.test_door import BEARER, Known
 
 
@@ -137,7 +137,6 @@ def test_the_description_has_it_with_its_types_statuses_and_examples() -> None:
 
 
 def test_every_room_is_served_and_no_operation_has_the_name_of_another() -> None:
-    nothing: Any = SimpleNamespace(runs=None)
     login = Login(
         signing_key=Path("signing.pem"),
         public_url="https://here.example",
@@ -146,15 +145,7 @@ def test_every_room_is_served_and_no_operation_has_the_name_of_another() -> None
         oidc_roles="lab=trainer",
     )
     settings = Settings(serve=Serve(auth="keys"), login=login)
-    rooms = [
-        *agent_rooms(settings, nothing),
-        *job_rooms(settings, nothing, nothing),
-        *log_rooms(settings, nothing),
-        *tinker_rooms(settings, nothing),
-        *thread_rooms(settings, nothing, nothing),
-        *people_rooms(settings, nothing),
-    ]
-    assert [type(room) for room in rooms] == list(ROOMS)
+    assert [type(room) for room in every_room(settings)] == list(ROOMS)
     assert len({route.name for route in ROUTES}) == len(ROUTES)
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import struct
 from typing import Any
 
-import fastavro
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -34,6 +32,7 @@ from streams.kafka.topics import key_field, topic_of
 from streams.settings.model import Topics
 from tests.support.any_event import any_event
 from tests.support.factories import group, member, one_of_each, plain, response, reward, task
+from tests.support.processes import by_another_writer
 from tests.support.thoroughness import examples
 
 
@@ -199,14 +198,6 @@ def test_a_text_that_is_not_utf8_is_poison() -> None:
 def members(**changes: Any) -> dict[str, Any]:
     """Return the responses of a group of one, with these changes."""
     return {"responses": [plain(member(), **changes)]}
-
-
-def by_another_writer(event: Event, **changes: Any) -> bytes:
-    """Return `event` with other values, as a producer writes that has the schema and not our checks."""
-    schema = versions.files().newest(type(event))
-    out = io.BytesIO()
-    fastavro.schemaless_writer(out, schema.fastavro_schema, plain(event, **changes))
-    return struct.pack(">bI", 0, schema.id) + out.getvalue()
 
 
 @pytest.mark.parametrize(

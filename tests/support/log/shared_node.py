@@ -7,9 +7,15 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
+
+from streams.kafka import admin
+from streams.settings.model import Kafka, Settings, Topics
 
 ANSWER_S = 60.0
 """For the node to answer, also on a busy machine."""
@@ -20,6 +26,14 @@ OF_THIS_WORKER = f"test-{os.environ.get('PYTEST_XDIST_WORKER', 'gw0')}-"
 def own_prefix() -> str:
     """Return what the names of topics begin with that no other test has. They go with the file that made them."""
     return f"{OF_THIS_WORKER}{uuid.uuid4().hex[:8]}."
+
+
+def own_topics(bootstrap: str, topics: Mapping[str, Any] = MappingProxyType({}), **sections: Any) -> Settings:
+    """Return settings whose topics have a prefix of their own and exist; `topics` and `sections` change the others."""
+    own = Topics(**{"prefix": own_prefix(), "partitions": 2, "policy_partitions": 2, **topics})
+    settings = Settings(kafka=Kafka(bootstrap=bootstrap), topics=own, **sections)
+    admin.apply_topics(settings)
+    return settings
 
 
 class SharedNode:

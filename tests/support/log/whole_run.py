@@ -12,8 +12,9 @@ Not covered: letters of the scoring and policy stages, which only those write wh
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from schemas.events import (
@@ -207,6 +208,23 @@ def promoted(version: int, policy: str = "default") -> AdapterEvent:
 
 def event_of(record: Record) -> Any:
     return decode(record.payload, BY_NAME[record.at.topic].event)
+
+
+def recounted(
+    *events: Event, begins: Mapping[str, int] = MappingProxyType({}), settled: bool = True, **reach: Any
+) -> Report:
+    """Return the recount of a log of these; `begins`: how many of each partition of a topic retention has deleted."""
+    log = Written()
+    for number, event in enumerate(events):
+        log.write(event, T0 + number)
+    cut = {(TOPICS[label].name, partition): count for label, count in begins.items() for partition in range(2)}
+    kept = [record for record in log.records if record.at.offset >= cut.get((record.at.topic, record.at.partition), 0)]
+    return recount(kept, SETTINGS, Reach(ends=ends(log.records), begins=cut, settled=settled, **reach))
+
+
+def wrong(*events: Event) -> list[tuple[str, int, str]]:
+    """Return category, offset and text of each finding in a log of these."""
+    return [(finding.category, finding.at.offset, finding.what) for finding in recounted(*events).wrong]
 
 
 def rewritten(records: list[Record], at: Coordinates, change: Callable[[Any], Event]) -> list[Record]:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tests.support.models.tiny import tiny_model
+from tests.support.models.tiny import tiny_model, word_tokenizer
 
 KEYS = 8
 TEMPLATE = (
@@ -32,7 +31,8 @@ STEPS, RATE = 100, 1e-2
 
 def save_calling_tiny(folder: Path) -> Path:
     """Write the model as a folder that `model.base` can name."""
-    tokenizer = _tokenizer()
+    pairs = [word for number in range(KEYS) for word in (f"k{number}", f"n{number}", f'"k{number}"}}}}')]
+    tokenizer = word_tokenizer([*WORDS, *CALL, *pairs], TEMPLATE)
     model = tiny_model(vocabulary=len(tokenizer)).requires_grad_(True).train()
     rows = [_row(tokenizer, number) for number in range(KEYS)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
@@ -44,19 +44,6 @@ def save_calling_tiny(folder: Path) -> Path:
     model.eval().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def _tokenizer() -> PreTrainedTokenizerFast:
-    pairs = [word for number in range(KEYS) for word in (f"k{number}", f"n{number}", f'"k{number}"}}}}')]
-    words = [*WORDS, *CALL, *pairs]
-    core = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    core.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
 
 
 def _row(tokenizer: PreTrainedTokenizerFast, number: int) -> tuple[torch.Tensor, torch.Tensor]:

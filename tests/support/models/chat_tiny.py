@@ -21,9 +21,7 @@ CHAT_TEMPLATE = (
 
 
 def chat_tokenizer() -> PreTrainedTokenizerFast:
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
+    return tiny_tokenizer(CHAT_TEMPLATE)
 
 
 def chat_base(seed: int = 0) -> Base:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +42,20 @@ def tiny_model(seed: int = 0, vocabulary: int = VOCABULARY) -> LlamaForCausalLM:
     return model.eval().requires_grad_(False)
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    words = ["<pad>", "<s>", "</s>", "<unk>", *[str(number) for number in range(VOCABULARY - 4)]]
+def word_tokenizer(words: Sequence[str], template: str) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of whole words, of which the first four are <pad>, <s>, </s> and <unk>."""
     core = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     core.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = template
     return tokenizer
+
+
+def tiny_tokenizer(template: str = TEMPLATE) -> PreTrainedTokenizerFast:
+    return word_tokenizer(["<pad>", "<s>", "</s>", "<unk>", *map(str, range(VOCABULARY - 4))], template)
 
 
 def save_tiny(folder: Path) -> Path:

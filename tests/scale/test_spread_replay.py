@@ -1,14 +1,16 @@
-"""A replay on Ray writes the bytes of a replay on one machine; executors that are not as this one are refused."""
+"""A replay on Ray or Spark writes the bytes of one on one machine; executors that are not as this one are refused."""
 
 from __future__ import annotations
 
 import os
 import socket
+import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,22 +19,56 @@ from streams.settings.model import Settings
 from tests.skips import needs
 from tests.support.log import spread_replay as spread
 from tests.support.log.secured_node import free_ports
+from tests.support.spark import environment
 
-pytestmark = [pytest.mark.kafka, pytest.mark.ray]
-PYTHON = spread.ROOT / ".venv-ray" / "bin" / "python"
-RAY_PROMISED = "TEST_RAY"
+pytestmark = pytest.mark.kafka
+RAY_PYTHON = spread.ROOT / ".venv-ray" / "bin" / "python"
 START_S = 120.0
-"""For a cluster to start on a busy machine."""
+"""For a cluster of Ray to start on a busy machine."""
 
 
-@pytest.fixture
-def ray() -> Iterator[dict[str, str]]:
-    """What Ray needs in its environment."""
-    if not PYTHON.exists():
-        assert os.environ.get(RAY_PROMISED) != "1", "Ray was promised, but there is no .venv-ray"
+@dataclass(frozen=True)
+class Executors:
+    """What replays, and what it needs in its environment."""
+
+    name: str
+    python: Path
+    env: dict[str, str]
+    folder: Path
+
+    def run(self, settings: Settings, *more: str, **env: str) -> spread.Ended:
+        """Replay with these options."""
+        return spread.replayed(self.python, settings, *more, env={**self.env, **env}, cwd=self.folder)
+
+    @contextmanager
+    def elsewhere(self, packages: Path) -> Iterator[dict[str, str]]:
+        """Yield what leads to executors that find the packages in this folder before others."""
+        if self.name == "ray":
+            with cluster(packages, self.env, self.folder) as address:
+                yield {"RAY_ADDRESS": address}
+            return
+        python = self.folder / "python"
+        python.write_text(f'#!/bin/sh\nPYTHONPATH="{packages}:$PYTHONPATH" exec {self.python} "$@"\n', encoding="utf-8")
+        python.chmod(python.stat().st_mode | stat.S_IXUSR)
+        yield {"PYSPARK_PYTHON": str(python)}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("ray", "spark")])
+def executors(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Executors]:
+    """Those of Ray, and those of Spark."""
+    if request.param == "spark":
+        try:
+            env = environment.variables(tmp_path)
+        except environment.NoSpark as exc:
+            assert os.environ.get("TEST_SPARK") != "1", f"Spark was promised, but there is no {exc}"
+            pytest.skip(needs(str(exc), "make setup-spark && make test-spark"))
+        yield Executors("spark", environment.PYTHON, env, tmp_path)
+        return
+    if not RAY_PYTHON.exists():
+        assert os.environ.get("TEST_RAY") != "1", "Ray was promised, but there is no .venv-ray"
         pytest.skip(needs("ray in .venv-ray", "make setup-ray && make test-ray"))
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as short:  # as sockets need
-        yield {"RAY_TMPDIR": short, "RAY_AUTH_MODE": "disabled"}
+        yield Executors("ray", RAY_PYTHON, {"RAY_TMPDIR": short, "RAY_AUTH_MODE": "disabled"}, tmp_path)
 
 
 @contextmanager
@@ -43,7 +79,7 @@ def cluster(folder: Path, env: dict[str, str], cwd: Path) -> Iterator[str]:
     where = [f"--{name}-port={other}" for name, other in zip(names, others, strict=True)]
     where += ["--head", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=2", "--include-dashboard=false"]
     own = {**os.environ, **env, "PYTHONPATH": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
-    command = [str(PYTHON), "-m", "ray.scripts.scripts", "start", *where, "--block"]
+    command = [str(RAY_PYTHON), "-m", "ray.scripts.scripts", "start", *where, "--block"]
     with (
         (cwd / "head.log").open("wb") as log,
         subprocess.Popen(command, env=own, cwd=cwd, stdout=log, stderr=log) as head,
@@ -68,17 +104,15 @@ def _await(port: int, head: subprocess.Popen[bytes], log: Path) -> None:
     pytest.fail(f"the cluster does not start: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
 
 
-def run(settings: Settings, env: dict[str, str], cwd: Path, *more: str) -> spread.Ended:
-    return spread.replayed(PYTHON, settings, *more, env=env, cwd=cwd)
-
-
-def test_every_byte_is_that_of_a_replay_on_one_machine(settings: Settings, ray: dict[str, str], tmp_path: Path) -> None:
+def test_every_byte_is_that_of_a_replay_on_one_machine(
+    settings: Settings, executors: Executors, tmp_path: Path
+) -> None:
     source = spread.archived(settings)
-    here = run(source, ray, tmp_path, "--source", "archive")
+    here = executors.run(source, "--source", "archive")
     assert here.code == 0, here.stderr
     expected = spread.taken(source)
     assert {label for label, rows in expected.items() if rows} >= {"groups", "dead-letters", "batches", "responses"}
-    there = run(source, ray, tmp_path, "--on", "ray")
+    there = executors.run(source, "--on", executors.name)
     assert there.code == 0, there.stderr
     assert spread.taken(source) == expected
     assert there.stdout == here.stdout
@@ -93,37 +127,39 @@ def test_every_byte_is_that_of_a_replay_on_one_machine(settings: Settings, ray: 
     ],
 )
 def test_an_executor_that_is_not_as_this_process_is_refused_before_anything_is_written(
-    settings: Settings, ray: dict[str, str], tmp_path: Path, executor: Callable[[Path], Path], says: str
+    settings: Settings, executors: Executors, tmp_path: Path, executor: Callable[[Path], Path], says: str
 ) -> None:
     source = spread.archived(settings)
-    with cluster(executor(tmp_path / "elsewhere"), ray, tmp_path) as address:
-        done = run(source, {**ray, "RAY_ADDRESS": address}, tmp_path, "--on", "ray")
+    with executors.elsewhere(executor(tmp_path / "elsewhere")) as env:
+        done = executors.run(source, "--on", executors.name, **env)
     assert (done.code, says in done.stderr, "Nothing was written" in done.stderr) == (2, True, True), done.stderr
     assert spread.nothing_written(source)
 
 
-def test_a_topic_that_was_never_archived_is_refused(settings: Settings, ray: dict[str, str], tmp_path: Path) -> None:
+def test_a_topic_that_was_never_archived_is_refused(settings: Settings, executors: Executors, tmp_path: Path) -> None:
     source = spread.archived(settings)
     (spread.folder_of(source, "rewards")).rename(tmp_path / "gone")
-    done = run(source, ray, tmp_path, "--on", "ray")
+    done = executors.run(source, "--on", executors.name)
     assert (done.code, "does not hold" in done.stderr, "archive sync" in done.stderr) == (3, True, True), done.stderr
     assert spread.nothing_written(source)
 
 
 def test_a_segment_that_was_changed_is_named_and_no_record_is_copied(
-    settings: Settings, ray: dict[str, str], tmp_path: Path
+    settings: Settings, executors: Executors, tmp_path: Path
 ) -> None:
     source = spread.archived(settings)
     spread.damage(source)
-    done = run(source, ray, tmp_path, "--on", "ray")
+    done = executors.run(source, "--on", executors.name)
     assert (done.code, "it was changed since it was written" in done.stderr) == (5, True), done.stderr
     assert not any(spread.taken(source).values())
 
 
-def test_an_export_has_the_files_of_one_on_one_machine(settings: Settings, ray: dict[str, str], tmp_path: Path) -> None:
+def test_an_export_has_the_files_of_one_on_one_machine(
+    settings: Settings, executors: Executors, tmp_path: Path
+) -> None:
     source = spread.archived(settings)
-    here = spread.exported(PYTHON, source, "here", "--source", "archive", env=ray, cwd=tmp_path)
-    there = spread.exported(PYTHON, source, "there", "--on", "ray", env=ray, cwd=tmp_path)
+    here = spread.exported(executors.python, source, "here", "--source", "archive", env=executors.env, cwd=tmp_path)
+    there = spread.exported(executors.python, source, "there", "--on", executors.name, env=executors.env, cwd=tmp_path)
     assert (here.code, there.code) == (0, 0), here.stderr + there.stderr
     assert there.stdout.replace("there", "here") == here.stdout
     assert spread.files(tmp_path / "there") == spread.files(tmp_path / "here")
