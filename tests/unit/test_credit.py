@@ -59,6 +59,7 @@ def test_one_observation_is_one_step_group_wherever_it_was_shown() -> None:
     early, late = Episode([1.0], ["door"]), Episode([0.0, 0.0], ["hall", "door"])
     (first,), (hall, door) = CREDIT["gigpo"]([early, late], rule)
     assert (first, hall, door) == (2.0, -1.0, -2.0)
+    assert CREDIT["gigpo"]([late, early], rule) == [[-1.0, -2.0], [2.0]]  # what was shown once only comes first
     alone = CREDIT["gigpo"]([early, late], rule.model_copy(update={"turn_weight": 0.0}))
     assert alone == [[1.0], [-1.0, -1.0]]
 

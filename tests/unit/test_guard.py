@@ -262,8 +262,8 @@ def test_the_same_judgement_under_the_same_rule_is_the_same_event() -> None:
     found = judged(version(7, BETTER), version(3, HALF))
     assert event_of(found) == event_of(judged(version(7, BETTER), version(3, HALF)))
     other = judged(version(7, BETTER), version(3, HALF), Guard(min_tasks=20))
-    ids = {event_of(found).event_id, event_of(other).event_id, event_of(found, against=4).event_id}
-    assert len(ids) == 3
+    others = [event_of(found, **{name: other}) for name, other in (("against", 4), ("suite", "b@1"), ("policy", "q"))]
+    assert len({event.event_id for event in (event_of(found), event_of(other), *others)}) == 5
 
 
 rewards = st.lists(st.none() | st.sampled_from([0.0, 0.2, 0.5, 1.0]), min_size=1, max_size=50)

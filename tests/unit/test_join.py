@@ -172,9 +172,19 @@ def test_the_task_may_be_submitted_again_under_another_trace() -> None:
     assert log.rejects == []
 
 
-def test_another_task_under_the_same_id_is_contradictory() -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"group_size": 8},
+        {"messages": task().messages * 2},
+        {"sampling": dataclasses.replace(task().sampling, temperature=0.5)},
+        {"verifier": '{"answer": "12"}'},
+        {"reward_sources": (RewardSource(name="exact", weight=2.0),)},
+    ],
+)
+def test_another_task_under_the_same_id_is_contradictory(changes: dict[str, Any]) -> None:
     log = Log()
-    log.read_all([task(), task(group_size=8)])
+    log.read_all([task(), task(**changes)])
     assert log.reasons() == [("tasks@1", "contradictory")]
     assert "Give a changed task a new task_id" in log.rejects[0].error
 
@@ -290,6 +300,16 @@ def test_a_failed_slot_is_left_out_of_the_baseline_and_listed() -> None:
     log.read_all([task(), *slots, *scores([slots[0], slots[2], slots[3]], (0.0, 1.0, 2.0))])
     group = log.group()
     assert (group.complete, group.reward_mean, left_out(group)) == (True, 1.0, [(1, "response_failed")])
+    assert [left.response_id for left in group.left_out] == [slots[1].response_id]
+
+
+def test_a_serve_task_whose_answers_failed_is_unscored_only_if_it_was_cut() -> None:
+    asked = task(purpose="serve", reward_sources=(), group_size=2)
+    failed = [response(slot=slot, group_size=2, error="out of memory") for slot in range(2)]
+    whole, cut = Log(), Log()
+    whole.read_all([asked, *failed])
+    cut.read_all([asked, failed[0], control()])
+    assert (whole.group().dropped_reason, cut.group().dropped_reason) == (None, "unscored")
 
 
 def test_a_source_without_an_opinion_is_left_out_of_the_sum_and_of_the_components() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 from schemas.events import Event
 from schemas.serde import encode
 from streams.stages.advantages.rows import dump
+from streams.stages.advantages.state import OpenGroup
 from tests.support.factories import T0, control, response, reward, task
 from tests.support.log.join_partition import Log, answers, scores
 from tests.support.thoroughness import examples
@@ -117,6 +118,13 @@ def test_once_a_topic_is_full_even_what_would_fit_is_refused_and_the_other_topic
     log.read_all([task(), *flood(20), *slots, *scores(slots), control()])
     assert log.reasons()[-4:] == [(f"rewards@{offset}", "over_quota") for offset in range(20, 24)]
     assert {left.reason for left in log.group().left_out} == {"unscored"}
+
+
+def test_long_names_of_samplings_take_their_room() -> None:
+    log = Log(row_bytes=ROW_BYTES)
+    log.read_all([response(sampling_id=f"{number:03d}" * 100) for number in range(60)])
+    assert {reason for _, reason in log.reasons()} == {"over_quota"}
+    assert isinstance(log.state, OpenGroup) and len(dump(log.state)) < ROW_BYTES
 
 
 def test_what_is_read_again_after_a_restart_is_not_counted_twice() -> None:

@@ -64,6 +64,7 @@ def test_what_never_found_its_task_is_dead_lettered_when_it_expires() -> None:
     log, slots = Log(), answers()
     log.read_all([slots[0], reward(slots[0]), control()])
     assert log.reasons() == [("responses@0", "unknown_task"), ("rewards@0", "unknown_task")]
+    assert {letter.error.partition(" is ")[0] for letter in log.rejects} == {f"task {task().task_id}"}
     assert log.state is None
 
 

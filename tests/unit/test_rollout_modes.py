@@ -155,6 +155,13 @@ def test_a_result_that_a_person_asked_for_is_not_asked_for_again() -> None:
     assert log.append(evaluated(1, 0.9)).said == [("judged", 1), ("promoted", 1)]
 
 
+def test_a_judgement_of_another_suite_says_nothing() -> None:
+    judged = {"verdict": "promote", "reason": "better", "expected_version": 0}
+    log = Log(GUARDED).append(trained(1), event("judged", 1, suite="other@1", **judged))
+    assert (log.rollout.judged, log.state.primary) == ({}, 0)
+    assert log.append(event("judged", 1, suite=SUITE.name, **judged)).state.primary == 1
+
+
 def test_with_another_suite_versions_are_asked_and_judged_anew() -> None:
     log = Log(GUARDED).append(trained(1), evaluated(0, 0.5), evaluated(1, 0.5))
     log.rule, log.results = replace(GUARDED, suite=replace(SUITE, name="sums@2")), {}

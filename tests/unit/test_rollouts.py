@@ -175,6 +175,9 @@ def test_versions_trained_before_a_promotion_is_read_back_end_with_the_newest_as
 def test_a_promotion_that_a_person_outran_is_decided_anew() -> None:
     log = Log().append(trained(1), trained(2), event("promoted", 1, expected_version=0)).settle()
     assert state_after(log.events).primary == 2
+    back = event("rolled_back", 0, expected_version=1)
+    log = Log().append(trained(1)).settle().append(trained(2), back).settle()
+    assert state_after(log.events).primary == 2  # by a second promotion of 2, which is another event
 
 
 def test_a_version_that_was_rolled_back_is_not_promoted_again() -> None:
