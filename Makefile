@@ -9,7 +9,7 @@ BENCH ?=
 JOBS ?= 100
 VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-kills test-docs test-full pytest test-deploy test-strangers test-spark test-ray test-verl test-page check lint types bench load simulate chaos soak fuzz check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark setup-ray setup-verl images release docs clients lock clean
+.PHONY: demo test test-kills test-docs test-full pytest test-deploy test-strangers test-spark test-ray test-verl test-page check lint types bench load simulate chaos soak fuzz mutants check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark setup-ray setup-verl images release docs clients lock clean
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(if $(TASK),--task $(TASK)) $(ARGS)
@@ -83,6 +83,17 @@ soak: .venv/ready-test
 # odd inputs for everything that reads what others wrote; what broke is written into tests/fuzz/corpus
 fuzz: .venv/ready-test
 	@nice -n 19 $(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+# how many mutants of the reducers and of the events' bytes the tests notice; MODULES chooses a group, SHARE=1 takes all,
+# and AGAINST is a revision to compare with, which has the same ones
+MODULES ?=
+AGAINST ?=
+SHARE ?=
+mutants: .venv/ready-test
+	@test -x .venv-mutants/bin/python || $(PYTHON) -m venv .venv-mutants
+	.venv-mutants/bin/python -m pip --disable-pip-version-check install --quiet mutmut==3.8.1
+	@$(call BESIDE,.venv-mutants)
+	@nice -n 10 .venv-mutants/bin/python -m tests.mutants $(if $(MODULES),--modules $(MODULES)) $(if $(AGAINST),--against $(AGAINST)) $(if $(SHARE),--share $(SHARE)) $(if $(SEED),--seed $(SEED))
 
 # what the engines sampled against what the log has, over every protocol; ARGS="--engine transformers --count 10000"
 check-tokens: .venv/ready-test
