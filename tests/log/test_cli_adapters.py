@@ -28,7 +28,7 @@ from tests.support.factories import adapter_event
 from tests.support.log.shared_node import own_prefix
 from tests.support.log.whole_run import BY_NAME, SETTINGS, event_of, whole_log
 from tests.support.models.tiny import save_tiny, tiny_model
-from tests.support.processes import command, environment
+from tests.support.processes import command, environment, write
 from trainer.step.model import save_adapter, wrap
 
 pytestmark = pytest.mark.kafka
@@ -52,12 +52,6 @@ def run(settings: Settings, *args: str) -> Result:
 def rows(result: Result) -> list[dict[str, Any]]:
     assert result.exit_code == 0, result.stderr
     return [json.loads(line) for line in result.stdout.splitlines()]
-
-
-def write(settings: Settings, *events: AdapterEvent) -> None:
-    with Producer(settings) as producer:
-        for event in events:
-            producer.send(event)
 
 
 def event(version: int, kind: AdapterKind = "trained", **changed: Any) -> AdapterEvent:

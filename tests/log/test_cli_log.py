@@ -31,6 +31,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Broker, Kafka, Settings
 from streams.tools import doctor
 from tests.support.factories import adapter_event
+from tests.support.processes import write
 
 pytestmark = pytest.mark.kafka
 
@@ -62,12 +63,6 @@ def a_task(number: int, text: str = "1 + 1 =") -> Task:
 
 def a_version(version: int, kind: AdapterKind = "trained", **more: Any) -> AdapterEvent:
     return adapter_event(kind, version, created_at=1_700_000_000_000 + version, actor="trainer", **more)
-
-
-def write(settings: Settings, *events: Any) -> None:
-    with Producer(settings) as producer:
-        for event in events:
-            producer.send(event)
 
 
 def write_at(settings: Settings, label: str, *payloads: tuple[bytes, bytes, int]) -> None:

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from schemas.events import AdvantagedGroup, DeadLetter, Event, LeftOut, Response, Reward, RewardSource, Task, derive_id
+from schemas.events import AdvantagedGroup, DeadLetter, LeftOut, Response, Reward, RewardSource, Task, derive_id
 from streams.cli.root import cli
-from streams.kafka.producer import Producer
 from streams.kafka.record import dead_letter
 from streams.settings.load import to_env
 from streams.settings.model import Policy, Scoring, Settings
@@ -21,7 +20,7 @@ from streams.stages.tasks.resubmit import sent_again
 from streams.tools.replay import held_out
 from streams.tools.replay.copy import commit_ends
 from tests.support.factories import T0, group, response, task
-from tests.support.processes import read, running, until
+from tests.support.processes import read, running, until, write
 
 pytestmark = pytest.mark.kafka
 
@@ -38,12 +37,6 @@ def asked(number: int, slots: int) -> list[Task | Response]:
     sampling = derive_id("sampling", task_id)
     answers = [response(task_id=task_id, sampling_id=sampling, slot=slot, group_size=slots) for slot in range(slots)]
     return [one, *answers]
-
-
-def write(settings: Settings, *events: Event) -> None:
-    with Producer(settings) as producer:
-        for event in events:
-            producer.send(event)
 
 
 def letters(settings: Settings, reason: str) -> list[DeadLetter]:

@@ -15,13 +15,12 @@ from streams.access.access_log import AccessLog
 from streams.access.roles import ROLES
 from streams.errors import RefusedError
 from streams.kafka import admin
-from streams.kafka.producer import Producer
 from streams.settings.model import Settings
 from streams.stages.tasks.task_index import TaskIndex
 from tests.support.agent_server import serving, settings_of
 from tests.support.documented import HOOKS
 from tests.support.factories import response, task, trained
-from tests.support.processes import read, until
+from tests.support.processes import read, until, write
 
 pytestmark = pytest.mark.kafka
 
@@ -48,12 +47,6 @@ def guarded(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> I
         keys = {role: person.create(role=role, actor="ann").text for role in ROLES}
     with serving(settings) as url:
         yield Guarded(settings, url, keys)
-
-
-def write(settings: Settings, *events: Any) -> None:
-    with Producer(settings) as producer:
-        for event in events:
-            producer.send(event)
 
 
 def test_a_task_is_written_once_and_another_of_its_id_is_refused(guarded: Guarded) -> None:

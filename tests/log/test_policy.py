@@ -55,7 +55,7 @@ from streams.tools.dead_letters.refusals import Refusals
 from tests.support import factories
 from tests.support.beside import running_beside
 from tests.support.factories import group, member
-from tests.support.processes import until
+from tests.support.processes import until, write
 
 pytestmark = pytest.mark.kafka
 
@@ -113,12 +113,6 @@ def told(settings: Settings, *command: str) -> str:
 
 def promoted(version: int) -> AdapterEvent:
     return factories.promoted(version, policy="p", created_at=version)
-
-
-def write(settings: Settings, *events: Event) -> None:
-    with Producer(settings) as producer:
-        for event in events:
-            producer.send(event)
 
 
 def read(settings: Settings, label: str) -> list[Event]:

@@ -12,19 +12,18 @@ import confluent_kafka as ck
 import pytest
 from confluent_kafka import admin
 
-from schemas.events import AdapterEvent, Event, Message, Response, RewardSource, Task
+from schemas.events import AdapterEvent, Message, Response, RewardSource, Task
 from streams.adapters import store
 from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.kafka import admin as cluster
 from streams.kafka.client import client_config
-from streams.kafka.producer import Producer
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import topics
 from streams.settings.model import Batches, Fleet, Policy, Settings
 from streams.stages.policy import policy_agent
 from tests.support import factories
 from tests.support.beside import running_beside
-from tests.support.processes import until
+from tests.support.processes import until, write
 
 pytestmark = pytest.mark.kafka
 
@@ -68,12 +67,6 @@ def trained(settings: Settings, policy: str, folder: Path, base: str | None = No
 
 def promoted(policy: str) -> AdapterEvent:
     return factories.promoted(1, policy=policy, created_at=1)
-
-
-def write(settings: Settings, *events: Event) -> None:
-    with Producer(settings) as producer:
-        for event in events:
-            producer.send(event)
 
 
 def responses(settings: Settings) -> list[Response]:

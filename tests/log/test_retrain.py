@@ -28,7 +28,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Batches, Settings
 from tests.support.factories import T0, curation_event, group, member, task
 from tests.support.log.shared_node import own_topics
-from tests.support.processes import command, environment, read, until
+from tests.support.processes import command, environment, read, until, write
 
 pytestmark = pytest.mark.kafka
 DAY_MS = 86_400_000
@@ -79,12 +79,6 @@ def run_of(number: int, *, verifier: str | None = None) -> list[Event]:
             answer_id=name,
         ),
     ]
-
-
-def write(settings: Settings, *events: Event) -> None:
-    with Producer(settings) as producer:
-        for event in events:
-            producer.send(event)
 
 
 def serve(settings: Settings, first: int, count: int) -> None:

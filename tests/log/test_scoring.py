@@ -34,7 +34,7 @@ from streams.stages.tasks.submit import submit
 from tests.support.beside import running_beside
 from tests.support.doubles.judge import JudgeServer, judging, says
 from tests.support.log.members import member_of
-from tests.support.processes import command, environment, until
+from tests.support.processes import command, environment, until, write
 
 pytestmark = pytest.mark.kafka
 
@@ -103,12 +103,6 @@ def a_response(task: Task, slot: int = 0, *, text: str = "11", error: str | None
         text=text,
         sampling=Sampling(),
     )
-
-
-def write(settings: Settings, *events: Task | Response) -> None:
-    with Producer(settings) as producer:
-        for event in events:
-            producer.send(event)
 
 
 def rewards(settings: Settings) -> list[Reward]:

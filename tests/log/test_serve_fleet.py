@@ -22,7 +22,6 @@ from streams.engines.scripted.scripted_rendering import ScriptedRendering
 from streams.engines.scripted.scripted_tokens import ScriptedTokenEngine
 from streams.errors import CallError
 from streams.kafka import admin
-from streams.kafka.producer import Producer
 from streams.observability import catalog
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Fleet, Policy, Settings
@@ -32,7 +31,7 @@ from streams.stages.agents.recording.service import open_recorder
 from streams.stages.agents.runs.registration import register
 from tests.support import factories
 from tests.support.agent_server import serving, settings_of
-from tests.support.processes import read, until
+from tests.support.processes import read, until, write
 
 pytestmark = pytest.mark.kafka
 DIGESTS = itertools.count()
@@ -58,12 +57,6 @@ def published(settings: Settings, folder: Path, policy: str, version: int, **cha
     (local / "adapter_model.safetensors").write_bytes(f"{policy} {version}".encode())
     uri, files = store.publish(local, settings.adapters.store, policy, version)
     return factories.trained(version, policy=policy, created_at=version, uri=uri, files=files, **changes)
-
-
-def write(settings: Settings, *events: AdapterEvent) -> None:
-    with Producer(settings) as producer:
-        for event in events:
-            producer.send(event)
 
 
 def asked(model: str, text: str = "hi", **changes: Any) -> ModelCall:

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from schemas.events import DeadLetter, DroppedGroup, Event, Response
+from schemas.events import DeadLetter, DroppedGroup, Response
 from streams.cli.root import cli
 from streams.demo.settings_file import leave_settings
-from streams.kafka.producer import Producer
 from streams.kafka.record import dead_letter
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.times import now_ms
@@ -26,7 +25,7 @@ from streams.tools.status import look
 from streams.tools.unreachable_tasks import unreached
 from tests.support.factories import batch, group, member, one_of_each, promoted, response, task, trained
 from tests.support.log.members import member_of
-from tests.support.processes import read
+from tests.support.processes import read, write
 from trainer.batch_source import Presence
 
 pytestmark = pytest.mark.kafka
@@ -45,12 +44,6 @@ def shown(settings: Settings) -> dict[str, Any]:
 def processes(settings: Settings) -> dict[str, dict[str, Any]]:
     found = shown(settings)["processes"]
     return {" ".join(filter(None, (row["process"], row["policy"], row["agent"]))): row for row in found}
-
-
-def write(settings: Settings, *events: Event) -> None:
-    with Producer(settings) as producer:
-        for event in events:
-            producer.send(event)
 
 
 def test_a_new_log_says_that_nobody_lives_and_with_which_commands_each_begins(made: Settings) -> None:

@@ -16,14 +16,13 @@ from streams.adapters import store
 from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.errors import SettingsError
 from streams.kafka import admin
-from streams.kafka.producer import Producer
 from streams.settings.model import Settings
 from streams.stages.policy import policy_agent as policy
 from streams.tools.audit import audit_metrics
 from streams.tools.audit.reading import Audit
 from tests import skips
 from tests.support import factories
-from tests.support.processes import read, until
+from tests.support.processes import read, until, write
 
 pytestmark = pytest.mark.kafka
 
@@ -74,12 +73,6 @@ def task(name: str) -> Task:
         task_id=name, created_at=1, policy="p", purpose="eval", group_size=1, verifier='{"answer": "2"}',
         reward_sources=(RewardSource(name="exact"),), messages=(Message(role="user", content="1 + 1 ="),),
     )  # fmt: skip
-
-
-def write(settings: Settings, *events: AdapterEvent | Task) -> None:
-    with Producer(settings) as producer:
-        for event in events:
-            producer.send(event)
 
 
 def served(settings: Settings) -> dict[str, int]:

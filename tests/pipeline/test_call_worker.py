@@ -26,14 +26,13 @@ from streams.calls.call_names import policy_of
 from streams.engines.base_model import Base
 from streams.engines.local.prompt_sampler import PromptSampler
 from streams.kafka.history import LogHistory
-from streams.kafka.producer import Producer
 from streams.settings.load import to_env
 from streams.settings.model import Calls, Settings
 from tests.chaos import training_client
 from tests.chaos.proxy import free_ports
 from tests.support.models.tiny_log import settings_in
 from tests.support.models.tiny_settings import settings
-from tests.support.processes import read
+from tests.support.processes import read, write
 from tests.support.training_calls import (
     MODEL,
     SESSION,
@@ -77,12 +76,6 @@ def prompt(seq_id: int, **fields: Any) -> TrainingCall:
     data = Octets(save({"prompt": np.arange(5, 12, dtype=np.int32)}))
     request = '{"num_samples": 3, "sampling_params": {"max_tokens": 4}, "prompt_logprobs": true}'
     return sample(seq_id, data=data, tokens=7, request=request, **{"model": MODEL} | fields)
-
-
-def write(settings: Settings, *calls: TrainingCall) -> None:
-    with Producer(settings) as producer:
-        for call in calls:
-            producer.send(call)
 
 
 def work(settings: Settings, calls: int) -> None:

@@ -9,13 +9,10 @@ test-full` walks the page with the real model, as its reader would.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from streams.kafka.node import process as broker
-from streams.settings.model import Broker
 from tests import readme
 from tests.support.models.tiny import save_tiny
 from tests.support.thoroughness import FULL
@@ -23,12 +20,6 @@ from tests.support.thoroughness import FULL
 pytestmark = [pytest.mark.kafka, pytest.mark.docs]
 
 PAGE = "docs/own-data.md"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    broker.stop(Broker(data_dir=tmp_path / ".streamward" / "kafka"))
 
 
 def test_thirty_questions_make_a_better_version_by_the_commands_of_the_page(folder: Path) -> None:

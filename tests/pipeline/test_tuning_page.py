@@ -5,13 +5,10 @@ In `make test-docs` a tiny model takes the place of the real one; `make test-ful
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from streams.kafka.node import process as broker
-from streams.settings.model import Broker
 from tests import readme
 from tests.support.models.chat_tiny import chat_tokenizer
 from tests.support.models.tiny import save_tiny
@@ -20,12 +17,6 @@ from tests.support.thoroughness import FULL
 pytestmark = [pytest.mark.kafka, pytest.mark.docs]
 
 PAGE = "docs/tuning.md"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    broker.stop(Broker(data_dir=tmp_path / ".streamward" / "kafka"))
 
 
 def test_every_command_of_the_page_prints_what_the_page_says(folder: Path) -> None:

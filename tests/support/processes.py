@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import fastavro
+import psutil
 
 from schemas import versions
 from schemas.events import Event
 from schemas.serde import Poison
 from streams.kafka import admin
+from streams.kafka.producer import Producer
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.settings.load import to_env
@@ -134,6 +136,21 @@ def read(settings: Settings, kind: type[E]) -> list[tuple[Record, E]]:
     label = next(label for label, topic in topics(settings.topics).items() if topic.event is kind)
     pairs = [(record, record.decode(kind)) for record in records(settings, label)]
     return [(record, event) for record, event in pairs if not isinstance(event, Poison)]
+
+
+def write(settings: Settings, *events: Event) -> None:
+    """Write events into their topics."""
+    with Producer(settings) as producer:
+        for event in events:
+            producer.send(event)
+
+
+def is_running(pid: int) -> bool:
+    """Return whether there is such a process, and it has not ended."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def by_another_writer(event: Event, **changes: Any) -> bytes:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 from pydantic import SecretStr
 
@@ -21,6 +20,7 @@ from streams.errors import SettingsError
 from streams.stages.agents.runs.agent_process import AgentProcess, RunContext, run_process
 from streams.stages.agents.runs.run_end import RunEnd
 from tests.support.factories import task
+from tests.support.processes import is_running
 
 HIDDEN = """
 import os, sys, time
@@ -57,13 +57,6 @@ def hidden(folder: Path) -> int:
     path = folder / "hidden"
     until(lambda: path.exists() and path.read_text())
     return int(path.read_text())
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_a_program_has_its_task_its_server_and_a_folder_and_not_the_right_answer_or_a_password(

@@ -11,7 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from streams.errors import EXIT_RESTART
@@ -23,6 +22,7 @@ from streams.processes.child import (
     last_lines,
     signal_and_wait,
 )
+from tests.support.processes import is_running
 
 FOREVER = "import time\nwhile True: time.sleep(0.05)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)\n{FOREVER}"
@@ -49,13 +49,6 @@ print("no longer watched")
 
 def python(code: str, *arguments: str) -> list[str]:
     return [sys.executable, "-S", "-c", code, *arguments]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def first_line(child: ChildProcess) -> str:

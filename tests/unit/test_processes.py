@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from streams.demo import restarts as module
 from streams.demo.restarts import RestartedProcesses
 from streams.errors import StreamwardError
+from tests.support.processes import is_running
 
 FOREVER = """
 import time
@@ -52,13 +52,6 @@ def happens(processes: RestartedProcesses, count: int) -> list[str]:
 
 def is_up(processes: RestartedProcesses, name: str) -> bool:
     return "up" in processes.log_file(name).read_text()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_a_child_that_dies_is_restarted_and_both_are_reported(processes: RestartedProcesses) -> None:
