@@ -12,9 +12,10 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from schemas.events import AdapterFile
-from streams.adapters import store as adapter_store
+from streams.adapters import store as adapter_store, stored_tensors
 from streams.adapters.signing import ExpectedSigner
 from streams.adapters.store import check_base, fetch, is_of, publish, remove, size_of, uri_of
 from streams.errors import EventError, RefusedError, SettingsError
@@ -263,6 +264,31 @@ def test_a_store_that_was_moved_or_copied_has_its_versions_whatever_address_the_
     assert is_of(str(after), "default", 1, uri) and is_of(str(after), "default", 2, by_bytes)
     assert not is_of(str(after), "default", 2, uri) and not is_of(str(after), "default", 4, "file:///x/default/4")
     assert remove(str(after), uri) and size_of(str(after), uri) == 0
+
+
+def test_tensors_of_calls_are_found_in_a_store_that_was_moved_by_their_own_address_alone(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    uri, sha256 = stored_tensors.put(str(before), b"tensors")
+    before.rename(after)
+    assert stored_tensors.get(str(after), uri, sha256) == b"tensors"
+    with pytest.raises(EventError, match="is no file of calls"):
+        stored_tensors.get(str(after), uri.replace(sha256, "0" * 64), sha256)
+
+
+@pytest.mark.parametrize("address", ["memory://store/default/1", "file:///before/default/1"])
+def test_a_store_that_does_not_answer_is_unreachable_wherever_the_log_had_the_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str
+) -> None:
+    _, files = publish(adapter(tmp_path / "local"), "memory://store", "default", 1)
+
+    def no_answer(*_: object, **__: object) -> None:
+        raise OSError("no answer")
+
+    for name in ("exists", "ls", "_open"):
+        monkeypatch.setattr(MemoryFileSystem, name, no_answer)
+    with pytest.raises(EventError, match="does not answer: no answer") as caught:
+        fetch("memory://store", address, files, tmp_path / "cache")
+    assert caught.value.reason == "store_unreachable"
 
 
 def test_what_is_removed_is_gone_and_nothing_else(store: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,7 @@ ENTRY_POINTS = """
 """
 
 
-MODULES = "my_scorers, broken_scorers, misspelt_scorers, no_such_module"
+MODULES = "my_scorers, broken_scorers, misspelt_scorers, needing_scorers, no_such_module"
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +162,7 @@ def entry_points(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("installed")
     (folder / "my_scorers.py").write_text(textwrap.dedent(ENTRY_POINTS))
     (folder / "broken_scorers.py").write_text("import not_there\n")
+    (folder / "needing_scorers.py").write_text("import os\nos.environ['OPENAI_API_KEY']\nfrom my_scorers import pair\n")
     (folder / "misspelt_scorers.py").write_text("def f(task, response, settings)\n    return 1\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
@@ -283,6 +285,8 @@ def test_a_scorer_sees_the_variables_that_the_settings_name_and_no_key(monkeypat
             assert outcome(scorers, "my_scorers:sees", "x", {"name": "OPENAI_API_KEY"}).value == expected
             assert outcome(scorers, "my_scorers:sees", "x", {"name": "STREAMWARD_SCORING__JUDGE_KEY"}).value == 0.0
             assert outcome(scorers, "my_scorers:sees", "x", {"name": "PATH"}).value == 1.0
+            with nullcontext() if expected else pytest.raises(ScoreError, match="OPENAI_API_KEY"):
+                scorers.load([RewardSource(name="needing_scorers:pair")])  # which reads it when it is imported
 
 
 def test_a_scorer_that_closes_descriptors_ends_its_worker_alone(hasty: Scorers) -> None:
