@@ -3,7 +3,8 @@
     route ──► an example ──► a text of braces and spaces here, 10,000 objects there, as many keys ──► bytes
           └─► its bounds ──► too many keys, levels, bytes; zstd that unpacks to much more
 
-Within the bounds of the route the readers have to be quick; beyond them nothing may be read.
+Within the bounds of the route the readers have to be quick; beyond them nothing may be read. A route whose own bounds
+were too wide would be sent bodies that fill them, as far as the server takes bodies of that length at all.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ MOST_PLACES = 12
 JSON_TYPE = {"content-type": "application/json"}
 ZSTD = {"content-type": "application/json", "content-encoding": "zstd"}
 BYTES = 12_000_000
+MOST_BYTES = 15_000_000
+"""Of a body that is to be read; serve.max_body_mb is a little more."""
+KEY_BYTES = 22
+"""Of a key and its value, at most."""
 
 
 _PASS = {
@@ -70,33 +75,39 @@ def worst_bodies(route: Route) -> Iterator[WorstBody]:
     if example is None:
         schema = TypeAdapter(route.takes).json_schema() if route.takes_json else {}
         example = _example(schema, schema.get("$defs", {}))
-    values = route.max_values * 9 // 10
+    values, most_bytes = route.max_values * 9 // 10, min(route.max_bytes or MOST_BYTES, MOST_BYTES) * 9 // 10
     for number, path in enumerate(_places(example)):
         if number == MOST_PLACES:
             return
-        for about, value in _worst(_at(example, path), values):
+        for about, value in _worst(_at(example, path), values, most_bytes):
             yield WorstBody(f"{about} at {list(path)}", json.dumps(_changed(example, path, value)).encode())
         if isinstance(_at(example, path), list):
-            raw = json.dumps(_changed(example, path, "@")).encode().replace(b'"@"', b"[" + b"{}," * 2_000_000 + b"{}]")
+            raw = json.dumps(_changed(example, path, "@")).encode().replace(b'"@"', b"[" + b"{}," * 1_500_000 + b"{}]")
             yield WorstBody(f"packed objects at {list(path)}", zstandard.ZstdCompressor().compress(raw), ZSTD)
 
 
-def _worst(value: Any, values: int) -> Iterator[tuple[str, Any]]:
+def _worst(value: Any, values: int, most_bytes: int) -> Iterator[tuple[str, Any]]:
     """Yield what may stand in the place of a value."""
     match value:
         case str():
             yield "braces", BRACES
         case list():
-            yield "objects", [{}] * values
-            if value:
-                yield "the same", value[:1] * (values // _size(value[0]))
+            for about, items in (("objects", [{}]), ("the same", value[:1])):
+                yield from ((about, [item] * min(values // _size(item), most_bytes // _bytes(item))) for item in items)
         case dict():
-            yield "keys", value | {f"k{number}": number for number in range(values - _size(value))}
+            count = min(values - _size(value), most_bytes // KEY_BYTES)
+            yield "keys", value | {f"k{number}": number for number in range(count)}
 
 
 def _size(value: Any) -> int:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + sum(map(_size, inner))
+    """Return what a value counts as in a list: its comma, its own opening, and what is in it."""
+    if not isinstance(value, dict | list):
+        return 1
+    return 1 + max(1, sum(map(_size, value.values() if isinstance(value, dict) else value)))
+
+
+def _bytes(item: Any) -> int:
+    return len(json.dumps(item)) + len(", ")
 
 
 def _places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:

@@ -300,7 +300,9 @@ def test_a_run_whose_answer_is_in_doubt_is_in_no_row_and_no_pair() -> None:
     finished = replace(sure.finished, run=fold(run.turns), response=response(error="doubtful", finish_reason="error"))
     doubtful = JudgedRun(sure.placed, finished)
     chat_of_it = JudgedRun(sure.placed, replace(finished, response=None))
-    assert conversations(doubtful) == [] and pair(doubtful, chat_of_it) is None
+    other = JudgedRun(sure.placed, replace(sure.finished, response=response(text="12")))
+    assert conversations(doubtful) == [] and pair(doubtful, other) is pair(other, doubtful) is None
+    assert pair(chat_of_it, other) is not None
     assert len(conversations(chat_of_it)) == 2, "a chat has no single answer"
 
 

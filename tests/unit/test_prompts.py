@@ -11,9 +11,11 @@ from hypothesis import given, strategies as st
 
 from schemas.events import Coordinates, Message, PromptArm, PromptUse, PromptVariable, problems
 from streams.errors import EventError, NotFoundError
+from streams.improve.prompts import search_request
 from streams.prompts import prompt_use
 from streams.prompts.prompt_state import PromptState, fold, refusal
 from streams.prompts.prompt_use import PromptReference
+from streams.settings.model import Settings
 from streams.stages.agents.trajectories.fold import fold as fold_run
 from streams.stages.agents.trajectories.response import response_of
 from tests.support.factories import prompt_event, task, trajectory, turn
@@ -77,6 +79,24 @@ def test_a_version_that_was_withdrawn_is_named_by_nothing_new_and_what_an_alias_
     with pytest.raises(NotFoundError, match="version 1 was withdrawn by ann"):
         prompt_use.resolve({"greet": state}, PromptReference("greet", version=1), "task")
     assert prompt_use.resolve({"greet": state}, PromptReference("greet", alias="production"), "task").number == 2
+
+
+def test_a_search_compares_no_version_that_was_withdrawn() -> None:
+    third = (Message(role="system", content="Hi, {{name}}."),)
+    created = prompt_event("created", 2, version=3, messages=third)
+    state = folded(FIRST, SECOND, created, prompt_event("withdrawn", 3, version=1))
+    questions = [{"query": f"{number} + 1 =", "expected_outcome": str(number + 1)} for number in range(30)]
+
+    def compared(*versions: int) -> tuple[int, ...]:
+        config = {"versions": versions, "variables": {"name": "Ann"}}
+        body = {"policy": "default", "prompt": "greet", "questions": questions, "config": config}
+        search = search_request.order(search_request.read_request(body), Settings(), {"greet": state}).spec.search
+        assert search is not None
+        return search.versions
+
+    assert compared() == compared(2, 3) == (2, 3)
+    with pytest.raises(NotFoundError, match="version 1 was withdrawn by ann"):
+        compared(1, 2)
 
 
 def test_a_share_of_an_alias_s_users_is_sticky_by_thread() -> None:
