@@ -10,7 +10,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from schemas.events import Batch, Response, TokensElsewhere, derive_id
 from schemas.tokens import Logprobs, LossMask, TokenIds
@@ -577,6 +577,7 @@ def test_batches_count_what_they_dropped_beyond_those_they_name() -> None:
     st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12),
     st.sampled_from([0, 1]),
 )
+@example("grpo", [0.3, 0.30000001192092896], 0)
 def test_the_second_implementation_of_the_formulas_agrees_with_the_first(
     formula: str, rewards: list[float], ddof: int
 ) -> None:

@@ -271,6 +271,8 @@ def test_a_body_that_is_not_as_its_header_says_is_refused_by_every_route(route: 
         b"\x1a\x80\xea\x30" + b"\x0a\x00" * 400_000,  # one of empty pieces
         b"\x3a\x00" * 200_000,  # empty settings of a loss
         b"\xf8\xff\x03\x00" * 200_000,  # unknown fields
+        b"\x1a\xcc\x9a\x0c\x12\xc8\x9a\x0c\x12\xc4\x9a\x0c\x22\xc0\x9a\x0c"
+        + b"\x01" * 200_000,  # the shape of a tensor
     ],
 )
 def test_a_pass_in_protobuf_has_so_many_fields_whatever_they_are_in(raw: bytes) -> None:

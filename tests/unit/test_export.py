@@ -117,8 +117,9 @@ def test_the_best_answer_of_each_group_is_an_example_to_imitate(tmp_path: Path) 
 @pytest.mark.parametrize("form", ["sft", "openai", "preference", "openai-preference"])
 def test_a_group_of_equal_rewards_has_no_best_answer_as_in_tuning(tmp_path: Path, form: Any) -> None:
     alone = [*TWO, ("t3", [("7", 1.0)]), ("t4", [("wrong", 0.0), ("worse", 0.0)])]
+    alone += [("t5", [("7", 0.3), ("8", 0.30000001192092896)])]  # 0.3 in float32
     counts = write(_log(alone), ExportOptions(**ALL_TRAIN, format=form), tmp_path / "d")
-    assert (counts.examples, counts.left_out) == (1, {"all rewards are equal": 3})
+    assert (counts.examples, counts.left_out) == (1, {"all rewards are equal": 4})
 
 
 def test_a_least_reward_says_which_answer_of_equal_ones_is_good(tmp_path: Path) -> None:

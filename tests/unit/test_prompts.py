@@ -146,6 +146,7 @@ def test_a_thread_keeps_its_version_while_others_leave_the_comparison() -> None:
         (prompt_event(messages=(Message(role="user", content="{{name}}" * 101),)), "101 places for variables"),
         (prompt_event(variables=tuple(PromptVariable(name=f"v{n}") for n in range(101))), "at most 100"),
         (prompt_event("activated", 1, version=1, alias="2"), "expected a letter"),
+        (prompt_event("withdrawn", 1), "versions are 1, 2, 3"),
         (prompt_event("shared", 1, alias="a", job_id="j", arms=(PromptArm(version=1, share=1.0),)), "2 or more"),
         (prompt_event(prompt="a b"), "expected a letter or digit"),
     ],

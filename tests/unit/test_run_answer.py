@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,7 +106,7 @@ def test_an_auxiliary_call_is_the_answer_if_the_program_prints_it() -> None:
 
 def handed_over(run: Recorded) -> Turn:
     desk = [system("Hand over."), QUESTION]
-    first = run.call(desk, [Tool(name="hand_over", parameters="{}")], reply=CALL)
+    first = run.call(desk, [Tool(name="hand_over", parameters="{}")], reply=replace(CALL, content="A coder knows."))
     return run.call([CODER, QUESTION, first.reply, Message(role="tool", content="Coder")], [ADD], reply=assistant("11"))
 
 

@@ -209,6 +209,20 @@ def test_a_run_of_a_thread_has_the_thread_in_its_row() -> None:
     assert [row["thread"] for row in view.values()] == ["th9", "th9"]
 
 
+def test_a_history_that_its_client_changed_counts_the_same_both_ways() -> None:
+    run, about = Recorded("changed"), {"task_id": "changed", **ALONE}
+    asked = [user("4 + 7 =")]
+    for choice in range(2):
+        run.call(asked, [ADD], choice=choice, choices=2, reply=assistant("11"), **about)
+    run.call([*asked, assistant("12"), user("Sure?")], [ADD], **about)
+    run.call([user("So far: 11.")], [ADD], **about)
+    common = {"trajectory_id": "changed", "group_size": None, "purpose": "serve", **about}
+    log = Appended(trajectory("started", **common), *run.turns, trajectory(turns=4, **common))
+    view, fold = rows_of_view(log), rows_of_fold(log)
+    check_equal(view, fold)
+    assert (fold["changed"].rewrites, fold["changed"].retries) == (2, 1)
+
+
 def test_a_log_with_every_kind_of_run_has_the_same_rows_both_ways() -> None:
     log = Appended(*direct_answers(), *chat("red.chat"), *walk(5), *chat("open", ends=False, agent_id="calc"))
     log.write(
