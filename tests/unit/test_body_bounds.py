@@ -243,6 +243,10 @@ def test_a_compressed_body_is_unpacked_for_every_route(route: Route) -> None:
         assert answer.status_code == 413 and f"deeper than {MOST_LEVELS} levels" in answer.text
 
 
+WIDE = zstandard.ZstdCompressor(
+    compression_params=zstandard.ZstdCompressionParameters.from_level(3, window_log=24)
+).compressobj()
+"""A frame that asks for 16 MiB of memory."""
 FALSE_HEADERS: list[tuple[bytes, str, CallErrorKind, str]] = [
     (DEEP, "br", "unsupported_media_type", "Content-Encoding br: expected gzip, deflate, zstd, or none"),
     (DEEP, "gzip, zstd", "unsupported_media_type", "Content-Encoding gzip, zstd: expected"),
@@ -253,6 +257,7 @@ FALSE_HEADERS: list[tuple[bytes, str, CallErrorKind, str]] = [
     (PACKED["gzip"] + b"more", "gzip", "invalid", "continues after its end"),
     (PACKED["deflate"][:-5], "deflate", "invalid", "ends too early"),
     (PACKED["zstd"][:-5], "zstd", "invalid", "ends too early"),
+    (WIDE.compress(DEEP) + WIDE.flush(), "zstd", "invalid", "the body is none"),
 ]
 
 
