@@ -258,8 +258,11 @@ def test_file_command_and_server_say_the_same_of_a_map(tmp_path: Path) -> None:
         assert {name: answer[name] for name in ("rows", "shape", "wrong", "findings")} == by_command
         assert answer["findings"][0]["first"].startswith("rows:2: --map answer=ISO.text: this line has no ")
         wrong = client.post("/data/clean", json={"rows": rows, "map": {"promt": "When"}})
-        message = wrong.json()["error"]["message"]
-        assert wrong.status_code == 400 and "a task has no field promt; did you mean prompt" in message
+        message, parameter = (wrong.json()["error"][name] for name in ("message", "param"))
+        assert (wrong.status_code, parameter) == (
+            400,
+            "map",
+        ) and "a task has no field promt; did you mean prompt" in message
         assert message in run("data", "clean", file, "--map", "promt=When", "--to", tmp_path / "x").stderr
 
 
