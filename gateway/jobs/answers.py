@@ -225,6 +225,12 @@ class JobFigures(Answer):
     success_gain: float | None
 
 
+class ToolFigures(JobFigures):
+    """The same, with the share of the newest iteration's calls of tools that their environment could use."""
+
+    tool_accuracy: float | None
+
+
 class JobProgress(JobFigures):
     """How far a job is."""
 
@@ -261,7 +267,7 @@ class TrainingMetrics(Answer):
     id: str
     type: Literal["RL_TRAINING", "FINE_TUNING", "PROMPT_ENGINEERING"]
     status: OwnStatus
-    metrics: JobFigures
+    metrics: ToolFigures
     usage: dict[str, float]
     iterations: list[IterationFigures]
     evaluations: list[IterationFigures]

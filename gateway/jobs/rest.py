@@ -24,11 +24,11 @@ from gateway.jobs import tuning_orders
 from gateway.jobs.answers import (
     FINE_TUNING_JOB,
     IterationFigures,
-    JobFigures,
     JobProgress,
     OrderedConfig,
     OrderedSource,
     RegisteredAgent,
+    ToolFigures,
     TrainingJob,
     TrainingMetrics,
     json_or_text,
@@ -48,6 +48,7 @@ from streams.environments.registry.named_tools import NamedTools, named_tools
 from streams.errors import CallError, EventError, NotFoundError, RefusedError
 from streams.improve.prompts import search_request
 from streams.jobs import job_log, job_view, request as requests
+from streams.jobs.job_answers import held_out_tool_accuracy, tool_accuracy
 from streams.jobs.job_log import JobLog
 from streams.jobs.request import EnvironmentConfig, JobOrder
 from streams.jobs.state import JobState
@@ -208,7 +209,7 @@ METRICS = TrainingMetrics(
     id=JOB_ID,
     type=RL_TRAINING,
     status="running",
-    metrics=JobFigures(success_rate=0.75, avg_reward=0.62, success_gain=0.25),
+    metrics=ToolFigures(success_rate=0.75, avg_reward=0.62, success_gain=0.25, tool_accuracy=None),
     usage={"prompt_tokens": 4821.0, "completion_tokens": 913.0, "trainer_s": 12.5},
     iterations=[
         IterationFigures.model_validate(
@@ -420,14 +421,15 @@ class TrainingJobs:
         jobs = self._jobs_of(request)
         job = jobs.whole(job_id)
         events = jobs.events(job)
+        held_out = held_out_tool_accuracy(self._settings, job)
         return TrainingMetrics(
             id=job.job_id,
             type=_type(job),
             status=job.status,
-            metrics=JobFigures(**job_view.metrics(job)),
+            metrics=ToolFigures(**job_view.metrics(job), tool_accuracy=tool_accuracy(self._settings, job)),
             usage=job.usage.metrics(job.spec.prices),
             iterations=[_figures(event) for event in events if event.kind == "iteration"],
-            evaluations=[_figures(event) for event in events if event.kind == "evaluated"],
+            evaluations=[_figures(event, held_out) for event in events if event.kind == "evaluated"],
         )
 
     def _registered_tools(self, request: Request, ids: Sequence[str], others: Sequence[Tool]) -> NamedTools:
@@ -493,9 +495,12 @@ def _type(job: JobState) -> OrderType:
     return RL_TRAINING if job.spec.tuning is None else FINE_TUNING
 
 
-def _figures(event: JobEvent) -> IterationFigures:
+def _figures(event: JobEvent, held_out: Mapping[int, float] | None = None) -> IterationFigures:
+    """Return the figures of an iteration; of an evaluation with the version's accuracy in calling tools, if it has."""
     place = {"iteration": event.iteration, "version": event.version, "at": moment(event.created_at)}
-    return IterationFigures.model_validate(place | dict(event.metrics))
+    accuracy = (held_out or {}).get(event.version or 0)
+    tools = {} if accuracy is None else {"tool_accuracy": accuracy}
+    return IterationFigures.model_validate(place | dict(event.metrics) | tools)
 
 
 def _training_job(job: JobState) -> TrainingJob:

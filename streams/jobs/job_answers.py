@@ -5,7 +5,7 @@ groups of the job ──► those that are wanted ──► responses, by their 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from schemas.events import AdvantagedGroup, Coordinates, GroupResponse, Response
 from schemas.serde import Poison
 from streams.evaluation.results import is_right
-from streams.jobs.questions import ITERATION, JOB, is_count
+from streams.jobs.questions import ITERATION, JOB, is_count, suite_name
 from streams.jobs.state import JobState
 from streams.kafka.admin import offsets, read_topic
-from streams.kafka.reader import fetch, read
-from streams.kafka.record import partition_of
+from streams.kafka.reader import PartitionReader, fetch, read
+from streams.kafka.record import TopicPartition, partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 
@@ -25,6 +25,8 @@ AT_ONCE = 500
 """Responses that are fetched together."""
 NEWEST_BATCHES = 8
 """Among the groups of so many batches are those of the newest iteration, with evaluations and dropped ones."""
+CLOCKS_APART_MS = 600_000
+"""By so much the clock of a stage may be before that of the server that took the order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +68,54 @@ def tool_accuracy(settings: Settings, job: JobState) -> float | None:
     """
     if job.spec.agent is None or not job.iteration:
         return None
-    bounds = offsets(settings, ["groups", "responses"])
-    named = topics(settings.topics)
-    groups = (named["groups"].name, partition_of(job.policy, settings.topics.policy_partitions))
-    start = max(bounds[groups][0], job.groups_next - NEWEST_BATCHES * job.spec.batch_size)
-    records = read(settings, {groups: start}, {groups: job.groups_next}) if start < job.groups_next else ()
-    places = (
-        Coordinates(named["responses"].name, member.partition, member.offset)
-        for group in (record.decode(AdvantagedGroup) for record in records)
-        if isinstance(group, AdvantagedGroup) and _is_newest(group, job)
-        for member in group.responses
-    )
+    bounds, place = offsets(settings, ["groups", "responses"]), _groups_of(settings, job)
+    start = max(bounds[place][0], job.groups_next - NEWEST_BATCHES * job.spec.batch_size)
+    groups = (group for group in _groups(settings, place, start, job.groups_next) if _is_newest(group, job))
+    return _usable_share_of(settings, bounds, groups)
+
+
+def held_out_tool_accuracy(settings: Settings, job: JobState) -> dict[int, float]:
+    """Return the share of usable calls in the answers to a job's held-out questions, by version.
+
+    A version without such calls has none. Reads the groups since the job was ordered. Raises LogError if the broker
+    does not answer.
+    """
+    if job.spec.agent is None or not job.held_out:
+        return {}
+    bounds, place = offsets(settings, ["groups", "responses"]), _groups_of(settings, job)
+    with PartitionReader(settings, {}) as reader:
+        start = reader.first_at(place, job.created_at - CLOCKS_APART_MS)
+    of_version: dict[str, dict[str, AdvantagedGroup]] = {}
+    for group in _groups(settings, place, start, bounds[place][1]):
+        if group.metadata.get("suite") == suite_name(job):
+            of_version.setdefault(group.metadata.get("pinned_version", ""), {}).setdefault(group.task_id, group)
+    shares = {
+        int(version): _usable_share_of(settings, bounds, groups.values())
+        for version, groups in of_version.items()
+        if is_count(version)
+    }
+    return {version: share for version, share in shares.items() if share is not None}
+
+
+def _groups_of(settings: Settings, job: JobState) -> TopicPartition:
+    """Return where the groups of a job's policy are."""
+    return topics(settings.topics)["groups"].name, partition_of(job.policy, settings.topics.policy_partitions)
+
+
+def _groups(settings: Settings, place: TopicPartition, start: int, end: int) -> Iterator[AdvantagedGroup]:
+    """Yield the groups between two offsets of a partition."""
+    for record in read(settings, {place: start}, {place: end}) if start < end else ():
+        group = record.decode(AdvantagedGroup)
+        if isinstance(group, AdvantagedGroup):
+            yield group
+
+
+def _usable_share_of(
+    settings: Settings, bounds: Mapping[TopicPartition, tuple[int, int]], groups: Iterable[AdvantagedGroup]
+) -> float | None:
+    """Return the `usable_share` of the answers in groups, as far as retention has left them."""
+    name = topics(settings.topics)["responses"].name
+    places = (Coordinates(name, member.partition, member.offset) for group in groups for member in group.responses)
     stored = [place for place in places if place.offset >= bounds[place.topic, place.partition][0]]
     responses = (record.decode(Response) for record in fetch(settings, stored).values())
     return usable_share(response for response in responses if isinstance(response, Response))

@@ -13,16 +13,20 @@ import httpx
 import pytest
 
 from gateway.http.application import Application
+from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import NOT_FOUND, REFUSED, JsonRpc
 from schemas.events import Coordinates, Event, JobEvent, ResponseTurn, Task
 from streams.jobs import state as job_state
-from streams.jobs.job_answers import tool_accuracy
+from streams.jobs.job_answers import held_out_tool_accuracy, tool_accuracy
 from streams.jobs.job_log import JobLog
-from streams.jobs.questions import ITERATION, JOB
+from streams.jobs.questions import ITERATION, JOB, suite_name
+from streams.kafka import times
+from streams.kafka.followed import FollowedOnDemand
 from streams.kafka.producer import Producer
+from streams.knowledge.agent_log import AgentLog
 from streams.settings.model import Batches, Settings
 from tests.support.documented import as_documented
-from tests.support.factories import group, job_event, job_spec, member, response
+from tests.support.factories import adapter_event, group, job_event, job_spec, member, response
 from tests.support.log.shared_node import own_topics
 from tests.support.processes import read
 
@@ -39,7 +43,8 @@ class Client:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._log = JobLog(settings)
-        self.app = Application([JsonRpc(settings, self._log)], version="0", max_body_bytes=100_000)
+        apis = [JsonRpc(settings, self._log), TrainingJobs(settings, self._log, FollowedOnDemand(AgentLog, settings))]
+        self.app = Application(apis, version="0", max_body_bytes=100_000)
 
     def __enter__(self) -> Client:
         self._log.__enter__()
@@ -59,6 +64,18 @@ class Client:
         answer = asyncio.run(post())
         as_documented(answer)
         return answer
+
+    def get(self, path: str) -> Any:
+        """Return the answer to a request."""
+
+        async def get() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+                return await client.get(path)
+
+        answer = asyncio.run(get())
+        as_documented(answer)
+        return answer.json()
 
     def call(self, method: str, params: Any, **how: Any) -> Any:
         found = self.send({"jsonrpc": "2.0", "method": f"training.{method}", "params": params, "id": 1}, **how).json()
@@ -116,6 +133,42 @@ def test_the_tool_accuracy_of_a_job_is_that_of_its_newest_iterations_answers(cli
     assert tool_accuracy(settings, dataclasses.replace(job, iteration=1)) == pytest.approx(1 / 3)
     assert tool_accuracy(settings, dataclasses.replace(job, iteration=3)) is None
     assert tool_accuracy(settings, dataclasses.replace(job, spec=job_spec())) is None, "no agent, no tools"
+
+
+def test_the_tool_accuracy_of_held_out_questions_is_that_of_each_version(client: Client) -> None:
+    def called(*outcomes: bool) -> tuple[ResponseTurn, ...]:
+        return tuple(ResponseTurn(number=n, start=0, end=1, tool="go", ok=ok) for n, ok in enumerate(outcomes))
+
+    settings = client.settings
+    about: dict[str, Any] = {"job_id": "tools", "policy": "caller", "created_at": times.now_ms()}
+    spec = job_spec(agent="calc", held_out_share=0.9)
+    events = [job_event("created", spec=spec, event_id="tools-0", **about),
+              job_event("started", 1, event_id="tools-1", **about),
+              job_event("iteration", 2, event_id="tools-2", **about),
+              job_event("evaluated", 3, event_id="tools-3", iteration=1, version=1, **about)]  # fmt: skip
+    job = reduce(job_state.fold, events, None)
+    assert job is not None and job.held_out
+    answers = [(0, called(False, True)), (0, called(False)), (1, called(True)), (1, called(True, True, False)), (2, ())]
+    stored = [response(sampling_id=f"h{n}", agent_id="calc", turns=turns) for n, (_, turns) in enumerate(answers)]
+    groups = []
+    for n, (place, answer, (version, _)) in enumerate(zip(written(settings, stored), stored, answers, strict=True)):
+        own = member(response_id=answer.response_id, partition=place.partition, offset=place.offset)
+        held_out = {"suite": suite_name(job), "suite_size": "2", "pinned_version": str(version)}
+        groups.append(group(task_id=f"h{n}", policy="caller", purpose="eval", responses=(own,), metadata=held_out))
+    other = dataclasses.replace(groups[0], task_id="else", metadata=groups[0].metadata | {"suite": "another"})
+    written(settings, [*groups, groups[0], other])
+    assert held_out_tool_accuracy(settings, job) == {0: pytest.approx(1 / 3), 1: 0.75}
+    assert held_out_tool_accuracy(settings, dataclasses.replace(job, held_out=())) == {}
+    assert held_out_tool_accuracy(settings, dataclasses.replace(job, spec=job_spec())) == {}, "no agent, no tools"
+    figures = {"success": 0.5, "mean_reward": 0.4}
+    measured = adapter_event("evaluated", 1, policy="caller", suite=suite_name(job), metrics=figures)
+    written(settings, [*events, adapter_event("trained", 1, policy="caller"), measured])
+    evaluated = client.call("evaluate", {"job_id": "tools", "version": 1})
+    assert evaluated["metrics"] == {"success_rate": 0.5, "avg_reward": 0.4, "tool_accuracy": 0.75}
+    assert client.call("evaluate", {"job_id": "tools", "version": 0})["metrics"]["tool_accuracy"] is None, "pending"
+    metrics = client.get("/rl/training/tools/metrics")
+    assert [each["tool_accuracy"] for each in metrics["evaluations"]] == [0.75]
+    assert metrics["metrics"]["tool_accuracy"] is None, "no answer of the newest iteration called a tool"
 
 
 def test_parameters_may_be_positional(client: Client) -> None:
