@@ -16,8 +16,11 @@ import click
 from click.core import ParameterSource
 
 from streams.cli.runtime import (
+    ALLOW_CONTAMINATED,
     AppContext,
+    allow_option,
     archive_for,
+    export_check,
     on_option,
     output_option,
     pass_call,
@@ -85,6 +88,7 @@ TRAINER_FORMATS = ("verl", "prime-rl")
 @click.option("--until", metavar="TIME", help="Only groups before this time.")
 @click.option("--follow", is_flag=True, help="interactions: append new ones, until Ctrl-C.")
 @source_option
+@allow_option
 @click.option("--skip-bad", is_flag=True, help="Exit with 0 even if records could not be read or are gone.")
 @on_option
 @output_option
@@ -100,6 +104,7 @@ def export(
     until: str | None,
     follow: bool,
     source: Any,
+    allow_contaminated: bool,
     skip_bad: bool,
     on: EngineName | None,
     output: Output,
@@ -121,7 +126,7 @@ def export(
 
     verl and prime-rl get the batches that the trainer here would take its steps from: a DataProto, which verl's
     `DataProto.load_from_disk` reads, or the files that prime-rl's trainer reads from its output folder. `streamward
-    adapters import` imports the adapters that they train.
+    adapters import` imports the adapters that they train. As in `train`, a batch with a held-out question is refused.
 
     With --on, executors of Ray or Spark read the archive, for the formats of groups; the files are the same.
     """
@@ -130,6 +135,8 @@ def export(
     from streams.kafka.times import parse_time
 
     name = chosen["format"]
+    if allow_contaminated and name not in TRAINER_FORMATS:
+        raise SettingsError(f"{ALLOW_CONTAMINATED} is for --format verl and prime-rl; --with-held-out writes examples")
     if name in TRAINER_FORMATS:
         summary, gaps = _export_batches(call, ctx, folder, policy, batch, ranks, source=source)
     elif batch is not None or ranks != 1:
@@ -278,7 +285,9 @@ def _export_batches(
 
     name = ctx.params["format"]
     present = {option for option in ctx.params if ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE}
-    for option in sorted(present - {"folder", "policy", "format", "batch", "ranks", "source", "skip_bad", "output"}):
+    for option in sorted(
+        present - {"folder", "policy", "format", "batch", "ranks", "source", "skip_bad", "output", "allow_contaminated"}
+    ):
         raise SettingsError(
             f"--{OPTION_OF.get(option, option.replace('_', '-'))} has no effect with --format {name}, which writes "
             "whole batches; leave it out"
@@ -295,7 +304,8 @@ def _export_batches(
     order = bridge.BatchOrder(
         policy=policy or call.settings.policy.name, format=name, span=BatchSpan.parse(batch), ranks=ranks
     )
-    result = bridge.export(call.settings, order, folder, history.of(call.settings, source))
+    check = export_check(call.settings, ctx.params["allow_contaminated"])
+    result = bridge.export(call.settings, order, folder, history.of(call.settings, source), check)
     sequences = [row["batch"] for row in result.batches]
     summary: dict[str, Any] = {"folder": result.folder, "batches": [sequences[0], sequences[-1]]}
     for label in ("groups", "responses", "rows", "loss_tokens"):

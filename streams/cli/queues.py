@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import AppContext, output_option, pass_call, source_option
+from streams.cli.runtime import AppContext, allow_option, export_check, output_option, pass_call, source_option
 
 if TYPE_CHECKING:
     from streams.output import Output
@@ -71,6 +71,7 @@ def _row(state: QueueState) -> dict[str, Any]:
 @policy_option
 @partition_option
 @source_option
+@allow_option
 @click.option("--skip-bad", is_flag=True, help="Exit with 0 even if groups are left out.")
 @output_option
 @click.pass_context
@@ -84,13 +85,15 @@ def queues_export(
     policy: str | None,
     partition: str,
     source: Source,
+    allow_contaminated: bool,
     skip_bad: bool,
     output: Output,
 ) -> None:
     """Put training batches into a queue, as samples of verl.
 
     The next program that opens the queue with `restore: live` finds them. The queue is taken from a program that has it
-    open, which is refused from then on. Samples that are in the queue already are not put again.
+    open, which is refused from then on. Samples that are in the queue already are not put again. As in `train`, a batch
+    with a held-out question is refused.
     """
     from streams import output as show
     from streams.cli.runtime import importing
@@ -101,9 +104,8 @@ def queues_export(
         from trainer.bridges.queues import batches_to_queue as bridge
     settings = call.settings_to_write
     past = history.of(settings, source)
-    filled = bridge.fill(
-        settings, policy or settings.policy.name, BatchSpan.parse(batch), bridge.QueuePlace(queue, partition), past
-    )
+    place, check = bridge.QueuePlace(queue, partition), export_check(settings, allow_contaminated)
+    filled = bridge.fill(settings, policy or settings.policy.name, BatchSpan.parse(batch), place, past, check)
     for problem in filled.refused:
         click.echo(f"left out, as the trainer would: {problem}", err=True)
     span = [filled.batches[0], filled.batches[-1]]

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from streams.settings.model import Settings
     from streams.tools.archive.history import Source
     from streams.tools.distributed.data_engine import EngineName
+    from trainer.bridges.batch_rows import ExportCheck
 
 DEMO = Path(".streamward/demo")
 """Default folder of `streamward demo`."""
@@ -275,8 +276,15 @@ def _output_option(machine: str, description: str) -> Callable[[F], F]:
 def allow_option(command: F) -> F:
     """Add `--allow-contaminated`; the command gets `allow_contaminated`."""
     return click.option(
-        ALLOW_CONTAMINATED, is_flag=True, help="Train on questions that a suite holds out; your name is recorded."
+        ALLOW_CONTAMINATED, is_flag=True, help="Let in questions that a suite holds out; your name is recorded."
     )(command)
+
+
+def export_check(settings: Settings, allow_contaminated: bool) -> ExportCheck:
+    """Return the check of batches that another trainer gets."""
+    from streams.data.contamination.training_gate import TrainingGate
+
+    return TrainingGate(settings, allowed_by=user_name() if allow_contaminated else None).check_export
 
 
 def source_option(command: F) -> F:

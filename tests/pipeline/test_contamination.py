@@ -22,6 +22,7 @@ from streams.errors import ContaminatedError
 from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
+from streams.samples.queue_log import QueueLog
 from streams.settings.model import Settings
 from tests.pipeline.test_tuning import DPO, SFT, lines, made
 from tests.support import factories
@@ -99,6 +100,36 @@ def test_a_batch_with_a_question_that_was_held_out_from_its_policy_is_refused_an
     assert [event.metadata for event in trained(settings)] == [{}], "the first batch was clean"
     versions = train(settings, 1, allowed_by="ann")
     assert versions[-1].metadata == {CONTAMINATION: '{"cities@1": 1}', CONTAMINATION_ALLOWED_BY: "ann"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("export", "out", "--format", "verl"), ("export", "out", "--format", "prime-rl"), ("queues", "export", "q")],
+)
+def test_no_batch_with_a_held_out_question_goes_to_another_trainer(
+    settings: Settings, base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    submit(settings, base, 0, CLEAN)
+    submit(settings, base, 1, LEAKED.upper())
+    evaluate(settings, LEAKED)
+    write(settings, base, range(2))
+
+    def exported(*more: str) -> Result:
+        return CliRunner().invoke(cli, (*arguments, *more), env=environment(settings))
+
+    refused = exported("--batch", "0-1")
+    assert refused.exit_code == 4 and "batch 1 of default: contaminated: 1 of 2 rows" in refused.stderr
+    assert "Nothing was exported" in refused.stderr and "--allow-contaminated" in refused.stderr
+    assert not (tmp_path / "out").exists()
+    with QueueLog(settings) as log:
+        assert log.states == {}, "nothing was put"
+    allowed = exported("--batch", "0-1", "--allow-contaminated")
+    assert allowed.exit_code == 0, allowed.stderr
+    if arguments[0] == "export":
+        clean, leaked = json.loads((tmp_path / "out" / "manifest.json").read_text())["batches"]
+        assert CONTAMINATION not in clean and leaked[CONTAMINATION] == '{"cities@1": 1}'
+        assert leaked[CONTAMINATION_ALLOWED_BY]
 
 
 def test_a_version_that_is_announced_after_a_crash_says_who_let_the_questions_in(

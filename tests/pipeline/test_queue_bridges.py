@@ -126,7 +126,7 @@ def same_as(original: AdvantagedGroup, group: AdvantagedGroup) -> None:
     assert group.sampling.temperature == original.sampling.temperature
     assert [response.reward for response in group.responses] == [response.reward for response in original.responses]
     rows = [
-        [trained(row.chain) for row in TrainingBatch(None, None, [each], ()).rows]  # type: ignore[arg-type]  # no batch
+        [trained(row.chain) for row in TrainingBatch(None, None, [each], (), {}).rows]  # type: ignore[arg-type]  # no batch
         for each in (original, group)
     ]
     assert rows[0] == rows[1]

@@ -1,6 +1,7 @@
 """Batches of the log, row by row, as another trainer takes its step from them.
 
     batches[policy] ──► the first of each sequence ──► its groups, whole and checked ──► TrainingBatch: a row a chain
+                                                                    └── a held-out question: refused
 
 What the trainer here would refuse of a batch is left out and named; advantages are final, those of formula batch_std
 divided by the batch's spread. Nothing is tokenized or cut, and no base model is loaded.
@@ -11,7 +12,7 @@ Not covered: tokens outside the vocabulary, which only the base model knows.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,6 +31,8 @@ from trainer.step.totals import BatchTotals
 from trainer.versions.learner import coordinates_of, cut, groups_in
 
 ANY_TOKEN = 1 << 31
+ExportCheck = Callable[[Batch, Sequence[AdvantagedGroup]], Mapping[str, str]]
+"""Returns what to record of a batch's groups. Raises RefusedError for one that no other trainer may get."""
 
 
 class BatchSpan(NamedTuple):
@@ -73,6 +76,8 @@ class TrainingBatch:
     """Whole, in the order of the batch, with final advantages."""
     refused: tuple[str, ...]
     """Why a group is left out, one sentence each."""
+    held_out: Mapping[str, str]
+    """Which held-out questions are in it, and who let them in; empty: none."""
 
     @property
     def rows(self) -> list[BatchRow]:
@@ -90,8 +95,10 @@ class TrainingBatch:
         return BatchTotals.of(self.groups)
 
 
-def read(settings: Settings, policy: str, span: BatchSpan, history: History) -> Iterator[TrainingBatch]:
-    """Yield the batches of `policy` that `span` names, in order.
+def read(
+    settings: Settings, policy: str, span: BatchSpan, history: History, check: ExportCheck
+) -> Iterator[TrainingBatch]:
+    """Yield the batches of `policy` that `span` names, in order. `check` refuses one with held-out questions.
 
     Raises NotFoundError if one is not in the log, naming those that are; RefusedError if retention has deleted a group,
     or nothing of a batch can be trained on; LogError if the log cannot be read.
@@ -108,7 +115,7 @@ def read(settings: Settings, policy: str, span: BatchSpan, history: History) -> 
             "are complete; what retention has deleted may be in an archive (--source archive)"
         )
     for sequence in sequences:
-        yield _whole(settings, *batches[sequence], history)
+        yield _whole(settings, *batches[sequence], history, check)
 
 
 def _batches(settings: Settings, policy: str, history: History) -> dict[int, tuple[Coordinates, Batch]]:
@@ -123,7 +130,9 @@ def _batches(settings: Settings, policy: str, history: History) -> dict[int, tup
     return batches
 
 
-def _whole(settings: Settings, coordinates: Coordinates, batch: Batch, history: History) -> TrainingBatch:
+def _whole(
+    settings: Settings, coordinates: Coordinates, batch: Batch, history: History, check: ExportCheck
+) -> TrainingBatch:
     topic_names = topics(settings.topics)
     first = history.bounds(["groups"]).get((topic_names["groups"].name, batch.groups_partition), (0, 0))[0]
     if problem := cut(batch, topic_names["groups"].name, first):
@@ -135,7 +144,8 @@ def _whole(settings: Settings, coordinates: Coordinates, batch: Batch, history: 
     refused = tuple(f"{group.record.at}: {group.error}" for group in usable.refused)
     if not usable.good:
         raise RefusedError(f"{coordinates}: nothing of batch {batch.sequence} can be trained on: {'; '.join(refused)}")
-    return TrainingBatch(coordinates, batch, scale_advantages(usable.good), refused)
+    held_out = check(batch, usable.good)
+    return TrainingBatch(coordinates, batch, scale_advantages(usable.good), refused, held_out)
 
 
 def _origin(settings: Settings, batch: Batch, records: Sequence[Record]) -> GroupOrigin:

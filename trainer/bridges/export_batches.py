@@ -22,7 +22,7 @@ from streams.files import half_written
 from streams.kafka.history import History
 from streams.settings.model import Settings
 from trainer.bridges import batch_rows, prime_rl, verl
-from trainer.bridges.batch_rows import BatchSpan, TrainingBatch
+from trainer.bridges.batch_rows import BatchSpan, ExportCheck, TrainingBatch
 from trainer.reproduce.recorded import recorded_events, taken_batches
 
 BatchFormat = Literal["verl", "prime-rl"]
@@ -52,8 +52,10 @@ class ExportedBatches:
     """Why a group is left out, one sentence each."""
 
 
-def export(settings: Settings, order: BatchOrder, folder: Path, history: History) -> ExportedBatches:
-    """Write the batches to `folder`, which is created; an empty one is used.
+def export(
+    settings: Settings, order: BatchOrder, folder: Path, history: History, check: ExportCheck
+) -> ExportedBatches:
+    """Write the batches to `folder`, which is created; an empty one is used. `check` refuses held-out questions.
 
     Raises RefusedError if it holds anything, or a batch cannot be written in this format; NotFoundError for a batch
     that is not in the log; SettingsError if the folder cannot be written, or a package is missing; LogError if the log
@@ -63,7 +65,7 @@ def export(settings: Settings, order: BatchOrder, folder: Path, history: History
         entries: list[dict[str, Any]] = []
         refused: list[str] = []
         events = recorded_events(settings, order.policy, history)
-        for batch in batch_rows.read(settings, order.policy, order.span, history):
+        for batch in batch_rows.read(settings, order.policy, order.span, history, check):
             entries.append(_write(batch, _parent_of(batch.batch.sequence, events), order, half))
             refused += batch.refused
         manifest = {"manifest_version": MANIFEST_VERSION, "format": order.format, "batches": entries}
@@ -109,6 +111,7 @@ def _about(batch: TrainingBatch, parent: int) -> dict[str, Any]:
         "max_tokens": totals.max_tokens,
         "reward": totals.reward,
         "left_out": len(batch.refused),
+        **batch.held_out,
     }
 
 

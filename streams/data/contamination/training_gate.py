@@ -31,12 +31,14 @@ from streams.settings.model import Settings
 from streams.stages.scoring.task_lookup import TaskLookup
 
 if TYPE_CHECKING:
-    from schemas.events import AdvantagedGroup
+    from schemas.events import AdvantagedGroup, Batch
     from trainer.tuning.tuned_version import TuningSource
 
 ALLOW = "--allow-contaminated allows it, and records your name"
 WAY_OUT = f"Leave them out (`streamward data clean` does); {ALLOW}"
 BATCH_WAY_OUT = f"Nothing was trained. Train without these tasks under another policy.name; {ALLOW}"
+
+EXPORT_WAY_OUT = f"Nothing was exported. Name batches without these tasks; {ALLOW}"
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +59,14 @@ class TrainingGate:
         """Return what to record of the groups of a batch. Raises RefusedError as `check_tasks`."""
         return self.check_tasks(policy, (group.task_id for group in groups), f"the next batch of {policy}")
 
-    def check_tasks(self, policy: str, task_ids: Iterable[str], place: str) -> Mapping[str, str]:
+    def check_export(self, batch: Batch, groups: Sequence[AdvantagedGroup]) -> Mapping[str, str]:
+        """Return what to record of the groups of a batch for another trainer. Raises RefusedError as `check_tasks`."""
+        place = f"batch {batch.sequence} of {batch.policy}"
+        return self.check_tasks(batch.policy, (group.task_id for group in groups), place, EXPORT_WAY_OUT)
+
+    def check_tasks(
+        self, policy: str, task_ids: Iterable[str], place: str, way_out: str = BATCH_WAY_OUT
+    ) -> Mapping[str, str]:
         """Return what to record of these tasks. Raises RefusedError if one gives a held-out question away."""
         index = self._suites.index(policy)
         if not len(index):
@@ -70,7 +79,7 @@ class TrainingGate:
                 allowed_by.add(name)
             if name is None:
                 refused.add(row, matches)
-        refused.refuse(place, BATCH_WAY_OUT)
+        refused.refuse(place, way_out)
         return _metadata(report, place, ", ".join(sorted(allowed_by)))
 
     def check_texts(self, policy: str, texts: Iterable[RowTexts], place: str) -> Mapping[str, str]:

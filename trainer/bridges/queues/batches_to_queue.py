@@ -22,7 +22,7 @@ from streams.samples.queue_opener import QueueOpener
 from streams.samples.sample_queue import SamplePut, SampleQueue
 from streams.settings.model import Settings
 from trainer.bridges import batch_rows
-from trainer.bridges.batch_rows import BatchRow, BatchSpan, TrainingBatch
+from trainer.bridges.batch_rows import BatchRow, BatchSpan, ExportCheck, TrainingBatch
 from trainer.bridges.queues import sample_fields
 from trainer.bridges.queues.sample_fields import ABOUT, FINISHED, STATUS, SampleKey, plain, tensor
 
@@ -45,13 +45,17 @@ class FilledQueue(NamedTuple):
     """Why a group is left out, one sentence each."""
 
 
-def fill(settings: Settings, policy: str, span: BatchSpan, into: QueuePlace, history: History) -> FilledQueue:
+def fill(
+    settings: Settings, policy: str, span: BatchSpan, into: QueuePlace, history: History, check: ExportCheck
+) -> FilledQueue:
     """Put the batches of `policy` that `span` names into a queue, which is taken from every program that has it.
+
+    `check` refuses batches with held-out questions before anything is put.
 
     Raises NotFoundError for a batch that is not in the log, RefusedError for one that cannot be used, SettingsError for
     a name that is none, LogError if the log cannot be read or written.
     """
-    batches = list(batch_rows.read(settings, policy, span, history))
+    batches = list(batch_rows.read(settings, policy, span, history, check))
     with QueueLog(settings) as log:
         restored = QueueOpener(settings, log, into.queue).open(f"export of batches of {policy}")
     epoch = restored.event.epoch
@@ -132,5 +136,5 @@ def _about(row: BatchRow) -> dict[str, Any]:
 
 def _prompt_tags(group: AdvantagedGroup, batch: TrainingBatch, sample_id: str, partition: str) -> SamplePut:
     """Return the tags of a prompt whose samples are all there."""
-    tags = {"is_prompt": True, STATUS: FINISHED, "global_steps": batch.batch.sequence}
+    tags = {"is_prompt": True, STATUS: FINISHED, "global_steps": batch.batch.sequence, **batch.held_out}
     return SamplePut(sample_id, partition, {}, group.group_id, plain(tags).data.decode())
