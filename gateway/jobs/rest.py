@@ -48,7 +48,7 @@ from streams.environments.registry.named_tools import NamedTools, named_tools
 from streams.errors import CallError, EventError, NotFoundError, RefusedError
 from streams.improve.prompts import search_request
 from streams.jobs import job_log, job_view, request as requests
-from streams.jobs.job_answers import held_out_tool_accuracy, tool_accuracy
+from streams.jobs.job_answers import tool_accuracy, tool_accuracy_by_version
 from streams.jobs.job_log import JobLog
 from streams.jobs.request import EnvironmentConfig, JobOrder
 from streams.jobs.state import JobState
@@ -421,7 +421,7 @@ class TrainingJobs:
         jobs = self._jobs_of(request)
         job = jobs.whole(job_id)
         events = jobs.events(job)
-        held_out = held_out_tool_accuracy(self._settings, job)
+        held_out = tool_accuracy_by_version(self._settings, job)
         return TrainingMetrics(
             id=job.job_id,
             type=_type(job),

@@ -32,7 +32,7 @@ from streams.adapters.versions import read_state
 from streams.errors import CallError, JobRequestError, LogError, NotFoundError, RefusedError
 from streams.evaluation import suite_tasks as evaluation
 from streams.jobs import job_view, request as requests
-from streams.jobs.job_answers import JobAnswers, answers, held_out_tool_accuracy, tool_accuracy
+from streams.jobs.job_answers import JobAnswers, answers, tool_accuracy, tool_accuracy_by_version
 from streams.jobs.job_log import JobCommandKind, JobLog
 from streams.jobs.questions import suite, suite_name
 from streams.jobs.state import JobState, JobStatus
@@ -191,6 +191,7 @@ class JobsOverHttp:
                 self._settings,
                 evaluation.evaluation(suite(job), policy=job.policy, version=version, now_ms=times.now_ms()),
             )
+        accuracy = {} if figures is None else tool_accuracy_by_version(self._settings, job)
         return {
             "job_id": job.job_id,
             "version": version,
@@ -199,7 +200,7 @@ class JobsOverHttp:
             "metrics": {
                 "success_rate": None if figures is None else figures.get("success"),
                 "avg_reward": None if figures is None else figures.get("mean_reward"),
-                "tool_accuracy": None if figures is None else held_out_tool_accuracy(self._settings, job).get(version),
+                "tool_accuracy": accuracy.get(version),
             },
         }
 

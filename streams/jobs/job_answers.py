@@ -74,7 +74,7 @@ def tool_accuracy(settings: Settings, job: JobState) -> float | None:
     return _usable_share_of(settings, bounds, groups)
 
 
-def held_out_tool_accuracy(settings: Settings, job: JobState) -> dict[int, float]:
+def tool_accuracy_by_version(settings: Settings, job: JobState) -> dict[int, float]:
     """Return the share of usable calls in the answers to a job's held-out questions, by version.
 
     A version without such calls has none. Reads the groups since the job was ordered. Raises LogError if the broker

@@ -17,7 +17,7 @@ from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import NOT_FOUND, REFUSED, JsonRpc
 from schemas.events import Coordinates, Event, JobEvent, ResponseTurn, Task
 from streams.jobs import state as job_state
-from streams.jobs.job_answers import held_out_tool_accuracy, tool_accuracy
+from streams.jobs.job_answers import tool_accuracy, tool_accuracy_by_version
 from streams.jobs.job_log import JobLog
 from streams.jobs.questions import ITERATION, JOB, suite_name
 from streams.kafka import times
@@ -157,9 +157,9 @@ def test_the_tool_accuracy_of_held_out_questions_is_that_of_each_version(client:
         groups.append(group(task_id=f"h{n}", policy="caller", purpose="eval", responses=(own,), metadata=held_out))
     other = dataclasses.replace(groups[0], task_id="else", metadata=groups[0].metadata | {"suite": "another"})
     written(settings, [*groups, groups[0], other])
-    assert held_out_tool_accuracy(settings, job) == {0: pytest.approx(1 / 3), 1: 0.75}
-    assert held_out_tool_accuracy(settings, dataclasses.replace(job, held_out=())) == {}
-    assert held_out_tool_accuracy(settings, dataclasses.replace(job, spec=job_spec())) == {}, "no agent, no tools"
+    assert tool_accuracy_by_version(settings, job) == {0: pytest.approx(1 / 3), 1: 0.75}
+    assert tool_accuracy_by_version(settings, dataclasses.replace(job, held_out=())) == {}
+    assert tool_accuracy_by_version(settings, dataclasses.replace(job, spec=job_spec())) == {}, "no agent, no tools"
     figures = {"success": 0.5, "mean_reward": 0.4}
     measured = adapter_event("evaluated", 1, policy="caller", suite=suite_name(job), metrics=figures)
     written(settings, [*events, adapter_event("trained", 1, policy="caller"), measured])
