@@ -18,12 +18,13 @@ import httpx
 import pytest
 import zstandard
 from hypothesis import given, strategies as st
+from starlette.requests import Request
 
 from gateway.acp.thread_bodies import ItemPut
 from gateway.http import body as bodies, openapi
 from gateway.http.application import Application
 from gateway.http.body import Body, read
-from gateway.http.intake import LARGE_BYTES, MOST_LEVELS
+from gateway.http.intake import LARGE_BYTES, MOST_LEVELS, Intake
 from gateway.http.route import Route
 from gateway.jobs.form_data import HEAD_BYTES, parts
 from gateway.routes import ROUTES
@@ -170,6 +171,20 @@ def test_the_description_is_made_in_a_thread_and_once(monkeypatch: pytest.Monkey
 
     assert [answer.json() for answer in asyncio.run(both())] == [document()] * 2
     assert len(threads) == 1 and threading.current_thread() not in threads
+
+
+@pytest.mark.parametrize(("headers", "read_parts"), [([], 11), ([(b"content-length", b"10000")], 0)])
+def test_a_body_is_read_no_further_than_it_may_be_long(headers: list[tuple[bytes, bytes]], read_parts: int) -> None:
+    count = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal count
+        count += 1
+        return {"type": "http.request", "body": b"x" * 100, "more_body": count < 100}
+
+    with pytest.raises(CallError, match="longer than 1000 bytes"):
+        asyncio.run(Intake(max_bytes=1000).body(Request({"type": "http", "headers": headers}, receive)))
+    assert count == read_parts
 
 
 # --- tensors, and what is packed --------------------------------------------------------------------------------------

@@ -98,6 +98,15 @@ def test_control_characters_of_the_log_do_not_reach_the_terminal(
     assert printed.count("\\x1b[2J") >= 5
 
 
+def test_nor_from_what_is_drawn_anew_in_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    out = io.StringIO()
+    with Display(show.console(out, width=200), steps=None, scored=False, started_at=0.0) as display:
+        display.update(failing(CONTROL, tmp_path), 0)
+    assert "\\x1b]0;title" in out.getvalue() and "\x1b]0;title" not in out.getvalue()
+
+
 def test_only_one_function_makes_a_console_and_nothing_reads_markup() -> None:
     found = []
     for folder in ("streams", "gateway", "trainer", "streamward"):
