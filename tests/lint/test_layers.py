@@ -20,7 +20,7 @@ LAYERS = [
         "streams.advantage_formulas",
         "streams.http_client",
     ],
-    ["streams.processes"],
+    ["streams.processes", "streams.topics"],
     ["streams.observability"],
     ["streams.kafka"],
     [

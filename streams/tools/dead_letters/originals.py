@@ -22,7 +22,7 @@ from streams.kafka.record import Record
 from streams.kafka.topics import KEYED_BY_TASK, Topic, topics
 from streams.settings.model import Settings
 from streams.tools.dead_letters.letters import Letter
-from streams.tools.dead_letters.reasons import HOPELESS
+from streams.topics.reasons import HOPELESS
 
 READS: Mapping[str, tuple[str, ...]] = {
     "policy": ("tasks", "adapters"),

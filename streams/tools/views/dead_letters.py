@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from schemas.serde import Poison, decode
 from streams.kafka.topics import KEYED_BY_TASK, Topic, topics
-from streams.tools.dead_letters.reasons import reason_text, way_out
 from streams.tools.views.log_view import LogSnapshot, Row, RowPage
 from streams.tools.views.record_line import summary
 from streams.tools.views.visible_text import cut
+from streams.topics.reasons import reason_text, way_out
 
 PAYLOAD_SHOWN = 2000
 """Characters of a payload."""

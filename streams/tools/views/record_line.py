@@ -18,12 +18,12 @@ from schemas.serde import Poison
 from streams.kafka.record import Record
 from streams.kafka.topics import LABELS
 from streams.output import moment
-from streams.tools.dead_letters.reasons import reason_text
 from streams.tools.query.views import identifier, name_of
 from streams.tools.views.group_outcome import dropped_text
 from streams.tools.views.log_view import LogSnapshot, Row
 from streams.tools.views.rights import LogRights
 from streams.tools.views.visible_text import cut, visible
+from streams.topics.reasons import reason_text
 
 LONGEST_TEXT = 160
 """Characters of a key, and of a summary."""

@@ -1,0 +1,1 @@
+"""What every topic is: each fact about it, declared once."""
