@@ -231,6 +231,7 @@ docs: .venv/ready-test
 	$(BIN)/python -m gateway.document
 	$(BIN)/python -m tests.protocols
 	$(BIN)/python -m tests.known_failures
+	$(BIN)/python -m tests.topics_table
 
 # needs uv; the lock holds names and versions, no addresses
 lock:

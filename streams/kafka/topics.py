@@ -1,4 +1,4 @@
-"""The topics: their names, keys, shapes, and the event type of each.
+"""The topics of a deployment: each of streams/topics with its name, partitions and settings.
 
     tasks ─► responses ─► rewards ─► groups ─► batches ─► adapters      beside: group-control, dead-letters, experiments
       └─► turns, trajectories ─┘                                        agents, jobs, access, requests
@@ -14,12 +14,18 @@ list of offsets.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from schemas import events
 from schemas.event_sizes import MOST_BYTES
 from streams.errors import SettingsError
 from streams.settings.model import Topics
+from streams.topics.agent_topics import CONTEXT, RUNS
+from streams.topics.loop_topics import JOIN, LOOP
+from streams.topics.service_topics import SERVICE
+from streams.topics.shape import TopicShape
+from streams.topics.trainer_topics import CALLS, QUEUES
 
 DAY_MS = 86_400_000
 FRAMING_BYTES = 4096
@@ -51,45 +57,14 @@ class Topic(NamedTuple):
     """Largest key and value together. A dead letter holds a record of any other topic, as base64."""
 
 
-KEYED_BY_TASK = ("tasks", "responses", "rewards", "group-control")
-"""What groups are made of."""
-PARTITIONED_AS_TASKS = (*KEYED_BY_TASK, "turns", "trajectories", "curation")
+SHAPES: Mapping[str, TopicShape] = {shape.label: shape for shape in (*LOOP, *RUNS, *SERVICE, *QUEUES, *CONTEXT, *CALLS)}
+"""Every topic by its label."""
+LABELS = tuple(SHAPES)
+PARTITIONED_AS_TASKS = tuple(label for label, shape in SHAPES.items() if shape.is_keyed_by_task)
 """What has the task in its key, so that all that is about one task is in partitions of the same number."""
-_SHAPES: tuple[tuple[str, type[events.Event], str], ...] = (
-    ("tasks", events.Task, "task_id"),
-    ("responses", events.Response, "task_id"),
-    ("rewards", events.Reward, "task_id"),
-    ("group-control", events.GroupControl, "task_id"),
-    ("groups", events.AdvantagedGroup, "policy"),
-    ("batches", events.Batch, "policy"),
-    ("adapters", events.AdapterEvent, "policy"),
-    ("dead-letters", events.DeadLetter, ""),
-    ("experiments", events.ExperimentEvent, "experiment"),
-    ("turns", events.Turn, "task_id"),
-    ("trajectories", events.TrajectoryEvent, "task_id"),
-    ("agents", events.AgentEvent, "agent_id"),
-    ("jobs", events.JobEvent, "job_id"),
-    ("access", events.AccessEvent, "subject_id"),
-    ("requests", events.RequestEvent, "subject_id"),
-    ("curation", events.CurationEvent, "task_id"),
-    ("datasets", events.DatasetEvent, "dataset"),
-    ("triggers", events.TriggerEvent, "rule"),
-    ("samples", events.SampleEvent, "sample_id"),
-    ("queues", events.QueueEvent, "queue"),
-    ("prompts", events.PromptEvent, "prompt"),
-    ("memory", events.MemoryEvent, "namespace"),
-    ("threads", events.ThreadEvent, "thread_id"),
-    ("tools", events.ToolEvent, "tool_id"),
-    ("training-calls", events.TrainingCall, "model"),
-    ("training-results", events.TrainingResult, "model"),
-)
-KEPT_FOR_EVER = (
-    *("adapters", "experiments", "agents", "jobs", "access", "curation", "datasets", "triggers", "queues", "prompts"),
-    *("memory", "threads", "tools"),
-)
-"""Decisions and provenance: small, and needed long after the rest is gone. And what agents are to remember."""
-_KEY_FIELDS: dict[Any, str] = {event: key for _, event, key in _SHAPES}
-LABELS = tuple(label for label, _, _ in _SHAPES)
+KEYED_BY_TASK = tuple(label for label, shape in SHAPES.items() if shape.reader == JOIN)
+"""What groups are made of."""
+_KEY_FIELDS: dict[Any, str] = {shape.event: shape.key for shape in SHAPES.values()}
 
 
 def topics(settings: Topics) -> dict[str, Topic]:
@@ -100,18 +75,18 @@ def topics(settings: Topics) -> dict[str, Topic]:
         label: Topic(
             label=label,
             name=settings.prefix + label,
-            event=event,
-            key=key,
-            partitions=settings.partitions if label in PARTITIONED_AS_TASKS else settings.policy_partitions,
-            max_bytes=min(sizes[label], MOST_BYTES.get(event, sizes[label])),
+            event=shape.event,
+            key=shape.key,
+            partitions=settings.partitions if shape.is_keyed_by_task else settings.policy_partitions,
+            max_bytes=min(sizes[label], MOST_BYTES.get(shape.event, sizes[label])),
             config={
                 "cleanup.policy": "delete",
                 "max.message.bytes": str(sizes[label] + FRAMING_BYTES),
                 "message.timestamp.type": "CreateTime",
-                **_times(0 if label in KEPT_FOR_EVER else settings.retention_days),
+                **_times(0 if shape.kept else settings.retention_days),
             },
         )
-        for label, event, key in _SHAPES
+        for label, shape in SHAPES.items()
     }
 
 

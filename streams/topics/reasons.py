@@ -1,4 +1,4 @@
-"""Why records become dead letters, in words: what happened, and what to do about it.
+"""Why records become dead letters, and groups are dropped, in words: what happened, and what to do about it.
 
 The log, its metrics and `dlq` group by the short word; the page and the live view show these sentences.
 """
@@ -64,6 +64,14 @@ WAYS_OUT = {
     "not_served": "Repair the servers, then restart the agent",
 }
 """What to do about it, by reason; of the HOPELESS ones those words."""
+DROPPED = {
+    "unanswered": "no slot was answered before the task's time was over",
+    "unscored": "no answer was scored before the task's time was over, or no scorer had an opinion of any",
+    "incomplete": "not every slot was answered and scored in time, and advantages.partial says to drop such groups",
+    "too_few_scored": "too few answers had scores to compare (advantages.min_group)",
+    "too_large": "the group was larger than a record may be",
+}
+"""Why groups are dropped before they reach a batch, in words."""
 
 
 def reason_text(reason: str) -> str:
@@ -80,3 +88,8 @@ def way_out(reason: str) -> str:
     if reason in HOPELESS:
         return f"Putting it back cannot help: {HOPELESS[reason]}."
     return f"{WAYS_OUT[reason]}." if reason in WAYS_OUT else ""
+
+
+def dropped_text(reason: str) -> str:
+    """Return why a group was dropped, in words."""
+    return DROPPED.get(reason, reason)

@@ -20,7 +20,7 @@ import pytest
 from streams.access.roles import ACTIONS, ROLES
 from streams.settings.load import flatten
 from streams.settings.model import Settings
-from tests import protocols, readme
+from tests import protocols, readme, topics_table
 from tests.benchmarks.table import BEGIN, END
 from tests.known_failures import __main__ as known_failures
 from tests.strangers.agents_of_others import OPENAI_JAVA
@@ -113,6 +113,10 @@ def test_the_parameters_of_each_protocol_are_those_of_today() -> None:
 
 def test_the_known_failures_are_those_of_today() -> None:
     assert known_failures.PAGE.read_text(encoding="utf-8") == known_failures.page(), "run `make docs`"
+
+
+def test_the_table_of_topics_is_that_of_their_declarations() -> None:
+    assert topics_table.PAGE.read_text(encoding="utf-8") == topics_table.page(), "run `make docs`"
 
 
 def test_what_suites_of_others_find_is_what_the_page_says() -> None:

@@ -12,49 +12,40 @@ If a consumer group was deleted, or reset to an earlier offset, what it had pass
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from graphlib import TopologicalSorter
+
 from streams.errors import check_policy
 from streams.kafka import admin, times
 from streams.kafka.offsets import positions
 from streams.kafka.reader import read
 from streams.kafka.record import TopicPartition
+from streams.kafka.topics import SHAPES
 from streams.kafka.transactions import unread_offsets
 from streams.settings.model import Settings
 from streams.tools.audit.facts import Reach
-from streams.tools.audit.recount import OF_CALLS, OF_CONVERSATIONS, OF_QUEUES, ONLY_PLACED, Ledger
+from streams.tools.audit.recount import Ledger
 from streams.tools.audit.report import Report
+from streams.topics.shape import EVERY_TOPIC, TopicShape
 
-BACKWARDS = (
-    "dead-letters",
-    *OF_CONVERSATIONS,
-    *ONLY_PLACED,
-    *OF_QUEUES,
-    "tools",
-    "prompts",
-    "training-results",
-    "datasets",
-    "curation",
-    "jobs",
-    "triggers",
-    "adapters",
-    "training-calls",
-    "batches",
-    "groups",
-    "group-control",
-    "rewards",
-    "responses",
-    "trajectories",
-    "turns",
-    "tasks",
-)
-"""Topics, each after those with effects of its records: the end of a trajectory counts its turns, an event of a job
-names versions and the crossing that started it, the end of a run on a thread its turn, a verdict the end of a run, the
-result of a training call the version that it saved, and a queue the samples that it had. From `requests` nothing
-follows: it is not read."""
-KEPT_WHOLE = (
-    *("tasks", "adapters", "jobs", "triggers", "curation", "datasets", "tools", "prompts"),
-    *(*OF_CALLS, *OF_QUEUES, *OF_CONVERSATIONS, *ONLY_PLACED),
-)
-"""Topics that are read from their beginning, however late the recount begins."""
+KEPT_WHOLE = ("whole", "place")
+
+
+def effects_first(shapes: Mapping[str, TopicShape]) -> list[str]:
+    """Return the topics that the audit reads, each before those with causes of its records."""
+    read = [shape for shape in shapes.values() if shape.audit != "nothing"]
+    causes = {
+        shape.label: [
+            cause.label
+            for cause in read
+            if cause is not shape and (cause.label in shape.causes or EVERY_TOPIC in shape.causes)
+        ]
+        for shape in read
+    }
+    return [*TopologicalSorter(causes).static_order()][::-1]
+
+
+BACKWARDS = effects_first(SHAPES)
 CLOCK_SKEW_MS = 60_000
 """How far the clocks of those who write the topics may be apart when the log is cut by time."""
 
@@ -118,7 +109,7 @@ class Audit:
         self._begins = dict(lows)
         if self._since_ms is not None:
             # every task, since a copy of one from before would look new; and what there is little of
-            cut = [label for label in BACKWARDS if label not in KEPT_WHOLE]
+            cut = [label for label in BACKWARDS if SHAPES[label].audit not in KEPT_WHOLE]
             found = admin.offsets_at(self._settings, cut, max(0, self._since_ms - CLOCK_SKEW_MS))
             self._begins |= {tp: ends[tp] if offset < 0 else offset for tp, offset in found.items()}
         self._retained = frozenset(tp for tp, low in lows.items() if low > 0 and self._begins[tp] == low)

@@ -41,7 +41,7 @@ from schemas.events import AccessEvent, Coordinates, GroupControl, Response, Rew
 from streams.kafka.group_names import STREAMS
 from streams.kafka.headers import LEFT_OUT
 from streams.kafka.record import Record, TopicPartition, partition_of
-from streams.kafka.topics import KEYED_BY_TASK, topics
+from streams.kafka.topics import KEYED_BY_TASK, SHAPES, topics
 from streams.settings.model import Settings
 from streams.tools.audit.facts import (
     AdapterFact,
@@ -96,48 +96,6 @@ RESUBMITTED = "resubmitted_from"
 """Metadata of a task that was sent again: it has those of the first one, too."""
 DECISIONS = "dlq"
 """The stage of records in dead-letters that decide about others; they have no payload."""
-READERS = {
-    "tasks": (STREAMS, JOIN),
-    "responses": (STREAMS, JOIN),
-    "rewards": (STREAMS, JOIN),
-    "group-control": (STREAMS, JOIN),
-    "groups": (STREAMS, "batches"),
-    "batches": ("trainer-", "trainer"),
-    "adapters": (STREAMS, "rollouts"),
-}
-"""By topic: who must write a dead letter about a record that is unreadable. Consumer group, or how its name begins,
-and stage."""
-OF_CALLS = ("training-results", "training-calls")
-OF_QUEUES = ("queues", "samples")
-ONLY_PLACED = ("experiments", "agents", "access")
-"""Topics about other logs, programs and keys: their records are only checked to be where their keys belong."""
-OF_CONVERSATIONS = ("threads", "memory")
-NO_HORIZON = (
-    *("tasks", "adapters", "turns", "trajectories", "jobs", "triggers", "curation", "datasets", "tools", "prompts"),
-    *(*OF_CALLS, *OF_QUEUES, *OF_CONVERSATIONS, *ONLY_PLACED),
-)
-"""Topics whose retention hides nothing of what a group is recounted from."""
-UNLETTERED = {
-    "dead-letters": "a dead letter",
-    "turns": "a turn",
-    "trajectories": "about a trajectory",
-    "jobs": "about a job",
-    "experiments": "about an experiment",
-    "agents": "about an agent",
-    "access": "about a key, a user, a login or a tenant",
-    "curation": "a verdict",
-    "datasets": "about a data set",
-    "triggers": "about a rule",
-    "samples": "about a sample",
-    "queues": "about a queue",
-    "prompts": "about a prompt",
-    "memory": "about an item of the store",
-    "threads": "about a thread",
-    "tools": "about a tool",
-    "training-calls": "a training call",
-    "training-results": "the result of a training call",
-}
-"""Topics about whose records no stage writes dead letters, and what their records are."""
 RANGE = 20
 """More missing offsets in a row are one finding."""
 
@@ -233,7 +191,7 @@ class Ledger:
         elif isinstance(event, AccessEvent):
             if event.kind == "key_created":
                 self._keys.setdefault(f"key {event.subject_id}", KeyRights(event.tenant, event.agent_id))
-        elif topic.label not in ONLY_PLACED:
+        elif SHAPES[topic.label].audit != "place":
             self._keep(fact_of(record, event), event)
             if isinstance(event, Task) and SELFPLAY_RUN in event.metadata and RESUBMITTED not in event.metadata:
                 self._asked.setdefault(event.metadata[SELFPLAY_RUN], set()).add(event.task_id)
@@ -413,7 +371,7 @@ class Ledger:
 
     def _horizon_ms(self, reach: Reach, partition: int) -> int:
         """Return the time before which the tasks of a partition were not read completely."""
-        names = {topic.name: topic for topic in self._topics.values() if topic.label not in NO_HORIZON}
+        names = {topic.name: topic for topic in self._topics.values() if SHAPES[topic.label].audit == "groups"}
         times = [
             self._first_ms.get((name, number), 0)
             for name, number in reach.retained
@@ -476,11 +434,11 @@ class Ledger:
                 continue
             if is_misplaced and view.lettered(at, JOIN):
                 yield AuditFinding("misplaced", at, reason, accounted=True)
-            if label in UNLETTERED:
-                yield AuditFinding("phantom", at, f"{reason}: it is not {UNLETTERED[label]}")
-            if label not in READERS:
+            shape = SHAPES[label]
+            if shape.reader is None:
+                yield AuditFinding("phantom", at, f"{reason}: it is not {shape.is_about}")
                 continue
-            begins, stage = READERS[label]
+            begins, stage = shape.reader
             readers = {
                 name
                 for name in groups

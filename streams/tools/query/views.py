@@ -28,13 +28,14 @@ from typing import NamedTuple
 
 from schemas.conventions import UNSCORED
 from schemas.events import GroupResponse
-from streams.kafka.topics import topics
+from streams.kafka.topics import SHAPES, topics
 from streams.settings.model import Settings
 from streams.tools.archive.columns import MEMBERS, PER_TOKEN
 from streams.tools.query.calls_view import TRAINING_RUNS
 from streams.tools.query.jobs_view import TRAINING_JOBS
 from streams.tools.query.prompts_view import PROMPT_REWARDS
 from streams.tools.query.runs_view import runs_sql
+from streams.topics.shape import ADMINS_ONLY, NO_TENANT, OF_TENANT, OWN_POLICY, OWN_PROMPT, OWN_RUN
 
 WHOLE = "whole"
 """The schema of the views that no option narrows."""
@@ -47,6 +48,8 @@ class SqlView(NamedTuple):
     label: str
     """Of the leading topic: one row, or more, for each of its records."""
     about: str
+    tenant: str
+    """Which of its rows are a tenant's, as TopicShape has it."""
     sql: str = ""
     """How a join is made; `` for a topic itself."""
     also: tuple[str, ...] = ()
@@ -266,58 +269,71 @@ def _unique(label: str, key: str) -> SqlView:
 WITH first AS (SELECT _partition, min(_offset) AS _offset FROM whole.{label} GROUP BY _partition, {key})
 FROM {label} SEMI JOIN first USING (_partition, _offset)
 """  # noqa: S608 - our names
-    return SqlView(f"unique_{label}", label, f"the first record of each {key}, however often it was written", sql)
+    about = f"the first record of each {key}, however often it was written"
+    return SqlView(f"unique_{label}", label, about, SHAPES[label].tenant, sql)
 
 
 JOINS = (
     SqlView(
-        "group_responses", "groups", "one row per response in a group, with its reward", GROUP_RESPONSES, ("responses",)
+        "group_responses", "groups", "one row per response in a group, with its reward", NO_TENANT, GROUP_RESPONSES,
+        ("responses",),
     ),
     SqlView(
-        "lineage",
-        "adapters",
-        "adapter version <- batch <- group <- response, one row per response of its step",
-        KNOWN_VERSIONS + LINEAGE,
-        ("batches", "groups"),
+        "lineage", "adapters", "adapter version <- batch <- group <- response, one row per response of its step",
+        NO_TENANT, KNOWN_VERSIONS + LINEAGE, ("batches", "groups"),
     ),
-    SqlView("spans", "groups", "one row per turn of a grouped response, with its credit", SPANS, ("responses",)),
-    SqlView("rollout", "adapters", "one row per AdapterEvent, with who answers after it", KNOWN_VERSIONS + ROLLOUT),
     SqlView(
-        "policy_checkpoints",
-        "adapters",
-        "one row per version of a policy: what made it, how it did, and what it is now",
+        "spans", "groups", "one row per turn of a grouped response, with its credit", NO_TENANT, SPANS, ("responses",)
+    ),
+    SqlView(
+        "rollout", "adapters", "one row per AdapterEvent, with who answers after it", OWN_POLICY,
+        KNOWN_VERSIONS + ROLLOUT,
+    ),
+    SqlView(
+        "policy_checkpoints", "adapters",
+        "one row per version of a policy: what made it, how it did, and what it is now", OWN_POLICY,
         KNOWN_VERSIONS + FOLDED + CHECKPOINTS,
     ),
-    SqlView("training_jobs", "jobs", "one row per job: what was ordered, how far it is, and its cost", TRAINING_JOBS),
     SqlView(
-        "training_runs",
-        "training_calls",
-        "one row per model of a training loop: its calls, steps, saved versions and cost",
-        TRAINING_RUNS,
+        "training_jobs", "jobs", "one row per job: what was ordered, how far it is, and its cost", OF_TENANT,
+        TRAINING_JOBS,
+    ),
+    SqlView(
+        "training_runs", "training_calls",
+        "one row per model of a training loop: its calls, steps, saved versions and cost", OF_TENANT, TRAINING_RUNS,
         ("training_results",),
     ),
     SqlView(
-        "prompt_rewards",
-        "groups",
-        "one row per task or rated call with a prompt: its version, and what it earned",
-        PROMPT_REWARDS,
-        ("tasks", "responses", "turns", "rewards"),
+        "prompt_rewards", "groups", "one row per task or rated call with a prompt: its version, and what it earned",
+        OWN_PROMPT, PROMPT_REWARDS, ("tasks", "responses", "turns", "rewards"),
     ),
     *(_unique(label, key) for label, key in UNIQUE.items()),
-    SqlView("key_use", "requests", "one row per key: what it asked, was refused, and used", KEY_USE, ("access",)),
-)
+    SqlView(
+        "key_use", "requests", "one row per key: what it asked, was refused, and used", ADMINS_ONLY, KEY_USE,
+        ("access",),
+    ),
+)  # fmt: skip
+RUNS = SqlView(
+    "runs", "trajectories", "one row per chat, agent's run and answer to a task: its figures, scores and verdict",
+    OWN_RUN, also=("turns", "responses", "tasks", "groups", "rewards", "curation"),
+)  # fmt: skip
+"""Its SQL is of the settings."""
 
 
 def views(settings: Settings) -> dict[str, SqlView]:
     """Return every view by its name, topics first, in the order of the topics."""
     topic_views = [
-        SqlView(name_of(label), label, f"one row per {topic.event.__name__} on {topic.name}")
+        SqlView(name_of(label), label, f"one row per {topic.event.__name__} on {topic.name}", SHAPES[label].tenant)
         for label, topic in topics(settings.topics).items()
     ]
-    about = "one row per chat, agent's run and answer to a task: its figures, scores and verdict"
-    also = ("turns", "responses", "tasks", "groups", "rewards", "curation")
-    runs = SqlView("runs", "trajectories", about, runs_sql(settings), also)
-    return {view.name: view for view in (*topic_views, *JOINS, runs)}
+    return {view.name: view for view in (*topic_views, *JOINS, RUNS._replace(sql=runs_sql(settings)))}
+
+
+def tenant_conditions() -> dict[str, str]:
+    """Return for each view which of its rows are a tenant's, as TopicShape has it."""
+    return {name_of(label): shape.tenant for label, shape in SHAPES.items()} | {
+        view.name: view.tenant for view in (*JOINS, RUNS)
+    }
 
 
 def name_of(label: str) -> str:

@@ -13,19 +13,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from schemas.conventions import OUTSIDE
+from streams.topics.reasons import DROPPED
 
 Verdict = Literal["taught", "nothing", "measured", "waits"]
 
 FLAT = "zero_variance"
 """The reason of a group whose advantages are all 0, as the batch stage spells it."""
-DROPPED = {
-    "unanswered": "no slot was answered before the task's time was over",
-    "unscored": "no answer was scored before the task's time was over, or no scorer had an opinion of any",
-    "incomplete": "not every slot was answered and scored in time, and advantages.partial says to drop such groups",
-    "too_few_scored": "too few answers had scores to compare (advantages.min_group)",
-    "too_large": "the group was larger than a record may be",
-}
-"""Why groups are dropped before they reach a batch, in words."""
 LEFT_OUT_OF_BATCH = {
     FLAT: "its batch left it out, as all of its rewards are equal (batches.zero_variance)",
     "stale": "it came too late: its answers are by a version too many steps before the batch (batches.max_policy_lag)",
@@ -96,11 +89,6 @@ def outcome(group: Mapping[str, Any]) -> GroupOutcome:
     if group["sequence"] is not None:
         return GroupOutcome("taught", f"in batch {group['sequence']}", "")
     return GroupOutcome("taught", "waits for a batch", "")
-
-
-def dropped_text(reason: str) -> str:
-    """Return why a group was dropped, in words."""
-    return DROPPED.get(reason, reason)
 
 
 def left_out_text(reason: str) -> str:

@@ -16,43 +16,16 @@ from typing import Any
 from schemas.events import Event
 from schemas.serde import Poison
 from streams.kafka.record import Record
-from streams.kafka.topics import LABELS
+from streams.kafka.topics import SHAPES
 from streams.output import moment
 from streams.tools.query.views import identifier, name_of
-from streams.tools.views.group_outcome import dropped_text
 from streams.tools.views.log_view import LogSnapshot, Row
 from streams.tools.views.rights import LogRights
 from streams.tools.views.visible_text import cut, visible
-from streams.topics.reasons import reason_text
 
 LONGEST_TEXT = 160
 """Characters of a key, and of a summary."""
 NEWEST = 50
-FIELDS = {
-    "tasks": ("purpose", "messages"),
-    "responses": ("slot", "adapter_version", "error", "text"),
-    "rewards": ("slot", "source", "value", "error"),
-    "groups": ("purpose", "dropped_reason", "reward_mean", "group_size", "left_out"),
-    "batches": ("sequence", "groups"),
-    "adapters": ("version", "kind", "reason"),
-    "dead-letters": ("stage", "reason", "source_topic"),
-    "jobs": ("kind", "reason"),
-    "turns": ("number", "agent_id", "error", "reply"),
-    "requests": ("method", "resource", "status"),
-    "trajectories": ("agent_id", "ending", "kind", "reason"),
-    "curation": ("verdict", "actor", "rationale"),
-    "datasets": ("dataset", "kind", "reason"),
-    "triggers": ("rule", "kind", "reason"),
-    "samples": ("queue", "kind", "partition", "key"),
-    "queues": ("queue", "kind", "reason"),
-    "prompts": ("prompt", "kind", "version", "reason"),
-    "memory": ("namespace", "kind", "key"),
-    "threads": ("thread_id", "kind", "error", "messages"),
-    "tools": ("tool_id", "kind", "reason"),
-    "training-calls": ("kind", "model", "seq_id", "refusal"),
-    "training-results": ("kind", "model", "seq_id", "error"),
-}
-"""By the label of a topic: the fields that `summary` reads, which are columns of its view; others: `kind`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +92,7 @@ def live_topics(rights: LogRights) -> list[str]:
     Raises RefusedError for a tenant's principal.
     """
     rights.check_whole("here is")
-    return [label for label in LABELS if label != "access" and label not in rights.hidden]
+    return [label for label in SHAPES if label != "access" and label not in rights.hidden]
 
 
 def newest_sql(topics: Sequence[str]) -> str:
@@ -134,73 +107,16 @@ def newest_sql(topics: Sequence[str]) -> str:
 def _fields_sql(label: str, rows: Sequence[Row]) -> str:
     """Return the statement of the fields of some records of a topic; a large column is read for these alone."""
     positions = ", ".join(f"({row['_partition']}, {row['_offset']})" for row in rows)
-    columns = ", ".join(map(identifier, ("_partition", "_offset", "_timestamp", "_key", *FIELDS.get(label, ("kind",)))))
+    columns = ", ".join(map(identifier, ("_partition", "_offset", "_timestamp", "_key", *SHAPES[label].fields)))
     return f"SELECT {columns} FROM {identifier(name_of(label))} WHERE (_partition, _offset) IN ({positions})"  # noqa: S608
 
 
 def summary(label: str, event: Any) -> str:
-    """Return the content of a record in a few words: of its event, or of a row with the same FIELDS as attributes."""
+    """Return the content of a record in a few words: of its event, or of a row with the same fields as attributes."""
     if isinstance(event, Poison):
         return f"no event: {event.reason}"
-    match label:
-        case "tasks":
-            return f"{event.purpose} task: {event.messages[-1].content if event.messages else ''}"
-        case "responses":
-            return f"answer of slot {event.slot} by version {event.adapter_version}: {event.error or event.text}"
-        case "rewards":
-            value = event.error or "no opinion" if event.value is None else f"{event.value:.4g}"
-            return f"{event.source} of slot {event.slot}: {value}"
-        case "groups":
-            return _group_summary(event)
-        case "batches":
-            return f"batch {event.sequence} of {event.groups} groups"
-        case "adapters":
-            return f"version {event.version} {event.kind.replace('_', ' ')}: {event.reason}"
-        case "dead-letters":
-            return f"{event.stage} could not use a record of {event.source_topic}: {reason_text(event.reason)}"
-        case "jobs":
-            return f"job {event.kind.replace('_', ' ')}: {event.reason}"
-        case "turns":
-            return f"turn {event.number} of {event.agent_id}: {event.error or event.reply.content}"
-        case "trajectories":
-            return f"run of {event.agent_id} {event.ending or event.kind}: {event.reason}"
-        case "requests":
-            return f"{event.method} {event.resource}: {event.status}"
-        case "curation":
-            return f"run {event.verdict.replace('_', ' ')} by {event.actor}: {event.rationale}"
-        case "datasets":
-            return f"data set {event.dataset} {event.kind}: {event.reason}"
-        case "triggers":
-            return f"rule {event.rule} {event.kind}: {event.reason}"
-        case "samples":
-            return f"sample {event.key or event.sample_id} {event.kind}: {event.partition} of {event.queue}"
-        case "queues":
-            return f"queue {event.queue} {event.kind}: {event.reason}"
-        case "prompts":
-            version = "" if event.version is None else f"@{event.version}"
-            return f"prompt {event.prompt}{version} {event.kind}: {event.reason}"
-        case "memory":
-            return f"{event.key} {event.kind} in {event.namespace}"
-        case "threads":
-            text = event.error or (event.messages[-1].content if event.messages else "")
-            return f"thread {event.thread_id} {event.kind.replace('_', ' ')}: {text}"
-        case "tools":
-            return f"tool {event.tool_id} {event.kind}: {event.reason}"
-        case "training-calls":
-            reason = "" if event.refusal is None else f": {event.refusal}"
-            return f"{event.kind} {event.seq_id} of {event.model}{reason}"
-        case "training-results":
-            return f"{event.kind} {event.seq_id} of {event.model}: {event.error or 'done'}"
-    return str(getattr(event, "kind", ""))
-
-
-def _group_summary(group: Any) -> str:
-    answers = group.group_size - len(group.left_out)
-    if group.dropped_reason is not None:
-        return f"group dropped: {dropped_text(group.dropped_reason)}"
-    if group.purpose == "serve" or not answers:  # which may have no score, and then its mean says nothing
-        return f"{group.purpose} group of {answers} answers"
-    return f"{group.purpose} group of {answers} answers, mean reward {group.reward_mean:.3g}"
+    shape = SHAPES[label]
+    return shape.line(*(getattr(event, name) for name in shape.fields))
 
 
 def _attributes(value: Any) -> Any:

@@ -18,14 +18,13 @@ from functools import cached_property
 from streams.access.roles import Action, Decision, Principal, decide
 from streams.access.tenants.tenant_names import SEPARATOR
 from streams.errors import RefusedError
-from streams.kafka.topics import LABELS
-from streams.tools.query.views import UNIQUE, literal, name_of
+from streams.kafka.topics import SHAPES
+from streams.tools.query.views import literal, tenant_conditions
+from streams.topics.loop_topics import IS_OWN
+from streams.topics.shape import ADMINS_ONLY, NO_TENANT, OWN_RUN
 
-ACCESS_TOPICS = ("access", "requests")
+ACCESS_TOPICS = tuple(label for label, shape in SHAPES.items() if shape.tenant == ADMINS_ONLY)
 """Keys, people and their requests, with hashes of passwords: for admins alone."""
-KEYED_BY_POLICY = ("adapters", "batches", "groups")
-OF_TENANT = ("jobs", "curation", "datasets", "triggers", "training_calls", "training_results")
-"""Views whose rows say whose they are."""
 WITHOUT_TENANT: frozenset[Action] = frozenset({"letters.decide"})
 """What no principal of a tenant does: a dead letter names its record, and not for certain its tenant."""
 
@@ -66,57 +65,32 @@ class LogRights:
     def _definitions(self) -> str:
         if self.tenant is not None:
             return _tenant_definitions(self.tenant)
-        return "" if self.access else f"WITH {_filters(dict.fromkeys((*ACCESS_TOPICS, 'key_use'), 'false'))}"
+        if self.access:
+            return ""
+        return f"WITH {_filters({name: 'false' for name, rows in tenant_conditions().items() if rows == ADMINS_ONLY})}"
 
 
 def _tenant_definitions(tenant: str) -> str:
     """Return the definitions of what a tenant sees, by the names that statements use."""
-    name, prefix = literal(tenant), literal(tenant + SEPARATOR)
-    own_policy, own_agent = f"starts_with(policy, {prefix})", f"starts_with(agent_id, {prefix})"
-    own_task, own_run = "task_id IN (FROM own_tasks)", "task_id IN (SELECT task_id FROM trajectories)"
-    is_own = f"tenant = {name} OR (tenant IS NULL AND (starts_with(policy, {prefix}) OR starts_with(agent, {prefix})))"
-    first = f"SELECT task_id, arg_min(coalesce({is_own}, false), _offset) AS own FROM whole.tasks GROUP BY task_id"  # noqa: S608
-    key = "TRY(decode(from_base64(key)))"
-    keyed_by_policy = " OR ".join(f"ends_with(source_topic, {literal(label)})" for label in KEYED_BY_POLICY)
-    run = f"{own_task} OR {own_agent}"
-    conditions: dict[str, str] = {
-        "tasks": f"{own_task} AND ({is_own})",
-        "trajectories": run,
-        "turns": run,
-        "runs": run,
-        "responses": run,
-        "rewards": f"{own_task} OR {own_run}",
-        "groups": f"coalesce(tenant, {name}) = {name} AND ({own_task} OR {own_run})",
-        "batches": own_policy,
-        "adapters": own_policy,
-        "rollout": own_policy,
-        "policy_checkpoints": own_policy,
-        **dict.fromkeys((*OF_TENANT, "training_jobs", "training_runs"), f"tenant = {name}"),
-        **dict.fromkeys(("prompts", "prompt_rewards"), f"starts_with(prompt, {prefix})"),
-        "memory": f"starts_with(namespace, {prefix})",
-        "threads": f"starts_with(thread_id, {prefix}) OR {own_agent}",
-        "tools": f"starts_with(tool_id, {prefix})",
-        "dead_letters": f"CASE WHEN {keyed_by_policy} THEN starts_with({key}, {prefix}) "
-        f"ELSE {key} IN (FROM own_tasks) END",
+    by_policy = [label for label, shape in SHAPES.items() if shape.key == "policy"]
+    values = {
+        "tenant": literal(tenant),
+        "prefix": literal(tenant + SEPARATOR),
+        "source_key": "TRY(decode(from_base64(key)))",
+        "keyed_by_policy": " OR ".join(f"ends_with(source_topic, {literal(label)})" for label in by_policy),
     }
-    invisible: tuple[str, ...] = (
-        "agents",
-        "experiments",
-        "group_control",
-        *ACCESS_TOPICS,
-        "key_use",
-        "lineage",
-        "spans",
+    is_own, own_run = IS_OWN.format(**values), OWN_RUN.format(**values)
+    first = f"SELECT task_id, arg_min(coalesce({is_own}, false), _offset) AS own FROM whole.tasks GROUP BY task_id"  # noqa: S608
+    conditions = {name: (rows or NO_TENANT).format(**values) for name, rows in tenant_conditions().items()}
+    return (
+        f"WITH own_tasks AS (SELECT task_id FROM ({first}) WHERE own), "  # noqa: S608
+        f"own_runs AS (SELECT task_id FROM whole.trajectories WHERE {own_run}), {_filters(conditions)}"
     )
-    invisible += ("samples", "queues")
-    conditions |= dict.fromkeys((*invisible, "group_responses"), "false")
-    conditions |= {f"unique_{label}": conditions[label] for label in UNIQUE}
-    return f"WITH own_tasks AS (SELECT task_id FROM ({first}) WHERE own), {_filters(conditions)}"  # noqa: S608
 
 
 def _filters(conditions: Mapping[str, str]) -> str:
     """Return definitions of names by the condition that their rows meet."""
-    topic_views = {name_of(label) for label in LABELS}
+    topic_views = {shape.view for shape in SHAPES.values()}
     return ", ".join(
         f"{name} AS (SELECT * FROM {'whole' if name in topic_views else 'main'}.{name} WHERE {condition})"  # noqa: S608
         for name, condition in conditions.items()

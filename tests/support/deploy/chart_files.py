@@ -147,11 +147,13 @@ def topics_file() -> str:
     quoted = {key: f'"{text}"' if text.isdecimal() else text for key, text in sorted(same.items())}
     lines += [f'anyMs: "{topics.ANY_MS}"']
     lines += ["config:", *(f"  {key}: {text}" for key, text in quoted.items()), "topics:"]
-    for label in topics.LABELS:
+    for label in topics.SHAPES:
         bytes_small, bytes_large = (int(one[label].config["max.message.bytes"]) for one in (small, large))
         halves = 2 * (bytes_large - bytes_small) // ((1 << 22) - (1 << 20))
         lines.append(f"  - label: {label}")
-        lines.append(f"    partitions: {'partitions' if label in topics.PARTITIONED_AS_TASKS else 'policy_partitions'}")
+        lines.append(
+            f"    partitions: {'partitions' if topics.SHAPES[label].is_keyed_by_task else 'policy_partitions'}"
+        )
         lines.append(f"    keptForEver: {str(small[label].config['retention.ms'] == forever).lower()}")
         lines.append(f"    recordHalves: {halves}")
         lines.append(f"    moreBytes: {bytes_small - halves * (1 << 20) // 2}")

@@ -13,9 +13,9 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from schemas import events
 from streams.cli.runtime import until_stopped
 from streams.errors import EventError, StreamwardError
 from streams.kafka import topic_ids, topics as topic_shapes
@@ -32,8 +32,8 @@ SOURCES = ("questions", "answers")
 
 def add_topics() -> None:
     """Have the sources counted among the topics of every deployment: a member of a group knows no others."""
-    added = tuple((label, events.Task, "task_id") for label in SOURCES)
-    topic_shapes._SHAPES += added
+    tasks = topic_shapes.SHAPES["tasks"]
+    topic_shapes.SHAPES = {**topic_shapes.SHAPES, **{label: replace(tasks, label=label) for label in SOURCES}}
     topic_shapes.LABELS += SOURCES
     topic_shapes.PARTITIONED_AS_TASKS += SOURCES
 

@@ -1,0 +1,119 @@
+"""The topics of agents: their runs, what they are made with, and what they remember."""
+
+from __future__ import annotations
+
+from schemas import events
+from streams.output import Column
+from streams.topics.shape import NO_TENANT, OWN_PROMPT, OWN_RUN, TopicShape, short, words
+
+SERVER = "the server that agents call"
+
+# fmt: off
+RUNS = (
+    TopicShape(
+        label="turns", event=events.Turn, key="task_id", kept=False,
+        written_by=SERVER, read_by="people, the server at its start",
+        tenant=OWN_RUN, reader=None, is_about="a turn", audit="since", causes=("tasks",),
+        line=lambda number, agent_id, error, reply: f"turn {number} of {agent_id}: {error or reply.content}",
+        columns=(
+            Column("trajectory", lambda e: short(e.trajectory_id), 10),
+            Column("agent", lambda e: e.agent_id, 10),
+            Column("turn", lambda e: e.number, 4, right=True),
+            Column("what", lambda e: e.continuity, 9),
+            Column("version", lambda e: e.adapter_version, 7, right=True),
+            Column("tokens", lambda e: len(e.completion_token_ids), 6, right=True),
+            Column("finish", lambda e: e.finish_reason, 10),
+            Column("answer", lambda e: e.error or e.reply.content or [call.name for call in e.reply.tool_calls]),
+        ),
+    ),
+    TopicShape(
+        label="trajectories", event=events.TrajectoryEvent, key="task_id", kept=False,
+        written_by=SERVER, read_by="people, the server at its start",
+        tenant=OWN_RUN, reader=None, is_about="about a trajectory", audit="since", causes=("tasks", "turns"),
+        line=lambda agent_id, ending, kind, reason: f"run of {agent_id} {ending or kind}: {reason}",
+        columns=(
+            Column("trajectory", lambda e: short(e.trajectory_id), 10),
+            Column("agent", lambda e: e.agent_id, 10),
+            Column("kind", lambda e: e.kind, 7),
+            Column("ending", lambda e: e.ending, 9),
+            Column("turns", lambda e: e.turns, 5, right=True),
+            Column("reason", lambda e: e.reason),
+        ),
+    ),
+    TopicShape(
+        label="agents", event=events.AgentEvent, key="agent_id", kept=True,
+        written_by=SERVER, read_by="people",
+        tenant=NO_TENANT, reader=None, is_about="about an agent", audit="place", causes=(),
+        line=lambda kind: kind,
+        columns=(
+            Column("agent", lambda e: e.agent_id, 16),
+            Column("kind", lambda e: e.kind, 10),
+            Column("type", lambda e: e.type, 12),
+            Column("model", lambda e: e.model_id, 12),
+            Column("tools", lambda e: [tool.name for tool in e.tools]),
+        ),
+    ),
+)
+
+CONTEXT = (
+    TopicShape(
+        label="prompts", event=events.PromptEvent, key="prompt", kept=True,
+        written_by="`prompts`, people", read_by="the server, `tasks`, `prompts`, people",
+        tenant=OWN_PROMPT, reader=None, is_about="about a prompt", audit="whole", causes=(),
+        line=lambda prompt, kind, version, reason: (
+            f"prompt {prompt}{'' if version is None else f'@{version}'} {kind}: {reason}"
+        ),
+        columns=(
+            Column("prompt", lambda e: e.prompt, 16),
+            Column("kind", lambda e: e.kind, 9),
+            Column("version", lambda e: e.version, 7),
+            Column("alias", lambda e: e.alias, 12),
+            Column("reason", lambda e: e.reason),
+        ),
+    ),
+    TopicShape(
+        label="memory", event=events.MemoryEvent, key="namespace", kept=True,
+        written_by=SERVER, read_by="the server, people",
+        tenant="starts_with(namespace, {prefix})", reader=None, is_about="about an item of the store", audit="whole",
+        causes=("access",),
+        line=lambda namespace, kind, key: f"{key} {kind} in {namespace}",
+        columns=(
+            Column("namespace", lambda e: e.namespace, 20),
+            Column("kind", lambda e: e.kind, 7),
+            Column("key", lambda e: e.key, 16),
+            Column("actor", lambda e: e.actor, 10),
+            Column("value", lambda e: e.value or ""),
+        ),
+    ),
+    TopicShape(
+        label="threads", event=events.ThreadEvent, key="thread_id", kept=True,
+        written_by=SERVER, read_by="the server, people",
+        tenant="(starts_with(thread_id, {prefix}) OR starts_with(agent_id, {prefix}))", reader=None,
+        is_about="about a thread", audit="whole", causes=("turns", "trajectories", "tasks", "access"),
+        line=lambda thread_id, kind, error, messages: (
+            f"thread {thread_id} {words(kind)}: {error or (messages[-1].content if messages else '')}"
+        ),
+        columns=(
+            Column("thread", lambda e: e.thread_id, 12),
+            Column("kind", lambda e: e.kind, 13),
+            Column("run", lambda e: short(e.run_id), 10),
+            Column("agent", lambda e: e.agent_id, 12),
+            Column("actor", lambda e: e.actor, 10),
+            Column("message", lambda e: e.error or " · ".join(message.content for message in e.messages)),
+        ),
+    ),
+    TopicShape(
+        label="tools", event=events.ToolEvent, key="tool_id", kept=True,
+        written_by="the server, `tools`, people", read_by="the server, `tasks`, people",
+        tenant="starts_with(tool_id, {prefix})", reader=None, is_about="about a tool", audit="whole", causes=(),
+        line=lambda tool_id, kind, reason: f"tool {tool_id} {kind}: {reason}",
+        columns=(
+            Column("tool", lambda e: e.tool_id, 16),
+            Column("kind", lambda e: e.kind, 8),
+            Column("tools", lambda e: len(e.tools) or "", 5),
+            Column("endpoint", lambda e: e.endpoint, 32),
+            Column("reason", lambda e: e.reason),
+        ),
+    ),
+)
+# fmt: on

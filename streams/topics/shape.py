@@ -1,0 +1,117 @@
+"""Every fact about a topic, declared once.
+
+    TopicShape ──► topics apply, rights, SQL views, record lines, `events tail`, audit, chart, docs/architecture.md
+
+A declaration without one of the facts, or with one that contradicts its event, is refused when it is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Literal, NamedTuple, get_args
+
+from schemas.events import Event
+from streams.output import Column
+
+AuditReading = Literal["groups", "since", "whole", "place", "nothing"]
+"""What the audit reads of a topic: from --since on, and what retention has deleted limits which groups are recounted;
+the same without that limit; all of it, however late the recount begins; all of it, only to check that records are where
+their keys belong; nothing."""
+
+OWN_TASK = "task_id IN (FROM own_tasks)"
+OWN_RUN = f"({OWN_TASK} OR starts_with(agent_id, {{prefix}}))"
+OWN_POLICY = "starts_with(policy, {prefix})"
+OWN_PROMPT = "starts_with(prompt, {prefix})"
+OF_TENANT = "tenant = {tenant}"
+NO_TENANT = "false"
+"""Rows that no principal of a tenant sees."""
+ADMINS_ONLY = ""
+"""Keys, people and their requests, with hashes of passwords: rows that only admins see."""
+
+EVERY_TOPIC = "*"
+_LABEL = re.compile(r"[a-z]+(-[a-z]+)*")
+
+
+class Reader(NamedTuple):
+    """A stage that writes a dead letter about each record that it cannot use."""
+
+    group: str
+    """Its consumer group, or how the group's name begins."""
+    stage: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TopicShape:
+    """One topic of every deployment."""
+
+    label: str
+    """Its name without the prefix, e.g. `group-control`."""
+    event: type[Event]
+    key: str
+    """The field that is the record key; `` for dead letters, which keep the key of their source."""
+    kept: bool
+    """Whether records are kept for ever: decisions and provenance, which are small and needed long after the rest is
+    gone, and what agents are to remember. If not, they go after topics.retention_days."""
+    written_by: str
+    read_by: str
+    tenant: str
+    """Which rows of the topic's view are a tenant's: a condition in SQL with {tenant} and {prefix}, or ADMINS_ONLY."""
+    reader: Reader | None
+    """The stage that writes a dead letter about a record that is no event of this topic. None: no stage does."""
+    is_about: str
+    """What a record is, in the words of a finding: `a verdict`, `about a job`."""
+    audit: AuditReading
+    causes: tuple[str, ...]
+    """Topics with records that those of this one follow from, or EVERY_TOPIC: the audit finds the cause of each record
+    that it finds here."""
+    line: Callable[..., str]
+    """A record in one line. Its arguments are fields of the event, and columns of the topic's view."""
+    columns: tuple[Column, ...]
+    """Of a table of its events."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where a fact is missing or contradicts the event."""
+        if not _LABEL.fullmatch(self.label):
+            raise ValueError(f"topic {self.label!r}: expected small letters with dashes between words, as dead-letters")
+        for fact in ("written_by", "read_by", "is_about", "columns"):
+            if not getattr(self, fact):
+                raise ValueError(f"topic {self.label}: {fact} is empty")
+        if self.audit not in get_args(AuditReading):
+            raise ValueError(f"topic {self.label}: audit is {self.audit!r}, expected one of {get_args(AuditReading)}")
+        names = [field.name for field in dataclasses.fields(self.event)]
+        if wrong := sorted({self.key or names[0], *self.fields}.difference(names)):
+            raise ValueError(
+                f"topic {self.label}: its key or its line reads {', '.join(wrong)}, and a {self.event.__name__} has "
+                f"{', '.join(names)}"
+            )
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields that `line` reads."""
+        return self.line.__code__.co_varnames[: self.line.__code__.co_argcount]
+
+    @property
+    def is_keyed_by_task(self) -> bool:
+        """Whether its partitions are those of tasks, so that one worker sees all that is about a task."""
+        return self.key == "task_id"
+
+    @property
+    def view(self) -> str:
+        """The name of its view."""
+        return self.label.replace("-", "_")
+
+
+def short(identity: str | None) -> str:
+    """Return the beginning of an id, for a table."""
+    return (identity or "")[:8]
+
+
+def words(kind: str) -> str:
+    """Return a kind of event in words.
+
+    >>> words("canary_started")
+    'canary started'
+    """
+    return kind.replace("_", " ")

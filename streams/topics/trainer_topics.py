@@ -1,0 +1,72 @@
+"""The topics of other trainers, and of other people's training loops."""
+
+from __future__ import annotations
+
+from schemas import events
+from streams.output import Column
+from streams.topics.shape import NO_TENANT, OF_TENANT, TopicShape, short
+
+# fmt: off
+QUEUES = (
+    TopicShape(
+        label="samples", event=events.SampleEvent, key="sample_id", kept=False,
+        written_by="[the queue of another trainer](verl.md)", read_by="that trainer, people",
+        tenant=NO_TENANT, reader=None, is_about="about a sample", audit="whole", causes=(),
+        line=lambda sample_id, queue, kind, partition, key: f"sample {key or sample_id} {kind}: {partition} of {queue}",
+        columns=(
+            Column("sample", lambda e: e.sample_id, 20),
+            Column("kind", lambda e: e.kind, 7),
+            Column("partition", lambda e: e.partition, 10),
+            Column("key", lambda e: e.key or "", 12),
+            Column("fields", lambda e: ", ".join(one.name for one in e.fields)),
+        ),
+    ),
+    TopicShape(
+        label="queues", event=events.QueueEvent, key="queue", kept=True,
+        written_by="[the queue of another trainer](verl.md)", read_by="that trainer, people",
+        tenant=NO_TENANT, reader=None, is_about="about a queue", audit="whole", causes=("samples",),
+        line=lambda queue, kind, reason: f"queue {queue} {kind}: {reason}",
+        columns=(
+            Column("queue", lambda e: e.queue, 16),
+            Column("kind", lambda e: e.kind, 8),
+            Column("epoch", lambda e: e.epoch, 5),
+            Column("samples", lambda e: e.samples, 7),
+            Column("reason", lambda e: e.reason),
+        ),
+    ),
+)
+
+CALLS = (
+    TopicShape(
+        label="training-calls", event=events.TrainingCall, key="model", kept=False,
+        written_by="the server that training loops call", read_by="the worker of calls, the server",
+        tenant=OF_TENANT, reader=None, is_about="a training call", audit="whole", causes=(),
+        line=lambda kind, model, seq_id, refusal: (
+            f"{kind} {seq_id} of {model}{'' if refusal is None else f': {refusal}'}"
+        ),
+        columns=(
+            Column("call", lambda e: short(e.call_id), 10),
+            Column("model", lambda e: e.model, 24),
+            Column("seq", lambda e: e.seq_id, 5, right=True),
+            Column("kind", lambda e: e.kind, 24),
+            Column("tokens", lambda e: e.tokens, 7, right=True),
+            Column("path", lambda e: e.refusal or e.path),
+        ),
+    ),
+    TopicShape(
+        label="training-results", event=events.TrainingResult, key="model", kept=False,
+        written_by="the worker of calls", read_by="the server, the controller of jobs",
+        tenant=OF_TENANT, reader=None, is_about="the result of a training call", audit="whole",
+        causes=("training-calls", "adapters"),
+        line=lambda kind, model, seq_id, error: f"{kind} {seq_id} of {model}: {error or 'done'}",
+        columns=(
+            Column("call", lambda e: short(e.call_id), 10),
+            Column("model", lambda e: e.model, 24),
+            Column("seq", lambda e: e.seq_id, 5, right=True),
+            Column("kind", lambda e: e.kind, 24),
+            Column("seconds", lambda e: f"{e.seconds:.2f}", 7, right=True),
+            Column("path", lambda e: e.error or e.path),
+        ),
+    ),
+)
+# fmt: on

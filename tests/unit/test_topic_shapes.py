@@ -1,0 +1,60 @@
+"""A topic is declared once, and what is missing or contradicts its event is refused at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streams.kafka.topics import SHAPES
+from streams.tools.audit.reading import effects_first
+from streams.tools.query.views import tenant_conditions
+from streams.tools.views.record_line import summary
+from streams.tools.views.rights import LogRights
+from streams.topics.shape import ADMINS_ONLY, TopicShape
+from tests.support.factories import one_of_each
+
+FACTS = {name: getattr(SHAPES["curation"], name) for name in TopicShape.__dataclass_fields__}
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_a_topic_without_one_of_its_facts_is_refused(fact: str) -> None:
+    with pytest.raises(TypeError, match=fact):
+        TopicShape(**{name: value for name, value in FACTS.items() if name != fact})
+
+
+@pytest.mark.parametrize(
+    ("fact", "value", "says"),
+    [
+        ("label", "Curation", "small letters"),
+        ("key", "tsk_id", "reads tsk_id"),
+        ("line", lambda verdict, referee: f"{verdict}{referee}", "reads referee"),
+        ("audit", "sometimes", "expected one of"),
+        *((fact, "", f"{fact} is empty") for fact in ("written_by", "read_by", "is_about", "columns")),
+    ],
+)
+def test_a_fact_that_contradicts_the_event_is_refused(fact: str, value: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        replace(SHAPES["curation"], **{fact: value})
+
+
+def test_every_record_has_its_line_in_words() -> None:
+    events = dict(zip(SHAPES, one_of_each(), strict=True))
+    assert [label for label, event in events.items() if not summary(label, event)] == []
+
+
+def test_the_audit_reads_the_ends_of_effects_before_those_of_their_causes() -> None:
+    order = effects_first(SHAPES)
+    assert set(SHAPES) - set(order) == {"requests"}
+    assert order[0] == "dead-letters"
+    late = [(shape.label, cause) for shape in SHAPES.values() for cause in shape.causes if cause in order]
+    assert [pair for pair in late if order.index(pair[0]) > order.index(pair[1])] == []
+
+
+def test_every_view_says_whose_its_rows_are_and_a_tenant_reads_no_other_name() -> None:
+    sql = LogRights(tenant="shop").restrict("FROM tasks")
+    hidden = LogRights(access=False).restrict("FROM tasks")
+    for view, rows in tenant_conditions().items():
+        assert f" {view} AS (" in sql
+        assert (f" {view} AS (" in hidden) == (rows == ADMINS_ONLY)
