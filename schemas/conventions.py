@@ -12,6 +12,9 @@ POLICY_LAG = "policy_lag"
 """Metadata of a group sampled by adapters of another run: how many versions its sampler was behind the newest one when
 the group was complete. Version numbers of that run mean nothing in this one."""
 
+PINNED = "pinned_version"
+"""Metadata of a group whose task named the version that had to answer: that version."""
+
 IMPORTED = "imported."
 """Prefix of the entries in a recipe that give the origin of an imported version."""
 FRAMEWORK, FRAMEWORK_VERSION, TRAINED_BY = (

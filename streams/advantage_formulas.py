@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 from streams import references
 
@@ -87,12 +88,23 @@ def rloo(rewards: Sequence[float], *, eps: float, ddof: int) -> list[float]:
     return [reward - (total - reward) / others for reward in rewards]
 
 
-FORMULAS: dict[str, Callable[..., list[float]]] = {
-    "grpo": grpo,
-    "dr_grpo": dr_grpo,
-    "rloo": rloo,
-    "batch_std": dr_grpo,
+class Formula(NamedTuple):
+    """One formula by name."""
+
+    advantages: Callable[..., list[float]]
+    """(rewards, eps=, ddof=) -> one advantage per reward."""
+    recount: Callable[[float, int, float, float], float]
+    """(reward - mean, number of rewards, their std, eps) -> the advantage of that reward: a second implementation, by
+    which the audit checks what the first one wrote."""
+
+
+FORMULAS: dict[str, Formula] = {
+    "grpo": Formula(grpo, lambda distance, n, std, eps: distance / (std + eps)),
+    "dr_grpo": Formula(dr_grpo, lambda distance, n, std, eps: distance),
+    "rloo": Formula(rloo, lambda distance, n, std, eps: distance * n / (n - 1)),
+    "batch_std": Formula(dr_grpo, lambda distance, n, std, eps: distance),
 }
+"""The names that `advantages.formula` takes: settings, the stream worker and the audit read this alone."""
 
 
 def advantages(formula: str, rewards: Sequence[float], *, eps: float, ddof: int) -> list[float]:
@@ -106,7 +118,7 @@ def advantages(formula: str, rewards: Sequence[float], *, eps: float, ddof: int)
     if are_equal(rewards):
         return [0.0] * len(rewards)
     if formula in FORMULAS:
-        return FORMULAS[formula](rewards, eps=eps, ddof=ddof)
+        return FORMULAS[formula].advantages(rewards, eps=eps, ddof=ddof)
     return _own(formula, rewards, eps=eps, ddof=ddof)
 
 

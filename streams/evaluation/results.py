@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
+from schemas.conventions import PINNED
 from schemas.events import AdapterEvent, AdvantagedGroup, GroupResponse, Outcome, derive_id
 from streams.errors import ContradictoryEvent
 from streams.evaluation import intervals
@@ -236,12 +237,12 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _version_of(group: AdvantagedGroup) -> int:
-    if "pinned_version" not in group.metadata:
+    if PINNED not in group.metadata:
         raise ContradictoryEvent(
             f"task {group.task_id} belongs to suite {group.metadata['suite']!r} but is pinned to no version, so its "
             "answer says nothing about one; set adapter_version on every task of a suite"
         )
-    return _count(group, "pinned_version")
+    return _count(group, PINNED)
 
 
 def _count(group: AdvantagedGroup, name: str) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
+from schemas.conventions import PINNED
 from schemas.events import AdapterEvent, AdvantagedGroup, Outcome
 from schemas.serde import Poison
 from streams.adapters import versions as adapters
@@ -111,7 +112,7 @@ def _task_of(group: AdvantagedGroup | Poison, awaited: AwaitedResults) -> tuple[
     """Return version and task of a group that counts for the suite."""
     if isinstance(group, Poison) or (group.policy, group.metadata.get("suite")) != (awaited.policy, awaited.suite):
         return None
-    pinned = group.metadata.get("pinned_version", "")
+    pinned = group.metadata.get(PINNED, "")
     return (int(pinned), group.task_id) if pinned.isdecimal() else None
 
 

@@ -29,6 +29,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from schemas.events import AccessRole
+from streams.advantage_formulas import FORMULAS
 from streams.references import REFERENCE, checked_name, is_reference
 
 FOLDER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
@@ -138,7 +139,6 @@ class OneOf:
         return checked_name(name, self.names)
 
 
-FORMULAS = ("grpo", "dr_grpo", "rloo", "batch_std")
 CREDITS = ("trajectory", "return_to_go", "gigpo", "turn_outcome")
 LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "gspo")
 
@@ -290,7 +290,7 @@ class Worker(Section):
 class Advantages(Section):
     """How responses are compared."""
 
-    formula: Annotated[str, OneOf(FORMULAS)] = Field(
+    formula: Annotated[str, OneOf(tuple(FORMULAS))] = Field(
         "grpo", description="how a response is compared with its siblings; a name, or module:function of your own"
     )
     eps: float = Field(1e-4, ge=0, description="added to the standard deviation before dividing")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from schemas import events
-from schemas.conventions import has_scores
+from schemas.conventions import PINNED, POLICY_LAG, SOURCE_SHA256, has_scores
 from streams.output import Column, cell
 from streams.topics.reasons import dropped_text, reason_text
 from streams.topics.shape import (
@@ -14,13 +14,13 @@ from streams.topics.shape import (
     OWN_POLICY,
     OWN_RUN,
     OWN_TASK,
-    Reader,
+    LetterStage,
     TopicShape,
     short,
     words,
 )
 
-JOIN = Reader("streams", "advantages")
+JOIN = LetterStage("streams", "advantages")
 IS_OWN = "(tenant = {tenant} OR (tenant IS NULL AND (starts_with(policy, {prefix}) OR starts_with(agent, {prefix}))))"
 """Whether a task is a tenant's."""
 OF_OWN_RUN = f"({OWN_TASK} OR task_id IN (FROM own_runs))"
@@ -99,9 +99,15 @@ LOOP = (
         label="groups", event=events.AdvantagedGroup, key="policy", kept=False,
         written_by="advantages", read_by="batches, rollouts, policy, trainer",
         tenant=f"coalesce(tenant, {{tenant}}) = {{tenant}} AND {OF_OWN_RUN}",
-        reader=Reader("streams", "batches"), is_about="a group", audit="groups",
+        reader=LetterStage("streams", "batches"), is_about="a group", audit="groups",
         causes=("tasks", "responses", "rewards", "group-control"),
         line=_group,
+        metadata={
+            PINNED: "the version that its task named",
+            POLICY_LAG: "how many versions its sampler, of another run, was behind the newest one",
+            SOURCE_SHA256[0]: "checksum of the source of a formula of the user's own",
+            SOURCE_SHA256[1]: "checksum of the source of a credit rule of the user's own",
+        },
         columns=(
             Column("task", lambda e: short(e.task_id), 8),
             Column("purpose", lambda e: e.purpose, 7),
@@ -115,7 +121,8 @@ LOOP = (
     TopicShape(
         label="batches", event=events.Batch, key="policy", kept=False,
         written_by="batches", read_by="trainer, policy",
-        tenant=OWN_POLICY, reader=Reader("trainer-", "trainer"), is_about="a batch", audit="groups", causes=("groups",),
+        tenant=OWN_POLICY, reader=LetterStage("trainer-", "trainer"), is_about="a batch", audit="groups",
+        causes=("groups",),
         line=lambda sequence, groups: f"batch {sequence} of {groups} groups",
         columns=(
             Column("policy", lambda e: e.policy, 10),
@@ -130,7 +137,7 @@ LOOP = (
     TopicShape(
         label="adapters", event=events.AdapterEvent, key="policy", kept=True,
         written_by="trainer, rollouts, people", read_by="policy, rollouts, trainer",
-        tenant=OWN_POLICY, reader=Reader("streams", "rollouts"), is_about="about a version", audit="whole",
+        tenant=OWN_POLICY, reader=LetterStage("streams", "rollouts"), is_about="about a version", audit="whole",
         causes=("groups", "batches", "training-calls"),
         line=lambda version, kind, reason: f"version {version} {words(kind)}: {reason}",
         columns=(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, get_args
 
 from schemas.events import Event
@@ -34,7 +34,7 @@ EVERY_TOPIC = "*"
 _LABEL = re.compile(r"[a-z]+(-[a-z]+)*")
 
 
-class Reader(NamedTuple):
+class LetterStage(NamedTuple):
     """A stage that writes a dead letter about each record that it cannot use."""
 
     group: str
@@ -58,7 +58,7 @@ class TopicShape:
     read_by: str
     tenant: str
     """Which rows of the topic's view are a tenant's: a condition in SQL with {tenant} and {prefix}, or ADMINS_ONLY."""
-    reader: Reader | None
+    reader: LetterStage | None
     """The stage that writes a dead letter about a record that is no event of this topic. None: no stage does."""
     is_about: str
     """What a record is, in the words of a finding: `a verdict`, `about a job`."""
@@ -70,6 +70,8 @@ class TopicShape:
     """A record in one line. Its arguments are fields of the event, and columns of the topic's view."""
     columns: tuple[Column, ...]
     """Of a table of its events."""
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What its writer may add to the metadata of what it is made of, by key, with the meaning."""
 
     def __post_init__(self) -> None:
         """Raise ValueError where a fact is missing or contradicts the event."""

@@ -13,11 +13,11 @@ from tests.import_graph import ROOT, imports, loads, modules, ours
 LAYERS = [
     ["schemas", "streams.errors"],
     ["streams.references"],
+    ["streams.advantage_formulas"],
     [
         "streams.settings",
         "streams.files",
         "streams.output",
-        "streams.advantage_formulas",
         "streams.http_client",
     ],
     ["streams.processes", "streams.topics"],

@@ -92,7 +92,6 @@ def test_each_built_in_loss_is_trls(tmp_path: Path, name: str) -> None:
 
 def test_the_names_that_settings_take_are_those_that_exist() -> None:
     assert set(model.LOSSES) == set(losses.LOSSES)
-    assert set(model.FORMULAS) == set(FORMULAS)
     assert set(model.CREDITS) == {"trajectory", *CREDIT}
 
 

@@ -15,6 +15,7 @@ from hypothesis import example, given, strategies as st
 from schemas.events import Batch, Response, TokensElsewhere, derive_id
 from schemas.tokens import Logprobs, LossMask, TokenIds
 from streams import advantage_formulas
+from streams.advantage_formulas import FORMULAS
 from streams.kafka.record import Record, dead_letter
 from streams.settings.model import Advantages, Fleet, Settings
 from streams.stages.advantages.credit import Episode
@@ -49,6 +50,7 @@ from tests.support.thoroughness import examples
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "streams" / "tools" / "audit").glob("*.py"))
 MAY_IMPORT = {
+    "advantage_formulas",  # for the second implementation of each formula, next to the first
     "errors",
     "output",
     "cli.runtime",
@@ -66,6 +68,7 @@ MAY_IMPORT = {
     "observability.metrics",
     "settings.load",
     "settings.model",
+    "topics.shape",
 }
 
 
@@ -533,7 +536,17 @@ def test_metadata_that_neither_task_nor_formula_has_are_named() -> None:
     ((record, _),) = groups_of(log.records)
     added = {"formula_sha256": "0" * 64, "colour": "red", "note": "n"}
     report = settled(rewritten(log.records, record.at, lambda group: replace(group, metadata=added)))
-    assert named(report).endswith("colour, formula_sha256")
+    differing, undeclared = named(report).splitlines()
+    assert differing.startswith(f"contradictory {record.at}: its metadata are not those of its task ")
+    assert differing.endswith(": formula_sha256")
+    assert undeclared == f"contradictory {record.at}: nothing that is installed adds such metadata to a group: colour"
+
+
+def test_a_formula_that_is_not_known_is_named() -> None:
+    log = joined_under(formula="grpo")
+    ((record, _),) = groups_of(log.records)
+    report = settled(rewritten(log.records, record.at, lambda group: replace(group, formula="median")))
+    assert "its formula is median, and there are grpo, " in named(report)
 
 
 @pytest.mark.parametrize(("more", "wrong"), [(0, False), (1, True)])
@@ -573,7 +586,7 @@ def test_batches_count_what_they_dropped_beyond_those_they_name() -> None:
 
 
 @given(
-    st.sampled_from(["grpo", "dr_grpo", "rloo", "batch_std"]),
+    st.sampled_from([*FORMULAS]),
     st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12),
     st.sampled_from([0, 1]),
 )
@@ -582,7 +595,7 @@ def test_the_second_implementation_of_the_formulas_agrees_with_the_first(
     formula: str, rewards: list[float], ddof: int
 ) -> None:
     spread = max(rewards) - min(rewards)
-    mean, std, ours = expected_numbers(formula, rewards, 1e-4, ddof)
+    mean, std, ours = expected_numbers(FORMULAS[formula], rewards, 1e-4, ddof)
     scale = max(map(abs, rewards), default=0.0)
     theirs = advantage_formulas.advantages(formula, rewards, eps=1e-4, ddof=ddof)
     grown = max(1.0, scale) / (std + 1e-4) if formula == "grpo" else max(1.0, scale)

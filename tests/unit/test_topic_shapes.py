@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -15,7 +15,9 @@ from streams.tools.views.rights import LogRights
 from streams.topics.shape import ADMINS_ONLY, TopicShape
 from tests.support.factories import one_of_each
 
-FACTS = {name: getattr(SHAPES["curation"], name) for name in TopicShape.__dataclass_fields__}
+FACTS = {
+    field.name: getattr(SHAPES["curation"], field.name) for field in fields(TopicShape) if field.name != "metadata"
+}
 
 
 @pytest.mark.parametrize("fact", FACTS)

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from schemas.conventions import tool_failures
+from schemas.conventions import PINNED, tool_failures
 from schemas.convert import from_plain, to_plain
 from schemas.events import AdvantagedGroup, LeftOut, ResponseTurn, Sampling, derive_id
 from schemas.serde import encode_values
@@ -287,5 +287,5 @@ def _elsewhere(body: ResponseBody, _: int) -> dict[str, Any]:
 
 def _metadata(task: TaskInfo) -> dict[str, str]:
     """Return the task's metadata, with the version it was pinned to: nothing else records it if nobody answered."""
-    pinned = {} if task.adapter_version is None else {"pinned_version": str(task.adapter_version)}
+    pinned = {} if task.adapter_version is None else {PINNED: str(task.adapter_version)}
     return dict(sorted((dict(task.metadata) | pinned).items()))

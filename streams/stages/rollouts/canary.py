@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from schemas.conventions import POLICY_LAG, UNSCORED, has_scores
+from schemas.conventions import PINNED, POLICY_LAG, UNSCORED, has_scores
 from schemas.events import AdapterEvent, AdvantagedGroup, GroupResponse, Verdict, derive_id
 from streams.adapters.serving import place
 from streams.evaluation import intervals, sequential
@@ -152,7 +152,7 @@ def _recovery(responses: Sequence[GroupResponse]) -> float | None:
 
 def arm_of(group: AdvantagedGroup, trial: CanaryTrial) -> ArmName | None:
     """Return the arm that a group belongs to; None if to neither."""
-    if group.purpose == "eval" or "pinned_version" in group.metadata or POLICY_LAG in group.metadata:
+    if group.purpose == "eval" or PINNED in group.metadata or POLICY_LAG in group.metadata:
         return None
     if group.adapter_version == trial.primary:
         return "primary"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from schemas.conventions import POLICY_LAG
 from schemas.events import Coordinates, SourceRange
 from streams.kafka import group_names
 from streams.kafka.record import TopicPartition
@@ -555,10 +556,6 @@ class AuditFinding(NamedTuple):
     """The log is right: the record has its dead letter, or a repetition changed nothing."""
 
 
-RECORDED_LAG = "policy_lag"
-"""Key of a replayed group: how many versions behind its sampler was."""
-
-
 class AuditView:
     """What the recounts look up beside their own facts."""
 
@@ -602,7 +599,7 @@ class AuditView:
         """Return how many batches before batch `sequence` this group was sampled; below 0 if that cannot be."""
         if not self.settings.trainer.off_policy:
             return sequence - group.batches
-        recorded = group.metadata.get(RECORDED_LAG, "")
+        recorded = group.metadata.get(POLICY_LAG, "")
         return int(recorded) if recorded.isdecimal() else -1
 
     def gone(self, label: str, partition: int, offset: int) -> bool:

@@ -15,10 +15,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from schemas.conventions import ABSTAINED, SOURCE_SHA256, UNRANKED
+from schemas.conventions import ABSTAINED, PINNED, POLICY_LAG, SOURCE_SHA256, UNRANKED
 from schemas.events import Coordinates, derive_id
+from streams.advantage_formulas import FORMULAS, Formula
+from streams.kafka.topics import SHAPES
 from streams.tools.audit.facts import (
-    RECORDED_LAG,
     AuditFinding,
     AuditView,
     GroupFact,
@@ -72,6 +73,8 @@ def _about(case: GroupCase, view: AuditView) -> Iterator[AuditFinding]:
     shortened = group.dropped_reason == "too_large" and not group.metadata
     if not shortened and (names := _foreign_metadata(case, view)):
         yield _wrong(group, f"its metadata are not those of its task {task.at}: {', '.join(names)}")
+    if unknown := sorted(group.metadata.keys() - task.metadata.keys() - SHAPES["groups"].metadata.keys()):
+        yield _wrong(group, f"nothing that is installed adds such metadata to a group: {', '.join(unknown)}")
     if group.group_id != derive_id(group.task_id, "group", group.formula_version):
         yield _wrong(group, "its group_id is not that of its task")
     if group.complete and group.sampling_id != case.winner:
@@ -86,12 +89,14 @@ def _foreign_metadata(case: GroupCase, view: AuditView) -> list[str]:
     A function of the user's own is recorded with the checksum of its source, which nothing in the log confirms.
     """
     group, task = case.group, case.task
-    pinned = {} if task.pinned is None else {"pinned_version": str(task.pinned)}
+    pinned = {} if task.pinned is None else {PINNED: str(task.pinned)}
     unconfirmed = {key for key, name in zip(SOURCE_SHA256, (group.formula, group.credit), strict=True) if ":" in name}
     if view.settings.trainer.off_policy:
-        unconfirmed.add(RECORDED_LAG)  # the versions here are not those that sampled
+        unconfirmed.add(POLICY_LAG)  # the versions here are not those that sampled
+    unconfirmed |= SHAPES["groups"].metadata.keys() - {PINNED, POLICY_LAG, *SOURCE_SHA256}
     differing = {**task.metadata, **pinned}.items() ^ group.metadata.items()
-    return sorted({name for name, _ in differing} - unconfirmed)
+    undeclared = group.metadata.keys() - task.metadata.keys() - SHAPES["groups"].metadata.keys()
+    return sorted({name for name, _ in differing} - unconfirmed - undeclared)
 
 
 class _Check:
@@ -282,25 +287,26 @@ class _Check:
             )
         if group.dropped_reason is None and not rewards and self._task.sources:
             yield _wrong(group, "it has no responses, and no dropped_reason")
-        mean, std, expected = expected_numbers(group.formula, rewards, group.eps, group.ddof)
+        formula = FORMULAS.get(group.formula)
+        mean, std, expected = expected_numbers(formula, rewards, group.eps, group.ddof)
         scale = max(map(abs, rewards), default=0.0)
         if not _near(group.mean, mean, scale) or not _near(group.std, std, scale):
             yield _wrong(group, f"mean and std are {group.mean} and {group.std}, expected {mean} and {std}")
-        if ":" in group.formula:
-            return  # a formula of the user's own has no second implementation
+        if formula is None:  # one of the user's own has no second implementation
+            if ":" not in group.formula:
+                yield _wrong(group, f"its formula is {group.formula}, and there are {', '.join(FORMULAS)}")
+            return
+        # rounding errors of a reward grow as advantages do
+        grown = formula.recount(scale, len(rewards), std, group.eps) if len(rewards) > 1 and std + group.eps else scale
         for member, value in zip(group.members, expected, strict=False):
-            # rounding errors of a reward grow as advantages do
-            grown = scale / (std + group.eps) if group.formula == "grpo" and std + group.eps else scale
             if not _near(member.advantage, value, grown):
                 yield _wrong(group, f"slot {member.slot} has advantage {member.advantage}, expected {value}")
 
 
-def expected_numbers(formula: str, rewards: Sequence[float], eps: float, ddof: int) -> tuple[float, float, list[float]]:
-    """Return mean, standard deviation and advantages of these rewards.
-
-    With d = r - mean: grpo d / (std + eps), arXiv:2402.03300; dr_grpo and batch_std d, arXiv:2503.20783; rloo
-    d n / (n - 1), which is the distance to the mean of the others, arXiv:2402.14740. All-equal rewards give zeros.
-    """
+def expected_numbers(
+    formula: Formula | None, rewards: Sequence[float], eps: float, ddof: int
+) -> tuple[float, float, list[float]]:
+    """Return mean, standard deviation and advantages of these rewards, none for None. All-equal rewards give zeros."""
     n = len(rewards)
     if not n:
         return 0.0, 0.0, []
@@ -309,9 +315,7 @@ def expected_numbers(formula: str, rewards: Sequence[float], eps: float, ddof: i
     std = math.hypot(*distances) / math.sqrt(n - ddof) if n > ddof else 0.0
     if max(rewards) - min(rewards) <= EQUAL * max(1.0, *map(abs, rewards)):
         return mean, std, [0.0] * n
-    if formula == "grpo":
-        return mean, std, [distance / (std + eps) for distance in distances]
-    return mean, std, [distance * n / (n - 1) for distance in distances] if formula == "rloo" else distances
+    return mean, std, [] if formula is None else [formula.recount(distance, n, std, eps) for distance in distances]
 
 
 def _near(got: float, expected: float, scale: float) -> bool:
