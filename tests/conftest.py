@@ -8,6 +8,7 @@ test slower.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import logging
@@ -52,6 +53,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
+        atexit.register(gc.unfreeze)  # or DuckDB's client prints what is not collected at the end
         gc.enable()
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
@@ -16,10 +18,13 @@ from schemas.events import (
     Coordinates,
     CurationEvent,
     CurationJudge,
+    Event,
     JudgeAgreement,
     Message,
     RunVerdict,
     ToolCall,
+    TrajectoryEvent,
+    Turn,
     derive_id,
 )
 from streams.data.near_duplicates import Clusters, ComparedText, compared_text, jaccard, join_similar, shingles
@@ -56,6 +61,7 @@ JUDGE = CurationJudge(
     completion_tokens=3,
 )
 AGREEMENT = JudgeAgreement(runs=80, kappa=0.8, low=0.7, min_runs=50, min_kappa=0.6, window=500, counted=(0,))
+T = TypeVar("T", bound=Event)
 ALL = DatasetRule(policy="default", eval_share=0.0)
 
 
@@ -245,6 +251,64 @@ def test_the_digest_is_what_sha256sum_says_of_the_rows_and_the_event_id_follows_
     said = subprocess.run(["sh", "-c", shell], cwd=tmp_path / "d", capture_output=True, check=True, text=True).stdout
     assert said.split()[0] == made.event.digest
     assert made.event.event_id == derive_id("coach", "built", made.event.digest)
+
+
+def made_by_the_page(log: Appended, share: float, seed: int) -> dict[str, bytes]:
+    """Return the conversations of runs without a task; written from docs/improve.md, with nothing of ours."""
+    turns, files = dict[str, list[Turn]](), dict[str, bytes]()
+    for turn in sorted(events(log, Turn, "turns"), key=lambda turn: turn.number):
+        turns.setdefault(turn.trajectory_id, []).append(turn)
+    promoted = {one.answer_id for one in events(log, CurationEvent, "curation") if one.verdict == "promote"}
+    ended = [one.trajectory_id for one in events(log, TrajectoryEvent, "trajectories") if one.kind == "ended"]
+    runs = [run for run in ended if run in promoted]
+    asked = {run: " ".join(m.content for m in turns[run][0].messages if m.role == "user") for run in runs}
+    words = {run: re.findall(r"\w+", text.casefold()) for run, text in asked.items()}
+    for run in runs:
+        row: dict[str, Any] = {"messages": []}
+        for turn in turns[run]:
+            for message in (*turn.messages, turn.reply):
+                line: dict[str, Any] = {"role": message.role, "content": message.content}
+                line |= {"tool_call_id": message.tool_call_id} if message.tool_call_id else {}
+                for call in message.tool_calls:
+                    function = {"name": call.name, "arguments": call.arguments}
+                    line.setdefault("tool_calls", []).append({"id": call.id, "type": "function", "function": function})
+                was_sent = message.role == "assistant" and message is not turn.reply
+                row["messages"].append(line | ({"weight": 0} if was_sent else {}))
+        for tool in turns[run][0].tools:
+            about = {"name": tool.name, "description": tool.description, "parameters": json.loads(tool.parameters)}
+            row.setdefault("tools", []).append({"type": "function", "function": about})
+        cluster = [other for other in runs if words[other] == words[run]]
+        oldest = min(cluster, key=lambda name: (turns[name][-1].created_at, name))
+        draw = int.from_bytes(sha256(f"{seed}\x1f{oldest}".encode()).digest()[:8], "big") / 2**64
+        name, text = "eval.jsonl" if draw < share else "train.jsonl", json.dumps(row, ensure_ascii=False)
+        for character in "\x85\u2028\u2029":
+            text = text.replace(character, f"\\u{ord(character):04x}")
+        files[name] = files.get(name, b"") + text.encode() + b"\n"
+    return files
+
+
+def events(log: Appended, kind: type[T], label: str) -> list[T]:
+    return [event for one in log.records[f"streamward.{label}"] if isinstance(event := one.decode(kind), kind)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_another_program_makes_the_bytes_of_a_set_from_the_page_alone(seed: int) -> None:
+    log = Appended()
+    for number in range(12):
+        run, at = Recorded(f"run-{number}"), 2_000_000_000_000 - number
+        alone: dict[str, Any] = {"task_id": run.trajectory_id, "sampling_id": None, "slot": None, "created_at": at}
+        question = ("What is it?", "what  IS it", f"Who said {'abcdefgh'[number % 8]}? caf\u00e9\u2028")[number % 3]
+        tools, call = [ADD] if number % 2 else [], ToolCall(id="c1", name="add", arguments='{"a": 4, "b": 7}')
+        asks = [system("You add."), user("1 + 1 ="), assistant("2"), user(question)]
+        reply = Message(role="assistant", content="", tool_calls=(call,)) if tools else assistant(f"\x85 {number}")
+        first = run.call(asks, tools, reply=reply, **alone)
+        result = Message(role="tool", content="11", tool_call_id="c1") if tools else user("And then?")
+        run.call([*run.history(first), result], tools, reply=assistant("11"), **alone)
+        log.write(*run.turns, end(run))
+        verdict(log, run.trajectory_id, "reject" if number == 7 else "promote")
+    made = composed(log, DatasetRule(policy="default", eval_share=0.5, seed=seed))
+    ours = {name: content for name, content in made.contents.items() if name in ("train.jsonl", "eval.jsonl")}
+    assert made_by_the_page(log, 0.5, seed) == ours and sum(content.count(b"\n") for content in ours.values()) == 11
 
 
 def test_ranges_that_retention_has_deleted_are_refused_with_the_way_out() -> None:
