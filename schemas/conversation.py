@@ -28,10 +28,11 @@ from pydantic_core import PydanticCustomError
 from schemas import json_text
 from schemas.events import Message, Tool, ToolCall
 from schemas.faults import Ignored, OutsideObject, Refused, faults, refusal
+from schemas.older_forms import FUNCTIONS
 
 TEXT_ALONE = "the model reads and writes text alone"
 NO_CACHE_KEYS = "prefixes are cached without keys"
-OLD_CALLS = "use tools; functions are what they were before"
+OLD_CALLS = FUNCTIONS.text
 MEDIA = frozenset(
     {
         *("image", "image_url", "input_image", "audio", "audio_url", "input_audio", "video", "video_url"),
@@ -145,10 +146,16 @@ class CallIn(OutsideObject):
         return ToolCall(id=self.id, name=written.name or "", arguments=written.arguments or "{}")
 
 
+def _role(role: object) -> object:
+    if role == "function":
+        raise PydanticCustomError("older_form", "{text}", {"text": FUNCTIONS.text})
+    return role
+
+
 class MessageIn(OutsideObject):
     """A message: its text, and of the model the calls that it made."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_role)]
     content: Content | None = None
     name: str | None = None
     tool_call_id: str | None = Field(None, description="of a tool's result")

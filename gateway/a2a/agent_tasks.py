@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import Request
@@ -51,6 +52,7 @@ from gateway.http.jsonrpc import RpcMethod
 from gateway.http.principal import actor_of
 from gateway.http.route import A2A
 from schemas.events import derive_id
+from schemas.older_forms import A2A_HEADER, A2A_METHOD, A2A_METHODS
 from streams.errors import CallError
 from streams.knowledge.thread_state import RunState
 
@@ -100,6 +102,7 @@ class AgentMethods:
             "SubscribeToTask": self._method(CancelTaskParameters, self._subscribe),
             "GetExtendedAgentCard": RpcMethod(self._refuse_extended_card),
             **dict.fromkeys(PUSH_METHODS, RpcMethod(self._refuse_push)),
+            **{name: RpcMethod(partial(self._refuse_older, now)) for name, now in A2A_METHODS.items()},
         }
 
     def _method(self, model: type[P], call: Callable[[P], Awaitable[Any]]) -> RpcMethod:
@@ -117,8 +120,7 @@ class AgentMethods:
     def _check_version(self) -> None:
         version = self._request.headers.get("a2a-version") or "0.3"  # as the protocol reads no header
         if version.partition(".")[0] != PROTOCOL_VERSION.partition(".")[0]:
-            problem = f"A2A-Version is {version[:20]}; this server speaks {PROTOCOL_VERSION}: send that header"
-            raise task_error(VERSION_NOT_SUPPORTED, problem)
+            raise task_error(VERSION_NOT_SUPPORTED, A2A_HEADER.text.format(version=version[:20]))
 
     async def _send(self, parameters: SendMessageParameters) -> dict[str, Any]:
         run = await self._begin(parameters)
@@ -227,6 +229,9 @@ class AgentMethods:
 
     async def _refuse_extended_card(self, _: dict[str, Any]) -> NoReturn:
         raise task_error(NO_EXTENDED_CARD, "there is one card, and it is that of your key")
+
+    async def _refuse_older(self, now: str, _: dict[str, Any]) -> NoReturn:
+        raise task_error(VERSION_NOT_SUPPORTED, A2A_METHOD.text.format(method=now))
 
     async def _refuse_push(self, _: dict[str, Any]) -> NoReturn:
         raise task_error(PUSH_NOT_SUPPORTED, NO_PUSH)

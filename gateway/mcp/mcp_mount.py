@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -30,6 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.http import errors
 from gateway.http.intake import Intake
 from gateway.mcp.mcp_paths import MCP_PATHS, Toolset
+from schemas.older_forms import MCP_HEADER
 from streams.errors import CallError
 
 if TYPE_CHECKING:
@@ -82,6 +84,9 @@ class McpMount:
             return
         except ClientDisconnect:
             return
+        if (problem := _older_version(scope, raw)) is not None:
+            await JSONResponse(problem, 400)(scope, receive, send)
+            return
         await until_client_leaves(partial(manager.handle_request, trim_headers(scope)), raw, receive, send)
 
     async def close(self) -> None:
@@ -115,6 +120,20 @@ class McpMount:
         async with manager.run():
             started.set()
             await self._closing.wait()
+
+
+def _older_version(scope: Scope, raw: bytes) -> dict[str, Any] | None:
+    """Return the error of a request whose header names a version that is not spoken; of newer clients the SDK's own."""
+    from mcp_types import PROTOCOL_VERSION_META_KEY, UNSUPPORTED_PROTOCOL_VERSION
+    from mcp_types.version import SUPPORTED_PROTOCOL_VERSIONS
+
+    version = Headers(scope=scope).get("mcp-protocol-version", "").strip()
+    if not version or version in SUPPORTED_PROTOCOL_VERSIONS or PROTOCOL_VERSION_META_KEY.encode() in raw:
+        return None
+    text = MCP_HEADER.text.format(version=version[:20], versions=", ".join(SUPPORTED_PROTOCOL_VERSIONS))
+    problem = _problem(UNSUPPORTED_PROTOCOL_VERSION, text)
+    problem["error"]["data"] = {"supported": list(SUPPORTED_PROTOCOL_VERSIONS), "requested": version[:20]}
+    return problem
 
 
 def _problem(code: int, message: str) -> dict[str, Any]:

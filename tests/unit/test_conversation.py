@@ -166,7 +166,7 @@ REFUSED: list[tuple[Conversation, str]] = [
     ([USER, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, USER],
      "messages[1].content[0] is not supported: what the model says is text"),
     ([USER, {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}, USER],
-     "messages[1].function_call is not supported: use tools; functions are what they were before"),
+     "messages[1].function_call is not supported: this is OpenAI's form of calls before `tools`"),
     ([{**USER, "name": 7}], "messages[0].name: Input should be a valid string (got 7)"),
     ([{**USER, "tool_call_id": "c1"}], "messages[0]: tool_call_id belongs to a result of a tool"),
     ([{**USER, "tool_calls": [openai("{}")]}], "messages[0]: tool_calls are the assistant's, and the role is user"),
