@@ -67,8 +67,9 @@ The paths of calls (`/v1/chat/completions`, `/v1/completions`, `/v1/responses`, 
 `/v1/models`) are also below `/agents/AGENT_ID` and `/agents/AGENT_ID/trajectories/TRAJECTORY_ID`, those of Streamward's
 own REST (`/finetune`, `/rl`, `/tasks`, `/rewards`, `/score`, `/groups`, `/query`, `/adapters`) below `/api/v1`.
 
-The routes of the Tinker API, also below `/api/v1`, of the Agent Protocol below `/acp` and of A2A below `/a2a` are not
-listed: their clients bring their own descriptions.
+Described elsewhere, and not listed here: the Tinker API, also below `/api/v1` (docs/tinker.md has each route), the
+Agent Protocol below `/acp` and A2A below `/a2a` (docs/agent-protocol.md), MCP below `/mcp` (docs/mcp.md; `tools/list`
+describes it), and the page below `/page` (docs/page.md).
 """
 BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 """Of numbers, as pydantic leaves them where a validator comes before, by what JSON Schema calls them."""
@@ -78,7 +79,7 @@ def document(routes: Sequence[Route], *, title: str, version: str, keys: bool) -
     """Return the description of a server with these routes; `keys`: whether it asks for keys."""
     description = _Description(keys)
     for route in routes:
-        if route.interface.is_described:
+        if not route.interface.described_in:
             description.add(route)
     result = {
         "openapi": "3.1.0",

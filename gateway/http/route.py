@@ -53,8 +53,8 @@ class Interface:
     prefixes: tuple[str, ...] = ("",)
     """Each route is below all of them; it is described below the first."""
     dialect: Dialect = errors.OPENAI
-    is_described: bool = True
-    """Whether openapi.json has them; an API with clients of its own is not described again."""
+    described_in: str = ""
+    """The page of docs/ that has them and says where their description is; empty: openapi.json has them."""
 
     def get(self, path: str, *, may: May, **declared: Any) -> Route:
         """Declare a route that reads."""
@@ -88,10 +88,12 @@ ANYWHERE = (503, 504)
 PLAIN = Interface()
 OPENAI = Interface(("/v1",))
 REST = Interface(("", "/api/v1"), errors.REST)
-TINKER = Interface(("/api/v1",), errors.TINKER, is_described=False)
-ACP = Interface(("/acp",), errors.AGENT_PROTOCOL, is_described=False)
-A2A = Interface(("/a2a",), errors.RPC, is_described=False)
-A2A_CARDS = Interface(("/a2a",), errors.REST, is_described=False)
+TINKER = Interface(("/api/v1",), errors.TINKER, described_in="tinker.md")
+ACP = Interface(("/acp",), errors.AGENT_PROTOCOL, described_in="agent-protocol.md")
+A2A = Interface(("/a2a",), errors.RPC, described_in="agent-protocol.md")
+A2A_CARDS = Interface(("/a2a",), errors.REST, described_in="agent-protocol.md")
+MCP = Interface(described_in="mcp.md")
+PAGE = Interface(described_in="page.md")
 
 
 class Reply(NamedTuple, Generic[T]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from gateway.http.route import PLAIN, Route
+from gateway.http.route import MCP, Route
 
 Toolset = Literal["log", "policy", "scoring", "control", "registered"]
 """The log and what is done with it, answers of a policy, scores, jobs and versions, or the tools of the registry."""
@@ -13,9 +13,9 @@ MCP_PATHS: dict[str, Toolset] = {"/mcp": "log", **{f"/mcp/{toolset}": toolset fo
 SOCKET_PATH = "/mcp/stream"
 MCP_ROUTES = (
     *(
-        Route(method, path, PLAIN, may="models.read")  # what every role may; each tool is decided for itself
+        Route(method, path, MCP, may="models.read")  # what every role may; each tool is decided for itself
         for path in MCP_PATHS
         for method in ("POST", "GET", "DELETE")
     ),
-    Route("GET", SOCKET_PATH, PLAIN, may="chat.call"),  # the handshake of a WebSocket; tool_socket.py answers it
+    Route("GET", SOCKET_PATH, MCP, may="chat.call"),  # the handshake of a WebSocket; tool_socket.py answers it
 )

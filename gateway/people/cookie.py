@@ -28,7 +28,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http.notice import PREFIX, plain_page
-from gateway.http.route import Route
+from gateway.http.route import PAGE, Route
 from streams.access.keys import AccessKey
 from streams.access.logins import TokenPair
 from streams.access.users import User
@@ -40,15 +40,15 @@ LOGIN, LOGOUT = f"{PREFIX}/login", f"{PREFIX}/logout"
 OPEN = ("/", LOGIN, LOGOUT)
 STATIC = f"{PREFIX}/static/"
 PAGE_ROUTES = (
-    Route("GET", "/", may=None),
-    Route("GET", LOGIN, may=None),
-    Route("POST", LOGIN, may="auth.login"),
-    Route("GET", LOGOUT, may=None),
-    Route("POST", LOGOUT, may="auth.logout"),
-    Route("GET", STATIC + "{path:path}", may=None),
-    Route("GET", PREFIX, may="log.read"),
-    Route("GET", PREFIX + "/{path:path}", may="log.read"),
-    Route("POST", PREFIX + "/{path:path}", may="log.read"),  # what every role may; the page decides about each form
+    Route("GET", "/", PAGE, may=None),
+    Route("GET", LOGIN, PAGE, may=None),
+    Route("POST", LOGIN, PAGE, may="auth.login"),
+    Route("GET", LOGOUT, PAGE, may=None),
+    Route("POST", LOGOUT, PAGE, may="auth.logout"),
+    Route("GET", STATIC + "{path:path}", PAGE, may=None),
+    Route("GET", PREFIX, PAGE, may="log.read"),
+    Route("GET", PREFIX + "/{path:path}", PAGE, may="log.read"),
+    Route("POST", PREFIX + "/{path:path}", PAGE, may="log.read"),  # every role may; the page decides about each form
 )
 """What the door has to know of the page, which is mounted as it is."""
 HOUR_S = 3600

@@ -13,9 +13,11 @@ import httpx
 import pytest
 
 from gateway.document import FILE, text
+from gateway.http.application import DESCRIPTION
 from gateway.http.body import read
 from gateway.http.openapi import JSON
-from gateway.routes import ROUTES
+from gateway.http.route import Route
+from gateway.routes import ROUTES, TABLE
 from streams.cli.root import cli
 from tests.support.documented import differences, document, valid
 
@@ -78,6 +80,21 @@ def test_what_differs_from_the_description_is_found(status: int, body: dict[str,
     answer = httpx.Response(status, json=body, request=httpx.Request("GET", "http://there/healthz"))
     found = list(differences(answer))
     assert len(found) == len(says) and all(word in told for word, told in zip(says, found, strict=True))
+
+
+@pytest.mark.parametrize("route", TABLE.routes, ids=lambda route: f"{route.method} {route.path}")
+def test_every_route_is_in_the_description_or_in_the_page_that_says_what_describes_it(route: Route) -> None:
+    page = route.interface.described_in
+    if route is DESCRIPTION:
+        return
+    if not page:
+        assert route.method.lower() in document()["paths"][route.paths[0]]
+        return
+    words = [word for word in re.split("[/{}.]", route.paths[0]) if word and f"{{{word}" not in route.paths[0]]
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert [word for word in words if not re.search(rf"\b{re.escape(word)}\b", text)] == []
+    links = (ROOT / "docs" / "gateway.md").read_text(encoding="utf-8")
+    assert f"]({page}" in links and f"docs/{page}" in document()["info"]["description"]
 
 
 # --- one name, one form -----------------------------------------------------------------------------------------------

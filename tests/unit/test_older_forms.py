@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,10 +24,12 @@ from gateway.mcp.mcp_mount import McpMount
 from gateway.people.door import Door
 from gateway.routes import TABLE
 from schemas.older_forms import A2A_METHODS, FUNCTIONS, PATHS, older_path
+from streams.engines.scripted.scripted_engine import Script
 from streams.errors import CallError
 from streams.settings.model import Serve
 from tests.unit.test_door import BEARER, Known
 
+DOCS = Path(__file__).parents[2] / "docs"
 OLD_PATHS = (
     *(
         "/v1/assistants",
@@ -106,3 +110,55 @@ def test_a_version_of_mcp_that_is_not_spoken_is_named_with_those_that_are(versio
         and f"this is MCP {version}, and this server speaks MCP 2024-11-05," in error["message"]
     )
     assert error["data"]["requested"] == version and answered.json()["result"] == {}
+
+
+SDK = {
+    "assistants": "POST /assistants/search, GET /assistants/a, POST /assistants, DELETE /assistants/a",
+    "crons": "POST /runs/crons, POST /runs/crons/search, DELETE /runs/crons/c",
+    "threads.count": "POST /threads/count",
+    "threads.prune": "POST /threads/prune",
+    "threads.get_state": "GET /threads/t/state",
+    "threads.update_state": "POST /threads/t/state",
+    "threads.stream": "POST /threads/t/stream/commands",
+    "threads.join_stream": "GET /threads/t/stream",
+    "runs.create_batch": "POST /runs/batch",
+    "runs.cancel_many": "POST /runs/cancel",
+    "threads.create": "POST /threads",
+    "threads.get": "GET /threads/t",
+    "threads.update": "PATCH /threads/t",
+    "threads.delete": "DELETE /threads/t",
+    "threads.search": "POST /threads/search",
+    "threads.copy": "POST /threads/t/copy",
+    "threads.get_history": "POST /threads/t/history",
+    "runs.create": "POST /threads/t/runs, POST /runs",
+    "runs.stream": "POST /threads/t/runs/stream, POST /runs/stream",
+    "runs.wait": "POST /threads/t/runs/wait, POST /runs/wait",
+    "runs.list": "GET /threads/t/runs",
+    "runs.get": "GET /threads/t/runs/r",
+    "runs.cancel": "POST /threads/t/runs/r/cancel",
+    "runs.join": "GET /threads/t/runs/r/join",
+    "runs.join_stream": "GET /threads/t/runs/r/stream",
+    "runs.delete": "DELETE /threads/t/runs/r",
+    "store.put_item": "PUT /store/items",
+    "store.list_namespaces": "POST /store/namespaces",
+}
+"""What methods of langgraph-sdk 0.4.14 request, below /acp."""
+
+
+def test_the_page_names_the_methods_of_langgraph_sdk_that_are_not_there_and_no_others() -> None:
+    page = (DOCS / "agent-protocol.md").read_text(encoding="utf-8")
+    (sentence,) = re.findall(r"\*\*Of langgraph-sdk, not there\*\*.*?\n\n", page, re.DOTALL)
+    requests = {name: [each.split() for each in calls.split(", ")] for name, calls in SDK.items()}
+    missing = {
+        name: {TABLE.find(method, f"/acp{path}") is None for method, path in calls} for name, calls in requests.items()
+    }
+    assert {name for name, of_method in missing.items() if len(of_method) != 1} == set()
+    assert set(re.findall(r"`([a-z_.]+)`", sentence)) == {name for name in missing if missing[name] == {True}}
+
+
+@pytest.mark.parametrize("client", ["Codex CLI", "Claude Code"])
+def test_the_row_of_a_client_with_a_long_prompt_has_the_scripted_context_that_takes_it(client: str) -> None:
+    (row,) = re.findall(rf"^\| {client} .*$", (DOCS / "agents.md").read_text(encoding="utf-8"), re.MULTILINE)
+    (size,), (setting,) = re.findall(r"about ([\d,]+) bytes", row), re.findall(r'`(\{"context_tokens".*?\})`', row)
+    least = int(size.replace(",", ""))
+    assert Script().context_tokens < least < Script(**json.loads(setting)).context_tokens
