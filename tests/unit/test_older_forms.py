@@ -119,7 +119,7 @@ SDK = {
     "threads.prune": "POST /threads/prune",
     "threads.get_state": "GET /threads/t/state",
     "threads.update_state": "POST /threads/t/state",
-    "threads.stream": "POST /threads/t/stream/commands",
+    "threads.stream": "POST /threads/t/commands, POST /threads/t/stream/events",
     "threads.join_stream": "GET /threads/t/stream",
     "runs.create_batch": "POST /runs/batch",
     "runs.cancel_many": "POST /runs/cancel",
