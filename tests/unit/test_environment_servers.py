@@ -82,6 +82,37 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(monkeypatch: pyte
     assert caught.value.reason == "missing_package"
 
 
+ENDLESS = """
+import json, sys
+for line in sys.stdin:
+    call = json.loads(line)
+    method, answer = call["method"], {"jsonrpc": "2.0", "id": call.get("id")}
+    tool = {"name": "pour", "inputSchema": {"type": "object"}}
+    about = {"capabilities": {"tools": {}}, "serverInfo": {"name": "pours", "version": "1"}}
+    version = {"protocolVersion": (call.get("params") or {}).get("protocolVersion", "2025-11-25")}
+    if method == "initialize":
+        print(json.dumps(answer | {"result": about | version}), flush=True)
+    elif method == "tools/list":
+        print(json.dumps(answer | {"result": {"tools": [tool]}}), flush=True)
+    elif method == "tools/call":
+        while True:
+            sys.stdout.write("x" * 65536)
+    elif "id" in call:
+        print(json.dumps(answer | {"error": {"code": -32601, "message": "no"}}), flush=True)
+"""
+
+
+def test_an_answer_without_end_is_too_large_and_not_slow(tmp_path: Path) -> None:
+    (tmp_path / "pours.py").write_text(ENDLESS)
+    name = f"mcp:{sys.executable} {tmp_path / 'pours.py'}"
+    with closing(EnvironmentPool(Environments(servers=name, timeout_s=45))) as pool:
+        environment = pool.open(EpisodeStart(name=name, settings='{"prompt": ""}', seed=0))
+        environment.reset(0)
+        with pytest.raises(EpisodeError, match="pour answers with more than 4194304 characters") as caught:
+            environment.step(calls(("pour", {})))
+    assert caught.value.reason == "too_large"
+
+
 # --- OpenEnv ----------------------------------------------------------------------------------------------------------
 
 

@@ -21,8 +21,11 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
 
 import httpx2
+from anyio import ClosedResourceError
 from anyio.from_thread import start_blocking_portal
+from anyio.streams.text import TextReceiveStream
 from mcp import Client, StdioServerParameters, stdio_client
+from mcp.client import stdio
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
@@ -30,13 +33,41 @@ from schemas import json_text
 from schemas.events import Tool
 from streams.environments.adapters.offered_tools import OfferedTools
 from streams.environments.episodes.environment import EpisodeError
+from streams.processes.worker_pipe import MAX_ANSWER_BYTES
 
+MOST_LINE_CHARACTERS = 4 * MAX_ANSWER_BYTES
+"""Of a message of a server: what a step may show, in both of its forms, and escaped."""
 INVALID_PARAMS = -32602
 """Of JSON-RPC: the server cannot use the call, and is otherwise well."""
 DIES_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
 """Program that becomes another one, which Linux kills (PR_SET_PDEATHSIG, SIGKILL) when its parent ends.
 
 A server is in a session of its own, so it is not killed with our process group."""
+
+
+class BoundedLines(TextReceiveStream):
+    """The output of a server that was started, up to a line that no step could show: the SDK would read on for minutes.
+
+    It joins all chunks of a line again at each one. The stream ends there, and with it the session.
+    """
+
+    overflows = False
+    """Whether that has ended the session of this process."""
+    _line_characters = 0
+
+    async def receive(self) -> str:
+        """Return the next chunk. Raises ClosedResourceError for a line that is too long."""
+        chunk = await super().receive()
+        last = chunk.rpartition("\n")[2]
+        self._line_characters = len(last) + (0 if "\n" in chunk else self._line_characters)
+        if self._line_characters > MOST_LINE_CHARACTERS:
+            BoundedLines.overflows = True
+            await self.transport_stream.aclose()
+            raise ClosedResourceError
+        return chunk
+
+
+stdio.TextReceiveStream = BoundedLines  # type: ignore[attr-defined]  # what the SDK reads lines with, which has no bound
 
 
 class McpEnvironment(OfferedTools):
@@ -96,9 +127,13 @@ class McpEnvironment(OfferedTools):
                 return tuple(tools)
 
     def _invoke(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+        BoundedLines.overflows = False
         try:
             result = self._portal.call(lambda: self._client.call_tool(name, arguments))
         except MCPError as exc:
+            if BoundedLines.overflows:
+                problem = f"{self._name}: {name} answers with more than {MOST_LINE_CHARACTERS} characters"
+                raise EpisodeError(problem, reason="too_large") from exc
             if exc.error.code != INVALID_PARAMS:
                 raise EpisodeError(f"{self._name}: {name}: {exc}", reason="crashed") from exc
             return str(exc), False
