@@ -1,4 +1,4 @@
-"""What clients of an older version of a protocol send, and what they are told: what it is, what is spoken, what to do.
+"""Older versions of protocols: how their clients are recognised, and the sentence that answers them.
 
 a path without a route ──► older_path ──► the sentence of its error
 a method, a header, a field, a role of an older version ──► sentence ──► the error of its own protocol
@@ -85,9 +85,9 @@ PATHS: tuple[tuple[str, OlderForm], ...] = (
         ),
     ),
 )
-"""Paths that have no route here, by what asked for them."""
+"""Patterns of paths that have no route here, each with its older form."""
 
 
 def older_path(path: str) -> OlderForm | None:
-    """Return what a path without a route is of; None if it is nothing that is known."""
+    """Return the older form that has this path, if there is one."""
     return next((form for pattern, form in PATHS if re.fullmatch(pattern, path)), None)
