@@ -327,6 +327,15 @@ def test_a_statement_can_be_followed_if_each_row_is_of_one_record(session: Sessi
     assert session.parse(sql).plain is plain
 
 
+def test_a_view_is_made_when_a_statement_names_it_and_an_error_knows_those_that_none_named(settings: Settings) -> None:
+    with Session(settings, source="archive") as fresh:
+        assert answer(fresh, "SELECT count(*) FROM Group_Responses") == [[0]]
+        made = {name for (name,) in fresh.con.execute("SHOW TABLES").fetchall()}
+        assert "group_responses" in made and "lineage" not in made
+        with pytest.raises(SettingsError, match='Did you mean "lineage"'):
+            answer(fresh, "FROM lineag")
+
+
 @pytest.mark.parametrize(
     ("sql", "said"),
     [

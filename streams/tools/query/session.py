@@ -5,8 +5,8 @@
 
 `connect()` returns a DuckDB connection with the views, for a notebook or a program. A `Session` adds what a command
 needs: statements are checked before they run, errors keep their type, and records that could not be read are counted.
-What a session sees is fixed when it is opened. Nothing is read until a statement needs it, then only the topics and
-columns it names, and nothing is committed.
+What a session sees is fixed when it is opened. Nothing is read, and no view made, until a statement needs it, then only
+the topics and columns it names, and nothing is committed.
 
 A session is locked unless files are allowed: DuckDB opens the archive's segments and no other file, loads nothing, and
 takes no settings (enable_external_access and lock_configuration of DuckDB's "Securing DuckDB").
@@ -55,6 +55,7 @@ BATCH_ROWS = 2048
 LIVE = "live"
 """The schema of what is read from Python."""
 NO_LIMITS = Scope()
+_WORD = re.compile(r"\w+")
 
 _log = logging.getLogger("streamward.query")
 
@@ -152,8 +153,11 @@ class Session:
         self.con.execute("SET TimeZone = 'UTC'")
         if self._archive is not None and self._archive.store.local is None:
             self.con.register_filesystem(self._archive.store.filesystem)
-        self._make_views()
-        if not limits.allow_files:
+        self.con.execute(f"CREATE SCHEMA {WHOLE}; CREATE SCHEMA {LIVE}")
+        self._unmade = dict(self.views)
+        if limits.allow_files:
+            self._make_views(self.views.keys())
+        else:
             self._lock()
 
     def __enter__(self) -> Self:
@@ -177,7 +181,7 @@ class Session:
         return parts | {label: Parts(parts[label].topic) for label in self._limits.empty_topics}
 
     def is_current(self) -> bool:
-        """Whether one that is opened now would see the same records. It takes a fifth of opening one."""
+        """Whether one that is opened now would see the same records."""
         archive = None if self._archive is None else ArchiveReader(self._settings)
         return _ranges(self._look(archive), self.scope) == self.ranges
 
@@ -196,6 +200,7 @@ class Session:
     def only_new(self, name: str) -> bool:
         """Let the view of a topic show only records written since the last call; return whether there are any."""
         view = self.views[name]
+        self._make_views({name})
         before = self._parts[view.label]
         now = newest(self._settings, before.topic)
         starts = {tp: before.ends.get(tp, now.starts[tp]) for tp in now.starts}
@@ -227,7 +232,14 @@ class Session:
             return tuple(relation.columns), relation.to_arrow_reader(BATCH_ROWS)
 
         with self._translate_errors(sql):
-            pull = Pull(self.con, open_reader)
+            self._make_named(sql)
+            try:
+                pull = Pull(self.con, open_reader)
+            except duckdb.CatalogException:
+                if not self._unmade:
+                    raise
+                self._make_views(self.views.keys())  # the error names those that are near
+                pull = Pull(self.con, open_reader)
         self._running.add(pull)
         return QueryResult(pull.names, pull.schema, self._batches(sql, pull))
 
@@ -235,6 +247,7 @@ class Session:
         """Return (name, type) of each column of a view. Raises NotFoundError, with the nearest name."""
         if name not in self.views:
             raise NotFoundError(f"no view is called {name!r}; there are {', '.join(self.views)}")
+        self._make_views({name})
         rows = self.con.execute(f"DESCRIBE main.{identifier(name)}").fetchall()
         return [(str(row[0]), str(row[1])) for row in rows]
 
@@ -289,18 +302,35 @@ class Session:
 
     # --- views --------------------------------------------------------------------------------------------------------
 
-    def _make_views(self) -> None:
-        self.con.execute(f"CREATE SCHEMA {WHOLE}; CREATE SCHEMA {LIVE}")
-        for view in self.views.values():
-            if view.sql:
-                self.con.execute(f"CREATE VIEW main.{identifier(view.name)} AS {view.sql}")
+    def _make_named(self, sql: str) -> None:
+        """Make the views that a statement may name: to make all of them takes longer than to read most of a page."""
+        words = set(_WORD.findall(sql.lower()))
+        self._make_views(self.views.keys() if "show" in words else words)
+
+    def _make_views(self, names: Collection[str]) -> None:
+        """Make those of these views that are not made, and first the ones they are made of."""
+        for name in [name for name in self._unmade if name in names]:
+            view = self._unmade.pop(name, None)
+            if view is None:
                 continue
-            parts = self._parts[view.label]
-            self._make_view(WHOLE, view, parts, NO_LIMITS)
-            if self.scope.whole:
-                self.con.execute(f"CREATE VIEW main.{identifier(view.name)} AS FROM {WHOLE}.{identifier(view.name)}")
-            else:
-                self._make_view("main", view, parts.within(self.scope), self.scope)
+            try:
+                self._make(view)
+            except BaseException:  # Ctrl-C: the next statement makes it
+                self._unmade[name] = view
+                raise
+
+    def _make(self, view: SqlView) -> None:
+        main = f"CREATE OR REPLACE VIEW main.{identifier(view.name)} AS "
+        if view.sql:
+            self._make_named(view.sql)
+            self.con.execute(main + view.sql)
+            return
+        parts = self._parts[view.label]
+        self._make_view(WHOLE, view, parts, NO_LIMITS)
+        if self.scope.whole:
+            self.con.execute(f"{main}FROM {WHOLE}.{identifier(view.name)}")
+        else:
+            self._make_view("main", view, parts.within(self.scope), self.scope)
 
     def _make_view(self, schema: str, view: SqlView, parts: Parts, scope: Scope) -> None:
         """Create or replace the view of a topic."""
