@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from streams.kafka.node.process import RunningBroker
     from tests.support.log.shared_node import SharedNode
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as our processes that load torch; read when it is loaded
+
 hypothesis.settings.register_profile(  # without a deadline: a busy machine is no failure
     "streamward", deadline=None, max_examples=examples(100), derandomize=not FULL, database=None
 )

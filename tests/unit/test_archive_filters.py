@@ -91,7 +91,7 @@ def engines_over(uri: str, connection: duckdb.DuckDBPyConnection) -> dict[str, E
 def differences(uri: str, expected: pa.Table, filters: Iterable[Filter]) -> list[tuple[str, str, list[int], list[int]]]:
     """Return which engine finds other offsets than SQL over the records, and both.
 
-    In `make test` two of the engines filter by each column, in turn.
+    In `make test` one of the engines filters by each column, in turn.
     """
     with duckdb.connect() as connection, duckdb.connect() as other_connection:
         truth, engines = by_sql(other_connection, expected), engines_over(uri, connection)
@@ -99,7 +99,7 @@ def differences(uri: str, expected: pa.Table, filters: Iterable[Filter]) -> list
             (name, str(row_filter), sorted(offsets(row_filter)), sorted(truth(row_filter)))
             for number, row_filter in enumerate(filters)
             for place, (name, offsets) in enumerate(engines.items())
-            if FULL or (place - number) % len(engines) < 2
+            if FULL or (place - number) % len(engines) == 0
         ]
     return [answer for answer in answers if answer[2] != answer[3]]
 

@@ -334,7 +334,9 @@ def test_parquet_holds_what_the_lines_hold_and_the_same_bytes_each_time(tmp_path
         Message(role="user", content="odd: \0 \u00e9 \U0001f600"),
         Message(role="assistant", content="", tool_calls=(call,)),
     )
-    many = [(f"t{number}", [("a" * number, 0.1 + 0.2), ("\\n", -1e-300)]) for number in range(3000)]
+    many = [
+        (f"t{number}", [("a" * (number % 99), 0.1 + 0.2), ("\\n", -1e-300)]) for number in range(2050)
+    ]  # two batches
     con = _log(many, messages=asked)
     for name in ("a", "b"):
         write(con, ExportOptions(**ALL_TRAIN, format=form, files="parquet"), tmp_path / name)

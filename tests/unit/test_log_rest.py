@@ -40,6 +40,7 @@ from streams.tools.views import statement_process
 from tests.support.factories import T0, changed, response, state_after, task, trained
 from tests.support.log import page_log
 from tests.support.log.archive_of import archived
+from tests.support.thoroughness import FULL
 from tests.unit.test_access import key
 from tests.unit.test_door import BEARER, SECRET, Known, Written
 
@@ -286,7 +287,7 @@ def test_a_statement_gets_rows_up_to_its_limit(view: LogOverHttp) -> None:
         ("FROM pandas_scan(12345)", "unsupported"),  # an address in memory
         ("FROM duckdb_views", "invalid"),
         ("SELECT repeat('x', 20_000_000)", "too_large"),
-        ("SELECT repeat('x', 20_000_000) FROM range(100)", "too_large"),  # 2 GB in one batch
+        *([("SELECT repeat('x', 20_000_000) FROM range(100)", "too_large")] if FULL else []),  # 2 GB in one batch
         ("SELECT length(repeat('x', 2_000_000_000))", "too_large"),  # which nobody but the kernel counts
     ],
 )

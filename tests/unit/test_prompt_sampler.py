@@ -20,6 +20,7 @@ from streams.errors import CallError
 from streams.settings.model import Settings
 from tests.support.models.chat_tiny import chat_base
 from tests.support.models.tiny import tiny_model
+from tests.support.thoroughness import FULL
 from trainer.calls.called_model import CalledModel
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
@@ -185,8 +186,13 @@ def bits(drawn: DrawnPrompt) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("name", [None, "all", "attention"])
-@pytest.mark.parametrize("cache_bytes", [prompt_batch.CACHE_BYTES, 1])
+@pytest.mark.parametrize(
+    ("name", "cache_bytes"),
+    [
+        *((name, prompt_batch.CACHE_BYTES) for name in (None, "all", "attention")),
+        *((name, 1) for name in (None, "all", "attention") if FULL or name is None),
+    ],
+)
 def test_a_request_has_the_same_bits_alone_and_beside_others(
     name: str | None,
     cache_bytes: int,
