@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from schemas.events import AdvantagedGroup, ResponseTurn, RewardSource
+from schemas.events import AdvantagedGroup, ResponseTurn, RewardSource, derive_id
 from schemas.serde import decode, encode
 from schemas.tokens import TokenIds
+from streams import references
+from streams.advantage_formulas import FORMULA_VERSION
 from streams.stages.advantages import digests
+from streams.stages.advantages.credit import source_digests
+from streams.stages.advantages.group_event import common_prompt
 from streams.stages.advantages.state import GroupState, OpenGroup, QuotaUse
 from tests.support.factories import T0, control, response, reward, task
 from tests.support.log.join_partition import Log, answers, left_out, scores
@@ -45,6 +51,35 @@ def test_a_whole_group_carries_what_was_sampled_and_how_it_was_judged() -> None:
     assert group.responses[2].completion_token_ids == slots[2].completion_token_ids
     assert group.responses[2].logprobs == slots[2].logprobs
     assert decode(encode(group), AdvantagedGroup) == group
+
+
+@pytest.mark.parametrize("values", ["[1.0]", "[float('nan')] * 4", "1 / 0"])
+def test_a_group_whose_own_formula_fails_is_recorded_as_dropped_for_that(
+    values: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing_formula.py").write_text(f"def fails(rewards, *, eps, ddof):\n    return {values}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "failing_formula", raising=False)
+    references.load.cache_clear()
+    source_digests.cache_clear()
+    log, slots = Log(formula="failing_formula:fails"), answers()
+    log.read_all([task(), *slots, *scores(slots)])
+    group = log.group()
+    assert (group.dropped_reason, group.reward_mean, len(group.left_out)) == ("formula_failed", 1.0, 4)
+
+
+def test_a_group_has_the_id_of_its_task_and_the_tokens_that_its_prompts_share_once() -> None:
+    log, slots = Log(), answers()
+    log.read_all([task(), *slots, *scores(slots)])
+    assert log.group().group_id == derive_id(task().task_id, "group", FORMULA_VERSION)
+    prompts = [TokenIds.of((1, 2, 3, *rest)).data for rest in ((), (4, 5), (4, 6), (7,))]
+    shared = [TokenIds(common_prompt(some)) for some in (prompts, prompts[1:3])]
+    assert shared == [TokenIds.of((1, 2, 3)), TokenIds.of((1, 2, 3, 4))]
+
+
+def test_a_score_without_parts_takes_no_digest_of_them() -> None:
+    assert (digests.parts_digest({}, ()), len(digests.parts_digest({"a": 0.5}, ()))) == ("", 8)
 
 
 def test_a_group_says_how_many_batches_its_version_had_taken_and_which_tool_calls_failed() -> None:
