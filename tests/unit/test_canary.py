@@ -81,6 +81,10 @@ def decided(groups: Iterable[AdvantagedGroup], rule: Canary = RULE, trial: Canar
 # --- the evidence -----------------------------------------------------------------------------------------------------
 
 
+def test_before_the_first_group_of_a_step_it_has_none() -> None:
+    assert Evidence().groups_in_step("candidate", TRIAL) == 0
+
+
 def test_a_group_is_one_piece_of_evidence_however_many_responses_it_has() -> None:
     evidence = after([answered(1, 2), answered(2, 1), answered(3, 1)])
     assert (evidence.groups("candidate"), evidence.groups("primary")) == (1, 2)

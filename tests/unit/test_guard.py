@@ -212,6 +212,8 @@ def test_a_latency_that_was_not_recorded_is_not_compared() -> None:
 def test_failed_slots_above_the_limit_need_a_person() -> None:
     found = judged(version(7, [*BETTER, None]), version(3, [*HALF, 0.0]))
     assert (found.verdict, found.reasons[0]) == ("ask", "2.4% of the slots have no score, the rule allows 2.0%")
+    half = judged(version(7, [*BETTER, *[None] * 40]), version(3, [*HALF, *[0.0] * 40]))
+    assert half.reasons[0].startswith("50.0% of the slots have no score")
 
 
 # --- what is missing --------------------------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from schemas.conventions import OUTSIDE_ENGINE
 from schemas.events import AdvantagedGroup, ResponseTurn, RewardSource, derive_id
 from schemas.serde import decode, encode
-from schemas.tokens import TokenIds
+from schemas.tokens import Logprobs, LossMask, TokenIds
 from streams import references
 from streams.advantage_formulas import FORMULA_VERSION
 from streams.stages.advantages import digests
@@ -76,6 +77,21 @@ def test_a_group_has_the_id_of_its_task_and_the_tokens_that_its_prompts_share_on
     prompts = [TokenIds.of((1, 2, 3, *rest)).data for rest in ((), (4, 5), (4, 6), (7,))]
     shared = [TokenIds(common_prompt(some)) for some in (prompts, prompts[1:3])]
     assert shared == [TokenIds.of((1, 2, 3)), TokenIds.of((1, 2, 3, 4))]
+
+
+def test_what_an_outside_model_says_of_its_tokens_is_in_the_group() -> None:
+    log = Log()
+    said = {"engine": OUTSIDE_ENGINE, "prompt_tokens": 7, "completion_tokens": 3}
+    nothing = {
+        "prompt_token_ids": TokenIds(),
+        "completion_token_ids": TokenIds(),
+        "logprobs": Logprobs(),
+        "loss_mask": LossMask(),
+    }
+    slots = answers(**said, **nothing)
+    log.read_all([task(), *slots, *scores(slots)])
+    elsewhere = [member.elsewhere for member in log.group().responses]
+    assert [(one.prompt_tokens, one.completion_tokens) for one in elsewhere if one is not None] == [(7, 3)] * 4
 
 
 def test_a_score_without_parts_takes_no_digest_of_them() -> None:

@@ -13,6 +13,7 @@ from schemas.events import CreditSpan
 from streams.engines.protocol import Completion, SamplingRequest
 from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.errors import SettingsError
+from streams.evaluation.diagnosis import CAUSES
 from streams.kafka import retry
 from streams.kafka.lag_meter import LagMeter
 from streams.observability import catalog, metrics
@@ -129,6 +130,17 @@ def test_the_credit_of_turns_is_told_by_their_number() -> None:
     told = parse(meter.text())
     sums = [one for one in told.samples if one.name == "streamward_turn_credit_sum"]
     assert [(one.labels["turn"], one.value) for one in sums] == [*((str(n), 0.5) for n in range(1, 9)), ("later", 1.0)]
+
+
+def test_a_flat_group_is_counted_with_its_cause_and_a_dropped_one_by_its_reason() -> None:
+    meter = Meter("streams")
+    for made in (group(), group(responses=(member(0), member(1))), group(dropped_reason="unscored", responses=())):
+        count(meter, made, None)
+    told = parse(meter.text())
+    fates = {one.labels["outcome"]: one.value for one in told.samples if one.name == "streamward_groups_total"}
+    assert fates == {"varied": 1, "flat": 1, "unscored": 1}
+    (flat,) = (one for one in told.samples if one.name == "streamward_flat_groups_total")
+    assert (flat.value, flat.labels["policy"], flat.labels["cause"] in CAUSES.values()) == (1, "default", True)
 
 
 def test_a_label_may_be_any_text() -> None:
