@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import AppContext, output_option, pass_call, source_option
+from streams.cli.runtime import AppContext, VersionNumber, output_option, pass_call, source_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,7 +82,7 @@ def adapters_list(call: AppContext, policy: str | None, registry: Path | None, o
 
 
 @adapters.command("show")
-@click.argument("version", type=click.IntRange(min=0))
+@click.argument("version", type=VersionNumber(min=0))
 @click.option(
     "--suite",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -151,7 +151,7 @@ def _contamination(call: AppContext, adapters: AdapterHistory, version: int, sui
 
 
 @adapters.command("lineage")
-@click.argument("version", type=click.IntRange(min=0))
+@click.argument("version", type=VersionNumber(min=0))
 @click.option("--steps", type=click.IntRange(min=1), default=None, help="Only the newest N steps.")
 @policy_option
 @source_option
@@ -232,7 +232,7 @@ def adapters_diff(call: AppContext, first: int, second: int, weights: bool, poli
 
 
 @adapters.command("export")
-@click.argument("version", type=click.IntRange(min=1))
+@click.argument("version", type=VersionNumber(min=1))
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--merge", is_flag=True, help="Merge the adapter into the base model.")
 @policy_option

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import INTERRUPTED, AppContext, output_option, pass_call, until_stopped
+from streams.cli.runtime import INTERRUPTED, AppContext, VersionNumber, output_option, pass_call, until_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +38,7 @@ class EvaluateOptions:
 
 @click.command()
 @click.option("--policy", default=None, metavar="NAME", help="Policy.  [default: policy.name]")
-@click.option("--version", type=click.IntRange(min=0), default=None, help="Version to evaluate.  [default: the newest]")
+@click.option("--version", type=VersionNumber(min=0), default=None, help="Version to evaluate.  [default: the newest]")
 @click.option(
     "--against", type=click.IntRange(min=0), multiple=True, help="Compare with this version. May be repeated."
 )

@@ -131,8 +131,9 @@ def export(
     With --on, executors of Ray or Spark read the archive, for the formats of groups; the files are the same.
     """
     from streams import output as show
-    from streams.errors import SettingsError
+    from streams.errors import NotFoundError, SettingsError, check_policy
     from streams.kafka.times import parse_time
+    from streams.tools.status import known_policies
 
     name = chosen["format"]
     if allow_contaminated and name not in TRAINER_FORMATS:
@@ -146,10 +147,15 @@ def export(
         since_ms = None if since is None else parse_time(since, "--since")
         until_ms = None if until is None else parse_time(until, "--until")
         times, source = (since_ms, until_ms), archive_for(on, source)
-        if name in RUN_FORMATS:
-            summary, gaps = _export_runs(call, folder, options, source=source, times=times, follow=follow)
-        else:
-            summary, gaps = _export_groups(call, folder, options, source=source, times=times, on=on)
+        try:
+            if name in RUN_FORMATS:
+                summary, gaps = _export_runs(call, folder, options, source=source, times=times, follow=follow)
+            else:
+                summary, gaps = _export_groups(call, folder, options, source=source, times=times, on=on)
+        except NotFoundError:
+            if source != "archive":
+                check_policy(options.policy, known_policies(call.settings))
+            raise
     for text in gaps:
         click.echo(text, err=True)
     show.record(summary, output)

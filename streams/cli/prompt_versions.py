@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import AppContext, output_option, pass_call, source_option, user_name
+from streams.cli.runtime import AppContext, VersionNumber, output_option, pass_call, source_option, user_name
 
 if TYPE_CHECKING:
     from schemas.events import Message
@@ -175,7 +175,7 @@ def prompts_withdraw(call: AppContext, reference: str, reason: str, output: Outp
 
 @prompts.command("compare")
 @click.argument("name")
-@click.argument("versions", nargs=-1, type=click.IntRange(min=1))
+@click.argument("versions", nargs=-1, type=VersionNumber(min=1))
 @click.option("--policy", default=None, metavar="NAME", help="Only answers of this policy.  [default: of all]")
 @click.option("--scenario", default=None, metavar="NAME", help="Only tasks of this scenario.")
 @source_option

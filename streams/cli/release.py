@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streams.cli.adapters import adapters, policy_option, read
-from streams.cli.runtime import AppContext, importing, output_option, pass_call, user_name
+from streams.cli.runtime import AppContext, VersionNumber, importing, output_option, pass_call, user_name
 
 if TYPE_CHECKING:
     from schemas.events import AdapterKind
@@ -32,7 +32,7 @@ __all__ = ["adapters"]
 """The group of commands, with those of adapters.py."""
 
 version_option = click.option(
-    "--version", type=click.IntRange(min=0), required=True, metavar="N", help="Version to decide about."
+    "--version", type=VersionNumber(min=0), required=True, metavar="N", help="Version to decide about."
 )
 
 

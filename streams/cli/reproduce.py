@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import AppContext, importing, pass_call, source_option
+from streams.cli.runtime import AppContext, VersionNumber, importing, pass_call, source_option
 
 if TYPE_CHECKING:
     from streams.tools.archive.history import Source
@@ -30,7 +30,7 @@ def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
     "--policy", metavar="NAME", default=None, help="Policy whose versions to retrain.  [default: policy.name]"
 )
 @click.option(
-    "--version", type=click.IntRange(min=1), default=None, help="Last version to train.  [default: the newest]"
+    "--version", type=VersionNumber(min=1), default=None, help="Last version to train.  [default: the newest]"
 )
 @click.option(
     "--from-version",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import AppContext, output_option, pass_call, source_option
+from streams.cli.runtime import AppContext, VersionNumber, output_option, pass_call, source_option
 
 if TYPE_CHECKING:
     from streams.output import Output
@@ -30,7 +30,7 @@ def runs() -> None:
 @click.option("--agent", default="", metavar="NAME", help="Only runs of this agent.")
 @click.option("--policy", default="", metavar="NAME", help="Only runs of this policy.")
 @click.option("--scenario", default="", metavar="NAME", help="Only runs of this scenario; chat: runs without a task.")
-@click.option("--version", type=click.IntRange(min=0), default=None, metavar="N", help="Only runs that N answered.")
+@click.option("--version", type=VersionNumber(min=0), default=None, metavar="N", help="Only runs that N answered.")
 @click.option(
     "--verdict",
     type=click.Choice(["promote", "reject", "needs_human", "none"]),

@@ -109,6 +109,19 @@ class AppContext:
 pass_call = click.make_pass_decorator(AppContext, ensure=True)
 
 
+class VersionNumber(click.IntRange):
+    """The number of a version, as `20` or as tables show it, `v20`."""
+
+    name = "version"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number. Raises BadParameter."""
+        digits = value.removeprefix("v") if isinstance(value, str) else value
+        if isinstance(digits, str) and not digits.removeprefix("-").isdecimal():
+            self.fail(f"{value!r} is no version; give its number, such as 20 or v20", param, ctx)
+        return int(super().convert(digits, param, ctx))
+
+
 class Guarded(click.Group):
     """The root group, which handles every exception of a command."""
 

@@ -115,8 +115,10 @@ def find(name: str) -> Scorer:
             "file or the function, e.g. my_scorers:short",
             reason="unknown_scorer",
         )
+    own = ":".join(name.rsplit(".", 1))
+    meant = f"did you mean {own}? " if _ENTRY_POINT.fullmatch(own) else ""
     raise ScoreError(
-        f"no scorer is called {name!r}; {nearest(name, SCORERS)}, or module:function", reason="unknown_scorer"
+        f"no scorer is called {name!r}; {meant}{nearest(name, SCORERS)}, or module:function", reason="unknown_scorer"
     )
 
 

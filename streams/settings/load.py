@@ -235,14 +235,17 @@ def move_settings(text: str, before: Path, after: Path) -> str:
 
 def _from_file(file: Path | None, env: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
     path = file or (Path(env[ENV_CONFIG]) if ENV_CONFIG in env else Path(CONFIG_FILE))
+    by_variable = file is None and ENV_CONFIG in env
+    place = f"{ENV_CONFIG}={env[ENV_CONFIG]}" if by_variable else str(path)
+    way_out = f"unset {ENV_CONFIG}" if by_variable else "leave --config out"
     if not path.exists():
-        if file is None and ENV_CONFIG not in env:
+        if file is None and not by_variable:
             return
-        raise SettingsError(f"{path}: no such settings file; give an existing TOML file, or leave --config out")
+        raise SettingsError(f"{place}: no such settings file; give an existing TOML file, or {way_out}")
     try:
         data = tomllib.loads(whole_text(path.read_bytes()))
     except OSError as exc:
-        raise SettingsError(f"{path}: cannot be read: {exc.strerror}; give a TOML file, or leave --config out") from exc
+        raise SettingsError(f"{place}: cannot be read: {exc.strerror}; give a TOML file, or {way_out}") from exc
     except FileTextError as exc:
         raise SettingsError(exc.at(path)) from exc
     except (ValueError, RecursionError) as exc:  # also endless nesting

@@ -146,7 +146,7 @@ def test_what_is_missing_is_in_flight_until_somebody_has_committed_past_it(made:
     assert f"! {lost['at']}  " in table.stdout
 
 
-def test_a_part_of_the_log_is_recounted_alone(made: Settings) -> None:
+def test_a_part_of_the_log_is_recounted_alone(made: Settings, tmp_path: Path) -> None:
     put(made, whole_log(BEGIN_MS).records)
     alone = audit(made, "--policy", "other", "--settled", "--output", "json")
     assert (alone.exit_code, found(alone)["tasks"]) == (0, 5)
@@ -155,6 +155,10 @@ def test_a_part_of_the_log_is_recounted_alone(made: Settings) -> None:
     assert 0 < found(later)["tasks"] < 21
     misspelt = audit(made, "--policy", "ohter")
     assert (misspelt.exit_code, "the log has no policy 'ohter', only default, other" in misspelt.stderr) == (3, True)
+    for kind in ("prompts", "conversations"):
+        asked = ["export", str(tmp_path / kind), "--format", kind, "--policy", "ohter"]
+        exported = CliRunner().invoke(cli, asked, env=to_env(made))
+        assert (exported.exit_code, exported.stderr) == (3, misspelt.stderr)
     nothing = audit(made, "--since", "soon")
     assert (nothing.exit_code, "--since soon: expected a time" in nothing.stderr) == (2, True)
 

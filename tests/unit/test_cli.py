@@ -25,7 +25,7 @@ from schemas.events import Coordinates
 from schemas.versions import FIRST_ID
 from streams import output as show
 from streams.cli.root import SECTIONS, cli
-from streams.cli.runtime import AppContext, Guarded, pass_call, stopped_node_hint, user_name
+from streams.cli.runtime import AppContext, Guarded, VersionNumber, pass_call, stopped_node_hint, user_name
 from streams.errors import EventError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.kafka.node.config import Node, remember
 from streams.kafka.record import Record
@@ -312,6 +312,15 @@ def test_a_refused_connection_ends_a_command_long_before_the_time_that_a_broker_
         (["statu"], "No such command 'statu'; did you mean status?"),
         (["adapters", "lsit"], "No such command 'lsit'; did you mean list?"),
         (["rollout", "zzz"], "No such command 'zzz'; there are status"),
+        (["up", "--set", "a.b=1"], "--set in up; it stands before the command, as in `streamward --set … up`"),
+        (["adapters", "list", "--log-level", "info"], "before the command, as in `streamward --log-level … adapters l"),
+        (["adapters", "list", "demo"], "unexpected extra argument (demo); did you mean --policy demo?"),
+        (["reproduce", "v9"], "unexpected extra argument (v9); did you mean --version v9?"),
+        (["reproduce", "v9", "10"], "unexpected extra arguments (v9 10); did you mean --version v9?"),
+        (["adapters", "promote", "9"], "Missing option '--version'. Version to decide about"),
+        (["adapters", "show", "nine"], "'nine' is no version; give its number, such as 20 or v20"),
+        (["adapters", "show", "-1"], "No such option"),
+        (["up", "--epochs", "1.5"], "'1.5' is not a whole number, at least 1"),
         (["serve", "--port", "1"], "No such option: --port; did you mean the setting serve.port? As in --set serve.p"),
         (["broker", "start", "--prot", "1"], "No such option: --prot Did you mean --port?"),
         (["--set", "broker.port=1", "status"], "no setting is called 'broker.port'; did you mean `streamward broker s"),
@@ -321,6 +330,11 @@ def test_a_refused_connection_ends_a_command_long_before_the_time_that_a_broker_
 def test_a_misspelt_command_names_those_near_it(typed: list[str], says: str) -> None:
     result = run(*typed)
     assert result.exit_code == 2 and says in result.stderr
+
+
+@pytest.mark.parametrize("written", ["20", "v20", 20])
+def test_a_version_is_named_by_its_number_or_as_tables_show_it(written: str | int) -> None:
+    assert VersionNumber(min=0).convert(written, None, None) == 20
 
 
 def test_a_variable_chooses_tables_in_a_pipe_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -754,6 +768,7 @@ def test_a_scorer_that_raises_is_tried_and_says_where(capitals: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "task", "code", "says"),
     [
+        ("capscore.capital", "capitals.jsonl:1", 2, "is called 'capscore.capital'; did you mean capscore:capital? "),
         ("exakt", "capitals.jsonl:1", 2, "exakt: no scorer is called 'exakt'; did you mean exact?"),
         ("exact", "capitals.jsonl:3", 3, "capitals.jsonl has no task in line 3"),
         ("exact", "cities.jsonl", 3, "cities.jsonl: No such file or directory; give a file of JSON lines"),

@@ -222,6 +222,12 @@ def test_a_variable_names_another_file(file: Path) -> None:
     assert load(env={ENV_CONFIG: str(file)}).topics.prefix == "file."
 
 
+@pytest.mark.parametrize(("value", "says"), [("", "Is a directory"), ("missing.toml", "no such settings file")])
+def test_a_variable_that_names_no_file_is_refused_by_its_name(value: str, says: str) -> None:
+    with pytest.raises(SettingsError, match=rf"STREAMWARD_CONFIG={value}: .*{says}; .* or unset STREAMWARD_CONFIG"):
+        load(env={ENV_CONFIG: value})
+
+
 def test_without_a_bootstrap_the_node_that_the_folder_remembers_is_the_log(tmp_path: Path) -> None:
     remember(Path(".streamward/kafka"), port=20123)
     remember(tmp_path / "mine", port=20124)
