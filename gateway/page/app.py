@@ -154,6 +154,8 @@ def _explain(renderer: Renderer, request: Request, exc: Exception) -> Response:
     status, message = HTTPStatus.INTERNAL_SERVER_ERROR, str(exc)
     if isinstance(exc, HTTPException):
         status, message = HTTPStatus(exc.status_code), exc.detail
+        if message == HTTPStatus.NOT_FOUND.phrase:  # the router's own, which names no path
+            message = f"there is no page {request.url.path}; the menu has those there are"
     elif isinstance(exc, CallError):
         status = HTTPStatus(errors.STATUS[exc.kind])
     else:

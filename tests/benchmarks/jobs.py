@@ -65,6 +65,8 @@ KILLED = (("jobs", 1 / 6), ("agents", 1 / 4), ("train", 1 / 3), ("broker", 1 / 2
 """Who is killed, and at which share of the iterations."""
 LIMIT_S = 900.0 + 40.0 * JOBS
 MOST_RESTARTS = 20
+FAULTS = ("status 500", "another answer")
+"""What no question may have, whoever is killed; a refused connection or a 503 it may."""
 ASK_EVERY_S = 0.1
 ALONE = 300
 MEANWHILE_S, ALONE_S, UPDATE_S = 0.2, 0.02, 5.0
@@ -104,6 +106,7 @@ def _jobs() -> Iterator[dict[str, Any]]:
             _work(here, log, names, loop)
         seconds = time.monotonic() - began
         counted = _counted(here, log, names)
+        counted["wrong"] += [f"{count} questions had {what}" for what, count in asking.failed.items() if what in FAULTS]
         yield line(
             "jobs",
             f"{JOBS} jobs to version {ITERATIONS}, killed on the way",
@@ -117,7 +120,7 @@ def _jobs() -> Iterator[dict[str, Any]]:
             versions_per_s=round(counted["once"] / seconds, 3),
             answers_per_s=round(counted["answers"] / seconds, 2),
             wrong=counted["wrong"],
-            failed_questions=asking.failed,
+            failed_questions=dict(asking.failed),
             restarted=dict(loop.restarts),
         )
         yield _p95("meanwhile", asking.seconds, MEANWHILE_S)
@@ -305,7 +308,8 @@ class Asking:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._ask, name="asks")
         self.seconds: list[float] = []
-        self.failed = 0
+        self.failed: Counter[str] = Counter()
+        """Questions without an answer, by what came instead."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -327,31 +331,36 @@ class Asking:
                 break
             began = time.perf_counter()
             try:
-                good = _status(connection, draw.choice(self._names))
-            except (OSError, http.client.HTTPException):
+                problem = _status(connection, draw.choice(self._names))
+            except (OSError, http.client.HTTPException) as exc:
                 connection.close()
-                good = False
-            if good:
+                problem = type(exc).__name__
+            if problem is None:
                 self.seconds.append(time.perf_counter() - began)
             else:
-                self.failed += 1
+                self.failed[problem] += 1
             self._over.wait(self._pause_s)
         connection.close()
 
 
-def _status(connection: http.client.HTTPConnection, name: str) -> bool:
-    """Ask for a job's status; return whether it was told."""
+def _status(connection: http.client.HTTPConnection, name: str) -> str | None:
+    """Ask for a job's status; return what came instead, or None."""
     asked = {"jsonrpc": "2.0", "id": 1, "method": "training.get_status", "params": {"job_id": name}}
     connection.request("POST", "/jsonrpc", json.dumps(asked), {"content-type": "application/json"})
     answer = connection.getresponse()
     text = answer.read()
-    return answer.status == 200 and json.loads(text).get("result", {}).get("job_id") == name
+    if answer.status != 200:
+        return f"status {answer.status}"
+    told = json.loads(text)
+    if "error" in told:
+        return f"error {told['error']['code']}: {told['error']['message']}"
+    return None if told["result"]["job_id"] == name else "another answer"
 
 
 def _answers(port: int, name: str) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        return _status(connection, name)
+        return _status(connection, name) is None
     except (OSError, http.client.HTTPException):
         return False
     finally:

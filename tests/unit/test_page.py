@@ -609,7 +609,7 @@ def test_another_site_cannot_have_a_statement_run(client: TestClient) -> None:
         ("/policies/none", 404, "the log knows no policy 'none'; there are default"),
         ("/runs/none", 404, "the log has no run 'none'"),
         ("/jobs/none", 404, "there is no job 'none'"),
-        ("/elsewhere", 404, "Not Found"),
+        ("/elsewhere", 404, "there is no page /elsewhere; the menu has those there are"),
     ],
 )
 def test_what_is_not_there_is_said_in_words(client: TestClient, path: str, status: int, said: str) -> None:
