@@ -191,7 +191,9 @@ def test_what_is_not_offered_is_refused_by_the_protocols_own_error(
 def test_other_versions_other_methods_and_batches_are_refused(red: Client) -> None:
     old = ask(red, "GetTask", {"id": "t"}, **{"A2A-Version": "0.3"}).json()["error"]
     assert old["code"] == -32009
-    assert ask(red, "message/send").json()["error"]["code"] == -32601
+    older = ask(red, "message/send").json()["error"]
+    assert older["code"] == -32009 and "a client of A2A 1.0, whose method is SendMessage" in older["message"]
+    assert ask(red, "message/other").json()["error"]["code"] == -32601
     batch = red.ask("POST", "/a2a/default", [{"jsonrpc": "2.0", "id": 1, "method": "ListTasks"}])
     assert batch.json()["error"]["code"] == -32600
 
