@@ -40,6 +40,7 @@ RUN pip install --constraint requirements.lock --requirement requirements.stream
 COPY pyproject.toml README.md LICENSE ./
 COPY docs docs
 COPY gateway gateway
+COPY plugins plugins
 COPY schemas schemas
 COPY streams streams
 COPY streamward streamward
@@ -60,6 +61,7 @@ RUN case "${TORCH}${TORCH_INDEX:+-index}" in \
     esac
 COPY docs docs
 COPY gateway gateway
+COPY plugins plugins
 COPY schemas schemas
 COPY streams streams
 COPY streamward streamward

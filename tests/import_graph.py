@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("gateway", "schemas", "streams", "streamward", "trainer")
+PACKAGES = ("gateway", "plugins", "schemas", "streams", "streamward", "trainer")
 
 Import = tuple[str, bool]
 """The imported name, and whether that happens inside a function called `register`."""

@@ -13,8 +13,8 @@ import click
 from streams.cli.runtime import AppContext, allow_option, export_check, output_option, pass_call, source_option
 
 if TYPE_CHECKING:
+    from plugins.verl.queue_state import QueueState
     from streams.output import Output
-    from streams.samples.queue_state import QueueState
     from streams.tools.archive.history import Source
 
 
@@ -34,9 +34,9 @@ policy_option = click.option("--policy", default=None, metavar="NAME", help="Pol
 @pass_call
 def queues_list(call: AppContext, /, output: Output) -> None:
     """List every queue as its newest restore or checkpoint has it."""
+    from plugins.verl.queue_log import QueueLog
     from streams import output as show
     from streams.output import Column
-    from streams.samples.queue_log import QueueLog
 
     with QueueLog(call.settings) as log:
         rows = [_row(state) for state in log.states.values()]
@@ -100,8 +100,8 @@ def queues_export(
     from streams.tools.archive import history
 
     with importing():
+        from plugins.verl import batches_to_queue as bridge
         from trainer.bridges.batch_rows import BatchSpan
-        from trainer.bridges.queues import batches_to_queue as bridge
     settings = call.settings_to_write
     past = history.of(settings, source)
     place, check = bridge.QueuePlace(queue, partition), export_check(settings, allow_contaminated)
@@ -165,7 +165,7 @@ def queues_import(
     from streams.cli.runtime import importing
 
     with importing():
-        from trainer.bridges.queues import queue_to_tasks as bridge
+        from plugins.verl import queue_to_tasks as bridge
     settings = call.settings_to_write
     order = bridge.QueueOrder(
         queue=queue,

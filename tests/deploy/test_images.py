@@ -72,7 +72,7 @@ BY_PACKAGES = {
 
 
 def test_the_images_have_what_a_message_of_the_program_asks_to_install() -> None:
-    folders = ("gateway", "schemas", "streams", "trainer")
+    folders = ("gateway", "plugins", "schemas", "streams", "trainer")
     sources = "".join(path.read_text(encoding="utf-8") for folder in folders for path in (ROOT / folder).rglob("*.py"))
     asked = set(re.findall(r"streamward\[(\w+)\]", sources))
     installed = re.search(r"'\.\[([\w,]+)\]'", _lines("build-model"))

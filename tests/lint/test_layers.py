@@ -24,7 +24,7 @@ LAYERS = [
     ["streams.observability"],
     ["streams.kafka"],
     [
-        *("streams.engines", "streams.scorers", "streams.adapters", "streams.arrow", "streams.samples"),
+        *("streams.engines", "streams.scorers", "streams.adapters", "streams.arrow"),
         *("streams.worker", "streams.calls", "streams.prompts", "streams.knowledge"),
     ],
     ["streams.environments", "streams.evaluation"],
@@ -34,13 +34,14 @@ LAYERS = [
     ["streams.tools"],
     ["streams.improve"],
     ["streams.demo", "gateway"],
+    ["plugins"],
     ["streams.cli", "streamward"],
 ]
 """From the bottom up. What shares a line imports nothing of its neighbours there."""
 KNOW_FAUST = ("streams.worker",)
 KNOW_AIOKAFKA = (*KNOW_FAUST, "streams.kafka.transactions")
 """librdkafka shows no markers of transactions."""
-KNOW_TORCH = ("trainer", "streams.engines")
+KNOW_TORCH = ("trainer", "streams.engines", "plugins")
 LOAD_TORCH = (*KNOW_TORCH, "streams.jobs.tuning.job_tuner")
 TORCH = {"torch", "transformers", "peft", "trl", "vllm", "safetensors", "gguf"}
 

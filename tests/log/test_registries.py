@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from plugins.verl.queue_log import QUEUES
 from schemas.events import AgentEvent, Message
 from streams.environments.registry.tool_log import TOOLS
 from streams.errors import RefusedError
@@ -19,7 +20,6 @@ from streams.kafka.named_states import FollowedStates, Registry, RegistryShape
 from streams.kafka.topics import key_field
 from streams.knowledge.agent_log import AGENTS
 from streams.prompts.prompt_log import PROMPTS
-from streams.samples.queue_log import QUEUES
 from streams.settings.model import Kafka, Settings, Topics
 from tests.support.factories import T0, one_of_each, prompt_event, queue_event, tool_event, trigger_event
 from tests.support.log.shared_node import own_prefix

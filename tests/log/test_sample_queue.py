@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from plugins.verl.queue_log import QueueLog
+from plugins.verl.queue_opener import QueueOpener, RestoredQueue
+from plugins.verl.sample_queue import FieldValue, SamplePut, SampleQueue
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.kafka import admin
-from streams.samples.queue_log import QueueLog
-from streams.samples.queue_opener import QueueOpener, RestoredQueue
-from streams.samples.sample_queue import FieldValue, SamplePut, SampleQueue
 from streams.settings.model import Settings
 from tests.support.log.shared_node import own_topics
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from plugins.verl.queue_log import QueueLog
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import AdapterEvent, Message
 from schemas.serde import encode
@@ -22,7 +23,6 @@ from streams.errors import ContaminatedError
 from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
-from streams.samples.queue_log import QueueLog
 from streams.settings.model import Settings
 from tests.pipeline.test_tuning import DPO, SFT, lines, made
 from tests.support import factories

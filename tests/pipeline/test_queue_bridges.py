@@ -16,6 +16,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from plugins.verl.queue_log import QueueLog
+from plugins.verl.queue_opener import QueueOpener
+from plugins.verl.sample_fields import plain
+from plugins.verl.sample_fold import Sample
+from plugins.verl.sample_queue import FieldValue, SamplePut, SampleQueue
 from schemas.events import AdvantagedGroup, Response, Task
 from schemas.serde import encode
 from streams.cli.root import cli
@@ -24,10 +29,6 @@ from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import topics
-from streams.samples.queue_log import QueueLog
-from streams.samples.queue_opener import QueueOpener
-from streams.samples.sample_fold import Sample
-from streams.samples.sample_queue import FieldValue, SamplePut, SampleQueue
 from streams.settings.model import Settings
 from streams.stages.scoring.scoring_agent import ScoringAgent
 from streams.tools.audit.reading import Audit
@@ -36,7 +37,6 @@ from tests.support.models.tiny_log import batch_of, groups_of, settings_in, writ
 from tests.support.processes import environment
 from tests.unit.test_queue_samples import fields, trained
 from trainer.bridges.batch_rows import TrainingBatch
-from trainer.bridges.queues.sample_fields import plain
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 

@@ -1,6 +1,6 @@
 """TransferQueue on the log: its own tests with our backend, a program that is killed, and verl's DataProto through it.
 
-make test-verl ──► .venv-verl: verl, TransferQueue, Ray ──► the backend of trainer/bridges/transfer_queue ──► Kafka
+make test-verl ──► .venv-verl: verl, TransferQueue, Ray ──► the backend of plugins/verl/transfer_queue ──► Kafka
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def test_a_program_that_is_killed_with_all_its_processes_finds_what_was_acknowle
 
 
 def test_a_batch_of_verl_goes_through_the_queue_unchanged(made: Settings) -> None:
-    assert answer(made, "data-proto", VERL_USE_EXTERNAL_MODULES="trainer.bridges.transfer_queue")["same"]
+    assert answer(made, "data-proto", VERL_USE_EXTERNAL_MODULES="plugins.verl.transfer_queue")["same"]
 
 
 def test_verl_finds_the_backend_by_its_entry_point_when_nothing_of_ours_is_imported(

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
+from plugins.verl.queue_state import QueueState, close_spans, fold
+from plugins.verl.sample_fold import SampleFold
 from schemas.events import Coordinates, QueueEvent, SampleEvent, SampleField
 from schemas.tokens import Octets
-from streams.samples.queue_state import QueueState, close_spans, fold
-from streams.samples.sample_fold import SampleFold
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
 from streams.tools.audit.report import Report

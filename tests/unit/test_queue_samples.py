@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from plugins.verl.batches_to_queue import fields_of
+from plugins.verl.sample_fields import SampleKey, plain, tensor
+from plugins.verl.sample_outputs import Output, chains_of, output_of
+from plugins.verl.sample_queue import FieldValue
 from schemas.events import AdvantagedGroup, Coordinates, GroupResponse
 from schemas.tokens import TokenIds
 from streams.errors import UndecodableEvent
-from streams.samples.sample_queue import FieldValue
 from tests.support.models.tiny import tiny_group, tiny_model
 from tests.support.models.tiny_log import batch_of
 from tests.unit.test_tree_of_turns import trajectories, with_branches
 from trainer.bridges.batch_rows import BatchRow, TrainingBatch
-from trainer.bridges.queues.batches_to_queue import fields_of
-from trainer.bridges.queues.sample_fields import SampleKey, plain, tensor
-from trainer.bridges.queues.sample_outputs import Output, chains_of, output_of
 from trainer.step.token_chains import TokenChain, chains
 
 AT = Coordinates("batches", 0, 0)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from plugins.verl.queue_state import QueueSpan, QueueState, fold
+from plugins.verl.sample_fold import SampleFold
 from schemas.events import QueueEvent, SampleField
 from schemas.tokens import Octets
-from streams.samples.queue_state import QueueSpan, QueueState, fold
-from streams.samples.sample_fold import SampleFold
 from tests.support.factories import queue_event, sample_event
 
 

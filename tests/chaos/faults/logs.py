@@ -120,7 +120,7 @@ def mixed_versions(world: World, load: Load, draw: random.Random) -> None:
 
 def next_version(folder: Path) -> Path:
     """Return a copy of this code in which a Reward has one field more, and schema files to match."""
-    for package in ("schemas", "streams", "trainer", "tests"):
+    for package in ("plugins", "schemas", "streams", "trainer", "tests"):
         shutil.copytree(REPO / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "histories"))
     events = folder / "schemas" / "response_events.py"
     before = events.read_text()

@@ -10,9 +10,9 @@ import random
 import sys
 from typing import Any
 
-from streams.samples.queue_log import QueueLog
-from streams.samples.queue_opener import QueueOpener
-from streams.samples.sample_queue import FieldValue, SamplePut, SampleQueue
+from plugins.verl.queue_log import QueueLog
+from plugins.verl.queue_opener import QueueOpener
+from plugins.verl.sample_queue import FieldValue, SamplePut, SampleQueue
 from streams.settings.load import load
 
 BATCH = 8

@@ -23,7 +23,7 @@ PYTHON = ROOT / ".venv-verl" / "bin" / "python"
 SUITES = ("test_kv_interface_e2e.py", "test_e2e_lifecycle_consistency.py", "test_checkpoint_e2e.py")
 """TransferQueue's own tests of a backend, which its wheel carries. Its other files are of its parts, and of what single
 backends have: `test_ssd_offload_e2e.py` of the files to which SimpleStorage moves what does not fit into memory."""
-REGISTERS = {"runtime_env": {"worker_process_setup_hook": "trainer.bridges.transfer_queue.register"}}
+REGISTERS = {"runtime_env": {"worker_process_setup_hook": "plugins.verl.transfer_queue.register"}}
 """Ray's job configuration with which its workers have our backend, too."""
 
 

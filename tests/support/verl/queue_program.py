@@ -95,7 +95,7 @@ def main() -> None:
     if sys.argv[1] == "data-proto":
         import verl  # noqa: F401 - its plugins register the backend
     else:
-        import trainer.bridges.transfer_queue  # noqa: F401 - registers the backend
+        import plugins.verl.transfer_queue  # noqa: F401 - registers the backend
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     transfer_queue.init(OmegaConf.create(json.loads(os.environ["QUEUE_CONFIGURATION"])))
     {"write": write, "read": read, "data-proto": data_proto}[sys.argv[1]]()

@@ -15,7 +15,7 @@ import transfer_queue
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 
-import trainer.bridges.transfer_queue  # noqa: F401 - registers the backend
+import plugins.verl.transfer_queue  # noqa: F401 - registers the backend
 
 FLOATS = 1024
 """Of 4 bytes: 4 KiB."""

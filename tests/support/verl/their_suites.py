@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-import trainer.bridges.transfer_queue  # noqa: F401 - registers the backend
+import plugins.verl.transfer_queue  # noqa: F401 - registers the backend
 
 BASELINE = {
     "test_tensor_fields": "it looks for the folder simple_storage; our checkpoint is a file that names a state",

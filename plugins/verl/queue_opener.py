@@ -17,6 +17,10 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from plugins.verl.queue_log import QueueLog
+from plugins.verl.queue_state import QueueSpan, QueueState, close_spans
+from plugins.verl.sample_fold import Sample, SampleFold
+from plugins.verl.sample_queue import writer_name
 from schemas.events import QueueEvent, QueueKind, SampleEvent, derive_id
 from schemas.serde import Poison
 from streams.errors import NotFoundError, RefusedError, SettingsError
@@ -24,10 +28,6 @@ from streams.kafka import admin, reader
 from streams.kafka.record import cut
 from streams.kafka.times import now_ms
 from streams.kafka.topics import topics
-from streams.samples.queue_log import QueueLog
-from streams.samples.queue_state import QueueSpan, QueueState, close_spans
-from streams.samples.sample_fold import Sample, SampleFold
-from streams.samples.sample_queue import writer_name
 from streams.settings.model import Settings
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from plugins.verl import sample_fields
+from plugins.verl.sample_fields import ABOUT, array, value_of
+from plugins.verl.sample_fold import Sample
+from plugins.verl.sample_queue import FieldValue, SampleQueue
 from schemas.events import Branch, Message, ResponseTurn
 from schemas.tokens import Logprobs, LossMask, TokenIds
 from streams.errors import UndecodableEvent
-from streams.samples.sample_fold import Sample
-from streams.samples.sample_queue import FieldValue, SampleQueue
-from trainer.bridges.queues import sample_fields
-from trainer.bridges.queues.sample_fields import ABOUT, array, value_of
 
 
 class Output(NamedTuple):

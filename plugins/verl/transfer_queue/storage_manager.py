@@ -25,11 +25,11 @@ from transfer_queue.storage.managers.base import (
 )
 from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType, ZMQServerInfo
 
+from plugins.verl.queue_opener import RestoredQueue
+from plugins.verl.sample_queue import FieldValue
+from plugins.verl.transfer_queue.storage_client import BACKEND, SampleRow, StreamwardStorageClient
+from plugins.verl.transfer_queue.values import decode, encode
 from schemas.file_text import json_object
-from streams.samples.queue_opener import RestoredQueue
-from streams.samples.sample_queue import FieldValue
-from trainer.bridges.transfer_queue.storage_client import BACKEND, SampleRow, StreamwardStorageClient
-from trainer.bridges.transfer_queue.values import decode, encode
 
 CHECKPOINT = "streamward.json"
 PACKED = "msgpack"

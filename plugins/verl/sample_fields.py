@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from plugins.verl.sample_queue import FieldValue
 from schemas import json_text
 from streams.errors import UndecodableEvent
-from streams.samples.sample_queue import FieldValue
 
 ABOUT = "streamward"
 """The field of what verl has no name for."""

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from tensordict.tensorclass import NonTensorData
 
+from plugins.verl.sample_queue import FieldValue
 from schemas import json_text
 from streams.errors import UndecodableEvent
-from streams.samples.sample_queue import FieldValue
 
 TUPLE, ARRAY, OBJECTS, SCALAR, TENSOR = range(1, 6)
 """Types of msgpack's extensions."""

@@ -22,6 +22,8 @@ from functools import partial
 from threading import Event, Lock
 from typing import NamedTuple, Self
 
+from plugins.verl.queue_log import QueueLog
+from plugins.verl.sample_fold import Place
 from schemas.events import Coordinates, FieldEncoding, SampleEvent, SampleField, SampleKind, derive_id
 from schemas.serde import Poison
 from schemas.tokens import Octets
@@ -31,8 +33,6 @@ from streams.kafka.reader import PartitionReader, fetch
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.times import now_ms
 from streams.kafka.topics import topics
-from streams.samples.queue_log import QueueLog
-from streams.samples.sample_fold import Place
 from streams.settings.model import Settings
 
 OVERHEAD_BYTES = 2048

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from transfer_queue import StorageKeyNotFoundError
 from transfer_queue.storage.clients.base import StorageClientFactory, StorageKVClient
 
+from plugins.verl.queue_opener import QueueOpener
+from plugins.verl.sample_fold import Place, Sample
+from plugins.verl.sample_queue import SamplePut, SampleQueue
+from plugins.verl.transfer_queue.values import decode, encode
 from streams.errors import SettingsError
-from streams.samples.queue_opener import QueueOpener
-from streams.samples.sample_fold import Place, Sample
-from streams.samples.sample_queue import SamplePut, SampleQueue
 from streams.settings.load import load
 from streams.settings.model import Settings
-from trainer.bridges.transfer_queue.values import decode, encode
 
 BACKEND = "Streamward"
 """The value of `backend.storage_backend`."""

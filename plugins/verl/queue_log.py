@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from threading import Lock
 
+from plugins.verl.queue_state import QueueState, fold, refusal
 from schemas.events import Coordinates, QueueEvent
 from streams.errors import RefusedError
 from streams.kafka.named_states import FollowedStates, RegistryShape
@@ -15,7 +16,6 @@ from streams.kafka.reader import PartitionReader
 from streams.kafka.record import partition_of
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import topics
-from streams.samples.queue_state import QueueState, fold, refusal
 from streams.settings.model import Settings
 
 QUEUES = RegistryShape("queues", "queue", QueueEvent, lambda name: QueueState(queue=name), refusal, fold)

@@ -18,12 +18,12 @@ import torch
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.storage.bootstrap.provider import StorageBootstrapProvider
 
+from plugins.verl.queue_log import QueueLog
+from plugins.verl.queue_opener import QueueOpener
+from plugins.verl.sample_fold import FieldPlace, Sample
+from plugins.verl.transfer_queue.storage_client import BACKEND, settings_of
+from plugins.verl.transfer_queue.storage_manager import tags_of
 from streams.errors import SettingsError
-from streams.samples.queue_log import QueueLog
-from streams.samples.queue_opener import QueueOpener
-from streams.samples.sample_fold import FieldPlace, Sample
-from trainer.bridges.transfer_queue.storage_client import BACKEND, settings_of
-from trainer.bridges.transfer_queue.storage_manager import tags_of
 
 log = logging.getLogger("streamward.samples")
 

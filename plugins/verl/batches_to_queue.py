@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from plugins.verl import sample_fields
+from plugins.verl.queue_log import QueueLog
+from plugins.verl.queue_opener import QueueOpener
+from plugins.verl.sample_fields import ABOUT, FINISHED, STATUS, SampleKey, plain, tensor
+from plugins.verl.sample_queue import SamplePut, SampleQueue
 from schemas.events import AdvantagedGroup
 from streams.kafka.history import History
-from streams.samples.queue_log import QueueLog
-from streams.samples.queue_opener import QueueOpener
-from streams.samples.sample_queue import SamplePut, SampleQueue
 from streams.settings.model import Settings
 from trainer.bridges import batch_rows
 from trainer.bridges.batch_rows import BatchRow, BatchSpan, ExportCheck, TrainingBatch
-from trainer.bridges.queues import sample_fields
-from trainer.bridges.queues.sample_fields import ABOUT, FINISHED, STATUS, SampleKey, plain, tensor
 
 
 class QueuePlace(NamedTuple):

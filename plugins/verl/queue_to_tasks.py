@@ -15,6 +15,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from plugins.verl.queue_log import QueueLog
+from plugins.verl.queue_opener import QueueOpener
+from plugins.verl.sample_fields import FAILURE, STATUS, SampleKey, value_of
+from plugins.verl.sample_fold import Sample
+from plugins.verl.sample_outputs import Output, chains_of, read_output
+from plugins.verl.sample_queue import FieldValue, SampleQueue
 from schemas.events import Event, Message, Response, RewardSource, Sampling, Task, derive_id
 from schemas.serde import Poison
 from streams.adapters.decisions import find_version, read_history
@@ -25,13 +31,7 @@ from streams.kafka import admin, times
 from streams.kafka.producer import Producer
 from streams.kafka.reader import read
 from streams.kafka.topics import topics
-from streams.samples.queue_log import QueueLog
-from streams.samples.queue_opener import QueueOpener
-from streams.samples.sample_fold import Sample
-from streams.samples.sample_queue import FieldValue, SampleQueue
 from streams.settings.model import Settings
-from trainer.bridges.queues.sample_fields import FAILURE, STATUS, SampleKey, value_of
-from trainer.bridges.queues.sample_outputs import Output, chains_of, read_output
 
 AGENT = ENGINE = SCENARIO = "verl"
 """The agent of the tasks, which no policy of this log answers; and where samples do not say another, their scenario."""

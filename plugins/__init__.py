@@ -1,0 +1,1 @@
+"""Optional parts, a folder each: removed, everything else is green."""
