@@ -42,7 +42,7 @@ class Function:
     @property
     def is_command(self) -> bool:
         """Whether click calls it, with a parameter for each option."""
-        return self.where.startswith("streams/cli/")
+        return self.where.startswith("streams/cli/") or self.where.partition(":")[0].endswith("/commands.py")
 
     def __str__(self) -> str:
         return f"{self.where} {self.name}: {self.lines} lines, {self.parameters} parameters"

@@ -35,10 +35,10 @@ from streams.cli.jobs import costs, jobs
 from streams.cli.mcp import mcp
 from streams.cli.offsets import offsets
 from streams.cli.page import page
+from streams.cli.plugins import plugins
 from streams.cli.policy import policy
 from streams.cli.prompt_versions import prompts
 from streams.cli.query import query
-from streams.cli.queues import queues
 from streams.cli.release import adapters
 from streams.cli.replay import replay
 from streams.cli.reproduce import reproduce
@@ -61,6 +61,9 @@ from streams.cli.train import train
 from streams.cli.training_calls import calls
 from streams.cli.tune import tune
 from streams.cli.up import up
+from streams.errors import SettingsError
+from streams.plugins.installed import load_plugins
+from streams.plugins.plugin import Plugin, PluginCommand
 from streams.processes.signals import WITH_PARENT, end_with_parent
 
 SECTIONS: dict[str, tuple[click.Command, ...]] = {
@@ -70,8 +73,8 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Look at the log": (events, runs, adapters, rollout, query, page, audit, costs),
     "Train and compare": (tune, jobs, evaluate, replay, experiments, sweep, reproduce),
     "Improve by what was served": (improve, curate, data, datasets, retrain, selfplay, prompts),
-    "Operate": (config, capacity, offsets, dlq, rescore, archive, dashboards),
-    "Connect": (serve, calls, mcp, tools, access, agents, environments, export, queues, schemas),
+    "Operate": (config, plugins, capacity, offsets, dlq, rescore, archive, dashboards),
+    "Connect": (serve, calls, mcp, tools, access, agents, environments, export, schemas),
 }
 """The commands by what a user wants, in the order in which --help lists them."""
 COMPLETION = """\b
@@ -85,22 +88,49 @@ Exit codes: 0 ok, 1 failed, 2 usage or settings, 3 not found, 4 refused, 5 unrea
 75 stopped by a watchdog (start it again), 130 interrupted."""
 
 
+OF_PLUGINS = "Of plugins"
+"""The last section: the commands of everything that is installed."""
+
+
 class CommandLine(Guarded):
-    """The root group, whose help has a section for each of SECTIONS."""
+    """The root group, whose help has a section for each of SECTIONS, and one for the commands of plugins."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands, section by section."""
-        return [str(command.name) for commands in SECTIONS.values() for command in commands]
+        return [*(str(command.name) for commands in SECTIONS.values() for command in commands), *plugin_commands()]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command; one of a plugin is imported now."""
+        command = super().get_command(ctx, cmd_name)
+        if command is None and (found := plugin_commands().get(cmd_name)) is not None:
+            command = found[0].load(found[1].command)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections, with their columns aligned."""
-        width = max(map(len, self.commands))
+        width = max(map(len, self.list_commands(ctx)))
         limit = formatter.width - width - 6
-        for title, commands in SECTIONS.items():
+        rows = {
+            title: [(f"{command.name:<{width}}", command.get_short_help_str(limit)) for command in commands]
+            for title, commands in SECTIONS.items()
+        }
+        rows[OF_PLUGINS] = [(f"{name:<{width}}", command.help) for name, (_, command) in plugin_commands().items()]
+        for title, lines in rows.items():
             with formatter.section(title):
-                formatter.write_dl(
-                    [(f"{command.name:<{width}}", command.get_short_help_str(limit)) for command in commands]
+                formatter.write_dl(lines)
+
+
+def plugin_commands() -> dict[str, tuple[Plugin, PluginCommand]]:
+    """Return the commands of plugins by name. Raises SettingsError if one is there already."""
+    commands: dict[str, tuple[Plugin, PluginCommand]] = {}
+    for plugin, distribution, _ in load_plugins():
+        for name, command in plugin.commands.items():
+            if name in cli.commands or name in commands:
+                raise SettingsError(
+                    f"plugin {plugin.name}: there is another command {name}; rename it, or uninstall {distribution}"
                 )
+            commands[name] = (plugin, command)
+    return commands
 
 
 @click.group(cls=CommandLine, epilog=COMPLETION, context_settings={"help_option_names": ["-h", "--help"]})

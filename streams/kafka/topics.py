@@ -15,17 +15,19 @@ list of offsets.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from schemas import events
 from schemas.event_sizes import MOST_BYTES
 from streams.errors import SettingsError
+from streams.plugins.installed import load_plugins
 from streams.settings.model import Topics
 from streams.topics.agent_topics import CONTEXT, RUNS
 from streams.topics.loop_topics import JOIN, LOOP
 from streams.topics.service_topics import SERVICE
 from streams.topics.shape import TopicShape
-from streams.topics.trainer_topics import CALLS, QUEUES
+from streams.topics.trainer_topics import CALLS
 
 DAY_MS = 86_400_000
 FRAMING_BYTES = 4096
@@ -57,8 +59,21 @@ class Topic(NamedTuple):
     """Largest key and value together. A dead letter holds a record of any other topic, as base64."""
 
 
-SHAPES: Mapping[str, TopicShape] = {shape.label: shape for shape in (*LOOP, *RUNS, *SERVICE, *QUEUES, *CONTEXT, *CALLS)}
-"""Every topic by its label."""
+def _shapes() -> dict[str, TopicShape]:
+    """Return every topic by its label. Raises SettingsError if a plugin has one that is there already."""
+    shapes = {shape.label: shape for shape in (*LOOP, *RUNS, *SERVICE, *CONTEXT, *CALLS)}
+    for plugin, _, _ in load_plugins():
+        for shape in () if plugin.topics is None else plugin.load(plugin.topics):
+            if shape.label in shapes:
+                raise SettingsError(f"plugin {plugin.name}: topic {shape.label} is another's; give it another label")
+            shapes[shape.label] = shape
+        groups = shapes["groups"]
+        shapes["groups"] = replace(groups, metadata={**groups.metadata, **plugin.metadata})
+    return shapes
+
+
+SHAPES: Mapping[str, TopicShape] = _shapes()
+"""Every topic by its label: those of the core, then those of plugins."""
 LABELS = tuple(SHAPES)
 PARTITIONED_AS_TASKS = tuple(label for label, shape in SHAPES.items() if shape.is_keyed_by_task)
 """What has the task in its key, so that all that is about one task is in partitions of the same number."""

@@ -523,14 +523,14 @@ def one_of_each() -> list[Event]:
             rule_digest="f" * 64,
             due_at=T0 + 40,
         ),
-        sample_event(),
-        queue_event(),
         prompt_event(),
         memory_event(),
         thread_event("created"),
         tool_event(),
         training_call(),
         training_result(),
+        sample_event(),
+        queue_event(),
     ]
 
 

@@ -24,7 +24,7 @@ from click.testing import CliRunner, Result
 from schemas.events import Coordinates
 from schemas.versions import FIRST_ID
 from streams import output as show
-from streams.cli.root import SECTIONS, cli
+from streams.cli.root import SECTIONS, cli, plugin_commands
 from streams.cli.runtime import AppContext, Guarded, VersionNumber, pass_call, stopped_node_hint, user_name
 from streams.errors import EventError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.kafka.node.config import Node, remember
@@ -110,6 +110,7 @@ def test_no_list_of_commands_cuts_a_sentence_on_a_terminal_of_80_columns() -> No
 def test_help_lists_every_command_in_one_section_and_status_doctor_and_up_first() -> None:
     listed = [str(command.name) for commands in SECTIONS.values() for command in commands]
     assert sorted(listed) == sorted(cli.commands) and listed[:3] == ["status", "doctor", "up"]
+    listed += plugin_commands()
     printed = run("--help").stdout
     assert re.findall(r"^  ([a-z]+)  ", printed.partition("Start here:")[2], re.MULTILINE) == listed
     assert [title for title in SECTIONS if f"\n{title}:\n" not in printed] == []

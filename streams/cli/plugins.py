@@ -1,0 +1,36 @@
+"""The command that lists the optional parts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from streams.cli.runtime import output_option
+
+if TYPE_CHECKING:
+    from streams.output import Output
+
+
+@click.command()
+@output_option
+def plugins(output: Output) -> None:
+    """List installed plugins, with their topics and commands."""
+    from streams import output as show
+    from streams.files import program_version
+    from streams.output import Column
+    from streams.plugins.installed import load_plugins
+
+    rows = [
+        {
+            "plugin": plugin.name,
+            "version": version or program_version(),
+            "from": distribution,
+            "requires": plugin.requires,
+            "topics": [shape.label for shape in plugin.load(plugin.topics)] if plugin.topics else [],
+            "commands": list(plugin.commands),
+            "metadata": dict(plugin.metadata),
+        }
+        for plugin, distribution, version in load_plugins()
+    ]
+    show.rows(rows, [Column(name, name) for name in ("plugin", "version", "from", "topics", "commands")], output)

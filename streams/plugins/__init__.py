@@ -1,0 +1,1 @@
+"""Optional parts: what each declares, and which are installed. Nothing here names one of them."""

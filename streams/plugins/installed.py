@@ -1,0 +1,91 @@
+"""Which optional parts are installed, each after those that it requires.
+
+    plugins/NAME/__init__.py of this distribution: PLUGIN ────────────────────────┐
+    entry points streamward.plugins of any other: NAME = module:PLUGIN ──► load_plugins() ──► topics, commands, metadata
+
+Those of this distribution are found as folders, so that removing a folder removes the plugin, and so that a checkout
+whose packages were installed before the folder came has it, too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterable, Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from importlib.metadata import entry_points
+from pkgutil import iter_modules
+from typing import NamedTuple
+
+from streams.errors import SettingsError
+from streams.plugins.plugin import Plugin
+
+GROUP, FOLDER, OURS = "streamward.plugins", "plugins", "streamward"
+
+
+class InstalledPlugin(NamedTuple):
+    """A plugin and where it is from."""
+
+    plugin: Plugin
+    distribution: str
+    version: str | None
+    """None: that of Streamward."""
+
+
+@cache
+def load_plugins() -> tuple[InstalledPlugin, ...]:
+    """Return every plugin, each after those that it requires.
+
+    Raises SettingsError if one cannot be imported, has the name of another, requires one that is not installed, or
+    requires itself by way of others.
+    """
+    return in_order([*_ours(), *_others()])
+
+
+def in_order(found: Iterable[InstalledPlugin]) -> tuple[InstalledPlugin, ...]:
+    """Return plugins, each after those that it requires. Raises SettingsError as `load_plugins`."""
+    by_name: dict[str, InstalledPlugin] = {}
+    for one in found:
+        if (other := by_name.setdefault(one.plugin.name, one)) is not one:
+            raise SettingsError(
+                f"two plugins are called {one.plugin.name}, of {other.distribution} and {one.distribution}; uninstall "
+                "one of them"
+            )
+    for one in by_name.values():
+        if missing := [name for name in one.plugin.requires if name not in by_name]:
+            raise SettingsError(
+                f"plugin {one.plugin.name} requires {', '.join(missing)}, which is not installed; install it, or "
+                f"uninstall {one.distribution}"
+            )
+    try:
+        order = TopologicalSorter({name: one.plugin.requires for name, one in by_name.items()}).static_order()
+        return tuple(by_name[name] for name in order)
+    except CycleError as exc:
+        raise SettingsError(f"plugins require each other in a circle: {' -> '.join(exc.args[1])}") from exc
+
+
+def _ours() -> Iterator[InstalledPlugin]:
+    spec = importlib.util.find_spec(FOLDER)
+    for module in () if spec is None else iter_modules(spec.submodule_search_locations):
+        yield InstalledPlugin(_import(f"{FOLDER}.{module.name}", "PLUGIN"), OURS, None)
+
+
+def _others() -> Iterator[InstalledPlugin]:
+    for point in entry_points(group=GROUP):
+        plugin = _import(point.module, point.attr)
+        if point.dist is not None:
+            yield InstalledPlugin(plugin, point.dist.name, point.dist.version)
+
+
+def _import(module: str, name: str) -> Plugin:
+    try:
+        plugin = getattr(importlib.import_module(module), name)
+    except Exception as exc:  # a plugin is anybody's code, and may raise anything while it is imported
+        raise SettingsError(
+            f"plugin {module}:{name} cannot be imported ({type(exc).__name__}: {exc}). Update its package, or "
+            "uninstall it"
+        ) from exc
+    if not isinstance(plugin, Plugin):
+        raise SettingsError(f"plugin {module}:{name} is a {type(plugin).__name__}, expected a Plugin")
+    return plugin

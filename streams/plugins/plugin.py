@@ -1,0 +1,65 @@
+"""What an optional part declares of itself: data, of which nothing is imported until it is used.
+
+    PLUGIN = Plugin(name=…, topics="thumbs.topics:TOPICS", commands={"thumbs": PluginCommand("thumbs.cli:thumbs", …)})
+
+Data and not hooks (pluggy), since everything that reads a plugin wants lists: of topics before the first record is
+read, of commands for a `--help` that imports none of them. A hook is called with the plugin's code loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streams.errors import SettingsError
+from streams.references import is_reference
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class PluginCommand:
+    """A command of the command line."""
+
+    command: str
+    """Where it is: `module:name` of a click command."""
+    help: str
+    """Its line in `streamward --help`: the first sentence of its docstring."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plugin:
+    """One optional part."""
+
+    name: str
+    """That of its folder, or of its entry point."""
+    requires: tuple[str, ...] = ()
+    """Other plugins, by name."""
+    topics: str | None = None
+    """Where its topics are: `module:name` of a tuple of TopicShape."""
+    commands: Mapping[str, PluginCommand] = field(default_factory=dict)
+    """By name."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """Keys that it may add to the metadata of groups, with their meaning; the audit names any other."""
+
+    def __post_init__(self) -> None:
+        """Raise SettingsError for a name that no plugin may have, and for what is no reference."""
+        if not _NAME.fullmatch(self.name):
+            raise SettingsError(f"plugin {self.name!r}: expected a name of small letters, digits and _")
+        references = [*([] if self.topics is None else [self.topics]), *(one.command for one in self.commands.values())]
+        if wrong := [reference for reference in references if not is_reference(reference)]:
+            raise SettingsError(f"plugin {self.name}: {', '.join(wrong)} is not of the form module:name")
+
+    def load(self, reference: str) -> Any:
+        """Return what one of its references names. Raises SettingsError if that cannot be imported."""
+        module, _, name = reference.partition(":")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except Exception as exc:  # a plugin is anybody's code, and may raise anything while it is imported
+            raise SettingsError(
+                f"plugin {self.name}: {reference} cannot be loaded ({type(exc).__name__}: {exc}). Update its package, "
+                "or uninstall it"
+            ) from exc
