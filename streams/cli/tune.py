@@ -105,8 +105,9 @@ def tune(
 
     It becomes the next version of its policy. Without FILE the examples are answers of the log: for sft the best of
     each group, for dpo the best against the worst, with the sampled tokens. FILE is JSON lines, or CSV or
-    Parquet with these columns: {"messages": [...]} for sft; {"prompt": [...], "chosen": [...], "rejected": [...]}, or
-    OpenAI's preference format, for dpo. `streamward export` and `streamward datasets build` write such files.
+    Parquet with these columns: {"messages": [...]} for sft, or lines of interactions; {"prompt": [...], "chosen":
+    [...], "rejected": [...]}, or OpenAI's preference format, for dpo. `streamward export` and `streamward datasets
+    build` write such files.
     An example with a question that a suite holds out from the policy is refused (docs/data.md).
 
     Adapter, optimizer, clipping, learning rate and seed are those of the settings (trainer.*). The version is announced
@@ -200,7 +201,7 @@ def _row(version: TunedVersion) -> dict[str, Any]:
     if tuning.dataset is not None:
         origin = {"dataset": f"{tuning.dataset}@{tuning.dataset_digest}", **left_out}
     elif tuning.file is not None:
-        origin = {"file_sha256": tuning.file_sha256}
+        origin = {"file_sha256": tuning.file_sha256, **(left_out if version.left_out else {})}
     return {
         "policy": event.policy,
         "version": event.version,

@@ -241,6 +241,38 @@ def test_a_line_that_is_no_example_is_named_with_its_number(tmp_path: Path, meth
     assert len(from_file.read(path, method, ChatTemplate(chat_tokenizer()), CONTEXT).examples) == 2
 
 
+def test_interactions_are_answers_to_imitate_except_lines_that_are_no_examples(tmp_path: Path) -> None:
+    def line(text: str, answer: Any, **metadata: Any) -> str:
+        about = {"id": "r1", "purpose": "train", "finish_reason": "stop", "at": "responses[0]@1"} | metadata
+        return json.dumps({"task_id": "t1", "input": text, "response": answer, "score": 1.0, "metadata": about})
+
+    rows = [
+        line("one", "two"),
+        line("three", "four", purpose="serve"),
+        line("five", "six", purpose="eval"),
+        line("seven", "eight", trajectory_id="x", turn=2),
+        line("nine", "", finish_reason="error"),
+        line("nine", ""),
+    ]
+    file = tmp_path / "agent_interactions.jsonl"
+    file.write_text("".join(f"{row}\n" for row in rows))
+    template = ChatTemplate(chat_tokenizer())
+    found = from_file.read(file, "sft", template, CONTEXT)
+    assert found.examples == read(
+        [
+            {"messages": [message("user", question), message("assistant", answer)]}
+            for question, answer in (("one", "two"), ("three", "four"))
+        ]
+    )
+    assert found.left_out == {"held_out": 1, "call_of_run": 1, "no_answer": 2}
+    file.write_text(f"{rows[2]}\n{rows[3]}\n")
+    with pytest.raises(NotFoundError, match="no line with an example, 1 held_out, 1 call_of_run; expected"):
+        from_file.read(file, "sft", template, CONTEXT)
+    file.write_text(line("one", 7) + "\n")
+    with pytest.raises(SettingsError, match=r"agent_interactions\.jsonl:1: .*content"):
+        from_file.read(file, "sft", template, CONTEXT)
+
+
 def test_of_many_bad_lines_some_are_named_and_the_others_counted(tmp_path: Path) -> None:
     path = tmp_path / "f.jsonl"
     path.write_text("{,}\n" * 9)

@@ -154,6 +154,10 @@ def test_a_line_that_can_be_no_example_is_named_before_anything_is_written() -> 
     openai = {"input": {"messages": []}, "preferred_output": [1], "non_preferred_output": [1]}
     trl = {"prompt": [1], "chosen": [1], "rejected": [1]}
     tuning_request.check_lines(SETTINGS, "dpo", [FileLine(1, openai), FileLine(2, trl)])
+    interaction: dict[str, Any] = {"input": "1 + 1 =", "response": "2", "metadata": {"purpose": "train"}}
+    tuning_request.check_lines(SETTINGS, "sft", [FileLine(1, interaction), FileLine(2, interaction | {"response": ""})])
+    with pytest.raises(JobRequestError, match="line 1: expected"):
+        tuning_request.check_lines(SETTINGS, "dpo", [FileLine(1, interaction)])
     with pytest.raises(
         JobRequestError, match=r"line 3: expected prompt, chosen, rejected or input, .* it has messages"
     ):

@@ -1,6 +1,7 @@
 """Rows of a file as examples.
 
     {"messages": [..., {"role": "assistant", ...}]}                        sft
+    {"input": "…", "response": "…", "metadata": {…}}                       sft, as `export --format interactions` has it
     {"prompt": [...], "chosen": [...], "rejected": [...]}                  dpo, as TRL has it
     {"input": {"messages": [...]}, "preferred_output": [...], ...}         dpo, as OpenAI has it
         ──► the model's chat template and tokenizer ──► TunedExample, or which line is wrong and why
@@ -9,12 +10,15 @@ In `messages` the loss is on what the assistant says, every time, except where i
 tools included, are context. In a pair it is on all that follows the prompt. The tokens of an answer begin where
 the conversation with it leaves the one that ends before it, as in TRL. Nothing is cut: a line that does not fit is an
 error. `streamward export` writes such files; other keys of a line are ignored. A table has these keys as columns.
+
+Interactions are a log: of their lines those that are no example are left out, and counted by reason.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -40,6 +44,8 @@ class ExampleFile(NamedTuple):
     name: str
     sha256: str
     examples: list[TunedExample]
+    left_out: Counter[str]
+    """Lines of interactions that are no examples, by reason: held_out, call_of_run, no_answer."""
 
 
 class ExampleMessage(MessageIn):
@@ -61,13 +67,16 @@ def read(path: Path, method: TuningMethod, template: ChatTemplate, context_token
         data = path.read_bytes()
     except OSError as exc:
         raise NotFoundError(f"{path}: {exc.strerror}; name a file of JSON lines, .csv or .parquet") from exc
-    examples, problems = [], []
+    examples, problems, left_out = [], [], Counter[str]()
     try:
         entries = list(rows(path, json_columns=OF_EXAMPLES))
     except EventError as exc:
         raise SettingsError(str(exc)) from exc
     for number, row in entries:
         try:
+            if method == "sft" and (reason := reason_left_out(fields_of(row))) is not None:
+                left_out[reason] += 1
+                continue
             example = example_of(row, method, template, context_tokens)
         except ValueError as exc:
             problems.append(f"{path}:{number}: {exc}")
@@ -78,8 +87,9 @@ def read(path: Path, method: TuningMethod, template: ChatTemplate, context_token
         shown = "\n".join([*problems[:LINES_SHOWN], *([f"and {unnamed} more lines"] if unnamed > 0 else [])])
         raise SettingsError(f"{shown}\nNothing was trained; correct these lines, or leave them out")
     if not examples:
-        raise NotFoundError(f"{path}: it has no line with an example; expected {_EXPECTED[method]}")
-    return ExampleFile(path.name, hashlib.sha256(data).hexdigest(), examples)
+        reasons = "".join(f", {number} {reason}" for reason, number in left_out.most_common())
+        raise NotFoundError(f"{path}: it has no line with an example{reasons}; expected {_EXPECTED[method]}")
+    return ExampleFile(path.name, hashlib.sha256(data).hexdigest(), examples, left_out)
 
 
 def example_of(row: Row, method: TuningMethod, template: ChatTemplate, context_tokens: int) -> TunedExample:
@@ -97,7 +107,27 @@ def example_of(row: Row, method: TuningMethod, template: ChatTemplate, context_t
 # --- sft --------------------------------------------------------------------------------------------------------------
 
 
+def is_interaction(line: Mapping[str, Any]) -> bool:
+    """Return whether a line is one of `export --format interactions`."""
+    return "messages" not in line and "response" in line and isinstance(line.get("metadata"), dict)
+
+
+def reason_left_out(line: Mapping[str, Any]) -> str | None:
+    """Return why a line of interactions is no example; None for one that is, and for any other line."""
+    if not is_interaction(line):
+        return None
+    metadata = line["metadata"]
+    if metadata.get("purpose") == "eval":
+        return "held_out"
+    if "trajectory_id" in metadata:  # the line has the last message alone, and the answer was to the whole conversation
+        return "call_of_run"
+    return None if line["response"] and line.get("input") and metadata.get("finish_reason") != "error" else "no_answer"
+
+
 def _assistant_answer(line: dict[str, Any], render: Renderer) -> TunedAnswer:
+    if is_interaction(line):
+        said = (("user", line.get("input")), ("assistant", line["response"]))
+        line = {"messages": [{"role": role, "content": content} for role, content in said]}
     messages = _messages(line, "messages", "sft")
     whole = render(messages, False)
     spans = []

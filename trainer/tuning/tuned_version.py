@@ -301,7 +301,7 @@ def _examples(settings: Settings, order: TuningOrder, start: StartVersion, base:
     source = TuningSource(policy=order.policy, file=order.file, dataset=order.dataset)
     if order.file is not None:
         read = read_file(order.file, order.steps.method, base)
-        examples, looked_at, left_out = read.examples, None, Counter[str]()
+        examples, looked_at, left_out = read.examples, None, read.left_out
         tuning = replace(tuning, file=read.name, file_sha256=read.sha256)
     elif order.dataset is not None:
         (examples, left_out), looked_at = from_dataset.choose(order.dataset, limits_of(base)), None

@@ -159,14 +159,17 @@ def check_lines(settings: Settings, method: TuningMethod, lines: Sequence[FileLi
 
     Raises SettingsError if its tokenizer cannot be loaded.
     """
-    for number, line in lines:
+    examples = [each for each in lines if method != "sft" or from_file.reason_left_out(each.value) is None]
+    for number, line in examples:
+        if from_file.is_interaction(line) and method == "sft":
+            continue
         if not any(all(line.get(name) for name in names) for names in EXPECTED[method]):
             expected = " or ".join(", ".join(names) for names in EXPECTED[method])
             fields = ", ".join(sorted(line)) or "nothing"
             raise JobRequestError(f"line {number}: expected {expected}, for {method}; it has {fields[:80]}", "file")
     if (renderer := local_renderer(settings.model.base)) is None:
         return
-    for number, line in lines:
+    for number, line in examples:
         try:
             from_file.example_of(line, method, renderer.template, renderer.context_tokens)
         except ValueError as exc:
