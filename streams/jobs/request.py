@@ -253,7 +253,7 @@ def plain_request(request: RequestPart) -> dict[str, Any]:
     """Return what the digest of an order is of; a field that came later is left out where it changes nothing."""
     plain = request.model_dump(mode="json")
     for name in ("allow_contaminated", "new_policy"):
-        if not plain["config"][name]:
+        if not plain["config"].get(name, True):
             del plain["config"][name]
     if "environment" in plain and plain["environment"] is None:
         del plain["environment"]
