@@ -24,21 +24,18 @@ from websockets.sync.client import connect
 from gateway.http.route import Route
 from gateway.jobs.answers import FINE_TUNING_JOB
 from gateway.mcp.mcp_paths import MCP_PATHS, SOCKET_PATH
-from gateway.routes import ROUTES
 from streams.access.access_log import AccessLog
 from streams.kafka import admin
 from streams.settings.model import Settings
 from tests.support.agent_server import settings_of
 from tests.support.processes import running, until
-from tests.support.worst_bodies import WorstBody, bombs, worst_bodies
+from tests.support.worst_bodies import BOMBS, TAKING, WorstBody, sent_to
 
 MOST_S = 1.0
 """CPU seconds of the server from a request for /healthz to its answer."""
 MOST_GROWTH_KB = 700_000
 """Of the server's memory, over all bodies."""
 TICKS_S = os.sysconf("SC_CLK_TCK")
-TAKING = [route for route in ROUTES if route.takes is not None]
-BOMBS = bombs()
 
 
 class Attacked(NamedTuple):
@@ -92,7 +89,7 @@ class Attacked(NamedTuple):
             if is_last:
                 client.close()
                 return latest_s
-            thread.join(0.01)
+            thread.join(0.03)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +129,7 @@ def test_no_body_that_a_route_reads_keeps_others_waiting(attacked: Attacked, rou
     def sends(body: WorstBody) -> Callable[[], None]:
         return lambda: attacked.send(route.method, path, body)
 
-    assert late(attacked, [(body.about, sends(body)) for body in (*worst_bodies(route), *BOMBS)]) == {}
+    assert late(attacked, [(body.about, sends(body)) for body in sent_to(route)]) == {}
     assert attacked.peak_kb - before_kb < MOST_GROWTH_KB
 
 
