@@ -29,6 +29,7 @@ import pytest
 from streams.observability.logging import StderrLog
 from streams.settings.model import Adapters, Archive, Broker, Kafka, Settings, Topics, Trainer
 from tests.skips import pytest_terminal_summary as pytest_terminal_summary
+from tests.support import fork_server
 from tests.support.thoroughness import FULL, examples
 from tests.times import (
     pytest_collection_modifyitems as pytest_collection_modifyitems,
@@ -92,7 +93,7 @@ ANSWER_S = 60.0
 """For the shared node to answer a request: a busy machine may stall for seconds."""
 
 
-NODE = pytest.StashKey[str]()
+NODE, FORKS = pytest.StashKey[str](), pytest.StashKey["str | None"]()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -114,13 +115,20 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     ends.enter_context(collector)
     for spec in specs:
         spec.python = shlex.join([sys.executable, "-S", "-E", str(file), address])
+    config.stash[FORKS] = ends.enter_context(fork_server.serving())
     config.stash[NODE] = ends.enter_context(_embedded()).bootstrap
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a worker where the shared node is."""
-    node.workerinput["kafka"] = node.config.stash[NODE]
+    """Tell a worker where the shared node is, and the server of forks."""
+    node.workerinput["kafka"], node.workerinput["forks"] = node.config.stash[NODE], node.config.stash[FORKS]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forks(request: pytest.FixtureRequest) -> None:
+    """Let processes that tests start be forks, if there is a server of them."""
+    fork_server.address = getattr(request.config, "workerinput", {}).get("forks")
 
 
 @contextlib.contextmanager

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import fork_server
+
 ROOT = Path(__file__).parents[1]
 SEED = Path(__file__).with_name("seconds.json")
 """Seconds and CPU seconds of each file that takes SHORT_S or more, for the first run of a clone."""
@@ -33,9 +35,9 @@ Times = dict[str, dict[str, dict[str, Spent]]]
 
 
 def now() -> Spent:
-    """Return the time, and the CPU time of this process and of its children that have ended."""
+    """Return the time, and the CPU time of this process and of its children and forks that have ended."""
     uses = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return time.monotonic(), sum(use.ru_utime + use.ru_stime for use in uses)
+    return time.monotonic(), sum(use.ru_utime + use.ru_stime for use in uses) + fork_server.cpu_s
 
 
 def total(each: Iterable[Spent]) -> Spent:

@@ -24,7 +24,7 @@ from streams.stages.agents.runs.episode_agent import AGENT
 from streams.tools.unbegun_tasks import unbegun_tasks
 from tests.support.agent_server import check_audit, serving, settings_of
 from tests.support.factories import task
-from tests.support.processes import command, environment, read, said, until
+from tests.support.processes import command, environment, read, said, spawn, until
 
 pytestmark = pytest.mark.kafka
 GUESSES = {"replies": [{"when": "", "reply": "1"}]}
@@ -71,9 +71,7 @@ def answered(settings: Settings) -> set[str]:
 def manager(settings: Settings, folder: Path, name: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run the built-in agent while the block runs."""
     with (folder / f"{name}.log").open("ab") as out:
-        process = subprocess.Popen(
-            command(*MANAGER, *options), env=environment(settings), cwd=folder, stdout=out, stderr=out
-        )
+        process = spawn(command(*MANAGER, *options), env=environment(settings), cwd=folder, stdout=out, stderr=out)
     try:
         yield process
     finally:

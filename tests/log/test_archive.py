@@ -32,7 +32,7 @@ from streams.tools.archive.verify import verify
 from tests.chaos.disks import NotShown, fill, free, read_only, small_disk, writable
 from tests.chaos.proxy import free_ports
 from tests.support.log.archived import ONE, cut, deleted, held, in_the_log, name, of, settings, small, write, write_odd
-from tests.support.processes import command, environment, running, until
+from tests.support.processes import command, environment, running, spawn, until
 from tests.support.scrape import get, parse
 
 __all__ = ["settings"]
@@ -98,7 +98,7 @@ def test_an_archive_begins_where_the_log_does(made: Settings) -> None:
 
 
 def started(settings: Settings, folder: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    return spawn(
         command("archive", "sync", "rewards"), env=environment(settings), cwd=folder,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip

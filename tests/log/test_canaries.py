@@ -27,7 +27,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Canary, Guard, Rollouts, Settings
 from tests.support import factories
 from tests.support.factories import group
-from tests.support.processes import command, environment, until
+from tests.support.processes import command, environment, spawn, until
 
 pytestmark = pytest.mark.kafka
 
@@ -38,7 +38,7 @@ numbers = itertools.count()
 @contextmanager
 def worker(settings: Settings) -> Iterator[None]:
     """Run a stream worker. Leaving kills it with -9."""
-    process = subprocess.Popen(command("streams"), env=environment(settings))
+    process = spawn(command("streams"), env=environment(settings))
     try:
         yield
     finally:
@@ -172,7 +172,7 @@ def test_the_guards_suite_is_asked_judged_and_carried_out(made: Settings, tmp_pa
 
 
 def test_watching_shows_it_again_when_it_changes_and_ctrl_c_is_no_error(made: Settings) -> None:
-    watching = subprocess.Popen(
+    watching = spawn(
         command("rollout", "status", "--watch", "--output", "json"),
         env=environment(made),
         stdout=subprocess.PIPE,

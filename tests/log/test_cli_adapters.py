@@ -28,7 +28,7 @@ from tests.support.factories import adapter_event
 from tests.support.log.shared_node import own_prefix
 from tests.support.log.whole_run import BY_NAME, SETTINGS, event_of, whole_log
 from tests.support.models.tiny import save_tiny, tiny_model
-from tests.support.processes import command, environment, write
+from tests.support.processes import command, environment, spawn, write
 from trainer.step.model import save_adapter, wrap
 
 pytestmark = pytest.mark.kafka
@@ -130,7 +130,7 @@ def test_of_two_operators_at_once_one_wins_and_the_other_is_refused(made: Settin
     write(made, event(1), event(2))
     arguments = ("--expect", "0", *WHY, "--output", "jsonl")
     both = [
-        subprocess.Popen(
+        spawn(
             command("adapters", "promote", "--version", version, "--actor", name, *arguments),
             env=environment(made),
             stdout=subprocess.PIPE,

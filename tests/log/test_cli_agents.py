@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from streamward import ConversationTracker
 from tests.support.agent_calls import ADD, Recorded, system, user
 from tests.support.factories import T0, trajectory
 from tests.support.log.shared_node import own_topics
-from tests.support.processes import command, environment, until
+from tests.support.processes import command, environment, spawn, until
 
 pytestmark = pytest.mark.kafka
 FIRST, SECOND = derive_id("s1", 0), derive_id("s1", 1)
@@ -138,7 +137,7 @@ def test_interactions_are_followed_and_a_follower_killed_in_a_line_is_completed(
     file = tmp_path / "logs" / "agent_interactions.jsonl"
     write("ada")
     asked = ("export", str(file.parent), "--format", "interactions")
-    with subprocess.Popen(command(*asked, "--follow"), env=environment(settings)) as follower:
+    with spawn(command(*asked, "--follow"), env=environment(settings)) as follower:
         until(lambda: len(lines_of(file)) == 1, "the line of a run that has ended")
         write("bob")
         until(lambda: len(lines_of(file)) == 2, "the line of a run that ends while it is followed")

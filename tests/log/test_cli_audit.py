@@ -31,7 +31,7 @@ from streams.tools.audit.audit_metrics import IMBALANCE
 from streams.tools.audit.reading import commits
 from tests.support.log.transactions import Transactions
 from tests.support.log.whole_run import SETTINGS, event_of, whole_log
-from tests.support.processes import command, environment, until
+from tests.support.processes import command, environment, spawn, until
 
 pytestmark = pytest.mark.kafka
 
@@ -172,7 +172,7 @@ def test_a_log_without_topics_is_not_found(settings: Settings) -> None:
 def test_the_figure_is_served_as_a_metric(made: Settings, tmp_path: Path) -> None:
     put(made, whole_log(BEGIN_MS).records)
     with (tmp_path / "audit.log").open("wb") as said:
-        process = subprocess.Popen(
+        process = spawn(
             command("audit", "--follow", "--listen", "127.0.0.1:0", "--every", "0.2"),
             env=environment(made),
             cwd=tmp_path,

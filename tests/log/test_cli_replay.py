@@ -27,7 +27,7 @@ from streams.tools.replay import experiments
 from tests.support import factories
 from tests.support.log.replay_source import NUMBER, SIZE, append, shaped, trained, write
 from tests.support.log.shared_node import own_prefix
-from tests.support.processes import command, environment, read
+from tests.support.processes import command, environment, read, spawn
 
 pytestmark = pytest.mark.kafka
 SUITE = "sums/n=4/seed=0"
@@ -216,9 +216,7 @@ def test_a_run_that_is_killed_and_one_that_ctrl_c_stops_go_on_with_the_same_comm
     env = environment(source) | {"STREAMWARD_SCORING__MODULES": "slow,."}
 
     def started() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            arguments, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        return spawn(arguments, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def wrote(rewards: int) -> None:
         """Return once the experiment has so many rewards; some time passes between two of them."""

@@ -6,7 +6,7 @@ import json
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from streams.cli.root import cli
 from streams.errors import NotFoundError, RefusedError
 from streams.improve.curation.curation_log import CurationLog, PersonDecision
 from streams.improve.curation.curator import run_once
-from streams.improve.curation.run_case import RunCase
 from streams.improve.curation.run_lookup import find_case
 from streams.kafka import admin
 from streams.kafka.history import LogHistory
@@ -31,10 +30,11 @@ from streams.tools.query.finished import FinishedSelection
 from streams.tools.views.log_view import LogView
 from tests.support.doubles.judge import JudgeServer, judging, raw, says
 from tests.support.factories import trajectory
-from tests.support.processes import command, environment, read, until
+from tests.support.processes import command, environment, read, spawn, until
 from tests.support.runs import chat_turn, finished
 
 pytestmark = pytest.mark.kafka
+VERDICTS: tuple[RunVerdict, ...] = ("promote", "reject")
 SERVED = FinishedSelection(purpose="serve", unfit=True)
 
 
@@ -76,18 +76,25 @@ def curate(settings: Settings, selection: FinishedSelection = SERVED) -> Counter
     return run_once(settings, selection, stop=threading.Event())
 
 
-def case_of(settings: Settings, run: str) -> RunCase:
-    view = LogView(settings)
+def decide(
+    settings: Settings, run: str, verdict: RunVerdict, actor: str = "ann", expect: str | None = None
+) -> CurationEvent:
+    [event] = decide_each(settings, {run: verdict}, actor, expect)
+    return event
+
+
+def decide_each(
+    settings: Settings, verdicts: Mapping[str, RunVerdict], actor: str = "ann", expect: str | None = None
+) -> list[CurationEvent]:
+    """Write what a person says of runs, who looks at all of them first."""
+    view, curated = LogView(settings), CurationLog(settings)
     try:
         with view.snapshot() as snapshot:
-            return find_case(snapshot, LogHistory(settings), run)
+            cases = [find_case(snapshot, LogHistory(settings), run) for run in verdicts]
     finally:
         view.close()
-
-
-def decide(settings: Settings, run: str, verdict: RunVerdict, actor: str = "ann", **more: Any) -> CurationEvent:
-    decision = PersonDecision(verdict=verdict, actor=actor, reason="so", **more)
-    return CurationLog(settings).decide(case_of(settings, run), decision).event
+    decisions = [PersonDecision(verdict=each, actor=actor, reason="so", expect=expect) for each in verdicts.values()]
+    return [curated.decide(case, decision).event for case, decision in zip(cases, decisions, strict=True)]
 
 
 def wrong(settings: Settings) -> list[str]:
@@ -118,8 +125,7 @@ def test_verdicts_of_people_make_a_judge_known_and_then_it_promotes_alone(log: S
     curate(log)
     curated = CurationLog(log)
     assert {placed.event.answer_id for placed in curated.review_queue()} == {*good, *bad}, "rejected ones, too"
-    for run in (*good, *bad):
-        decide(log, run, "promote" if run in good else "reject")
+    decide_each(log, {**dict.fromkeys(good, "promote"), **dict.fromkeys(bad, "reject")})
     judge.answers = [says({"verdict": "promote", "rationale": "It is right."})]
     write_runs(log, ["new"])
     assert curate(log)["promote"] == 1
@@ -137,21 +143,21 @@ def test_a_judge_that_collapses_is_stopped_by_the_people_who_look_at_its_runs(
 ) -> None:
     rule = log.curation.model_copy(update={"window": 12, "review_share": 1.0})
     watched = log.model_copy(update={"curation": rule})
-    for n in range(12):
-        verdict: RunVerdict = "promote" if n % 2 else "reject"
+    for verdict in VERDICTS:
+        runs = [f"{verdict}-{n}" for n in range(6)]
         judge.answers = [says({"verdict": verdict, "rationale": "So."})]
-        write_runs(watched, [f"run-{n}"], text=str(n))
+        write_runs(watched, runs)
         curate(watched)
-        decide(watched, f"run-{n}", verdict)
+        decide_each(watched, dict.fromkeys(runs, verdict))
     judge.answers = [says({"verdict": "promote", "rationale": "All is well."})]  # whatever it reads
     outcomes = []
-    for n in range(12, 20):
+    for n in range(3):
         write_runs(watched, [f"run-{n}"], text=str(n))
         outcomes.append(next(iter(+curate(watched))))
         curated = CurationLog(watched)
         assert [placed.event.answer_id for placed in curated.review_queue()] == [f"run-{n}"]
         decide(watched, f"run-{n}", "reject")
-    assert outcomes[0] == "promote" and outcomes[-1] == "needs_human"
+    assert outcomes == ["promote", "needs_human", "needs_human"]
     assert wrong(watched) == []
 
 
@@ -198,7 +204,7 @@ def test_curators_that_are_killed_and_share_the_runs_judge_each_once(
         return len({event.answer_id for event in verdicts(log)})
 
     def start(out: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command("curate", "follow"), env=environment(log), cwd=tmp_path, stdout=out, stderr=out)
+        return spawn(command("curate", "follow"), env=environment(log), cwd=tmp_path, stdout=out, stderr=out)
 
     with (tmp_path / "curate.log").open("ab") as out:
         for goal in (1, 10, 20):

@@ -37,7 +37,7 @@ from tests.support import factories
 from tests.support.agent_server import serving, settings_of
 from tests.support.documented import HOOKS
 from tests.support.log.judged_log import judge, promoted, sent, served
-from tests.support.processes import command as command_line, environment, read, until
+from tests.support.processes import command as command_line, environment, read, spawn, until
 
 pytestmark = pytest.mark.kafka
 QUESTIONS = ("4 + 7 =", "What is the capital of France?", "Who wrote Faust?")
@@ -267,13 +267,13 @@ def test_a_follower_that_is_killed_at_random_moments_leaves_whole_sets_and_one_e
     follow = command_line("datasets", "follow", "coach", "--policy", "default", "--new", "1", "--to", str(to))
     for number in range(4):
         promoted(settings, f"What is {number} + {number}?")
-        process = subprocess.Popen(follow, env=environment(settings), stderr=subprocess.DEVNULL)
+        process = spawn(follow, env=environment(settings), stderr=subprocess.DEVNULL)
         try:
             process.wait(timeout=1.0 + 4.0 * moments.random())
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    process = subprocess.Popen(follow, env=environment(settings), stderr=subprocess.DEVNULL)
+    process = spawn(follow, env=environment(settings), stderr=subprocess.DEVNULL)
     try:
         until(lambda: bool(built(settings)) and rows_of(built(settings)[-1]) == 4, "a set of all runs")
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ from tests.support.factories import T0, group, job_spec, member, response, score
 from tests.support.log.loop_on_log import LoopOnLog
 from tests.support.log.shared_node import own_topics
 from tests.support.models.tiny import save_tiny
-from tests.support.processes import command, environment, read, until
+from tests.support.processes import command, environment, read, spawn, until
 from tests.support.scrape import parse
 
 pytestmark = pytest.mark.kafka
@@ -75,15 +74,13 @@ def test_controllers_killed_again_and_again_ask_for_every_task_and_end_every_ite
 
     with LoopOnLog(made, *(f"killed-{n}" for n in range(3))), (tmp_path / "jobs.log").open("ab") as out:
         for goal in (1, 4, 8):
-            victim = subprocess.Popen(
-                command("jobs", "run"), env=environment(made), cwd=tmp_path, stdout=out, stderr=out
-            )
+            victim = spawn(command("jobs", "run"), env=environment(made), cwd=tmp_path, stdout=out, stderr=out)
             try:
                 until(lambda goal=goal: iterations() >= goal, f"{goal} iterations", folder=tmp_path)
             finally:
                 victim.kill()
                 victim.wait()
-        last = subprocess.Popen(command("jobs", "run"), env=environment(made), cwd=tmp_path, stdout=out, stderr=out)
+        last = spawn(command("jobs", "run"), env=environment(made), cwd=tmp_path, stdout=out, stderr=out)
         try:
             until(lambda: ended() == 3, "three jobs that have ended", folder=tmp_path)
             last.terminate()

@@ -22,7 +22,7 @@ from streams.access.access_log import AccessLog
 from streams.kafka import admin
 from streams.settings.model import Settings
 from tests.support.agent_server import serving, settings_of
-from tests.support.processes import read, until
+from tests.support.processes import read, spawn, until
 
 pytestmark = pytest.mark.kafka
 MODERN, EARLIER = "2026-07-28", "2025-11-25"
@@ -123,9 +123,7 @@ def test_calls_over_standard_input_end_with_the_assistant_that_made_them(slow: S
     environment = {**os.environ, "STREAMWARD_KEY": slow.key, "PYTHONPATH": ":".join(sys.path)}
     command = [sys.executable, "-m", "streamward", "mcp", "--url", slow.url, "--tools", "policy"]
     hello = {"protocolVersion": EARLIER, "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    with spawn(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": hello}) + "\n")
         process.stdin.flush()

@@ -23,7 +23,7 @@ from streams.kafka.node import process as broker
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.settings.model import Broker, Settings
 from tests.support.agent_server import settings_of
-from tests.support.processes import command, environment, read, said, until
+from tests.support.processes import command, environment, read, said, spawn_and_wait, until
 from tests.support.thread_server import ServeProcess
 
 pytestmark = pytest.mark.kafka
@@ -62,7 +62,7 @@ def ask(server: ServeProcess) -> int:
 
 def test_a_second_server_of_a_log_is_refused_and_the_first_answers_on(first: ServeProcess, tmp_path: Path) -> None:
     second = on_another_port(first.settings, tmp_path)
-    refused = subprocess.run(command("serve"), env=environment(second), capture_output=True, text=True, timeout=120)
+    refused = spawn_and_wait(command("serve"), env=environment(second), capture_output=True, text=True, timeout=120)
     words = " ".join(refused.stderr.split())
     assert refused.returncode == RefusedError.exit_code, words
     assert "another `serve` works on this log: " in words and f"process {first.process.pid}, since 20" in words
@@ -77,6 +77,7 @@ def test_a_second_server_of_a_log_is_refused_and_the_first_answers_on(first: Ser
     with_place.stop()
 
 
+@pytest.mark.kills
 def test_after_kill_9_the_next_server_waits_for_the_session_and_answers(first: ServeProcess, tmp_path: Path) -> None:
     def kill() -> None:
         until(lambda: f"Waiting {SESSION_S + MARGIN_S:g} s for it to end" in said(tmp_path), "the next one waits")
@@ -90,6 +91,7 @@ def test_after_kill_9_the_next_server_waits_for_the_session_and_answers(first: S
     following.stop()
 
 
+@pytest.mark.kills
 def test_a_server_that_was_frozen_until_another_took_its_place_ends_and_writes_nothing(
     first: ServeProcess, tmp_path: Path
 ) -> None:
@@ -116,6 +118,7 @@ def test_a_server_that_was_frozen_until_another_took_its_place_ends_and_writes_n
     following.stop()
 
 
+@pytest.mark.kills
 def test_a_server_that_was_frozen_and_whose_place_nobody_took_answers_again(first: ServeProcess) -> None:
     first.process.send_signal(signal.SIGSTOP)
     time.sleep(2 * SESSION_S)  # the broker gives it up; nothing tells when, to a process of no group

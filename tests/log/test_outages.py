@@ -37,7 +37,7 @@ from streams.stages.scoring import scoring_agent as scoring
 from tests.chaos.proxy import free_ports
 from tests.support.factories import reward
 from tests.support.log.shared_node import own_prefix
-from tests.support.processes import command, environment, running, said, until
+from tests.support.processes import command, environment, running, said, spawn, until
 from tests.support.scrape import get, parse
 
 pytestmark = [pytest.mark.kafka, pytest.mark.kills]
@@ -244,7 +244,7 @@ def test_agents_that_are_told_to_stop_while_the_broker_is_away_end_with_0(settin
     assert running is not None
     with (tmp_path / "agents.log").open("ab") as out:
         agents = [
-            subprocess.Popen(command(name), env=environment(settings), cwd=tmp_path, stdout=out, stderr=out)
+            spawn(command(name), env=environment(settings), cwd=tmp_path, stdout=out, stderr=out)
             for name in ("policy", "scoring")
         ]
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from tests.support.agent_server import serving, settings_of
 from tests.support.factories import T0, response, scoreless, task, trained
 from tests.support.log import page_log
 from tests.support.log.members import member_of
-from tests.support.processes import command, environment, read, until
+from tests.support.processes import command, environment, read, spawn, until
 
 pytestmark = pytest.mark.kafka
 
@@ -32,7 +31,7 @@ def address(made: Settings, tmp_path: Path) -> Iterator[str]:
     """Where a page answers that another process serves."""
     own = made.model_copy(update={"page": Page(port=0)})
     said = tmp_path / "page.log"
-    with said.open("w") as log, subprocess.Popen(command("page"), env=environment(own), stderr=log) as process:
+    with said.open("w") as log, spawn(command("page"), env=environment(own), stderr=log) as process:
         try:
             until(lambda: "the page is at" in said.read_text(), "an address", folder=tmp_path)
             yield re.findall(r"http://\S+\d", said.read_text())[0]
@@ -73,7 +72,7 @@ def test_a_log_is_shown_as_it_is_now_and_followed_as_it_is_written(made: Setting
 def test_a_broker_that_is_away_is_said_and_the_page_stays_up(tmp_path: Path) -> None:
     away = Settings(kafka=Kafka(bootstrap="127.0.0.1:1", request_timeout_s=0.5), page=Page(port=0))
     said = tmp_path / "page.log"
-    with said.open("w") as log, subprocess.Popen(command("page"), env=environment(away), stderr=log) as process:
+    with said.open("w") as log, spawn(command("page"), env=environment(away), stderr=log) as process:
         try:
             until(lambda: "the page is at" in said.read_text(), "an address", folder=tmp_path)
             with httpx.Client(base_url=re.findall(r"http://\S+\d", said.read_text())[0], timeout=60) as browser:

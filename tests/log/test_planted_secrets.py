@@ -36,7 +36,7 @@ from streams.kafka import admin
 from streams.settings.load import to_env
 from streams.settings.model import Adapters, Kafka, Login, Metrics, Policy, Serve, Settings, Topics
 from tests.support.log.secured_node import free_ports, running_node
-from tests.support.processes import command, environment, until
+from tests.support.processes import command, environment, spawn, until
 
 pytestmark = pytest.mark.kafka
 KAFKA_PASSWORD = "planted-kafka-password"
@@ -166,7 +166,7 @@ def run(settings: Settings, *args: str, typed: str | None = None) -> str:
 def server(settings: Settings, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run `streamward serve`, which prints as much as it can."""
     with (folder / "serve.log").open("wb") as log:
-        process = subprocess.Popen(
+        process = spawn(
             command("--log-level", "debug", "serve"),
             env=environment(settings),
             cwd=folder,

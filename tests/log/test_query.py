@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ from tests.support.factories import group, in_version_1, member, task
 from tests.support.log import finished_run
 from tests.support.log.shared_node import own_prefix
 from tests.support.log.whole_run import SETTINGS, Written, event_of
-from tests.support.processes import command, environment, until
+from tests.support.processes import command, environment, spawn, spawn_and_wait, until
 
 pytestmark = pytest.mark.kafka
 
@@ -433,7 +432,7 @@ def test_how_a_query_ends_is_its_exit_code(
 
 
 def test_an_error_in_the_statement_is_all_that_the_process_says(told: tuple[Settings, Written]) -> None:
-    done = subprocess.run(
+    done = spawn_and_wait(
         command("query", "SELECT nosuch FROM tasks"), env=environment(told[0]), capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (2, "")
@@ -448,7 +447,7 @@ def test_a_shell_takes_lines_from_a_pipe(told: tuple[Settings, Written]) -> None
 def test_following_prints_records_as_they_come(own: Settings, tmp_path: Path) -> None:
     write(own, "a", "b")
     with (tmp_path / "out").open("w") as out:
-        process = subprocess.Popen(
+        process = spawn(
             command("query", "SELECT task_id FROM tasks WHERE task_id <> 'b'", "--follow", "--output", "csv"),
             env=environment(own), stdout=out,
         )  # fmt: skip

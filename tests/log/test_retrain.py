@@ -28,7 +28,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Batches, Settings
 from tests.support.factories import T0, curation_event, group, member, task
 from tests.support.log.shared_node import own_topics
-from tests.support.processes import command, environment, read, until, write
+from tests.support.processes import command, environment, read, spawn, until, write
 
 pytestmark = pytest.mark.kafka
 DAY_MS = 86_400_000
@@ -229,7 +229,7 @@ def test_killed_twenty_times_a_controller_starts_exactly_one_job_for_each_crossi
     with JobLog(made) as jobs, (tmp_path / "retrain.log").open("ab") as out:
 
         def follower() -> subprocess.Popen[bytes]:
-            return subprocess.Popen(
+            return spawn(
                 command("retrain", "follow", "--rule", str(file)),
                 env=environment(made), cwd=tmp_path, stdout=out, stderr=out,
             )  # fmt: skip

@@ -17,7 +17,7 @@ from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from tests.support import factories
 from tests.support.factories import member
-from tests.support.processes import command, environment, until
+from tests.support.processes import command, environment, spawn, until
 
 pytestmark = pytest.mark.kafka
 
@@ -48,7 +48,7 @@ def group(name: str, *, answered: bool = True, metadata: dict[str, str] | None =
 @contextmanager
 def worker(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
     """Run a stream worker. Leaving kills it with -9, if it still runs."""
-    process = subprocess.Popen(command("streams"), env=environment(settings))
+    process = spawn(command("streams"), env=environment(settings))
     try:
         yield process
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import textwrap
 import threading
 import time
@@ -34,7 +33,7 @@ from streams.stages.tasks.submit import submit
 from tests.support.beside import running_beside
 from tests.support.doubles.judge import JudgeServer, judging, says
 from tests.support.log.members import member_of
-from tests.support.processes import command, environment, until, write
+from tests.support.processes import command, environment, spawn, until, write
 
 pytestmark = pytest.mark.kafka
 
@@ -432,7 +431,7 @@ def test_an_agent_killed_in_the_middle_loses_no_response(ready: Settings, tmp_pa
     source = RewardSource(name="slow_scorers:slow", settings=json.dumps({"seen": str(seen), "seconds": 0.2}))
     tasks = [a_task(n, source) for n in range(20)]
     write(ready, *tasks, *[a_response(task) for task in tasks])
-    process = subprocess.Popen(command("scoring"), env=environment(ready))
+    process = spawn(command("scoring"), env=environment(ready))
     try:
         until(lambda: seen.exists() and len(seen.read_text().split()) >= 5, "five responses in a scorer")
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -29,7 +28,7 @@ from streams.stages.tasks.submit import submit
 from streamward import AgentManager, ConversationTracker
 from tests.support.agent_server import serving, settings_of, turns
 from tests.support.models.chat import KEEPS, chat_tokenizer
-from tests.support.processes import command, environment, read, running, said, until
+from tests.support.processes import command, environment, read, running, said, spawn, until
 from trainer.step.token_chains import chains
 
 pytestmark = pytest.mark.kafka
@@ -215,7 +214,7 @@ def test_after_kill_9_of_the_manager_each_run_ends_once_and_none_that_ended_runs
         asked = asked_to_run(tmp_path)
         with (tmp_path / "agents.log").open("w") as log:
             waiting = [*asked, "--parallel", "2", "--command", f"{agent[0]} wait"]
-            manager = subprocess.Popen(command(*waiting), env=environment(settings), stderr=log, stdout=log)
+            manager = spawn(command(*waiting), env=environment(settings), stderr=log, stdout=log)
         # the first run ends, two begin and wait, the last does not begin
         until(lambda: len(turns(settings, "adder")) == 4, "two runs to wait", folder=tmp_path)
         manager.kill()

@@ -53,6 +53,7 @@ from tests.support.processes import (
     read,
     records,
     running,
+    spawn_and_wait,
     until,
 )
 
@@ -195,7 +196,7 @@ def poisoned(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
         ):
             producer.send(event)
     (folder / "tasks.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in LINES))
-    submitted = subprocess.run(
+    submitted = spawn_and_wait(
         command("tasks", "submit", "--skip-bad", str(folder / "tasks.jsonl")),
         env=environment(settings),
         cwd=folder,

@@ -32,7 +32,7 @@ from tests.chaos import training_client
 from tests.chaos.proxy import free_ports
 from tests.support.models.tiny_log import settings_in
 from tests.support.models.tiny_settings import settings
-from tests.support.processes import read, write
+from tests.support.processes import read, spawn, write
 from tests.support.training_calls import (
     MODEL,
     SESSION,
@@ -197,7 +197,7 @@ def test_a_worker_that_ends_in_the_middle_of_a_batch_is_continued_with_the_same_
     write(settings, *BEGIN, *steps(1, 2), FOR_SAMPLER, *prompts(30))
     command = [sys.executable, "-m", "streamward", "calls"]
     for enough in (8, 36):
-        with subprocess.Popen(command, env=os.environ | to_env(settings), stderr=subprocess.DEVNULL) as worker:
+        with spawn(command, env=os.environ | to_env(settings), stderr=subprocess.DEVNULL) as worker:
             try:
                 while len(list(read(settings, TrainingResult))) < enough:
                     assert worker.poll() is None
@@ -308,7 +308,7 @@ def test_a_worker_killed_in_the_middle_of_a_step_ends_with_the_weights_of_an_und
     command = [sys.executable, "-m", "streamward", "calls"]
     environment = os.environ | to_env(settings)
     for more in (RUN[6:], ()):
-        with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as worker:
+        with spawn(command, env=environment, stderr=subprocess.DEVNULL) as worker:
             try:
                 if more:
                     while len(list(read(settings, TrainingResult))) < 4:
@@ -350,7 +350,7 @@ def test_one_command_serves_a_training_loop_and_does_its_work(
     served = settings.model_copy(update={"serve": settings.serve.model_copy(update={"port": free_ports(1)[0]})})
     served = served.model_copy(update={"policy": served.policy.model_copy(update={"engine": "scripted"})})
     command = [sys.executable, "-m", "streamward", "serve", "--calls"]
-    with subprocess.Popen(command, env=os.environ | to_env(served)) as server:
+    with spawn(command, env=os.environ | to_env(served)) as server:
         try:
             url, base = served.serve.url.removesuffix("/v1"), served.model.base
             training_client.TrainingClient(url, tmp_path / "journal", base, 1).run()

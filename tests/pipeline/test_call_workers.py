@@ -26,7 +26,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Calls, Settings
 from tests.pipeline.test_call_worker import examples, work, write
 from tests.support.models.tiny_log import settings_in
-from tests.support.processes import read, until
+from tests.support.processes import read, spawn, until
 from tests.support.training_calls import SESSION, begin_session, create_model, numbered
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before"), pytest.mark.kills]
@@ -83,7 +83,7 @@ def expected(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, bas
 def worker(settings: Settings, folder: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
     with (folder / f"{name}.log").open("wb") as log:
         command = [sys.executable, "-m", "streamward", "calls"]
-        process = subprocess.Popen(command, env=os.environ | to_env(settings), stdout=log, stderr=log)
+        process = spawn(command, env=os.environ | to_env(settings), stdout=log, stderr=log)
     try:
         yield process
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -20,7 +19,7 @@ from streams.tools import episode_replay
 from streams.tools.audit.reading import Audit
 from tests.support.agent_server import rest, serving, training_settings
 from tests.support.models.chat_tiny import base
-from tests.support.processes import command, environment, read, running, said, until
+from tests.support.processes import command, environment, read, running, said, spawn, until
 
 __all__ = ["base"]
 
@@ -54,9 +53,7 @@ def victims(settings: Settings, folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
         for words in KILLED:
             log = stack.enter_context((folder / f"{words.split()[0]}.log").open("ab"))
-            process = subprocess.Popen(
-                command(*words.split()), env=environment(settings), cwd=folder, stdout=log, stderr=log
-            )
+            process = spawn(command(*words.split()), env=environment(settings), cwd=folder, stdout=log, stderr=log)
             stack.callback(process.wait)
             stack.callback(process.kill)
         yield

@@ -26,7 +26,7 @@ from tests.support.factories import outside
 from tests.support.models.chat_tiny import base
 from tests.support.models.tiny_log import trained, write
 from tests.support.models.tiny_settings import settings
-from tests.support.processes import command as process, environment
+from tests.support.processes import command as process, environment, spawn
 from trainer import fleet, policy_trainer
 from trainer.tuning.tuned_version import StartVersion
 from trainer.versions import announce, checkpoint
@@ -271,7 +271,7 @@ def test_a_trainer_and_a_tuner_killed_at_random_leave_one_line_that_is_made_agai
 
     def run(name: str) -> subprocess.Popen[bytes]:
         arguments, own = (trainer, settings) if name == "trainer" else (tuning(), there)
-        return subprocess.Popen(arguments, env=environment(own), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return spawn(arguments, env=environment(own), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def is_done() -> bool:
         state = read_state(settings, "default")

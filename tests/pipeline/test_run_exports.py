@@ -16,7 +16,7 @@ from schemas.events import Response, derive_id
 from streams.settings.model import Archive, Settings
 from tests.support.factories import T0, response
 from tests.support.log.archive_of import archived
-from tests.support.processes import command, environment
+from tests.support.processes import command, environment, spawn, spawn_and_wait
 
 RUNS, KILLS = 4000, 2
 
@@ -41,11 +41,11 @@ def test_a_killed_export_is_repeated_and_has_every_run_once(settings: Settings, 
     args = command("runs", "export", "--to", str(path), "--source", "archive", "--output", "jsonl")
     for _ in range(KILLS):
         before = size_of(path)
-        with subprocess.Popen(args, env=environment(settings), stdout=subprocess.DEVNULL) as export:
+        with spawn(args, env=environment(settings), stdout=subprocess.DEVNULL) as export:
             while export.poll() is None and size_of(path) == before:
                 time.sleep(0.001)
             export.send_signal(signal.SIGKILL)
-    done = subprocess.run(args, env=environment(settings), capture_output=True, text=True, check=True)
+    done = spawn_and_wait(args, env=environment(settings), capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["runs"] == RUNS
     if name.endswith(".db"):
         with sqlite3.connect(path) as connection:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 from collections import Counter
 from pathlib import Path
@@ -25,7 +24,7 @@ from streams.tools.replay.replay_context import Stopped
 from tests.support.log.replay_source import name_of, shaped, write
 from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny import save_tiny
-from tests.support.processes import command, environment, read, until
+from tests.support.processes import command, environment, read, spawn, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 SWEEP = """
@@ -80,7 +79,7 @@ def test_a_sweep_that_is_killed_and_stopped_ends_as_one_and_pays_for_nothing_twi
     words = command("sweep", "sweep.toml")
     with (
         (tmp_path / "sweep.log").open("wb") as log,
-        subprocess.Popen(words, env=environment(source), stdout=log, stderr=log) as process,
+        spawn(words, env=environment(source), stdout=log, stderr=log) as process,
     ):
         try:
             until(lambda: _is_trained(source), "a first version", folder=tmp_path)

@@ -6,7 +6,6 @@ a task with a trace, one without ──► streams, scoring, policy, train ─�
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +24,7 @@ from tests.support.doubles.otlp_receiver import Seen, receiving
 from tests.support.factories import task
 from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny import save_tiny
-from tests.support.processes import command, environment, read, running, until
+from tests.support.processes import command, environment, read, running, spawn_and_wait, until
 from tests.support.vllm.contract import replay, request, save_all, settings_for as settings_for_vllm
 
 pytestmark = pytest.mark.kafka
@@ -114,7 +113,7 @@ def submitted(settings: Settings, folder: Path) -> str:
     line = {"prompt": "3 9", "group_size": SLOTS, "reward_sources": [{"name": "length", "settings": {"limit": 60}}]}
     (folder / "tasks.jsonl").write_text(json.dumps(line))
     env = environment(settings) | {"TRACEPARENT": CAME.traceparent}
-    subprocess.run(command("tasks", "submit", "tasks.jsonl"), env=env, cwd=folder, check=True, capture_output=True)
+    spawn_and_wait(command("tasks", "submit", "tasks.jsonl"), env=env, cwd=folder, check=True, capture_output=True)
     ((_, event),) = read(settings, Task)
     return event.task_id
 

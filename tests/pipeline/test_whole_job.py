@@ -16,7 +16,7 @@ from streams.settings.model import Advantages, Batches, Model, Settings
 from streams.tools.audit.reading import Audit
 from tests.support.factories import job_spec
 from tests.support.models.tiny import save_tiny
-from tests.support.processes import command, environment, read, running, said, until
+from tests.support.processes import command, environment, read, running, said, spawn, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.kills]
 ITERATIONS = 3
@@ -27,9 +27,7 @@ def started(settings: Settings, folder: Path) -> dict[str, subprocess.Popen[byte
     found = {}
     for name, words in KILLED.items():
         with (folder / f"{name}.log").open("ab") as log:
-            found[name] = subprocess.Popen(
-                command(*words), env=environment(settings), cwd=folder, stdout=log, stderr=log
-            )
+            found[name] = spawn(command(*words), env=environment(settings), cwd=folder, stdout=log, stderr=log)
     return found
 
 

@@ -33,6 +33,7 @@ from streams.kafka.topics import topics
 from streams.settings.load import to_env
 from streams.settings.model import Settings
 from tests.support.factories import plain
+from tests.support.fork_server import spawn, spawn_and_wait as spawn_and_wait
 
 E = TypeVar("E", bound=Event)
 READERS = {
@@ -66,7 +67,7 @@ def running(settings: Settings, folder: Path, *names: str) -> Iterator[dict[str,
     try:
         for name in names:
             with (folder / f"{name.split()[0]}.log").open("ab") as log:
-                processes[name] = subprocess.Popen(
+                processes[name] = spawn(
                     command(*name.split()), env=environment(settings), cwd=folder, stdout=log, stderr=log
                 )
         yield processes
@@ -86,7 +87,7 @@ def ended(settings: Settings, folder: Path, *names: str) -> dict[str, tuple[int,
     What has ended without work to do has nothing to say on stdout.
     """
     started = {
-        name: subprocess.Popen(
+        name: spawn(
             command(name),
             env=environment(settings),
             cwd=folder,

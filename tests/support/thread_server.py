@@ -6,7 +6,6 @@ settings ──► topics, keys of each role, tenants red and blue, agent calc �
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from streams.access.roles import ROLES
 from streams.kafka import admin
 from streams.settings.model import Settings
 from tests.support.agent_server import audited, check_audit
-from tests.support.processes import command, environment, said, until
+from tests.support.processes import command, environment, said, spawn, until
 
 SCRIPT: dict[str, Any] = {
     "replies": [{"when": "1 + 7 =", "reply": "8"}, {"when": "and twice that?", "reply": "16"}],
@@ -97,7 +96,7 @@ class ServeProcess:
 
     def start(self) -> None:
         with (self.folder / "serve.log").open("a") as log:
-            self.process = subprocess.Popen(command("serve"), env=environment(self.settings), stderr=log)
+            self.process = spawn(command("serve"), env=environment(self.settings), stderr=log)
         until(self._answers, "the server answers", folder=self.folder)
 
     def _answers(self) -> bool:
