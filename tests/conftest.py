@@ -163,10 +163,10 @@ def shared_node(request: pytest.FixtureRequest) -> Iterator[SharedNode]:
 @pytest.fixture(scope="module")
 def kafka_bootstrap(shared_node: SharedNode) -> Iterator[str]:
     """host:port of the node that all tests share. All topics that a file has made go with it."""
-    from tests.support.log.shared_node import OF_THIS_WORKER
+    from tests.support.log.shared_node import of_this_worker
 
     yield shared_node.bootstrap
-    shared_node.delete_topics(OF_THIS_WORKER)
+    shared_node.delete_topics(of_this_worker())
 
 
 @pytest.fixture

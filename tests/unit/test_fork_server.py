@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import fork_server
+from tests.support.log.shared_node import own_prefix
 from tests.support.processes import until
 
 PROGRAM = """
@@ -114,3 +115,8 @@ def test_a_process_in_an_environment_that_a_library_may_read_is_no_fork(
     (tmp_path / "program.py").write_text("")
     with fork_server.spawn([sys.executable, "-m", "program"], cwd=tmp_path, env=os.environ | own) as process:
         assert not isinstance(process, fork_server.Fork)
+
+
+def test_topics_have_the_name_of_the_worker_that_a_fork_has_become(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw7")
+    assert own_prefix().startswith("test-gw7-")

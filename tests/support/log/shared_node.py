@@ -20,12 +20,15 @@ from streams.settings.model import Kafka, Settings, Topics
 ANSWER_S = 60.0
 """For the node to answer, also on a busy machine."""
 
-OF_THIS_WORKER = f"test-{os.environ.get('PYTEST_XDIST_WORKER', 'gw0')}-"
+
+def of_this_worker() -> str:
+    """Return what all topics of this worker's tests begin with. Not a constant: a worker is a fork, and named later."""
+    return f"test-{os.environ.get('PYTEST_XDIST_WORKER', 'gw0')}-"
 
 
 def own_prefix() -> str:
     """Return what the names of topics begin with that no other test has. They go with the file that made them."""
-    return f"{OF_THIS_WORKER}{uuid.uuid4().hex[:8]}."
+    return f"{of_this_worker()}{uuid.uuid4().hex[:8]}."
 
 
 def own_topics(bootstrap: str, topics: Mapping[str, Any] = MappingProxyType({}), **sections: Any) -> Settings:
