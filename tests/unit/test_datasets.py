@@ -45,7 +45,7 @@ from streams.stages.tasks.resubmit import ORIGIN
 from streams.tools.query.finished import Finished
 from streams.tools.query.splits import origin_of
 from tests.support.agent_calls import ADD, Recorded, assistant, system, user
-from tests.support.factories import curation_event, response, task
+from tests.support.factories import adapter_event, curation_event, response, task
 from tests.support.models.chat_tiny import chat_tokenizer
 from tests.unit.test_finished import SETTINGS, Appended, answered, chat, end, opinion
 from trainer.tuning import from_file
@@ -598,6 +598,16 @@ def test_the_manifest_names_judges_rubrics_versions_and_every_rows_verdict() -> 
     assert made["rubrics"] == [{"rubric": "sums@1", "digest": "a" * 64, "rows": 1}]
     assert made["versions"] == [{"version": 0, "digest": None}]
     assert made["rows"][0]["verdict_at"] == "streamward.curation[0]@0"
+
+
+def test_the_manifest_names_the_base_models_that_answered_and_what_a_version_calls_them() -> None:
+    log = judged("4 + 7 =", "5 + 9 =")
+    (digest,) = {turn.base_digest for turn in asked("x", "4 + 7 =").turns}
+    assert manifest(composed(log))["base_models"] == [{"digest": digest, "name": None, "rows": 2}]
+    policy = asked("x", "4 + 7 =").turns[0].policy
+    for number, (base, name) in enumerate(((digest, "smollm2"), ("e" * 64, "another")), start=1):
+        log.write(adapter_event("trained", number, policy=policy, base_digest=base, recipe={"model.base": name}))
+    assert manifest(composed(log))["base_models"] == [{"digest": digest, "name": "smollm2", "rows": 2}]
 
 
 def test_a_share_that_is_none_is_refused() -> None:

@@ -37,7 +37,7 @@ from streams.kafka.topics import topics
 from streams.settings.model import Settings
 
 ROOT = Path("data/autoretrain")
-MANIFEST_VERSION = 1
+MANIFEST_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,15 +247,21 @@ def _shares(counts: Mapping[str, int], total: int) -> dict[str, float]:
 
 
 def _sources(
-    settings: Settings, history: RangedHistory, event: DatasetEvent, kept: Iterable[JudgedRun]
+    settings: Settings, history: RangedHistory, event: DatasetEvent, kept: Sequence[JudgedRun]
 ) -> dict[str, Any]:
-    """Return what the runs came from: the versions that answered, and the agents as they were registered."""
+    """Return what the runs came from: base models, the versions that answered, and the agents as they were registered.
+
+    The log has the digest of a base model with each answer, and its name with the versions that were trained on it.
+    """
     named = topics(settings.topics)
     versions: dict[int, dict[str, Any]] = {}
+    base_names: dict[str, str] = {}
     for record in history.records("adapters"):
         trained = record.decode_placed(AdapterEvent, named["adapters"].partitions)
         if isinstance(trained, Poison) or (trained.policy, trained.kind) != (event.policy, "trained"):
             continue
+        if trained.base_digest is not None and (base := trained.recipe.get("model.base")) is not None:
+            base_names.setdefault(trained.base_digest, base)
         if trained.version in event.versions:
             about = {"version": trained.version, "digest": manifest_digest(trained.files), "at": str(record.at)}
             versions.setdefault(trained.version, about)
@@ -265,7 +271,11 @@ def _sources(
         agent = record.decode_placed(AgentEvent, named["agents"].partitions)
         if not isinstance(agent, Poison) and agent.agent_id in agent_ids:
             agents[agent.agent_id] = {"registration": agent.event_id, "at": str(record.at)}
+    bases = Counter(digest for run in kept for digest in run.base_digests)
     return {
+        "base_models": [
+            {"digest": digest, "name": base_names.get(digest), "rows": count} for digest, count in sorted(bases.items())
+        ],
         "versions": [versions.get(version, {"version": version, "digest": None}) for version in event.versions],
         "agents": [{"agent_id": name, **agents.get(name, {}), "rows": count} for name, count in agent_ids.items()],
     }

@@ -34,6 +34,14 @@ class JudgedRun(NamedTuple):
         return self.placed.event
 
     @property
+    def base_digests(self) -> frozenset[str]:
+        """The base models that answered, by the digests of their weights."""
+        run, response = self.finished.run, self.finished.response
+        if run is not None:
+            return frozenset(step.turn.base_digest for step in run.steps if step.chain is not None)
+        return frozenset() if response is None else frozenset((response.base_digest,))
+
+    @property
     def versions(self) -> tuple[int, ...]:
         """The versions that answered."""
         if self.finished.run is not None:
