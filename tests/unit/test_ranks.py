@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from streams.errors import SettingsError
+from streams.processes.child import ChildProcess
 from tests.skips import IN_FULL
+from tests.support import fork_server
 from tests.support.models import rank_program
 from tests.support.models.tiny import save_tiny, tiny_group, tiny_model
 from tests.support.thoroughness import FULL
@@ -44,17 +46,23 @@ def test_equal_groups_are_shared_equally() -> None:
 
 
 def run(folder: Path, *changes: str) -> int:
-    return launcher.run_ranks([sys.executable, rank_program.__file__, str(folder), *changes], 2)
+    return launcher.run_ranks([sys.executable, "-m", rank_program.__name__, str(folder), *changes], 2)
 
 
 def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted((folder / "adapter").iterdir())}
 
 
+class ForkedRank(fork_server.Fork, ChildProcess):
+    """A rank that begins with its libraries imported. tests/pipeline/test_ranks.py starts real ones."""
+
+
 @pytest.fixture
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let children import the tests' modules, and ours."""
+    """Let children import the tests' modules, and ours; where the run has a server of forks they have done so."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    if fork_server.address is not None:
+        monkeypatch.setattr(launcher, "ChildProcess", ForkedRank)
 
 
 @pytest.mark.skipif(not FULL, reason=IN_FULL)  # tests/pipeline/test_ranks.py compares the bytes, too

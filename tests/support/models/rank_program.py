@@ -1,6 +1,6 @@
 """Steps of a trainer in one of several processes, as trainer/ranks/launcher.py starts it.
 
-`python rank_program.py FOLDER [SETTING=VALUE …]`; `seed=5,6` gives each rank its own value.
+`python -m tests.support.models.rank_program FOLDER [SETTING=VALUE …]`; `seed=5,6` gives each rank its own value.
 
 FOLDER/model ──► rank 0: three steps, on the groups of tiny_log ──► FOLDER/adapter, FOLDER/metrics.json
                  the others: their share of each
