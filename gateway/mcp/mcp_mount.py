@@ -84,8 +84,8 @@ class McpMount:
             return
         except ClientDisconnect:
             return
-        if (problem := _older_version(scope, raw)) is not None:
-            await JSONResponse(problem, 400)(scope, receive, send)
+        if (older := _older_version(scope, raw)) is not None:
+            await JSONResponse(older, 400)(scope, receive, send)
             return
         await until_client_leaves(partial(manager.handle_request, trim_headers(scope)), raw, receive, send)
 

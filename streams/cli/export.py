@@ -131,35 +131,57 @@ def export(
     With --on, executors of Ray or Spark read the archive, for the formats of groups; the files are the same.
     """
     from streams import output as show
-    from streams.errors import NotFoundError, SettingsError, check_policy
     from streams.kafka.times import parse_time
-    from streams.tools.status import known_policies
 
     name = chosen["format"]
-    if allow_contaminated and name not in TRAINER_FORMATS:
-        raise SettingsError(f"{ALLOW_CONTAMINATED} is for --format verl and prime-rl; --with-held-out writes examples")
     if name in TRAINER_FORMATS:
         summary, gaps = _export_batches(call, ctx, folder, policy, batch, ranks, source=source)
-    elif batch is not None or ranks != 1:
-        raise SettingsError(f"--batch and --ranks are for --format verl and prime-rl, not {name}")
     else:
-        options = _options(call, policy, chosen, follow=follow, on=on)
+        _check_of_trainers(name, allow_contaminated, batch, ranks)
         since_ms = None if since is None else parse_time(since, "--since")
         until_ms = None if until is None else parse_time(until, "--until")
-        times, source = (since_ms, until_ms), archive_for(on, source)
-        try:
-            if name in RUN_FORMATS:
-                summary, gaps = _export_runs(call, folder, options, source=source, times=times, follow=follow)
-            else:
-                summary, gaps = _export_groups(call, folder, options, source=source, times=times, on=on)
-        except NotFoundError:
-            if source != "archive":
-                check_policy(options.policy, known_policies(call.settings))
-            raise
+        options = _options(call, policy, chosen, follow=follow, on=on)
+        summary, gaps = _export_examples(
+            call, folder, options, source=archive_for(on, source), times=(since_ms, until_ms), follow=follow, on=on
+        )
     for text in gaps:
         click.echo(text, err=True)
     show.record(summary, output)
     ctx.exit(1 if gaps and not skip_bad else 0)
+
+
+def _check_of_trainers(name: str, allow_contaminated: bool, batch: str | None, ranks: int) -> None:
+    """Raise SettingsError for an option that another format has."""
+    from streams.errors import SettingsError
+
+    if allow_contaminated:
+        raise SettingsError(f"{ALLOW_CONTAMINATED} is for --format verl and prime-rl; --with-held-out writes examples")
+    if batch is not None or ranks != 1:
+        raise SettingsError(f"--batch and --ranks are for --format verl and prime-rl, not {name}")
+
+
+def _export_examples(
+    call: AppContext,
+    folder: Path,
+    options: ExportOptions,
+    *,
+    source: Any,
+    times: tuple[int | None, int | None],
+    follow: bool,
+    on: EngineName | None,
+) -> tuple[dict[str, Any], list[str]]:
+    """Raise NotFoundError for a policy that is not known, or what was not found."""
+    from streams.errors import NotFoundError, check_policy
+    from streams.tools.status import known_policies
+
+    try:
+        if options.format in RUN_FORMATS:
+            return _export_runs(call, folder, options, source=source, times=times, follow=follow)
+        return _export_groups(call, folder, options, source=source, times=times, on=on)
+    except NotFoundError:
+        if source != "archive":
+            check_policy(options.policy, known_policies(call.settings))
+        raise
 
 
 def _options(
