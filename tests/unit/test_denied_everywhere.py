@@ -43,6 +43,7 @@ from gateway.people.auth import OwnPermissions
 from gateway.people.door import Door
 from gateway.routes import ROOMS, TABLE
 from schemas.events import AccessRole
+from schemas.older_forms import A2A_METHODS
 from streams.access.roles import ROLES, Action
 from streams.settings.model import Serve, Settings
 from tests.unit.test_door import BEARER, SECRET, Known
@@ -411,6 +412,6 @@ def test_a_method_of_json_rpc_is_denied_where_its_route_is(principal: Principal)
 
 def test_a_method_of_a2a_needs_what_the_route_of_the_agent_protocol_needs_that_does_the_same() -> None:
     routes, nothing = routes_by_name(), cast(Any, None)
-    assert set(AgentMethods(nothing, nothing, nothing, nothing).table()) == set(A2A_TWINS) | ASKS_NOTHING
+    assert set(AgentMethods(nothing, nothing, nothing, nothing).table()) == {*A2A_TWINS, *ASKS_NOTHING, *A2A_METHODS}
     assert {routes[twin].may for twin in A2A_TWINS.values()} == {routes["POST /{agent_id}"].may}
     assert routes["GET /{agent_id}/.well-known/agent-card.json"].may == routes["POST /{agent_id}"].may

@@ -15,9 +15,6 @@ import httpx
 import httpx2
 import pytest
 from jsonschema import Draft202012Validator
-from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.exceptions import MCPError
 
 from gateway.http.application import Application
 from gateway.mcp.mcp_mount import McpMount
@@ -213,6 +210,10 @@ def test_ctrl_c_ends_a_server_on_standard_input_that_stays_open() -> None:
 def test_without_the_extra_clients_are_told_so_in_an_error_of_the_protocol(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from mcp import Client  # not before: its client of stdio keeps the stderr that there is at its import
+    from mcp.client.streamable_http import streamable_http_client
+    from mcp.shared.exceptions import MCPError
+
     monkeypatch.setitem(sys.modules, "mcp.server.streamable_http_manager", None)
     app, mount = Application((), version="0", max_body_bytes=1_000), McpMount()
     mount.add_to(app)
