@@ -202,7 +202,7 @@ setup-ray: .venv/ready-test
 # verl takes a step on an exported batch: in an environment of its own, since it pins its own versions; torch, transformers and
 # peft are those of .venv
 test-verl: .venv/ready-test setup-verl
-	TEST_VERL=1 $(BIN)/python -m pytest tests/pipeline/test_bridges.py tests/pipeline/test_verl_queue.py -m verl -n 0 $(ARGS)
+	TEST_VERL=1 $(BIN)/python -m pytest tests/pipeline/test_bridges.py tests/plugins/verl/test_verl_queue.py -m verl -n 0 $(ARGS)
 
 setup-verl: .venv/ready-test
 	@test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl

@@ -1,4 +1,4 @@
-"""A program of TransferQueue on the log: run by tests/pipeline/test_verl_queue.py in .venv-verl.
+"""A program of TransferQueue on the log: run by tests/plugins/verl/test_verl_queue.py in .venv-verl.
 
 write ──► init, then put, tag and clear until killed, with a line for each that is acknowledged
 read ──► init ──► what kv_list and kv_batch_get have now

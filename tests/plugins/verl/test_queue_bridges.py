@@ -33,9 +33,9 @@ from streams.settings.model import Settings
 from streams.stages.scoring.scoring_agent import ScoringAgent
 from streams.tools.audit.reading import Audit
 from streams.tools.replay import driver
+from tests.plugins.verl.test_queue_samples import fields, trained
 from tests.support.models.tiny_log import batch_of, groups_of, settings_in, write
 from tests.support.processes import environment
-from tests.unit.test_queue_samples import fields, trained
 from trainer.bridges.batch_rows import TrainingBatch
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
@@ -209,7 +209,7 @@ def test_queues_are_listed_with_what_they_have(settings: Settings) -> None:
     assert (row["queue"], row["epoch"], row["samples"], row["checkpoints"]) == ("q", 2, 1, 0)
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "verl.md"
+PAGE = Path(__file__).parents[3] / "docs" / "verl.md"
 
 
 def test_every_command_of_the_page_runs(settings: Settings, base: Base) -> None:
