@@ -33,7 +33,7 @@ BRIDGES = needs("msgspec", "make setup-test")
 
 
 def whole_batch(*groups: AdvantagedGroup) -> TrainingBatch:
-    return TrainingBatch(AT, batch_of(4, [AT]), scale_advantages(groups), ())
+    return TrainingBatch(AT, batch_of(4, [AT]), scale_advantages(groups), (), {})
 
 
 def answer(slot: int, tokens: list[int], mask: list[int], advantage: float, **more: Any) -> GroupResponse:

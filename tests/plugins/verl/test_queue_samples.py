@@ -28,7 +28,7 @@ AT = Coordinates("batches", 0, 0)
 
 
 def rows_of(group: AdvantagedGroup) -> list[list[BatchRow]]:
-    rows = TrainingBatch(AT, batch_of(0, [AT]), [group], ()).rows
+    rows = TrainingBatch(AT, batch_of(0, [AT]), [group], (), {}).rows
     return [list(of_slot) for _, of_slot in groupby(rows, key=lambda row: row.response.slot)]
 
 
