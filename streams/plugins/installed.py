@@ -3,18 +3,20 @@
     plugins/NAME/__init__.py of this distribution: PLUGIN ────────────────────────┐
     entry points streamward.plugins of any other: NAME = module:PLUGIN ──► load_plugins() ──► topics, commands, metadata
 
-Those of this distribution are found as folders, so that removing a folder removes the plugin, and so that a checkout
-whose packages were installed before the folder came has it, too.
+Those of this distribution are the folders in `plugins`, next to `streams`: removing a folder removes the plugin, and
+`plugins` in a working folder is another one. A checkout that was installed before there was such a folder has it, too.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import NamedTuple
 
@@ -66,8 +68,12 @@ def in_order(found: Iterable[InstalledPlugin]) -> tuple[InstalledPlugin, ...]:
 
 
 def _ours() -> Iterator[InstalledPlugin]:
-    spec = importlib.util.find_spec(FOLDER)
-    for module in () if spec is None else iter_modules(spec.submodule_search_locations):
+    folder = Path(__file__).parents[2] / FOLDER
+    if FOLDER not in sys.modules and (folder / "__init__.py").is_file():
+        spec = spec_from_file_location(FOLDER, folder / "__init__.py", submodule_search_locations=[str(folder)])
+        if spec is not None:
+            sys.modules[FOLDER] = module_from_spec(spec)
+    for module in iter_modules([str(folder)]):
         yield InstalledPlugin(_import(f"{FOLDER}.{module.name}", "PLUGIN"), OURS, None)
 
 

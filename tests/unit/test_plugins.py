@@ -80,6 +80,13 @@ def test_the_plugin_of_a_stranger_has_its_topics_its_metadata_and_its_commands(s
     }
 
 
+def test_a_folder_of_plugins_that_somebody_works_in_is_not_ours(stranger: Path) -> None:
+    theirs = stranger / "plugins"
+    theirs.mkdir()
+    (theirs / "__init__.py").write_text("raise RuntimeError('not ours')\n")
+    assert {"samples", "queues"} <= set(json.loads(run(stranger, "plugins").stdout.splitlines()[0])["topics"])
+
+
 @pytest.mark.parametrize(
     ("file", "before", "after", "says"),
     [
