@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 
 from tests import import_graph, times
-from tests.import_graph import sources
+from tests.import_graph import ROOT, sources
 from tests.names import Name, bound_names
 
 LONG_LINES = 60
@@ -175,6 +175,7 @@ def table() -> Iterator[tuple[str, str]]:
     )
     yield "broad excepts without a reason", str(len(broad_excepts()))
     yield "production lines", f"{production_lines():,} in {len(sources())} modules"
+    yield "test lines", f"{sum(len(path.read_text().splitlines()) for path in (ROOT / 'tests').rglob('*.py')):,}"
     dense = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.IfExp)
     yield "comprehensions and conditional expressions per 1,000 lines", f"{per_1000_lines(*dense):.1f}"
     yield "walruses per 1,000 lines", f"{per_1000_lines(ast.NamedExpr):.1f}"

@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -93,15 +93,17 @@ def prepare(revision: str, group: str) -> Path:
     return folder
 
 
-def mutants(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield each mutant's name with its function before and after, unless only words or `strict` differ."""
+def mutants(folder: Path, is_chosen: Callable[[str], bool]) -> Iterator[tuple[str, str, str]]:
+    """Yield name, function and mutant of those that are chosen, unless only words or `strict` differ."""
     for path in sorted((folder / "mutants").rglob("*.py.meta")):
         module = path.relative_to(folder / "mutants").as_posix().removesuffix(".py.meta").replace("/", ".")
         tree = ast.parse(path.with_suffix("").read_text(encoding="utf-8"))
         functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         for name, node in functions.items():
             stem, mark, number = name.rpartition("__mutmut_")
-            if mark and number.isdigit() and "register" not in stem:  # the wiring of a stage is not run by a unit test
+            if not number.isdigit() or "register" in stem:  # no unit test runs the wiring of a stage
+                continue
+            if mark and is_chosen(f"{module}.{name}"):
                 original = functions[f"{stem}__mutmut_orig"]
                 node.name = original.name
                 before, after = ast.unparse(original), ast.unparse(node)
@@ -127,11 +129,11 @@ def run(revision: str, group: str, share: float, seed: str) -> dict[str, list[st
     if not (folder / "mutants" / "mutmut-stats.json").exists():  # makes all, and ends as there is none of this name
         shutil.rmtree(folder / "mutants", ignore_errors=True)
         _mutmut(folder, "run", "none", check=False)
-    sample = {
-        name: [before, after]
-        for name, before, after in mutants(folder)
-        if int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8]) < share * 2**64
-    }
+
+    def is_chosen(name: str) -> bool:
+        return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8]) < share * 2**64
+
+    sample = {name: [before, after] for name, before, after in mutants(folder, is_chosen)}
     _mutmut(folder, "run", "--max-children", "1", *sample)
     shown = _mutmut(folder, "results", "--all", "true").splitlines()
     ends = dict(line.strip().split(": ") for line in shown if ": " in line)
