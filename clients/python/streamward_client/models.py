@@ -539,16 +539,6 @@ class JobFailure(TypedDict):
     param: None
 
 
-class JobFigures(TypedDict):
-    """
-    How well the policy answers: of the newest evaluation, and of the newest iteration.
-    """
-
-    success_rate: float | None
-    avg_reward: float | None
-    success_gain: float | None
-
-
 class JobProgress(TypedDict):
     """
     How far a job is.
@@ -1522,6 +1512,17 @@ class ToolChoice(TypedDict):
     disable_parallel_tool_use: NotRequired[bool | None]
 
 
+class ToolFigures(TypedDict):
+    """
+    The same, with the share of the newest iteration's calls of tools that their environment could use.
+    """
+
+    success_rate: float | None
+    avg_reward: float | None
+    success_gain: float | None
+    tool_accuracy: float | None
+
+
 class ToolFunctionIn(TypedDict):
     """
     What a tool is called and takes; `parameters` is a JSON schema, or its text.
@@ -1641,7 +1642,7 @@ class TrainingMetrics(TypedDict):
     id: str
     type: Literal["RL_TRAINING", "FINE_TUNING", "PROMPT_ENGINEERING"]
     status: Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
-    metrics: JobFigures
+    metrics: ToolFigures
     usage: dict[str, float]
     iterations: list[IterationFigures]
     evaluations: list[IterationFigures]

@@ -1339,15 +1339,6 @@ export type JobFailure = {
 };
 
 /**
- * How well the policy answers: of the newest evaluation, and of the newest iteration.
- */
-export type JobFigures = {
-    success_rate: number | null;
-    avg_reward: number | null;
-    success_gain: number | null;
-};
-
-/**
  * How far a job is.
  */
 export type JobProgress = {
@@ -3060,6 +3051,16 @@ export type ToolChoice = {
 };
 
 /**
+ * The same, with the share of the newest iteration's calls of tools that their environment could use.
+ */
+export type ToolFigures = {
+    success_rate: number | null;
+    avg_reward: number | null;
+    success_gain: number | null;
+    tool_accuracy: number | null;
+};
+
+/**
  * What a tool is called and takes; `parameters` is a JSON schema, or its text.
  */
 export type ToolFunctionIn = {
@@ -3196,7 +3197,7 @@ export type TrainingMetrics = {
     id: string;
     type: 'RL_TRAINING' | 'FINE_TUNING' | 'PROMPT_ENGINEERING';
     status: 'queued' | 'running' | 'paused' | 'completed' | 'failed' | 'cancelled';
-    metrics: JobFigures;
+    metrics: ToolFigures;
     usage: {
         [key: string]: number;
     };
