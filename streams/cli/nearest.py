@@ -29,7 +29,7 @@ def name_nearest(exc: click.UsageError) -> None:
     if isinstance(exc, click.BadParameter) and exc.param is not None:
         exc.message = re.sub(NO_NUMBER, f" is not a whole number{_limits(exc.param.type)}", exc.message)
         return
-    if (extra := re.fullmatch(r"Got unexpected extra arguments? \((\S+).*\)", exc.message)) is not None:
+    if (extra := re.match(r"Got unexpected extra arguments? \(([^\s)]+)", exc.message)) is not None:
         option = _option_for(extra[1], exc.ctx.command)
         exc.message += f"; did you mean {option} {extra[1]}?" if option else ""
         return

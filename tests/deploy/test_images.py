@@ -63,7 +63,6 @@ def test_what_the_small_image_installs_is_locked_and_a_requirement_of_ours() -> 
 
 BY_PACKAGES = {
     "bridges": None,  # commands of somebody at a terminal, not of a deployment
-    "environments": "docs/environments.md",
     "ray": "docs/scale.md",
     "signing": "docs/install.md",
     "tracing": "docs/tracing.md",

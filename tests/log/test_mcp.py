@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import httpx2
 import pytest
-from mcp import Client, StdioServerParameters
+from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
@@ -399,7 +399,7 @@ def test_the_command_offers_the_same_tools_on_standard_input_and_output(guarded:
     )
 
     async def run() -> tuple[list[str], list[str]]:
-        async with Client(server) as client:
+        async with Client(stdio_client(server, errlog=sys.stderr)) as client:
             listed = await client.list_tools()
             result = await client.call_tool("list_versions", {})
             return [tool.name for tool in listed.tools], texts(result)

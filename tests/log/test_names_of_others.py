@@ -53,7 +53,9 @@ class Served(NamedTuple):
 def served(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server, with a key of tenant red, who has nothing."""
     script = {"replies": [{"when": "?", "reply": "fine"}]}
-    settings = settings_of(kafka_bootstrap, tmp_path_factory.mktemp("names"), script, auth="keys")
+    settings = settings_of(
+        kafka_bootstrap, tmp_path_factory.mktemp("names"), script, auth="keys", key_per_s=0, key_at_once=0
+    )
     with serving(settings) as url:
         with AccessLog(settings) as person:
             operator, blue, red = (

@@ -33,6 +33,7 @@ def serve(listener: socket.socket, arguments: list[str]) -> None:
 
     import pytest
 
+    sys.path[0] = os.getcwd()  # as `python -m pytest` has it; this file's folder has packages of other names
     pytest.main([*arguments, "--numprocesses=0", "--collect-only", "--quiet"])
     gc.freeze()
     interrupted, forks = signal.signal(signal.SIGINT, signal.SIG_IGN), []

@@ -209,7 +209,7 @@ def serving(
             for event in log.events(TrajectoryEvent, Turn):
                 of_policy.take(event)
             io = RecordingIO(settings.serve, rendering, writer, CallPrompts(engine, rendering))
-            recorder = Recorder(settings, versions, conversations, io, NoAgents(settings))
+            recorder = Recorder(settings, versions, conversations, io, NoAgents(AgentLog, settings))
             rooms = [AgentProtocols(recorder), FeedbackBox(recorder, refuses)]
             app = Application(rooms, version="1", max_body_bytes=int(settings.serve.max_body_mb * 1_000_000))
             server = ServerInMemory(app, recorder, engine, log)

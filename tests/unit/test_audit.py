@@ -536,7 +536,7 @@ def test_metadata_that_neither_task_nor_formula_has_are_named() -> None:
     ((record, _),) = groups_of(log.records)
     added = {"formula_sha256": "0" * 64, "colour": "red", "note": "n"}
     report = settled(rewritten(log.records, record.at, lambda group: replace(group, metadata=added)))
-    differing, undeclared = named(report).splitlines()
+    differing, undeclared = sorted(named(report).splitlines())
     assert differing.startswith(f"contradictory {record.at}: its metadata are not those of its task ")
     assert differing.endswith(": formula_sha256")
     assert undeclared == f"contradictory {record.at}: nothing that is installed adds such metadata to a group: colour"

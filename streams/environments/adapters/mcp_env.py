@@ -159,9 +159,8 @@ async def _client(server: str, credential: str) -> AsyncIterator[Client]:
         words = shlex.split(server)
         if sys.platform == "linux":
             words = [sys.executable, "-I", "-S", "-c", DIES_WITH_PARENT, *words]
-        async with Client(
-            stdio_client(StdioServerParameters(command=words[0], args=words[1:], env={**os.environ}))
-        ) as client:
+        process = StdioServerParameters(command=words[0], args=words[1:], env={**os.environ})
+        async with Client(stdio_client(process, errlog=sys.stderr)) as client:
             yield client
 
 
