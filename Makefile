@@ -15,8 +15,8 @@ demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(if $(TASK),--task $(TASK)) $(ARGS)
 
 # A tier is a mark: every test without one is in `make test`, and what only looks at sources and pages in `make check`.
-# Five workers for two cores: much of a test is waiting for other processes. mypy runs next to them, and both must pass.
-WORKERS ?= 5
+# Six workers for two cores: much of a test is waiting for other processes. mypy runs next to them, and both must pass.
+WORKERS ?= 6
 TIER = not kills and not docs
 FOLDERS = tests
 test: .venv/ready-test lint

@@ -189,12 +189,14 @@ class Fork(subprocess.Popen):
         )
         pipes = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         body = json.dumps(request).encode()
-        self._server = socket.socket(socket.AF_UNIX)
-        self._server.connect(address)
         descriptors = [number if pipe == -1 else pipe for number, pipe in enumerate(pipes)]
-        socket.send_fds(self._server, [LENGTH.pack(len(body))], descriptors)
-        self._server.sendall(body)
-        (self.pid,) = LENGTH.unpack(self._server.recv(LENGTH.size, socket.MSG_WAITALL))
+        with contextlib.ExitStack() as failing:
+            self._server = failing.enter_context(socket.socket(socket.AF_UNIX))
+            self._server.connect(address)
+            socket.send_fds(self._server, [LENGTH.pack(len(body))], descriptors)
+            self._server.sendall(body)
+            (self.pid,) = LENGTH.unpack(self._server.recv(LENGTH.size, socket.MSG_WAITALL))
+            failing.pop_all()
         self._child_created = True
         ends = [given[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
         self._close_pipe_fds(*ends)
