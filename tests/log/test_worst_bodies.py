@@ -66,6 +66,12 @@ class Attacked(NamedTuple):
     def headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.key}"}
 
+    def is_up(self) -> bool:
+        """Return whether it answers requests of its key."""
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{self.url}/v1/models", headers=self.headers).status_code == 200
+        return False
+
     def send(self, method: str, path: str, body: WorstBody) -> None:
         """Send a body; what is answered does not matter here."""
         raw = body.raw.replace(FINE_TUNING_JOB.training_file.encode(), self.file_id.encode())
@@ -75,7 +81,10 @@ class Attacked(NamedTuple):
     def lateness(self, attack: Callable[[], None]) -> float:
         """Return the CPU seconds that the latest answer of /healthz took during an attack: the better of two."""
         first_s = self._lateness(attack)
-        return first_s if first_s <= MOST_S else min(first_s, self._lateness(attack))
+        if first_s <= MOST_S:
+            return first_s
+        until(self.is_up, "the server to answer again: one that was frozen looks first whether it is alone")
+        return min(first_s, self._lateness(attack))
 
     def _lateness(self, attack: Callable[[], None]) -> float:
         thread, latest_s = threading.Thread(target=attack), 0.0
@@ -106,13 +115,7 @@ def attacked(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
         key = person.create(role="admin", actor="ann").text
     with running(settings, folder, "serve") as processes:
         server = Attacked(settings, key, processes["serve"].pid, "")
-
-        def is_up() -> bool:
-            with contextlib.suppress(httpx.TransportError):
-                return httpx.get(f"{server.url}/v1/models", headers=server.headers).status_code == 200
-            return False
-
-        until(is_up, "the server to answer", folder=folder)
+        until(server.is_up, "the server to answer", folder=folder)
         upload = {
             "file": ("questions.jsonl", b'{"messages": [{"role": "user", "content": "4 + 7 ="}], "answer": "11"}')
         }
