@@ -86,17 +86,28 @@ class ThreadViews:
     async def search(
         self, request: Request, fits: Callable[[ThreadState], bool], offset: int, limit: int
     ) -> list[ThreadState]:
-        """Return some of the threads that a request may know of and that fit, the newest first. Raises CallError."""
+        """Return some of the threads that a request may know of and that fit, the newest first. Raises CallError.
+
+        Before there is none, all tasks that the log has by now are read.
+        """
         threads, tasks = await self._open()
+        found = self._fitting(request, fits, threads, tasks)
+        if not found:
+            await errors.apart(tasks.catch_up)
+            found = self._fitting(request, fits, threads, tasks)
+        views = (self._view(request, sources) for sources in found[offset : offset + limit])
+        return [state for state in views if state is not None]
+
+    def _fitting(
+        self, request: Request, fits: Callable[[ThreadState], bool], threads: ThreadLog, tasks: TaskThreadLog
+    ) -> list[ThreadSources]:
         names = {name for name in tasks.threads() if is_of(tenant_of(request), name)}
         names |= {state.thread_id for state in threads.threads()}
         by_name = {name: _sources(request, name, threads, tasks) for name in names}
         chosen = [
             name for name, sources in by_name.items() if (outline := sources.outline) is not None and fits(outline)
         ]
-        chosen.sort(key=lambda name: (-by_name[name].newest_at, name))
-        views = (self._view(request, by_name[name]) for name in chosen[offset : offset + limit])
-        return [state for state in views if state is not None]
+        return [by_name[name] for name in sorted(chosen, key=lambda name: (-by_name[name].newest_at, name))]
 
     async def keep(self, request: Request, name: str) -> ThreadState | None:
         """Return what `find` does, after all that it consists of was written as its events. Raises CallError."""
