@@ -91,11 +91,11 @@ class ThreadViews:
         Before there is none, all tasks that the log has by now are read.
         """
         threads, tasks = await self._open()
-        found = self._fitting(request, fits, threads, tasks)
-        if not found:
+        fitting = self._fitting(request, fits, threads, tasks)
+        if not fitting:
             await errors.apart(tasks.catch_up)
-            found = self._fitting(request, fits, threads, tasks)
-        views = (self._view(request, sources) for sources in found[offset : offset + limit])
+            fitting = self._fitting(request, fits, threads, tasks)
+        views = (self._view(request, sources) for sources in fitting[offset : offset + limit])
         return [state for state in views if state is not None]
 
     def _fitting(
