@@ -6,7 +6,6 @@ settings ──► topics, server ──► its address, while the block runs
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from schemas.events import Turn
 from streams.kafka import admin
 from streams.settings.model import Adapters, Advantages, Batches, Kafka, Model, Policy, Serve, Settings, Topics
 from streams.tools.audit.reading import Audit
+from tests.support.log.secured_node import free_ports
 from tests.support.log.shared_node import own_prefix
 from tests.support.processes import read, until
 
@@ -43,9 +43,8 @@ CALCULATOR = {
 
 
 def settings_of(bootstrap: str, folder: Path, script: dict[str, Any] = CALCULATOR, **serve: Any) -> Settings:
-    """Return settings of a server on a free port, with topics of its own."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    """Return settings of a server with topics of its own, on a free port that nobody is given who asks for any."""
+    (port,) = free_ports(1)
     return Settings(
         kafka=Kafka(bootstrap=bootstrap),
         topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=1),
