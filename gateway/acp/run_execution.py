@@ -16,9 +16,8 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -31,6 +30,7 @@ from schemas.events import Message, RunEnding, ThreadEvent, derive_id
 from streams.access.tenants.tenant_names import tenant_in
 from streams.errors import CallError, EventError, LogError, NotFoundError
 from streams.kafka import times
+from streams.kafka.followed import FollowedOnDemand
 from streams.knowledge.agent_log import MOST_ITEMS, last_turns, read_memory, with_items
 from streams.knowledge.memory_log import MemoryLog
 from streams.knowledge.thread_log import Appended, ThreadLog
@@ -98,8 +98,7 @@ class ThreadRuns:
     ) -> None:
         """`memory` opens the agents' store, and `prompts` the prompts of the log."""
         self._settings, self._recorder, self._memory, self._prompts = settings, recorder, memory, prompts
-        self._stack, self._opening = ExitStack(), threading.Lock()
-        self._log: ThreadLog | None = None
+        self._threads = FollowedOnDemand(lambda settings: ThreadLog(settings, self._pass_on), settings)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
         self._feeds: dict[str, RunFeed] = {}
@@ -109,18 +108,18 @@ class ThreadRuns:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._stack.close()
+        self._threads.__exit__(*exc)
 
     # --- the log ------------------------------------------------------------------------------------------------------
 
     async def open(self) -> ThreadLog:
         """Return the threads; the first time, answer the runs that are in progress. Raises CallError."""
-        if self._log is None or self._log.is_broken:
+        if (threads := self._threads.current) is None:
             self._loop = asyncio.get_running_loop()
-            opened = await errors.apart(self._open_log)
-            for state in opened.threads():
+            threads = await errors.apart(self._threads.open)
+            for state in threads.threads():
                 self._take(state)
-        return self._log if self._log is not None else await self.open()
+        return threads
 
     async def resume(self) -> None:
         """Answer the runs that a server before this one was stopped over."""
@@ -145,15 +144,9 @@ class ThreadRuns:
         except EventError as exc:
             raise CallError("too_large" if exc.reason == "too_large" else "invalid", str(exc)) from exc
 
-    def _open_log(self) -> ThreadLog:
-        with self._opening:
-            if self._log is None or self._log.is_broken:
-                self._log = self._stack.enter_context(ThreadLog(self._settings, self._pass_on))
-            return self._log
-
     def _pass_on(self, state: ThreadState) -> None:
         """Tell the event loop of a thread that has changed."""
-        if self._log is not None and self._loop is not None and not self._loop.is_closed():
+        if self._threads.current is not None and self._loop is not None and not self._loop.is_closed():
             with contextlib.suppress(RuntimeError):  # it was closed meanwhile
                 self._loop.call_soon_threadsafe(self._take, state)
 

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Self
 
 from schemas.events import Coordinates, TrainingCall, TrainingResult
 from schemas.serde import EncodeError, Poison
@@ -26,7 +24,7 @@ from streams.adapters.stored_tensors import get, put
 from streams.calls.call_state import CallState
 from streams.errors import CallError, EventError, LogError, NotFoundError
 from streams.jobs.monthly_spending import MonthBudget
-from streams.kafka.followed import FollowedTopic
+from streams.kafka.followed import FollowedOnDemand, FollowedTopic
 from streams.kafka.reader import fetch
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
@@ -47,7 +45,6 @@ class CallLog(FollowedTopic):
         super().__init__(settings, "training-calls", "training-results")
         self.month = month
         self._calls_topic = topics(settings.topics)["training-calls"].name
-        self._partitions = settings.topics.policy_partitions
         self._state = CallState()
         self._places: dict[str, Coordinates] = {}
         """Of the result of each call."""
@@ -154,29 +151,16 @@ class CallLog(FollowedTopic):
                 loop.call_soon_threadsafe(event.set)
 
 
-class OpenCalls:
+class OpenCalls(FollowedOnDemand[CallLog]):
     """The CallLog of a server, opened when a request first needs it. Use as a context manager."""
 
     def __init__(self, settings: Settings, month: TenantMonth) -> None:
-        self._settings, self._month = settings, month
-        self._stack, self._lock = ExitStack(), threading.Lock()
-        self._log: CallLog | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stack.close()
+        super().__init__(lambda settings: CallLog(settings, month), settings)
 
     @property
     def log(self) -> CallLog:
         """The calls. Reads both topics when it is first asked for. Raises as CallLog."""
-        with self._lock:
-            if self._log is None or self._log.is_broken:
-                try:
-                    self._log = self._stack.enter_context(CallLog(self._settings, self._month))
-                except NotFoundError as exc:
-                    raise NotFoundError(
-                        f"{exc}; `streamward topics create` makes the topics of training calls"
-                    ) from exc
-            return self._log
+        try:
+            return self.open()
+        except NotFoundError as exc:
+            raise NotFoundError(f"{exc}; `streamward topics create` makes the topics of training calls") from exc
