@@ -9,7 +9,7 @@ nothing: compare and swap by the order of the log.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -54,22 +54,19 @@ class RegistryShape(Generic[E, S]):
     """Why an event changes nothing about a thing in this state; None if it takes effect."""
     fold: Callable[[S, E, Coordinates], S]
 
-    def take(self, states: dict[str, S], event: E, at: Coordinates) -> str:
-        """Fold an event into the states, and return the name that it is about."""
+    def take(self, states: dict[str, S], event: E, at: Coordinates) -> None:
+        """Fold an event into the state of the name that it is about."""
         name: str = getattr(event, key_field(self.event))
         before = states[name] if name in states else self.empty(name)
         states[name] = self.fold(before, event, at)
-        return name
 
     def read(self, settings: Settings) -> dict[str, S]:
-        """Return the states of this log as they are now, by name. Raises NotFoundError without the topic, LogError."""
-        partitions = topics(settings.topics)[self.label].partitions
-        return self.states_of(read_topic(settings, self.label), partitions)
+        """Return the states of this log as they are now, by name; what is no event of the topic is left out.
 
-    def states_of(self, records: Iterable[Record], partitions: int) -> dict[str, S]:
-        """Return the states after records, by name; what is no event of the topic is left out."""
-        states: dict[str, S] = {}
-        for record in records:
+        Raises NotFoundError without the topic, LogError.
+        """
+        partitions, states = topics(settings.topics)[self.label].partitions, dict[str, S]()
+        for record in read_topic(settings, self.label):
             event = record.decode_placed(self.event, partitions)
             if not isinstance(event, Poison):
                 self.take(states, event, record.at)

@@ -9,7 +9,6 @@ Those of this distribution are the folders in `plugins`, next to `streams`: remo
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -21,7 +20,7 @@ from pkgutil import iter_modules
 from typing import NamedTuple
 
 from streams.errors import SettingsError
-from streams.plugins.plugin import Plugin
+from streams.plugins.plugin import Plugin, load_reference
 
 GROUP, FOLDER, OURS = "streamward.plugins", "plugins", "streamward"
 
@@ -74,24 +73,18 @@ def _ours() -> Iterator[InstalledPlugin]:
         if spec is not None:
             sys.modules[FOLDER] = module_from_spec(spec)
     for module in iter_modules([str(folder)]):
-        yield InstalledPlugin(_import(f"{FOLDER}.{module.name}", "PLUGIN"), OURS, None)
+        yield InstalledPlugin(_import(f"{FOLDER}.{module.name}:PLUGIN"), OURS, None)
 
 
 def _others() -> Iterator[InstalledPlugin]:
     for point in entry_points(group=GROUP):
-        plugin = _import(point.module, point.attr)
+        plugin = _import(f"{point.module}:{point.attr}")
         if point.dist is not None:
             yield InstalledPlugin(plugin, point.dist.name, point.dist.version)
 
 
-def _import(module: str, name: str) -> Plugin:
-    try:
-        plugin = getattr(importlib.import_module(module), name)
-    except Exception as exc:  # a plugin is anybody's code, and may raise anything while it is imported
-        raise SettingsError(
-            f"plugin {module}:{name} cannot be imported ({type(exc).__name__}: {exc}). Update its package, or "
-            "uninstall it"
-        ) from exc
+def _import(reference: str) -> Plugin:
+    plugin = load_reference(reference, f"plugin {reference} cannot be imported")
     if not isinstance(plugin, Plugin):
-        raise SettingsError(f"plugin {module}:{name} is a {type(plugin).__name__}, expected a Plugin")
+        raise SettingsError(f"plugin {reference} is a {type(plugin).__name__}, expected a Plugin")
     return plugin

@@ -55,11 +55,13 @@ class Plugin:
 
     def load(self, reference: str) -> Any:
         """Return what one of its references names. Raises SettingsError if that cannot be imported."""
-        module, _, name = reference.partition(":")
-        try:
-            return getattr(importlib.import_module(module), name)
-        except Exception as exc:  # a plugin is anybody's code, and may raise anything while it is imported
-            raise SettingsError(
-                f"plugin {self.name}: {reference} cannot be loaded ({type(exc).__name__}: {exc}). Update its package, "
-                "or uninstall it"
-            ) from exc
+        return load_reference(reference, f"plugin {self.name}: {reference} cannot be loaded")
+
+
+def load_reference(reference: str, problem: str) -> Any:
+    """Return what `module:name` names. Raises SettingsError that begins with `problem` if it cannot be imported."""
+    module, _, name = reference.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as exc:  # a plugin is anybody's code, and may raise anything while it is imported
+        raise SettingsError(f"{problem} ({type(exc).__name__}: {exc}). Update its package, or uninstall it") from exc

@@ -99,11 +99,6 @@ class TopicShape:
         """Whether its partitions are those of tasks, so that one worker sees all that is about a task."""
         return self.key == "task_id"
 
-    @property
-    def view(self) -> str:
-        """The name of its view."""
-        return self.label.replace("-", "_")
-
 
 def short(identity: str | None) -> str:
     """Return the beginning of an id, for a table."""

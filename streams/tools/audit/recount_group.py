@@ -71,10 +71,11 @@ def _about(case: GroupCase, view: AuditView) -> Iterator[AuditFinding]:
     if group.about != expected:
         yield _wrong(group, f"it has {group.about} of its task {task.at}, which has {expected}")
     shortened = group.dropped_reason == "too_large" and not group.metadata
-    if not shortened and (names := _foreign_metadata(case, view)):
-        yield _wrong(group, f"its metadata are not those of its task {task.at}: {', '.join(names)}")
-    if unknown := sorted(group.metadata.keys() - task.metadata.keys() - SHAPES["groups"].metadata.keys()):
-        yield _wrong(group, f"nothing that is installed adds such metadata to a group: {', '.join(unknown)}")
+    undeclared = group.metadata.keys() - task.metadata.keys() - SHAPES["groups"].metadata.keys()
+    if not shortened and (names := _foreign_metadata(case, view) - undeclared):
+        yield _wrong(group, f"its metadata are not those of its task {task.at}: {', '.join(sorted(names))}")
+    if undeclared:
+        yield _wrong(group, f"nothing that is installed adds such metadata to a group: {', '.join(sorted(undeclared))}")
     if group.group_id != derive_id(group.task_id, "group", group.formula_version):
         yield _wrong(group, "its group_id is not that of its task")
     if group.complete and group.sampling_id != case.winner:
@@ -83,7 +84,7 @@ def _about(case: GroupCase, view: AuditView) -> Iterator[AuditFinding]:
         yield _wrong(group, "it is not complete, and no control record closed it")
 
 
-def _foreign_metadata(case: GroupCase, view: AuditView) -> list[str]:
+def _foreign_metadata(case: GroupCase, view: AuditView) -> set[str]:
     """Return the names of metadata that a group has otherwise than its task and its own formula and credit rule say.
 
     A function of the user's own is recorded with the checksum of its source, which nothing in the log confirms.
@@ -95,8 +96,7 @@ def _foreign_metadata(case: GroupCase, view: AuditView) -> list[str]:
         unconfirmed.add(POLICY_LAG)  # the versions here are not those that sampled
     unconfirmed |= SHAPES["groups"].metadata.keys() - {PINNED, POLICY_LAG, *SOURCE_SHA256}
     differing = {**task.metadata, **pinned}.items() ^ group.metadata.items()
-    undeclared = group.metadata.keys() - task.metadata.keys() - SHAPES["groups"].metadata.keys()
-    return sorted({name for name, _ in differing} - unconfirmed - undeclared)
+    return {name for name, _ in differing} - unconfirmed
 
 
 class _Check:

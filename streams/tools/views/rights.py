@@ -19,7 +19,7 @@ from streams.access.roles import Action, Decision, Principal, decide
 from streams.access.tenants.tenant_names import SEPARATOR
 from streams.errors import RefusedError
 from streams.kafka.topics import SHAPES
-from streams.tools.query.views import literal, tenant_conditions
+from streams.tools.query.views import literal, name_of, tenant_conditions
 from streams.topics.loop_topics import IS_OWN
 from streams.topics.shape import ADMINS_ONLY, NO_TENANT, OWN_RUN
 
@@ -90,7 +90,7 @@ def _tenant_definitions(tenant: str) -> str:
 
 def _filters(conditions: Mapping[str, str]) -> str:
     """Return definitions of names by the condition that their rows meet."""
-    topic_views = {shape.view for shape in SHAPES.values()}
+    topic_views = set(map(name_of, SHAPES))
     return ", ".join(
         f"{name} AS (SELECT * FROM {'whole' if name in topic_views else 'main'}.{name} WHERE {condition})"  # noqa: S608
         for name, condition in conditions.items()
