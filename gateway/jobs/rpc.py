@@ -191,7 +191,7 @@ class JobsOverHttp:
                 self._settings,
                 evaluation.evaluation(suite(job), policy=job.policy, version=version, now_ms=times.now_ms()),
             )
-        accuracy = {} if figures is None else tool_accuracy_by_version(self._settings, job)
+        accuracy = {} if figures is None else tool_accuracy_by_version(self._settings, job, version)
         return {
             "job_id": job.job_id,
             "version": version,

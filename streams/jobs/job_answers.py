@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
+from schemas.conventions import PINNED
 from schemas.events import AdvantagedGroup, Coordinates, GroupResponse, Response
 from schemas.serde import Poison
 from streams.evaluation.results import is_right
@@ -74,8 +75,8 @@ def tool_accuracy(settings: Settings, job: JobState) -> float | None:
     return _usable_share_of(settings, bounds, groups)
 
 
-def tool_accuracy_by_version(settings: Settings, job: JobState) -> dict[int, float]:
-    """Return the share of usable calls in the answers to a job's held-out questions, by version.
+def tool_accuracy_by_version(settings: Settings, job: JobState, only: int | None = None) -> dict[int, float]:
+    """Return the share of usable calls in the answers to a job's held-out questions, by version, or of one version.
 
     A version without such calls has none. Reads the groups since the job was ordered. Raises LogError if the broker
     does not answer.
@@ -85,15 +86,12 @@ def tool_accuracy_by_version(settings: Settings, job: JobState) -> dict[int, flo
     bounds, place = offsets(settings, ["groups", "responses"]), _groups_of(settings, job)
     with PartitionReader(settings, {}) as reader:
         start = reader.first_at(place, job.created_at - CLOCKS_APART_MS)
-    of_version: dict[str, dict[str, AdvantagedGroup]] = {}
+    of_version: dict[int, dict[str, AdvantagedGroup]] = {}
     for group in _groups(settings, place, start, bounds[place][1]):
-        if group.metadata.get("suite") == suite_name(job):
-            of_version.setdefault(group.metadata.get("pinned_version", ""), {}).setdefault(group.task_id, group)
-    shares = {
-        int(version): _usable_share_of(settings, bounds, groups.values())
-        for version, groups in of_version.items()
-        if is_count(version)
-    }
+        pinned = group.metadata.get(PINNED, "")
+        if group.metadata.get("suite") == suite_name(job) and is_count(pinned) and only in (None, int(pinned)):
+            of_version.setdefault(int(pinned), {}).setdefault(group.task_id, group)
+    shares = {version: _usable_share_of(settings, bounds, groups.values()) for version, groups in of_version.items()}
     return {version: share for version, share in shares.items() if share is not None}
 
 
