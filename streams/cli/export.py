@@ -7,7 +7,7 @@ batches with groups ───────────────► TrainingBat
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,8 @@ from streams.cli.runtime import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from streams.data.contamination.suite_index import SuiteIndex
     from streams.output import Output
     from streams.tools.archive.history import Source
@@ -135,23 +137,26 @@ def export(
 
     name = chosen["format"]
     if name in TRAINER_FORMATS:
-        summary, gaps = _export_batches(call, ctx, folder, policy, batch, ranks, source=source)
+        summary, gaps = _export_batches(call, ctx)
     else:
-        _check_of_trainers(name, allow_contaminated, batch, ranks)
+        _check_no_batches(name, allow_contaminated, batch, ranks)
         since_ms = None if since is None else parse_time(since, "--since")
         until_ms = None if until is None else parse_time(until, "--until")
         options = _options(call, policy, chosen, follow=follow, on=on)
-        summary, gaps = _export_examples(
-            call, folder, options, source=archive_for(on, source), times=(since_ms, until_ms), follow=follow, on=on
-        )
+        times, source = (since_ms, until_ms), archive_for(on, source)
+        with _naming_policy(call, options.policy, source):
+            if name in RUN_FORMATS:
+                summary, gaps = _export_runs(call, folder, options, source=source, times=times, follow=follow)
+            else:
+                summary, gaps = _export_groups(call, folder, options, source=source, times=times, on=on)
     for text in gaps:
         click.echo(text, err=True)
     show.record(summary, output)
     ctx.exit(1 if gaps and not skip_bad else 0)
 
 
-def _check_of_trainers(name: str, allow_contaminated: bool, batch: str | None, ranks: int) -> None:
-    """Raise SettingsError for an option that another format has."""
+def _check_no_batches(name: str, allow_contaminated: bool, batch: str | None, ranks: int) -> None:
+    """Raise SettingsError for an option of batches, which other formats do not have."""
     from streams.errors import SettingsError
 
     if allow_contaminated:
@@ -160,27 +165,17 @@ def _check_of_trainers(name: str, allow_contaminated: bool, batch: str | None, r
         raise SettingsError(f"--batch and --ranks are for --format verl and prime-rl, not {name}")
 
 
-def _export_examples(
-    call: AppContext,
-    folder: Path,
-    options: ExportOptions,
-    *,
-    source: Any,
-    times: tuple[int | None, int | None],
-    follow: bool,
-    on: EngineName | None,
-) -> tuple[dict[str, Any], list[str]]:
-    """Raise NotFoundError for a policy that is not known, or what was not found."""
+@contextmanager
+def _naming_policy(call: AppContext, policy: str, source: Source) -> Iterator[None]:
+    """Where something is not found in the block since the policy is not known, let the error name those that are."""
     from streams.errors import NotFoundError, check_policy
     from streams.tools.status import known_policies
 
     try:
-        if options.format in RUN_FORMATS:
-            return _export_runs(call, folder, options, source=source, times=times, follow=follow)
-        return _export_groups(call, folder, options, source=source, times=times, on=on)
+        yield
     except NotFoundError:
         if source != "archive":
-            check_policy(options.policy, known_policies(call.settings))
+            check_policy(policy, known_policies(call.settings))
         raise
 
 
@@ -296,23 +291,15 @@ def _export_runs(
     return summary, gaps
 
 
-def _export_batches(
-    call: AppContext,
-    ctx: click.Context,
-    folder: Path,
-    policy: str | None,
-    batch: str | None,
-    ranks: int,
-    *,
-    source: Source,
-) -> tuple[dict[str, Any], list[str]]:
+def _export_batches(call: AppContext, ctx: click.Context) -> tuple[dict[str, Any], list[str]]:
     """Write training batches; returns as `_export_groups`."""
     from streams.cli.runtime import importing
     from streams.errors import SettingsError
     from streams.tools.archive import history
 
-    name = ctx.params["format"]
-    present = {option for option in ctx.params if ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE}
+    chosen = ctx.params
+    name, batch = chosen["format"], chosen["batch"]
+    present = {option for option in chosen if ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE}
     for option in sorted(
         present - {"folder", "policy", "format", "batch", "ranks", "source", "skip_bad", "output", "allow_contaminated"}
     ):
@@ -329,11 +316,10 @@ def _export_batches(
     with importing():
         from trainer.bridges import export_batches as bridge
         from trainer.bridges.batch_rows import BatchSpan
-    order = bridge.BatchOrder(
-        policy=policy or call.settings.policy.name, format=name, span=BatchSpan.parse(batch), ranks=ranks
-    )
-    check = export_check(call.settings, ctx.params["allow_contaminated"])
-    result = bridge.export(call.settings, order, folder, history.of(call.settings, source), check)
+    policy = chosen["policy"] or call.settings.policy.name
+    order = bridge.BatchOrder(policy=policy, format=name, span=BatchSpan.parse(batch), ranks=chosen["ranks"])
+    check = export_check(call.settings, chosen["allow_contaminated"])
+    result = bridge.export(call.settings, order, chosen["folder"], history.of(call.settings, chosen["source"]), check)
     sequences = [row["batch"] for row in result.batches]
     summary: dict[str, Any] = {"folder": result.folder, "batches": [sequences[0], sequences[-1]]}
     for label in ("groups", "responses", "rows", "loss_tokens"):
