@@ -66,7 +66,7 @@ KILLED = (("jobs", 1 / 6), ("agents", 1 / 4), ("train", 1 / 3), ("broker", 1 / 2
 LIMIT_S = 900.0 + 40.0 * JOBS
 MOST_RESTARTS = 20
 FAULTS = ("status 500", "another answer")
-"""What no question may have, whoever is killed; a refused connection or a 503 it may."""
+"""Answers that are wrong whichever process is killed. A refused connection or a 503 is right."""
 ASK_EVERY_S = 0.1
 ALONE = 300
 MEANWHILE_S, ALONE_S, UPDATE_S = 0.2, 0.02, 5.0

@@ -4,8 +4,8 @@
     a worker: arguments, environment, folder, stdin, stdout, stderr ──► a fork that becomes the process ──► its pid
     its end ──► status and CPU seconds ──► wait(), poll(), and tests/times.py
 
-A trainer's imports take 4 s of CPU, those of a server 1.5, and a run starts hundreds of both. To whoever starts it a
-fork is a `subprocess.Popen`: its pid is its own, it is killed by it, and its exit code is what it ended with.
+The imports of a trainer take 4 s of CPU, those of a server 1.5 s, and a run starts hundreds of both. A fork is used as
+a `subprocess.Popen`: it has its own pid, is killed by it, and ends with its own exit code.
 
 Not covered: that a process imports what it needs, and how long it takes: what is typed in tests of the pages, the demo
 and whatever a process of ours starts begin with nothing, as does everything in a run without workers (pytest -n 0).

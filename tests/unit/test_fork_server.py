@@ -1,4 +1,4 @@
-"""A fork of the server is, to whoever starts it, what `python -m` is: each test runs both, and they say the same."""
+"""A fork of the server behaves as a process of `python -m`: each test runs both, and compares them."""
 
 from __future__ import annotations
 
