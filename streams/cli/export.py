@@ -2,12 +2,13 @@
 
 groups, responses, tasks ──────────► SQL ──────────────► sft, preference, prompts, openai formats
 groups, trajectories with turns ───► FinishedReader ───► conversations, interactions
-batches with groups ───────────────► TrainingBatch ────► verl, prime-rl: batches for their trainers
+batches with groups ───────────────► TrainingBatch ────► formats of plugins: batches for other trainers
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -24,9 +25,12 @@ from streams.cli.runtime import (
     on_option,
     output_option,
     pass_call,
+    plugin_choice,
     source_option,
     until_stopped,
 )
+from streams.plugins.installed import declared
+from streams.plugins.plugin import Plugin, PluginExport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,8 +45,28 @@ if TYPE_CHECKING:
 
 RUN_FORMATS = ("conversations", "interactions")
 """Formats that follow responses and agents' runs to their end."""
-TRAINER_FORMATS = ("verl", "prime-rl")
-"""Formats that other trainers take a step from."""
+FORMATS = ("sft", "preference", "prompts", "openai", "openai-preference", *RUN_FORMATS)
+FORMAT_HELP = (
+    "sft: the best response of each group whose rewards differ; preference: best and worst; prompts: every response "
+    "with its reward; conversations: whole responses and agents' runs, with tools; interactions: one line per question "
+    "and answer"
+)
+
+
+def batch_formats(option: str | None = None) -> dict[str, tuple[Plugin, PluginExport]]:
+    """Return the formats of plugins, or those with an option. Raises SettingsError if there is another of the name."""
+    formats = declared(lambda plugin: plugin.exports, "format of export", FORMATS)
+    return {name: entry for name, entry in formats.items() if option is None or option in entry[1].options}
+
+
+class FormatOption(click.Option):
+    """The option --format, whose help has words for each format of a plugin."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return how it is written, and its help."""
+        of_plugins = [f"; {name}: {entry.help}" for name, (_, entry) in batch_formats().items()]
+        self.help = f"{FORMAT_HELP}{''.join(of_plugins)}."
+        return super().get_help_record(ctx)
 
 
 @click.command()
@@ -52,18 +76,15 @@ TRAINER_FORMATS = ("verl", "prime-rl")
 )
 @click.option(
     "--format",
-    type=click.Choice(["sft", "preference", "prompts", "openai", "openai-preference", *RUN_FORMATS, *TRAINER_FORMATS]),
+    cls=FormatOption,
+    type=plugin_choice(lambda: (*FORMATS, *batch_formats())),
     default="sft",
     show_default=True,
-    help="sft: the best response of each group whose rewards differ; preference: best and worst; prompts: every "
-    "response with its reward; conversations: whole responses and agents' runs, with tools; interactions: one line per "
-    "question and answer; verl, prime-rl: training batches with tokens, logprobs and advantages.",
+    help=f"{FORMAT_HELP}.",
 )
+@click.option("--batch", default=None, metavar="N[-M]", help="Training batches to export: 4, 4-9, or 4- to the newest.")
 @click.option(
-    "--batch", default=None, metavar="N[-M]", help="verl, prime-rl: batches to export; 4, 4-9, or 4- to the newest."
-)
-@click.option(
-    "--ranks", type=click.IntRange(1, 1024), default=1, show_default=True, help="prime-rl: data-parallel ranks."
+    "--ranks", type=click.IntRange(1, 1024), default=1, show_default=True, help="Data-parallel ranks of a batch."
 )
 @click.option(
     "--purpose",
@@ -126,9 +147,8 @@ def export(
     FOLDER/agent_interactions.jsonl, each exactly once, even if the command is killed and
     repeated. A response is written when its group is in the log, and an agent's run when it has ended.
 
-    verl and prime-rl get the batches that the trainer here would take its steps from: a DataProto, which verl's
-    `DataProto.load_from_disk` reads, or the files that prime-rl's trainer reads from its output folder. `streamward
-    adapters import` imports the adapters that they train. As in `train`, a batch with a held-out question is refused.
+    Training batches are those that the trainer here would take its steps from, as another trainer reads them. Their
+    formats are those of plugins (`streamward plugins`). As in `train`, a batch with a held-out question is refused.
 
     With --on, executors of Ray or Spark read the archive, for the formats of groups; the files are the same.
     """
@@ -136,7 +156,7 @@ def export(
     from streams.kafka.times import parse_time
 
     name = chosen["format"]
-    if name in TRAINER_FORMATS:
+    if name not in FORMATS:
         summary, gaps = _export_batches(call, ctx)
     else:
         _check_no_batches(name, allow_contaminated, batch, ranks)
@@ -160,9 +180,14 @@ def _check_no_batches(name: str, allow_contaminated: bool, batch: str | None, ra
     from streams.errors import SettingsError
 
     if allow_contaminated:
-        raise SettingsError(f"{ALLOW_CONTAMINATED} is for --format verl and prime-rl; --with-held-out writes examples")
+        raise SettingsError(f"{ALLOW_CONTAMINATED} is for {_names()}; --with-held-out writes examples")
     if batch is not None or ranks != 1:
-        raise SettingsError(f"--batch and --ranks are for --format verl and prime-rl, not {name}")
+        raise SettingsError(f"--batch and --ranks are for {_names()}, not {name}")
+
+
+def _names(option: str | None = None) -> str:
+    """Return the formats of batches, or those with an option, in words."""
+    return f"--format {' and '.join(batch_formats(option)) or 'of plugins (none is installed)'}"
 
 
 @contextmanager
@@ -300,9 +325,7 @@ def _export_batches(call: AppContext, ctx: click.Context) -> tuple[dict[str, Any
     chosen = ctx.params
     name, batch = chosen["format"], chosen["batch"]
     present = {option for option in chosen if ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE}
-    for option in sorted(
-        present - {"folder", "policy", "format", "batch", "ranks", "source", "skip_bad", "output", "allow_contaminated"}
-    ):
+    for option in sorted(present - {*OF_BATCHES, *PluginExport.OPTIONS}):
         raise SettingsError(
             f"--{OPTION_OF.get(option, option.replace('_', '-'))} has no effect with --format {name}, which writes "
             "whole batches; leave it out"
@@ -311,13 +334,17 @@ def _export_batches(call: AppContext, ctx: click.Context) -> tuple[dict[str, Any
         raise SettingsError(
             f"--format {name} writes training batches: name them with --batch, as --batch 0 or --batch 4-9"
         )
-    if name == "verl" and "ranks" in present:
-        raise SettingsError("--ranks is for --format prime-rl: verl deals a batch to its ranks itself; leave it out")
+    plugin, form = batch_formats()[name]
+    for option in sorted(present & {*form.OPTIONS} - {*form.options}):
+        why = f": {form.refused[option]}" if option in form.refused else f", not {name}"
+        raise SettingsError(f"--{option} is for {_names(option)}{why}; leave it out")
     with importing():
         from trainer.bridges import export_batches as bridge
         from trainer.bridges.batch_rows import BatchSpan
+
+        encode = partial(plugin.load(form.encode), **{option: chosen[option] for option in form.options})
     policy = chosen["policy"] or call.settings.policy.name
-    order = bridge.BatchOrder(policy=policy, format=name, span=BatchSpan.parse(batch), ranks=chosen["ranks"])
+    order = bridge.BatchOrder(policy=policy, format=name, encode=encode, span=BatchSpan.parse(batch))
     check = export_check(call.settings, chosen["allow_contaminated"])
     result = bridge.export(call.settings, order, chosen["folder"], history.of(call.settings, chosen["source"]), check)
     sequences = [row["batch"] for row in result.batches]
@@ -328,6 +355,8 @@ def _export_batches(call: AppContext, ctx: click.Context) -> tuple[dict[str, Any
     return summary, [f"left out, as the trainer would: {text}" for text in result.refused]
 
 
+OF_BATCHES = ("folder", "policy", "format", "batch", "source", "skip_bad", "output", "allow_contaminated")
+"""Parameters that every format of batches takes."""
 OPTION_OF = {"all_responses": "all", "test_share": "test"}
 """Options whose parameters have another name."""
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @click.command()
 @output_option
 def plugins(output: Output) -> None:
-    """List installed plugins, with their topics and commands."""
+    """List installed plugins and what they declare."""
     from streams import output as show
     from streams.files import program_version
     from streams.output import Column
@@ -29,8 +29,11 @@ def plugins(output: Output) -> None:
             "requires": plugin.requires,
             "topics": [shape.label for shape in plugin.load(plugin.topics)] if plugin.topics else [],
             "commands": list(plugin.commands),
+            "exports": list(plugin.exports),
             "metadata": dict(plugin.metadata),
         }
         for plugin, distribution, version in load_plugins()
     ]
-    show.rows(rows, [Column(name, name) for name in ("plugin", "version", "from", "topics", "commands")], output)
+    show.rows(
+        rows, [Column(name, name) for name in ("plugin", "version", "from", "topics", "commands", "exports")], output
+    )

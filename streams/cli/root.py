@@ -7,8 +7,9 @@ and calls a function elsewhere that does the work. A module here has one command
 from __future__ import annotations
 
 import os
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -62,7 +63,7 @@ from streams.cli.training_calls import calls
 from streams.cli.tune import tune
 from streams.cli.up import up
 from streams.errors import SettingsError
-from streams.plugins.installed import load_plugins
+from streams.plugins.installed import declared
 from streams.plugins.plugin import Plugin, PluginCommand
 from streams.processes.signals import WITH_PARENT, end_with_parent
 
@@ -102,8 +103,11 @@ class CommandLine(Guarded):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command; one of a plugin is imported now."""
         command = super().get_command(ctx, cmd_name)
-        if command is None and (found := plugin_commands().get(cmd_name)) is not None:
-            command = found[0].load(found[1].command)
+        if command is None and (declaration := plugin_commands().get(cmd_name)) is not None:
+            command = _load(*declaration)
+        if isinstance(command, click.Group):
+            for name, declaration in plugin_commands(cmd_name).items():
+                command.add_command(_load(*declaration), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -116,21 +120,35 @@ class CommandLine(Guarded):
         }
         rows[OF_PLUGINS] = [(f"{name:<{width}}", command.help) for name, (_, command) in plugin_commands().items()]
         for title, lines in rows.items():
-            with formatter.section(title):
-                formatter.write_dl(lines)
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
 
 
-def plugin_commands() -> dict[str, tuple[Plugin, PluginCommand]]:
-    """Return the commands of plugins by name. Raises SettingsError if one is there already."""
-    commands: dict[str, tuple[Plugin, PluginCommand]] = {}
-    for plugin, distribution, _ in load_plugins():
-        for name, command in plugin.commands.items():
-            if name in cli.commands or name in commands:
-                raise SettingsError(
-                    f"plugin {plugin.name}: there is another command {name}; rename it, or uninstall {distribution}"
-                )
-            commands[name] = (plugin, command)
+def plugin_commands(group: str = "") -> dict[str, tuple[Plugin, PluginCommand]]:
+    """Return the commands that plugins add to a group, or to the root, by name.
+
+    Raises SettingsError if one is there already, or its group is not.
+    """
+    parts = {name.rpartition(" "): declaration for name, declaration in _commands_of_plugins().items()}
+    return {name: declaration for (prefix, _, name), declaration in parts.items() if prefix == group}
+
+
+@cache
+def _commands_of_plugins() -> dict[str, tuple[Plugin, PluginCommand]]:
+    groups = {name: group.commands for name, group in cli.commands.items() if isinstance(group, click.Group)}
+    of_core = {*cli.commands, *(f"{group} {name}" for group, commands in groups.items() for name in commands)}
+    commands = declared(lambda plugin: plugin.commands, "command", of_core)
+    for name, (plugin, _) in commands.items():
+        if (group := name.rpartition(" ")[0]) and group not in groups:
+            raise SettingsError(
+                f"plugin {plugin.name}: its command {name} is of no group; there are {', '.join(groups)}"
+            )
     return commands
+
+
+def _load(plugin: Plugin, declaration: PluginCommand) -> Any:
+    return plugin.load(declaration.command)
 
 
 @click.group(cls=CommandLine, epilog=COMPLETION, context_settings={"help_option_names": ["-h", "--help"]})

@@ -18,7 +18,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -120,6 +120,24 @@ class VersionNumber(click.IntRange):
         if isinstance(digits, str) and not digits.removeprefix("-").isdecimal():
             self.fail(f"{value!r} is no version; give its number, such as 20 or v20", param, ctx)
         return int(super().convert(digits, param, ctx))
+
+
+class _LazyNames(Sequence[str]):
+    def __init__(self, names: Callable[[], Sequence[str]]) -> None:
+        self._names = names
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._names()[index]
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+
+def plugin_choice(names: Callable[[], Sequence[str]]) -> click.Choice[str]:
+    """Return a choice of names to which plugins add: looked up when it is used, so that no import reads plugins."""
+    choice: click.Choice[str] = click.Choice(())
+    choice.choices = _LazyNames(names)
+    return choice
 
 
 class Guarded(click.Group):

@@ -1,7 +1,7 @@
 """Which optional parts are installed, each after those that it requires.
 
     plugins/NAME/__init__.py of this distribution: PLUGIN ────────────────────────┐
-    entry points streamward.plugins of any other: NAME = module:PLUGIN ──► load_plugins() ──► topics, commands, metadata
+    entry points streamward.plugins of any other: NAME = module:PLUGIN ──► load_plugins() ──► topics, commands, …
 
 Those of this distribution are the folders in `plugins`, next to `streams`: removing a folder removes the plugin, and
 `plugins` in a working folder is another one. A checkout that was installed before there was such a folder has it, too.
@@ -10,19 +10,20 @@ Those of this distribution are the folders in `plugins`, next to `streams`: remo
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from streams.errors import SettingsError
 from streams.plugins.plugin import Plugin, load_reference
 
 GROUP, FOLDER, OURS = "streamward.plugins", "plugins", "streamward"
+T = TypeVar("T")
 
 
 class InstalledPlugin(NamedTuple):
@@ -64,6 +65,21 @@ def in_order(found: Iterable[InstalledPlugin]) -> tuple[InstalledPlugin, ...]:
         return tuple(by_name[name] for name in order)
     except CycleError as exc:
         raise SettingsError(f"plugins require each other in a circle: {' -> '.join(exc.args[1])}") from exc
+
+
+def declared(
+    entries: Callable[[Plugin], Mapping[str, T]], noun: str, of_core: Collection[str]
+) -> dict[str, tuple[Plugin, T]]:
+    """Return what all plugins declare by name, such as their commands. Raises SettingsError if a name is taken."""
+    by_name: dict[str, tuple[Plugin, T]] = {}
+    for plugin, distribution, _ in load_plugins():
+        for name, entry in entries(plugin).items():
+            if name in of_core or name in by_name:
+                raise SettingsError(
+                    f"plugin {plugin.name}: there is another {noun} {name}; rename it, or uninstall {distribution}"
+                )
+            by_name[name] = (plugin, entry)
+    return by_name
 
 
 def _ours() -> Iterator[InstalledPlugin]:

@@ -12,7 +12,7 @@ import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from streams.errors import SettingsError
 from streams.references import is_reference
@@ -30,6 +30,30 @@ class PluginCommand:
     """Its line in `streamward --help`: the first sentence of its docstring."""
 
 
+@dataclass(frozen=True)
+class PluginExport:
+    """A format of `streamward export`, in which another trainer reads batches."""
+
+    encode: str
+    """Where its function is: `module:name` of an `Encode` (trainer/bridges/export_batches.py)."""
+    help: str
+    """Its words in the help of --format."""
+    options: tuple[str, ...] = ()
+    """Those of OPTIONS that the function takes, as keywords."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Why it does not take one of the others, by name."""
+
+    OPTIONS: ClassVar = ("ranks",)
+    """Options of the command that are for formats which declare them."""
+
+    def __post_init__(self) -> None:
+        """Raise SettingsError for an option that the command does not have."""
+        if unknown := {*self.options, *self.refused} - {*self.OPTIONS}:
+            raise SettingsError(
+                f"export of {self.encode}: no option {', '.join(sorted(unknown))}; there are {', '.join(self.OPTIONS)}"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plugin:
     """One optional part."""
@@ -41,7 +65,9 @@ class Plugin:
     topics: str | None = None
     """Where its topics are: `module:name` of a tuple of TopicShape."""
     commands: Mapping[str, PluginCommand] = field(default_factory=dict)
-    """By name."""
+    """By name, as `queues`; one of a group that is there by both, as `adapters import`."""
+    exports: Mapping[str, PluginExport] = field(default_factory=dict)
+    """Formats of `streamward export`, by name."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Keys that it may add to the metadata of groups, with their meaning; the audit names any other."""
 
@@ -49,7 +75,11 @@ class Plugin:
         """Raise SettingsError for a name that no plugin may have, and for what is no reference."""
         if not _NAME.fullmatch(self.name):
             raise SettingsError(f"plugin {self.name!r}: expected a name of small letters, digits and _")
-        references = [*([] if self.topics is None else [self.topics]), *(one.command for one in self.commands.values())]
+        references = [
+            *([] if self.topics is None else [self.topics]),
+            *(command.command for command in self.commands.values()),
+            *(export.encode for export in self.exports.values()),
+        ]
         if wrong := [reference for reference in references if not is_reference(reference)]:
             raise SettingsError(f"plugin {self.name}: {', '.join(wrong)} is not of the form module:name")
 

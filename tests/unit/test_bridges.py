@@ -183,7 +183,7 @@ def test_the_files_are_msgpack_of_arrays_with_a_field_after_the_other() -> None:
         array_like=True,
         omit_defaults=True,
     )
-    files = prime_rl.files(by_hand(), 2)
+    files = prime_rl.files(by_hand(), {}, ranks=2)
     assert sorted(files) == ["rollouts/step_4/rank_0.bin", "rollouts/step_4/rank_1.bin"]
     decoder = msgspec.msgpack.Decoder(type=list[wire])
     (first,), (second,) = (decoder.decode(files[name]) for name in sorted(files))
@@ -194,7 +194,7 @@ def test_the_files_are_msgpack_of_arrays_with_a_field_after_the_other() -> None:
 def test_without_msgspec_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "msgspec", None)
     with pytest.raises(SettingsError, match=r"--format prime-rl: .* pip install 'streamward\[bridges\]'"):
-        prime_rl.files(by_hand(), 1)
+        prime_rl.files(by_hand(), {}, ranks=1)
 
 
 # --- what comes back --------------------------------------------------------------------------------------------------

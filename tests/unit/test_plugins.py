@@ -9,20 +9,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
-from streams.cli.root import cli, plugin_commands
 from streams.errors import SettingsError
 from streams.kafka.topics import SHAPES
 from streams.plugins.installed import InstalledPlugin, in_order, load_plugins
-from streams.plugins.plugin import Plugin, PluginCommand
+from streams.plugins.plugin import Plugin
 from tests.import_graph import ROOT, sources
 
+FOLDERS = {path.parent.name for path in (ROOT / "plugins").glob("*/__init__.py")}
 THUMBS = '''
 import click
 from dataclasses import replace
-from streams.plugins.plugin import Plugin, PluginCommand
+from streams.plugins.plugin import Plugin, PluginCommand, PluginExport
 
 @click.command()
 def thumbs():
@@ -32,9 +31,13 @@ def thumbs():
 
 PLUGIN = Plugin(
     name="thumbs",
-    requires=("verl",),
+    requires=(),
     topics="thumbs_topics:TOPICS",
-    commands={"thumbs": PluginCommand("thumbs:thumbs", "Count thumbs.")},
+    commands={
+        "thumbs": PluginCommand("thumbs:thumbs", "Count thumbs."),
+        "adapters rate": PluginCommand("thumbs:thumbs", "Count thumbs."),
+    },
+    exports={"rated": PluginExport("thumbs:encode", "batches with thumbs")},
     metadata={"thumbs_by": "who rated the answers"},
 )
 '''
@@ -65,7 +68,9 @@ def run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_plugin_of_a_stranger_has_its_topics_its_metadata_and_its_commands(stranger: Path) -> None:
-    assert run(stranger, "thumbs").stdout == "True True\n"
+    assert run(stranger, "thumbs").stdout == run(stranger, "adapters", "rate").stdout == "True True\n"
+    assert "  rate      Count thumbs.\n" in run(stranger, "adapters", "--help").stdout
+    assert "|rated]" in (shown := run(stranger, "export", "--help").stdout) and "batches with thumbs" in shown
     assert "  thumbs        Count thumbs.\n" in run(stranger, "--help").stdout
     listed = [json.loads(line) for line in run(stranger, "plugins").stdout.splitlines()]
     (theirs,) = (row for row in listed if row["plugin"] == "thumbs")
@@ -73,9 +78,10 @@ def test_the_plugin_of_a_stranger_has_its_topics_its_metadata_and_its_commands(s
         "plugin": "thumbs",
         "version": "1.5",
         "from": "streamward-thumbs",
-        "requires": ["verl"],
+        "requires": [],
         "topics": ["thumbs"],
-        "commands": ["thumbs"],
+        "commands": ["thumbs", "adapters rate"],
+        "exports": ["rated"],
         "metadata": {"thumbs_by": "who rated the answers"},
     }
 
@@ -84,7 +90,8 @@ def test_a_folder_of_plugins_that_somebody_works_in_is_not_ours(stranger: Path) 
     theirs = stranger / "plugins"
     theirs.mkdir()
     (theirs / "__init__.py").write_text("raise RuntimeError('not ours')\n")
-    assert {"samples", "queues"} <= set(json.loads(run(stranger, "plugins").stdout.splitlines()[0])["topics"])
+    listed = {json.loads(line)["plugin"] for line in run(stranger, "plugins").stdout.splitlines()}
+    assert listed == {*FOLDERS, "thumbs"}
 
 
 @pytest.mark.parametrize(
@@ -93,7 +100,10 @@ def test_a_folder_of_plugins_that_somebody_works_in_is_not_ours(stranger: Path) 
         ("thumbs.py", "import click", "import thumb_screws", "ModuleNotFoundError: No module named 'thumb_screws'"),
         ("thumbs.py", "Plugin(\n", "dict(\n", "is a dict, expected a Plugin"),
         ("thumbs.py", '"thumbs": Plugin', '"tasks": Plugin', "there is another command tasks"),
-        ("thumbs.py", 'requires=("verl",)', 'requires=("toes",)', "requires toes, which is not installed"),
+        ("thumbs.py", '"adapters rate": ', '"adapters gc": ', "there is another command adapters gc"),
+        ("thumbs.py", '"adapters rate": ', '"toes rate": ', "its command toes rate is of no group"),
+        ("thumbs.py", '"batches with thumbs"', '"with toes", options=("toes",)', "no option toes; there are ranks"),
+        ("thumbs.py", "requires=()", 'requires=("toes",)', "requires toes, which is not installed"),
         ("thumbs_topics.py", 'label="thumbs"', 'label="tasks"', "topic tasks is another's"),
         ("thumbs_topics.py", 'label="thumbs"', 'label="thumbs", key="toe"', "its key or its line reads toe"),
     ],
@@ -105,6 +115,17 @@ def test_a_plugin_that_cannot_be_is_refused_when_it_is_loaded(
     assert before in path.read_text()
     path.write_text(path.read_text().replace(before, after))
     done = run(stranger, "thumbs")
+    assert done.returncode == 2 and says in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(("format", "says"), [("sft", "there is another format of export sft"), ("no", "'rated'")])
+def test_a_format_that_is_taken_and_one_that_nothing_installed_has_are_refused(
+    stranger: Path, format: str, says: str
+) -> None:
+    if format == "sft":
+        text = (stranger / "thumbs.py").read_text()
+        (stranger / "thumbs.py").write_text(text.replace('"rated"', '"sft"'))
+    done = run(stranger, "export", "out", "--format", format)
     assert done.returncode == 2 and says in done.stderr, done.stderr
 
 
@@ -135,13 +156,13 @@ def test_a_declaration_that_names_nothing_is_refused(wrong: dict[str, Any]) -> N
         Plugin(**wrong)
 
 
-def test_each_folder_of_plugins_is_one_and_help_says_what_its_commands_say() -> None:
-    folders = {path.parent.name for path in (ROOT / "plugins").glob("*/__init__.py")}
-    assert {one.plugin.name for one in load_plugins() if one.version is None} == folders
-    for name, (plugin, declared) in plugin_commands().items():
-        command = cli.get_command(click.Context(cli), name)
-        assert command is not None and command.get_short_help_str(200) == declared.help, plugin.name
-        assert isinstance(declared, PluginCommand)
+def test_each_folder_of_plugins_is_one_whose_references_are_there_and_help_says_what_its_commands_say() -> None:
+    assert {one.plugin.name for one in load_plugins() if one.version is None} == FOLDERS
+    for one in load_plugins():
+        if one.plugin.topics is not None:
+            assert {shape.label for shape in one.plugin.load(one.plugin.topics)} <= set(SHAPES)
+        for command in one.plugin.commands.values():
+            assert one.plugin.load(command.command).get_short_help_str(200) == command.help
 
 
 def test_nothing_outside_plugins_imports_one() -> None:
@@ -152,4 +173,3 @@ def test_nothing_outside_plugins_imports_one() -> None:
         if "from plugins" in source.text or "import plugins." in source.text
     ]
     assert named == []
-    assert {"samples", "queues"} <= set(SHAPES)

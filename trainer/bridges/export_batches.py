@@ -1,10 +1,10 @@
 """Write batches of the log to a folder, for another trainer.
 
-    TrainingBatch ──► verl: batch-N.pkl, a DataProto    prime-rl: rollouts/step_N/rank_R.bin
-                 manifest.json: what each is made of    recipe.json: what is known of the version that will come back
+    TrainingBatch ──► a format's function ──► its files     manifest.json: what each is made of
+                                                            recipe.json: what is known of the version to come back
 
-The folder appears whole, or not at all. The same records give the same bytes. recipe.json is for
-`streamward adapters import`, once who trained it is filled in.
+Formats are those of plugins. The folder appears whole, or not at all. The same records give the same bytes. recipe.json
+is the origin of the version that is trained on them, once who trained it is filled in.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from schemas.events import AdapterEvent
 from streams.files import half_written
 from streams.kafka.history import History
 from streams.settings.model import Settings
-from trainer.bridges import batch_rows, prime_rl, verl
+from trainer.bridges import batch_rows
 from trainer.bridges.batch_rows import BatchSpan, ExportCheck, TrainingBatch
 from trainer.reproduce.recorded import recorded_events, taken_batches
 
-BatchFormat = Literal["verl", "prime-rl"]
+Encode = Callable[[TrainingBatch, Mapping[str, Any]], Mapping[str, bytes]]
+"""Returns the files of a batch by name, given the batch and what the manifest says of it; a format's function, which
+takes its options by keyword, too. Raises RefusedError for a batch that the format cannot say, SettingsError."""
 MANIFEST_VERSION = 1
 RECIPE_FILE = "recipe.json"
 
@@ -35,10 +37,10 @@ class BatchOrder:
     """Which batches to write, and how."""
 
     policy: str
-    format: BatchFormat
+    format: str
+    encode: Encode
+    """That of the format, with its options."""
     span: BatchSpan
-    ranks: int = 1
-    """prime-rl: how many data-parallel ranks read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,7 @@ def _parent_of(sequence: int, events: Mapping[int, AdapterEvent]) -> int:
 def _write(batch: TrainingBatch, parent: int, order: BatchOrder, folder: Path) -> dict[str, Any]:
     """Write one batch, and return its entry in the manifest."""
     about = _about(batch, parent)
-    name = f"batch-{batch.batch.sequence}.pkl"
-    files = {name: verl.encode(batch, about)} if order.format == "verl" else prime_rl.files(batch, order.ranks)
+    files = order.encode(batch, about)
     for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)

@@ -14,8 +14,8 @@ Not covered: its other transports, and images.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,8 +45,8 @@ class MicroBatch(NamedTuple):
     """The same, for the attention."""
 
 
-def files(whole: TrainingBatch, ranks: int) -> dict[str, bytes]:
-    """Return the files of a batch by name, below the folder that is prime-rl's output_dir.
+def files(whole: TrainingBatch, _: Mapping[str, Any], *, ranks: int) -> dict[str, bytes]:
+    """Return the files of a batch by name, below the folder that is prime-rl's output_dir, for so many ranks.
 
     Raises SettingsError if msgspec is not installed.
     """

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
@@ -48,14 +49,19 @@ def check(whole: TrainingBatch) -> float:
     return temperatures[0]
 
 
-def encode(whole: TrainingBatch, about: dict[str, Any]) -> bytes:
+def files(whole: TrainingBatch, about: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the one file of a batch by name. Raises as `check`."""
+    return {f"batch-{whole.batch.sequence}.pkl": encode(whole, about)}
+
+
+def encode(whole: TrainingBatch, about: Mapping[str, Any]) -> bytes:
     """Return the file of a batch; `about` becomes `meta_info["streamward"]`. Raises as `check`."""
     temperature, rows = check(whole), whole.rows
     batch = tensors(rows)
     meta = {
         "temperature": temperature,
         "global_token_num": batch["attention_mask"].sum(-1).tolist(),
-        "streamward": about,
+        "streamward": dict(about),
     }
     tensor_dict = _Made(_Named("tensordict", "TensorDict"), (batch, [len(rows)]))
     buffer = io.BytesIO()
