@@ -25,7 +25,7 @@ test: .venv/ready-test lint
 # outages, zombies, processes that are frozen or killed; and what a reader of docs types, command by command
 test-kills: TIER = kills
 test-docs: TIER = docs
-test-kills test-docs: FOLDERS = tests/log tests/pipeline
+test-kills test-docs: FOLDERS = tests/log tests/pipeline tests/plugins
 test-kills test-docs: .venv/ready-test pytest
 
 # all tiers with as many examples and as much load as a release deserves; the whole matrix of faults is `make chaos`
@@ -202,7 +202,7 @@ setup-ray: .venv/ready-test
 # verl takes a step on an exported batch: in an environment of its own, since it pins its own versions; torch, transformers and
 # peft are those of .venv
 test-verl: .venv/ready-test setup-verl
-	TEST_VERL=1 $(BIN)/python -m pytest tests/pipeline/test_bridges.py tests/plugins/verl/test_verl_queue.py -m verl -n 0 $(ARGS)
+	TEST_VERL=1 $(BIN)/python -m pytest tests/plugins/bridges/test_there_and_back.py tests/plugins/verl/test_verl_queue.py -m verl -n 0 $(ARGS)
 
 setup-verl: .venv/ready-test
 	@test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl

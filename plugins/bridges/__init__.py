@@ -11,12 +11,12 @@ PLUGIN = Plugin(
     },
     exports={
         "verl": PluginExport(
-            "trainer.bridges.verl:files",
+            "plugins.bridges.verl:files",
             "training batches as verl's DataProto",
             refused={"ranks": "verl deals a batch to its ranks itself"},
         ),
         "prime-rl": PluginExport(
-            "trainer.bridges.prime_rl:files",
+            "plugins.bridges.prime_rl:files",
             "training batches as prime-rl's trainer reads them (--ranks)",
             options=("ranks",),
         ),

@@ -65,7 +65,7 @@ def adapters_import(
 
     settings = call.settings_to_write
     with importing():
-        from trainer.bridges import bring, foreign
+        from plugins.bridges import bring, foreign
 
     order = bring.ImportOrder(
         policy=policy or settings.policy.name,

@@ -23,8 +23,8 @@ from plugins.verl.sample_queue import SamplePut, SampleQueue
 from schemas.events import AdvantagedGroup
 from streams.kafka.history import History
 from streams.settings.model import Settings
-from trainer.bridges import batch_rows
-from trainer.bridges.batch_rows import BatchRow, BatchSpan, ExportCheck, TrainingBatch
+from trainer.export import batch_rows
+from trainer.export.batch_rows import BatchRow, BatchSpan, ExportCheck, TrainingBatch
 
 
 class QueuePlace(NamedTuple):

@@ -101,7 +101,7 @@ def queues_export(
 
     with importing():
         from plugins.verl import batches_to_queue as bridge
-        from trainer.bridges.batch_rows import BatchSpan
+        from trainer.export.batch_rows import BatchSpan
     settings = call.settings_to_write
     past = history.of(settings, source)
     place, check = bridge.QueuePlace(queue, partition), export_check(settings, allow_contaminated)

@@ -339,8 +339,8 @@ def _export_batches(call: AppContext, ctx: click.Context) -> tuple[dict[str, Any
         why = f": {form.refused[option]}" if option in form.refused else f", not {name}"
         raise SettingsError(f"--{option} is for {_names(option)}{why}; leave it out")
     with importing():
-        from trainer.bridges import export_batches as bridge
-        from trainer.bridges.batch_rows import BatchSpan
+        from trainer.export import export_batches as bridge
+        from trainer.export.batch_rows import BatchSpan
 
         encode = partial(plugin.load(form.encode), **{option: chosen[option] for option in form.options})
     policy = chosen["policy"] or call.settings.policy.name

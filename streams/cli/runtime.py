@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from streams.settings.model import Settings
     from streams.tools.archive.history import Source
     from streams.tools.distributed.data_engine import EngineName
-    from trainer.bridges.batch_rows import ExportCheck
+    from trainer.export.batch_rows import ExportCheck
 
 DEMO = Path(".streamward/demo")
 """Default folder of `streamward demo`."""

@@ -35,7 +35,7 @@ class PluginExport:
     """A format of `streamward export`, in which another trainer reads batches."""
 
     encode: str
-    """Where its function is: `module:name` of an `Encode` (trainer/bridges/export_batches.py)."""
+    """Where its function is: `module:name` of an `Encode` (trainer/export/export_batches.py)."""
     help: str
     """Its words in the help of --format."""
     options: tuple[str, ...] = ()

@@ -58,7 +58,7 @@ def adapters(folder: Path) -> Check:
 @target("import-recipes", "json", light=200)
 def import_recipes(folder: Path) -> Check:
     """A recipe of somebody else is the same when it is read again, or an error that says where."""
-    from trainer.bridges.foreign import read_recipe
+    from plugins.bridges.foreign import read_recipe
 
     path = folder / "recipe.json"
 
@@ -78,8 +78,8 @@ def import_configs(folder: Path) -> Check:
     from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
     from safetensors.torch import save_file
 
+    from plugins.bridges import foreign
     from tests.support.models.tiny import tiny_model
-    from trainer.bridges import foreign
     from trainer.step.model import CONFIG_FILE, WEIGHTS_FILE
 
     model = get_peft_model(tiny_model(), LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj"]))
@@ -102,7 +102,7 @@ def import_weights(folder: Path) -> Check:
     """The weights of somebody else are finite numbers, or they are refused."""
     import torch
 
-    from trainer.bridges import foreign
+    from plugins.bridges import foreign
     from trainer.step.model import CONFIG_FILE, WEIGHTS_FILE
 
     (folder / CONFIG_FILE).write_text('{"peft_type": "LORA"}')

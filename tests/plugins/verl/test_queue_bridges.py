@@ -36,7 +36,7 @@ from streams.tools.replay import driver
 from tests.plugins.verl.test_queue_samples import fields, trained
 from tests.support.models.tiny_log import batch_of, groups_of, settings_in, write
 from tests.support.processes import environment
-from trainer.bridges.batch_rows import TrainingBatch
+from trainer.export.batch_rows import TrainingBatch
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 

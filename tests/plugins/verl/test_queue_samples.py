@@ -21,7 +21,7 @@ from streams.errors import UndecodableEvent
 from tests.support.models.tiny import tiny_group, tiny_model
 from tests.support.models.tiny_log import batch_of
 from tests.unit.test_tree_of_turns import trajectories, with_branches
-from trainer.bridges.batch_rows import BatchRow, TrainingBatch
+from trainer.export.batch_rows import BatchRow, TrainingBatch
 from trainer.step.token_chains import TokenChain, chains
 
 AT = Coordinates("batches", 0, 0)

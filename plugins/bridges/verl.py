@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streams.errors import RefusedError
-from trainer.bridges.batch_rows import BatchRow, TrainingBatch
+from trainer.export.batch_rows import BatchRow, TrainingBatch
 from trainer.step.collate import pad
 
 PROTOCOL = 4

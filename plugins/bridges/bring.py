@@ -17,6 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from plugins.bridges import foreign
+from plugins.bridges.foreign import ForeignAdapter, ForeignRecipe
 from schemas.conventions import UNCHANGED, trained_elsewhere
 from schemas.events import AdapterEvent, Batch, derive_id
 from schemas.serde import Poison
@@ -32,8 +34,6 @@ from streams.kafka.history import LogHistory
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from trainer.bridges import foreign
-from trainer.bridges.foreign import ForeignAdapter, ForeignRecipe
 from trainer.versions import checkpoint
 from trainer.versions.announce import announce
 from trainer.versions.differences import has_same_effect

@@ -21,8 +21,8 @@ from schemas.events import AdapterEvent
 from streams.files import half_written
 from streams.kafka.history import History
 from streams.settings.model import Settings
-from trainer.bridges import batch_rows
-from trainer.bridges.batch_rows import BatchSpan, ExportCheck, TrainingBatch
+from trainer.export import batch_rows
+from trainer.export.batch_rows import BatchSpan, ExportCheck, TrainingBatch
 from trainer.reproduce.recorded import recorded_events, taken_batches
 
 Encode = Callable[[TrainingBatch, Mapping[str, Any]], Mapping[str, bytes]]

@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
+from plugins.bridges import bring
 from schemas.conventions import OPTIMIZER
 from schemas.events import AdapterEvent, Message, Response, RewardSource, Sampling, Task
 from streams.adapters import store
@@ -41,7 +42,6 @@ from tests.support.models.tiny_settings import settings
 from tests.support.processes import environment, read, running, until
 from tests.support.verl import environment as verl
 from trainer import fleet, policy_trainer
-from trainer.bridges import bring
 from trainer.step.model import CONFIG_FILE, WEIGHTS_FILE
 from trainer.versions import announce
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streams.errors import SettingsError
-from trainer.bridges.batch_rows import BatchRow, TrainingBatch
+from trainer.export.batch_rows import BatchRow, TrainingBatch
 from trainer.step.collate import MICRO_TOKENS
 
 NO_NAME = "streamward"

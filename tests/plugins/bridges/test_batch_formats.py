@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from plugins.bridges import foreign, prime_rl, verl
 from schemas.events import AdvantagedGroup, Coordinates, CreditSpan, GroupResponse, Sampling
 from schemas.tokens import Logprobs, LossMask, TokenIds
 from streams.errors import RefusedError, SettingsError
@@ -22,8 +23,7 @@ from tests.support.models.tiny import tiny_group, tiny_model
 from tests.support.models.tiny_log import batch_of
 from tests.unit.test_engines import base
 from tests.unit.test_tree_of_turns import trajectories, with_branches
-from trainer.bridges import foreign, prime_rl, verl
-from trainer.bridges.batch_rows import TrainingBatch
+from trainer.export.batch_rows import TrainingBatch
 from trainer.step.collate import scale_advantages
 from trainer.step.model import wrap
 from trainer.step.token_chains import chains
