@@ -1,6 +1,6 @@
 """Fault 20: what puts samples into a queue is killed or superseded, and the node under it is killed.
 
-    tests/support/log/queue_writer.py ──► puts, clears ──► samples, queues          beside the whole loop
+    tests/support/verl/queue_writer.py ──► puts, clears ──► samples, queues          beside the whole loop
                    │ SIGKILL · SIGSTOP while another opens the queue · its broker is away
                    └──► started again: what was acknowledged is there, what was cleared is not, byte for byte
 
@@ -29,7 +29,7 @@ from tests.chaos.faults.brokers import AWAY
 from tests.chaos.load import Load
 from tests.chaos.matrix import fault, healed
 from tests.chaos.world import World, plain_environment
-from tests.support.log.queue_accounts import QueueAccounts
+from tests.support.verl.queue_accounts import QueueAccounts
 
 KILLS = 20
 FROZEN_EVERY = 5
@@ -53,7 +53,7 @@ class QueueWriter:
         environment = {**plain_environment(world.repo), **to_env(settings.model_copy(update={"topics": topics}))}
         with (world.folder / "queue-writer.log").open("ab") as log:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.log.queue_writer", "load", seed],
+                [sys.executable, "-m", "tests.support.verl.queue_writer", "load", seed],
                 env=environment, cwd=world.folder, stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
         self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()

@@ -1,1 +1,1 @@
-"""An environment with verl, and the step that it takes on an exported batch."""
+"""verl in an environment of its own, the step that it takes on a batch, and a program that writes its queue."""

@@ -1,4 +1,4 @@
-"""A process that puts samples into a queue and clears some, until it is killed: run by tests/log/test_queue_kills.py.
+"""A program that puts samples into a queue and clears some, until it is killed by tests/plugins/verl/test_queue_kills.py.
 
 settings, queue, seed ──► open, say what was restored ──► put, clear … ──► a line for each
 """
