@@ -1,4 +1,4 @@
-"""What is decided about by name, whatever it is: prompts, tools, rules, queues and agents meet the same faults."""
+"""What is decided about by name, whatever it is: prompts, tools, rules and agents meet the same faults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from plugins.verl.queue_log import QUEUES
 from schemas.events import AgentEvent, Message
 from streams.environments.registry.tool_log import TOOLS
 from streams.errors import RefusedError
@@ -21,7 +20,7 @@ from streams.kafka.topics import key_field
 from streams.knowledge.agent_log import AGENTS
 from streams.prompts.prompt_log import PROMPTS
 from streams.settings.model import Kafka, Settings, Topics
-from tests.support.factories import T0, one_of_each, prompt_event, queue_event, tool_event, trigger_event
+from tests.support.factories import T0, one_of_each, prompt_event, tool_event, trigger_event
 from tests.support.log.shared_node import own_prefix
 from tests.support.log.unchecked import write_unchecked
 
@@ -77,9 +76,6 @@ CASES = {
         lambda state: state.last_tick_ms,
         lambda event: event.due_at,
     ),
-    "queues": Case(
-        QUEUES, queue_event(), queue_event(writer="v"), lambda state: state.writer, lambda event: event.writer
-    ),
     "agents": Case(
         AGENTS,
         REGISTERED,
@@ -103,6 +99,11 @@ def made(kafka_bootstrap: str) -> Settings:
 def test_of_two_decided_at_once_the_first_in_the_log_counts_and_what_is_misplaced_counts_nowhere(
     made: Settings, case: Case, caplog: pytest.LogCaptureFixture
 ) -> None:
+    check_case(made, case, caplog)
+
+
+def check_case(made: Settings, case: Case, caplog: pytest.LogCaptureFixture) -> None:
+    """Assert it of one registry; those of plugins are in their own tests."""
     for event in (case.first, case.rival, case.first):
         write_unchecked(made, event)
     write_unchecked(made, case.rival, misplaced=True)

@@ -33,6 +33,7 @@ from streams.settings.model import Settings
 from streams.stages.scoring.scoring_agent import ScoringAgent
 from streams.tools.audit.reading import Audit
 from streams.tools.replay import driver
+from tests.pipeline.test_contamination import check_export
 from tests.plugins.verl.test_queue_samples import fields, trained
 from tests.support.models.tiny_log import batch_of, groups_of, settings_in, write
 from tests.support.processes import environment
@@ -117,6 +118,10 @@ def test_a_batch_that_was_samples_is_trained_on_as_it_was_and_becomes_the_same_s
         producer.send(batch_of(0, ends, "again"))
     command(settings, "queues", "export", "q2", "--policy", "again", "--batch", "0")
     assert contents(settings, "q2") == contents(settings, "q")
+
+
+def test_no_batch_with_a_held_out_question_is_put_into_a_queue(settings: Settings, base: Base) -> None:
+    check_export(settings, base, "queues", "export", "q", nothing=lambda: events(settings, "queues") == [])
 
 
 def same_as(original: AdvantagedGroup, group: AdvantagedGroup) -> None:

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from plugins.verl.queue_log import QueueLog
+from plugins.verl.queue_log import QUEUES, QueueLog
 from plugins.verl.queue_opener import QueueOpener, RestoredQueue
 from plugins.verl.sample_queue import FieldValue, SamplePut, SampleQueue
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.kafka import admin
 from streams.settings.model import Settings
+from tests.log.test_registries import Case, check_case
+from tests.support.factories import queue_event
 from tests.support.log.shared_node import own_topics
 
 pytestmark = pytest.mark.kafka
@@ -59,6 +61,14 @@ def test_what_was_put_is_there_for_another_process_and_after_the_queue_is_opened
     assert again.samples["q/1.1"].tags == '{"a":1}' and again.samples["q/1.1"].key == "k1"
     with SampleQueue(settings, "q", again.event.epoch) as later:
         assert texts(later, again) == {"q/1.0": '"0"', "q/1.1": '"1"'}
+
+
+def test_of_two_that_take_a_queue_at_once_the_first_in_the_log_has_it(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, rival = queue_event(), queue_event(writer="v")
+    case = Case(QUEUES, first, rival, lambda state: state.writer, lambda event: event.writer)
+    check_case(settings, case, caplog)
 
 
 def test_a_field_that_is_put_again_is_replaced_and_others_stay(settings: Settings, queue_log: QueueLog) -> None:

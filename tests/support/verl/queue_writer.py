@@ -1,4 +1,4 @@
-"""A program that puts samples into a queue and clears some, until it is killed by tests/plugins/verl/test_queue_kills.py.
+"""A program that fills a queue and clears some, until tests/plugins/verl/test_queue_kills.py kills it.
 
 settings, queue, seed ──► open, say what was restored ──► put, clear … ──► a line for each
 """
