@@ -1,33 +1,10 @@
-"""One module per kind of fault; importing this package fills `matrix.FAULTS`."""
+"""One module per kind of fault, or tests/plugins/NAME/faults.py; importing this package fills `matrix.FAULTS`."""
 
-from tests.chaos.faults import (
-    agents,
-    brokers,
-    growth,
-    hostile,
-    improvers,
-    logs,
-    peers,
-    processes,
-    records,
-    sample_queues,
-    threads,
-    trainer,
-    training_calls,
-)
+from importlib import import_module
+from pathlib import Path
 
-__all__ = [
-    "agents",
-    "brokers",
-    "growth",
-    "hostile",
-    "improvers",
-    "logs",
-    "peers",
-    "processes",
-    "records",
-    "sample_queues",
-    "threads",
-    "trainer",
-    "training_calls",
-]
+HERE = Path(__file__).parent
+TESTS = HERE.parents[1]
+
+for file in (*sorted(HERE.glob("[a-z]*.py")), *sorted(TESTS.glob("plugins/*/faults.py"))):
+    import_module(".".join(file.relative_to(TESTS.parent).with_suffix("").parts))

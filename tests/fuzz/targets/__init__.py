@@ -3,15 +3,8 @@
 from importlib import import_module
 from pathlib import Path
 
-from tests.fuzz.targets import (
-    archive as archive,
-    data_rows as data_rows,
-    models as models,
-    records as records,
-    replies as replies,
-    tasks as tasks,
-    uploads as uploads,
-)
+HERE = Path(__file__).parent
+TESTS = HERE.parents[1]
 
-for file in sorted((Path(__file__).parents[2] / "plugins").glob("*/fuzz_targets.py")):
-    import_module(f"tests.plugins.{file.parent.name}.{file.stem}")
+for file in (*sorted(HERE.glob("[a-z]*.py")), *sorted(TESTS.glob("plugins/*/fuzz_targets.py"))):
+    import_module(".".join(file.relative_to(TESTS.parent).with_suffix("").parts))
