@@ -13,7 +13,7 @@ from streams.kafka import admin as cluster
 from streams.kafka.client import client_config
 from streams.kafka.producer import Producer
 from streams.kafka.record import partition_of
-from streams.kafka.topics import topics
+from streams.kafka.topics import SHAPES, topics
 from streams.settings.model import Settings
 
 pytestmark = pytest.mark.kafka
@@ -27,14 +27,9 @@ def test_topics_are_made_once_in_their_shape(settings: Settings) -> None:
     assert set(cluster.apply_topics(settings).values()) == {"created"}
     assert set(cluster.apply_topics(settings).values()) == {"unchanged"}
     existing = cluster.describe(settings)
+    by_key = ("tasks", "responses", "rewards", "group-control", "turns", "trajectories", "curation")
     assert {label: existing[topic.name] for label, topic in topics(settings.topics).items()} == {
-        **dict.fromkeys(("tasks", "responses", "rewards", "group-control", "turns", "trajectories", "curation"), 2),
-        **dict.fromkeys(("groups", "batches", "adapters", "dead-letters"), 1),
-        **dict.fromkeys(
-            ("experiments", "agents", "jobs", "access", "requests", "datasets", "triggers", "samples", "queues"), 1
-        ),
-        "prompts": 1,
-        **dict.fromkeys(("memory", "threads", "tools", "training-calls", "training-results"), 1),
+        label: 2 if label in by_key else 1 for label in SHAPES
     }
 
 

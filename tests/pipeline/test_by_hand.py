@@ -124,28 +124,8 @@ def test_a_policy_that_nobody_trained_has_the_base_model_alone(session: Terminal
 
 def test_each_topic_holds_what_the_processes_wrote_and_no_dead_letter(session: Terminal) -> None:
     records = {row["label"]: row["records"] for row in session.rows("topics", "list")}
-    assert records.pop("batches") == 0  # a batch takes 16 groups
-    assert records == {
-        "tasks": 5, "responses": 15, "rewards": 14, "group-control": 0, "groups": 5, "adapters": 0, "dead-letters": 0,
-        "experiments": 0,
-        "turns": 0,
-        "trajectories": 0,
-        "agents": 0,
-        "jobs": 0,
-        "access": 0,
-        "requests": 0,
-        "curation": 0,
-        "datasets": 0,
-        "triggers": 0,
-        "samples": 0,
-        "queues": 0,
-        "prompts": 0,
-        "memory": 0,
-        "threads": 0,
-        "tools": 0,
-        "training-calls": 0,
-        "training-results": 0,
-    }  # fmt: skip
+    written = {label: count for label, count in records.items() if count}  # a batch takes 16 groups
+    assert written == {"tasks": 5, "responses": 15, "rewards": 14, "groups": 5} and len(records) > len(written)
 
 
 # --- behind a password ------------------------------------------------------------------------------------------------
