@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import pytest
 from tests.versions import version
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("gateway", "schemas", "streams", "streamward", "trainer")
+PACKAGES = ("gateway", "plugins", "schemas", "streams", "streamward", "trainer")
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
 
 
@@ -45,6 +47,16 @@ def test_the_wheel_has_every_file_of_the_packages_and_nothing_else(wheel: zipfil
     pages = {f"gateway/mcp/docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
     assert named == there | pages and pages
     assert {f"{package}/py.typed" for package in PACKAGES} | {"schemas/lock.json"} <= named
+
+
+def test_the_wheel_has_the_plugins_of_the_checkout(wheel: zipfile.Path, tmp_path: Path) -> None:
+    wheel.root.extractall(tmp_path / "installed")
+    command = [sys.executable, "-m", "streams.cli", "plugins", "--output", "jsonl"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    ours = {row["plugin"] for row in rows if row["from"] == "streamward"}
+    assert ours == {path.parent.name for path in (ROOT / "plugins").glob("*/__init__.py")}
 
 
 def test_the_wheel_says_who_it_is_and_under_which_license(wheel: zipfile.Path) -> None:
