@@ -29,7 +29,7 @@ from streams.cli.runtime import (
     source_option,
     until_stopped,
 )
-from streams.plugins.installed import declared
+from streams.plugins.installed import plugin_entries
 from streams.plugins.plugin import Plugin, PluginExport
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ FORMAT_HELP = (
 
 def batch_formats(option: str | None = None) -> dict[str, tuple[Plugin, PluginExport]]:
     """Return the formats of plugins, or those with an option. Raises SettingsError if there is another of the name."""
-    formats = declared(lambda plugin: plugin.exports, "format of export", FORMATS)
+    formats = plugin_entries(lambda plugin: plugin.exports, "format of export", FORMATS)
     return {name: entry for name, entry in formats.items() if option is None or option in entry[1].options}
 
 

@@ -63,7 +63,7 @@ from streams.cli.training_calls import calls
 from streams.cli.tune import tune
 from streams.cli.up import up
 from streams.errors import SettingsError
-from streams.plugins.installed import declared
+from streams.plugins.installed import plugin_entries
 from streams.plugins.plugin import Plugin, PluginCommand
 from streams.processes.signals import WITH_PARENT, end_with_parent
 
@@ -138,7 +138,7 @@ def plugin_commands(group: str = "") -> dict[str, tuple[Plugin, PluginCommand]]:
 def _commands_of_plugins() -> dict[str, tuple[Plugin, PluginCommand]]:
     groups = {name: group.commands for name, group in cli.commands.items() if isinstance(group, click.Group)}
     of_core = {*cli.commands, *(f"{group} {name}" for group, commands in groups.items() for name in commands)}
-    commands = declared(lambda plugin: plugin.commands, "command", of_core)
+    commands = plugin_entries(lambda plugin: plugin.commands, "command", of_core)
     for name, (plugin, _) in commands.items():
         if (group := name.rpartition(" ")[0]) and group not in groups:
             raise SettingsError(

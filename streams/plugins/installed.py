@@ -67,7 +67,7 @@ def in_order(found: Iterable[InstalledPlugin]) -> tuple[InstalledPlugin, ...]:
         raise SettingsError(f"plugins require each other in a circle: {' -> '.join(exc.args[1])}") from exc
 
 
-def declared(
+def plugin_entries(
     entries: Callable[[Plugin], Mapping[str, T]], noun: str, of_core: Collection[str]
 ) -> dict[str, tuple[Plugin, T]]:
     """Return what all plugins declare by name, such as their commands. Raises SettingsError if a name is taken."""
