@@ -33,9 +33,8 @@ def test_who_is_refused_for_having_no_key_or_asking_too_often_fills_no_topic() -
     waiting = requests._queue.qsize()
     assert FLOOD_BURST <= waiting < many
     requests.write([request_event(subject_id=KEY, status=404)])
-    while requests._queue.qsize() > 1:
-        requests._queue.get()
-    assert int(requests._queue.get().metadata["skipped"]) + waiting == 2 * many
+    skipped = sum(int(requests._queue.get().metadata.get("skipped", 0)) for _ in range(waiting + 1))
+    assert skipped + waiting == 2 * many, "each that was skipped is in the count of one that was not"
 
 
 def test_a_broker_that_is_unreachable_costs_events_and_the_end_is_not_held_up(
