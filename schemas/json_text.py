@@ -43,16 +43,20 @@ def parse(text: str | bytes, *, most_values: int | None = None) -> Any:
     return value
 
 
-def check_finite(text: str | bytes, value: Any) -> None:
-    """Raise ValueError if `value`, read from `text`, has a number that JSON has not.
+def may_be_infinite(text: str | bytes) -> bool:
+    """Return whether a text may have a number that JSON has not, which `check_finite` finds out of what was read."""
+    return _MAY_BE_INFINITE.search(_decode(text)) is not None
+
+
+def check_finite(value: Any) -> None:
+    """Raise ValueError if `value`, which was read from JSON, has a number that JSON has not.
 
     Python also reads NaN, and 1e999 as infinity.
     """
-    if _MAY_BE_INFINITE.search(_decode(text)):
-        try:
-            json.dumps(value, allow_nan=False)
-        except ValueError as exc:
-            raise ValueError("NaN, Infinity and numbers beyond 1.8e308 are no numbers of JSON; send null") from exc
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError as exc:
+        raise ValueError("NaN, Infinity and numbers beyond 1.8e308 are no numbers of JSON; send null") from exc
 
 
 def check_extent(text: str | bytes, most_values: int, most_levels: int | None = None, most_numbers: int = 0) -> int:

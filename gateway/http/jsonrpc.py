@@ -62,25 +62,26 @@ async def answer(
         return refusal(None, RpcError(PARSE_ERROR, data=str(exc)))
     except ValueError:
         return refusal(None, RpcError(PARSE_ERROR))
+    is_doubtful = await read_apart(json_text.may_be_infinite, raw)  # once, however many requests a batch has
     if not isinstance(body, list):
-        return await _outcome(body, methods, raw)
+        return await _outcome(body, methods, is_doubtful)
     if not batches:
         return refusal(None, RpcError(INVALID_REQUEST, data=NO_BATCH))
     if not body:
         return refusal(None, RpcError(INVALID_REQUEST))
     if len(body) > MOST_REQUESTS:
         return refusal(None, RpcError(INVALID_REQUEST, data=f"a batch has at most {MOST_REQUESTS} requests"))
-    outcomes = [await _outcome(request, methods, raw) for request in body]
+    outcomes = [await _outcome(request, methods, is_doubtful) for request in body]
     return [outcome for outcome in outcomes if outcome is not None] or None
 
 
-async def _outcome(request: Any, methods: Mapping[str, RpcMethod], raw: bytes) -> JsonObject | None:
+async def _outcome(request: Any, methods: Mapping[str, RpcMethod], is_doubtful: bool) -> JsonObject | None:
     """Return the outcome of one request; None if it is a notification."""
     if (problem := _problem(request)) is not None:
         return refusal(None, RpcError(INVALID_REQUEST, data=problem))  # no id: what is no request has none
     request_id = request.get("id")
     try:
-        outcome = {"jsonrpc": "2.0", "result": await _call(request, methods, raw), "id": request_id}
+        outcome = {"jsonrpc": "2.0", "result": await _call(request, methods, is_doubtful), "id": request_id}
     except RpcError as exc:
         outcome = refusal(request_id, exc)
     except Exception:  # a client gets no more than that it is our fault, whatever it was
@@ -89,13 +90,14 @@ async def _outcome(request: Any, methods: Mapping[str, RpcMethod], raw: bytes) -
     return outcome if "id" in request else None
 
 
-async def _call(request: Mapping[str, Any], methods: Mapping[str, RpcMethod], raw: bytes) -> Any:
+async def _call(request: Mapping[str, Any], methods: Mapping[str, RpcMethod], is_doubtful: bool) -> Any:
     method = methods.get(request["method"])
     if method is None:
         raise RpcError(METHOD_NOT_FOUND, data={"message": nearest(request["method"], methods)})
     parameters = request.get("params", {})
     try:
-        json_text.check_finite(raw, parameters)
+        if is_doubtful:
+            json_text.check_finite(parameters)
     except ValueError as exc:
         raise RpcError(INVALID_PARAMS, data=f"params: {exc}") from exc
     if isinstance(parameters, dict):

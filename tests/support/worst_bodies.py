@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import zstandard
 from pydantic import TypeAdapter
 
+from gateway.http.jsonrpc import MOST_REQUESTS
 from gateway.http.route import Route
 from gateway.routes import ROUTES
 from tests.support.thoroughness import FULL
@@ -76,7 +77,7 @@ BOMBS = bombs()
 
 
 def sent_to(route: Route) -> list[WorstBody]:
-    """Return what a test sends to a route: every text of braces, and of all else a third.
+    """Return what a test sends to a route: every text of braces, every batch, and of all else a third.
 
     Which third differs from route to route, since most of them have one reader and share their models. The routes that
     read their bodies themselves are sent all of it, and in `make test-full` every route is.
@@ -84,8 +85,8 @@ def sent_to(route: Route) -> list[WorstBody]:
     bodies, first = list(worst_bodies(route)), TAKING.index(route) % 3
     if FULL or not route.takes_json:
         return bodies + BOMBS
-    texts = [body for body in bodies if body.about.startswith("braces")]
-    return texts + [body for body in bodies if body not in texts][first::3] + BOMBS[first::3]
+    always = [body for body in bodies if body.about.startswith(("braces", "a batch"))]
+    return always + [body for body in bodies if body not in always][first::3] + BOMBS[first::3]
 
 
 def worst_bodies(route: Route) -> Iterator[WorstBody]:
@@ -94,6 +95,11 @@ def worst_bodies(route: Route) -> Iterator[WorstBody]:
     if example is None:
         schema = TypeAdapter(route.takes).json_schema() if route.takes_json else {}
         example = _example(schema, schema.get("$defs", {}))
+    if route.takes_json and any(one.get("type") == "array" for one in _forms(route)):
+        refused = {name: ["x"] * MOST_PLACES if isinstance(part, dict) else part for name, part in example.items()}
+        for about, one in (("a batch", example), ("a batch that is refused", refused)):
+            batch = [one] * (MOST_REQUESTS - 1) + ["x" * BYTES]
+            yield WorstBody(f"{about}, with a long text behind it", json.dumps(batch).encode())
     values, most_bytes = route.max_values * 9 // 10, min(route.max_bytes or MOST_BYTES, MOST_BYTES) * 9 // 10
     for number, path in enumerate(_places(example)):
         if number == MOST_PLACES:
@@ -103,6 +109,12 @@ def worst_bodies(route: Route) -> Iterator[WorstBody]:
         if isinstance(_at(example, path), list):
             raw = json.dumps(_changed(example, path, "@")).encode().replace(b'"@"', b"[" + b"{}," * 1_500_000 + b"{}]")
             yield WorstBody(f"packed objects at {list(path)}", zstandard.ZstdCompressor().compress(raw), ZSTD)
+
+
+def _forms(route: Route) -> list[Any]:
+    """Return the schemas of which a body has one."""
+    schema = TypeAdapter(route.takes).json_schema()
+    return [schema, *schema.get("anyOf", ())]
 
 
 def _worst(value: Any, values: int, most_bytes: int) -> Iterator[tuple[str, Any]]:
