@@ -2,12 +2,16 @@
 
     request ──► method, path ──► RouteTable ──► action ───────────────┐
             └─► Bearer, x-api-key ──► AccessLog.find ──► KeyLimits ──► decide ──► the application, which sees the key
-                                                └──► 401, 503   └──► 429     └──► 403
+                                    unknown ──► read on, once    └──► 429     └──► 403
+                                                └──► 401, 503
     answered, or refused ──► RequestRecord ──► RequestLog
 
 It stands before the whole application, since calls go past FastAPI's middleware. A path that the table does not name is
 closed to all but an admin; only the routes that say so need no key. Those that log people in or out leave an event,
 too.
+
+A key that this server does not know may have been created a moment ago, by another process: before it is refused, the
+log is read to its end. However many unknown keys are sent, one such reading runs at a time.
 
 Each route looks for what is the tenant's own (principal.py), and another's does not exist for it. What all tenants
 share is changed only with a key without a tenant. A key that is bound to an agent does what roles.py lets agents do;
@@ -17,7 +21,9 @@ decides about it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Protocol, cast
 
 from starlette.datastructures import Headers
@@ -31,7 +37,7 @@ from gateway.http.request_record import RequestRecord
 from gateway.http.route import LOGIN_ACTIONS, RouteTable
 from schemas.events import RequestEvent
 from schemas.older_forms import older_path
-from streams.access.keys import AccessKey
+from streams.access.keys import UNKNOWN, AccessKey
 from streams.access.roles import Action, Decision
 from streams.access.users import User
 from streams.errors import LogError
@@ -39,6 +45,8 @@ from streams.kafka import times
 
 TINKER_PREFIX = "tml-"
 """Tinker's SDK sends no key that begins otherwise, so that ours are given to it with this before them."""
+READ_S = 1.0
+"""How long the reading of the log may keep a request with an unknown key waiting."""
 UNLISTED: Action = "code.run"
 """The action of a path without a route: it is the admin's."""
 
@@ -48,6 +56,9 @@ class KnowsKeys(Protocol):
 
     def find(self, sent: str) -> AccessKey | User | str:
         """Return the key, or the user of an access token; a text says why it is none. Raises LogError."""
+
+    def catch_up(self) -> None:
+        """Return once every key that the log has by now is known. Raises LogError."""
 
 
 class RecordsRequests(Protocol):
@@ -72,6 +83,7 @@ class Door:
         requests: RecordsRequests | None = None,
     ) -> None:
         self._app, self._table, self._keys, self._limits, self._requests = app, table, keys, limits, requests
+        self._reading: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -95,7 +107,7 @@ class Door:
             refusal = self._unwritable(record)
         else:
             record = RequestRecord.of(scope, may, agent_id or headers.get("x-agent-id"))
-            refusal = self._unwritable(record) or self._refusal(record, cast(Action, may), sent_key(headers))
+            refusal = self._unwritable(record) or await self._refusal(record, cast(Action, may), sent_key(headers))
         if record.decision.allowed and record.principal is not None:
             set_principal(scope, record.principal)
         await self._answer(record, refusal or self._app, scope, receive, send)
@@ -114,10 +126,10 @@ class Door:
         reason = None if self._requests is None else self._requests.why_not()
         return None if reason is None else self._refuse(record, 503, reason)
 
-    def _refusal(self, record: RequestRecord, action: Action, secret: str) -> Response | None:
+    async def _refusal(self, record: RequestRecord, action: Action, secret: str) -> Response | None:
         """Return the refusal of a request, None if it may continue; note its principal, and why it may or may not."""
         try:
-            principal = self._keys.find(secret)
+            principal = await self._find(secret)
         except LogError as exc:
             return self._refuse(record, 503, str(exc))
         if isinstance(principal, str):
@@ -129,6 +141,22 @@ class Door:
         record.in_progress = True
         record.decision = decide_at_door(principal, action, record.agent_id)
         return None if record.decision.allowed else self._refuse(record, 403, record.decision.why)
+
+    async def _find(self, secret: str) -> AccessKey | User | str:
+        """Return the owner of a key, or why it is none. Raises LogError as `KnowsKeys.find`."""
+        found = self._keys.find(secret)
+        for _ in range(2):  # the first reading may have begun before this key was created
+            if found != UNKNOWN:
+                break
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self._read_on())
+            await asyncio.wait([self._reading], timeout=READ_S)
+            found = self._keys.find(secret)
+        return found
+
+    async def _read_on(self) -> None:
+        with suppress(LogError):  # `find` raises it
+            await asyncio.to_thread(self._keys.catch_up)
 
     def _refuse(self, record: RequestRecord, status: int, reason: str, retry_after_s: float | None = None) -> Response:
         record.decision = Decision(False, reason)

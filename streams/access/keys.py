@@ -34,6 +34,8 @@ SECRET_BYTES = 32
 ID_BYTES = 8
 NO_DIGEST = "0" * 64
 """Compared with a secret if there is no such key, so that both take as long."""
+UNKNOWN = "there is no such key"
+"""Why a text that looks like a key is none."""
 
 
 class NewSecret(NamedTuple):
@@ -219,5 +221,5 @@ def find(keys: Mapping[str, AccessKey], sent: str, now_ms: int) -> AccessKey | s
     key = keys.get(parts[1])
     expected_sha256 = NO_DIGEST if key is None else key.secret_sha256
     if not hmac.compare_digest(digest(parts[2]), expected_sha256) or key is None:
-        return "there is no such key"
+        return UNKNOWN
     return key.why_refused(now_ms) or key

@@ -95,6 +95,9 @@ class Both:
     def find(self, sent: str) -> AccessKey | User | str:
         return self.issued.find(sent) if sent.count(".") == 2 else self.known.find(sent)
 
+    def catch_up(self) -> None:
+        self.known.catch_up()
+
 
 class AtThePage(TestClient):
     """A browser at a server with the door and the page."""
