@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 FINDINGS = 20
 """Findings per category in the table; JSON has all."""
-COUNTED = ("tasks", "responses", "rewards", "groups", "batches", "adapters", "turns", "trajectories", "jobs")
 
 
 def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
@@ -112,7 +111,7 @@ def _table(report: Report) -> None:
     from streams.tools.audit.report import CATEGORIES
 
     plain = report.plain()
-    show.record({name: plain[name] for name in COUNTED}, "table")
+    show.record(report.counted(), "table")
     print()
     for name, text, holds in report.equations():
         print(f"{name}: {text}{'' if holds else '   does not add up'}")

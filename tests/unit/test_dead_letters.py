@@ -15,9 +15,8 @@ from streams.cli.dlq import hex_dump
 from streams.errors import NotFoundError, SettingsError
 from streams.kafka.producer import GIVE_UP_S
 from streams.kafka.record import Record, dead_letter, murmur2, partition_of
-from streams.kafka.topics import topic_of
+from streams.kafka.topics import SHAPES, topic_of
 from streams.settings.model import Topics
-from streams.tools.audit.recount import READERS
 from streams.tools.dead_letters.letters import (
     Letter,
     LetterDecision,
@@ -266,5 +265,5 @@ def test_a_dump_shows_offset_bytes_and_ascii() -> None:
 
 
 def test_a_retry_knows_the_readers_of_each_topic_that_the_audit_knows() -> None:
-    audited = {(stage, label) for label, (_, stage) in READERS.items()}
+    audited = {(shape.reader.stage, label) for label, shape in SHAPES.items() if shape.reader is not None}
     assert audited <= {(stage, label) for stage, labels in READS.items() for label in labels}

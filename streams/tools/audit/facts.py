@@ -1,8 +1,10 @@
-"""The vocabulary of the audit: what it keeps of a record, how far it reads, and what it finds.
+"""The vocabulary of the audit: what it keeps of the loop's records, how far it reads, and what it finds.
 
     Record ──► a fact: ids, coordinates, numbers and digests, never texts        (streams/tools/audit/records.py)
     commits, begins, ends ──► Reach: how far each stage has come, and how much of the log was read
     facts, Reach ──► Finding: a record by its coordinates, and one sentence
+
+Facts about any other subject are in the file that recounts it.
 
 A record has two digests: `mark` over its bytes finds copies, `content` over its meaning finds repetitions, which a
 stage may write at another time. Digests have 64 bits: two of a million records collide in about one of 10^7 logs.
@@ -10,17 +12,14 @@ stage may write at another time. Digests have 64 bits: two of a million records 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from schemas.conventions import POLICY_LAG
-from schemas.events import Coordinates, SourceRange
+from schemas.events import Coordinates
 from streams.kafka import group_names
 from streams.kafka.record import TopicPartition
-from streams.kafka.topics import topics
-from streams.settings.model import Settings
-from streams.tools.audit.thread_facts import MemoryFact, ThreadFact, ThreadTurn
 
 Components = tuple[tuple[str, float], ...]
 
@@ -75,10 +74,6 @@ class ResponseFact(NamedTuple):
     """Those of the prompt and of every chain, with logprobs and masks."""
     counted: tuple[int, int]
     """Tokens behind the prompt in all chains, and how many of them bear loss."""
-    calls: int | None
-    """How many model calls it says it is made of."""
-    turns: tuple[tuple[int, int, str | None], ...]
-    """Of each of them: its number, its tokens, and what had been shown before."""
 
 
 class RewardFact(NamedTuple):
@@ -227,238 +222,6 @@ class AdapterFact(NamedTuple):
         return self.tuned_on is None and not self.is_outside and self.origin is None
 
 
-class TurnFact(NamedTuple):
-    """One model call of an agent."""
-
-    at: Coordinates
-    event_id: str
-    content: int
-    policy: str
-    number: int
-    parent_id: str | None
-    prompt_tokens: int
-    sent: int
-    """Tokens of its prompt behind its parent's."""
-    said: int
-    """Tokens of its completion."""
-    shown: str | None
-    """Digest of what its environment had shown before."""
-    of_thread: ThreadTurn | None
-    """Of the run that it answers; None: of no thread's."""
-
-
-class RunFact(NamedTuple):
-    """That a trajectory began or ended."""
-
-    at: Coordinates
-    event_id: str
-    content: int
-    policy: str
-    kind: str
-    turns: int | None
-    of_task: bool
-    answer: str | None
-    """The turn that its end says is its answer."""
-
-
-class JobFact(NamedTuple):
-    """An event of a job."""
-
-    at: Coordinates
-    event_id: str
-    content: int
-    kind: str
-    sequence: int
-    iteration: int | None
-    version: int | None
-    created_at: int
-    tenant: str
-    cost_usd: float | None
-    """Of the job until then."""
-    job_id: str
-    trigger: str | None
-    """created: the id of the crossing that it names; None: a person ordered it."""
-
-
-class MonthFact(NamedTuple):
-    """A month of a tenant that was closed."""
-
-    at: Coordinates
-    tenant: str
-    month: str
-    cost_usd: float
-    counted: tuple[int, ...]
-    """By partition: records below this offset are in it."""
-
-
-class TriggerFact(NamedTuple):
-    """That a rule's time had come, or that it had a reason."""
-
-    at: Coordinates
-    event_id: str
-    kind: str
-    sequence: int
-    created_at: int
-    due_at: int
-    """-1: it is of no time."""
-    job_id: str | None
-    has_own_id: bool
-    tasks: int | None = None
-    """How many tasks a run of self-play asks; None: it is another event, or does not say."""
-
-
-class CallFact(NamedTuple):
-    """A training call."""
-
-    at: Coordinates
-    call_id: str
-    place: int | None
-    """In the order of its model's; None: it has none."""
-    is_answered: bool
-    """Whether it gets a result."""
-
-
-class CallResultFact(NamedTuple):
-    """What became of a training call."""
-
-    at: Coordinates
-    call_id: str
-    source_offset: int
-    """Of its call."""
-    version: int | None
-    content: int
-    """A digest over what two results of one call must agree in."""
-
-
-class AgreementFact(NamedTuple):
-    """What a judge's promotion says that it rests on."""
-
-    runs: int
-    kappa: float
-    low: float
-    window: int
-    counted: tuple[int, ...]
-    """By partition: verdicts before this offset were counted."""
-
-    def end_of(self, at: Coordinates) -> int:
-        """Return the offset up to which the partition of a record was counted."""
-        return self.counted[at.partition] if at.partition < len(self.counted) else 0
-
-
-class ToolFact(NamedTuple):
-    """An event of an entry of the registry of tools."""
-
-    at: Coordinates
-    kind: str
-    sequence: int
-    has_own_id: bool
-    content: int
-    digest: str
-    """Empty of one that was removed."""
-    endpoint: str
-    """The kind of its endpoint; empty of an event that has none."""
-    offered: int
-    """How many tools it offers."""
-
-
-class PromptFact(NamedTuple):
-    """An event of a prompt."""
-
-    at: Coordinates
-    kind: str
-    sequence: int
-    has_own_id: bool
-    content: int
-    digest: str
-    """Of the text of one that was created; empty of others."""
-    versions: tuple[int, ...]
-    """That it names."""
-    alias: str = ""
-    """That it moves."""
-
-
-class CurationFact(NamedTuple):
-    """A verdict on a run."""
-
-    at: Coordinates
-    event_id: str
-    has_own_id: bool
-    task_id: str
-    answer_id: str
-    created_at: int
-    policy: str
-    source: Coordinates
-    verdict: str
-    labeller: str
-    measure: tuple[str, str]
-    """Digests of rubric and transcript."""
-    supersedes: str | None
-    gates: tuple[tuple[str, float | None, float, bool], ...]
-    """Name, value, bound, and whether it was passed."""
-    judge: tuple[str, str, str] | None
-    """Endpoint, model and prompt digest."""
-    judge_policy: str | None
-    judge_verdict: str | None
-    """The judge's own."""
-    agreement: AgreementFact | None
-
-
-class DatasetFact(NamedTuple):
-    """That a data set was built, or sent elsewhere."""
-
-    at: Coordinates
-    event_id: str
-    kind: str
-    policy: str
-    digest: str
-    rows: int
-    """In both splits."""
-    judged: int
-    """Rows, and runs that were left out."""
-    by_scenario: int
-    by_labeller: dict[str, int]
-    ranges: tuple[SourceRange, ...]
-    job: str | None
-    """Elsewhere."""
-    has_own_id: bool
-    has_own_digest: bool
-
-
-class QueueFact(NamedTuple):
-    """That a queue of samples was opened, restored or saved."""
-
-    at: Coordinates
-    event_id: str
-    has_own_id: bool
-    kind: str
-    epoch: int
-    samples: int
-    digest: str | None
-    counts: Mapping[str, int]
-    checkpoint: str | None
-    ends: tuple[int, ...]
-
-
-class SampleFact(NamedTuple):
-    """A record of a sample, without the bytes of its fields. The digest of its queue is over its tags, too."""
-
-    at: Coordinates
-    content: int
-    has_own_id: bool
-    kind: str
-    epoch: int
-    sample_id: str
-    identity: tuple[str, str, int]
-    """Sample, writer and sequence."""
-    part: int
-    parts: int
-    partition: str
-    key: str | None
-    tags: str | None
-    names: tuple[str, ...]
-    """Of its fields."""
-
-
 class LetterFact(NamedTuple):
     """A dead letter: the record it is about, and a digest of its copy of that record."""
 
@@ -476,34 +239,6 @@ class Unusable(NamedTuple):
 
     at: Coordinates
     reason: str
-
-
-Fact = (
-    TaskFact
-    | ResponseFact
-    | RewardFact
-    | ControlFact
-    | GroupFact
-    | BatchFact
-    | AdapterFact
-    | TurnFact
-    | RunFact
-    | JobFact
-    | MonthFact
-    | TriggerFact
-    | CallFact
-    | CallResultFact
-    | ToolFact
-    | PromptFact
-    | MemoryFact
-    | ThreadFact
-    | CurationFact
-    | DatasetFact
-    | QueueFact
-    | SampleFact
-    | LetterFact
-    | Unusable
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -556,56 +291,22 @@ class AuditFinding(NamedTuple):
     """The log is right: the record has its dead letter, or a repetition changed nothing."""
 
 
-class AuditView:
-    """What the recounts look up beside their own facts."""
+@dataclass(slots=True)
+class RecountOutcome:
+    """What a recount of one thing, or of all of its kind, found."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        reach: Reach,
-        letters: Mapping[Coordinates, list[LetterFact]],
-        exists: Callable[[Coordinates], bool],
-        answered: Collection[str] = (),
-    ) -> None:
-        """`answered`: the policies that have answered anything."""
-        self.settings, self.reach, self.exists = settings, reach, exists
-        self._answered = answered
-        self.names = {label: topic.name for label, topic in topics(settings.topics).items()}
-        self._letters = letters
+    findings: list[AuditFinding] = field(default_factory=list)
+    in_flight: Counter[str] = field(default_factory=Counter)
+    """What is still to come."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """What the equations add up."""
 
-    def has_passed(self, task: TaskFact) -> str | None:
-        """Return the process that skipped a task it should have answered by then; None if that is still to come.
+    def find(self, category: Category, at: Coordinates, what: str, *, accounted: bool = False) -> None:
+        """Name the record at `at` as one that is not what it should be."""
+        self.findings.append(AuditFinding(category, at, what, accounted))
 
-        Without a process of its own a policy is answered by a fleet. Which one, if there are several, the log does not
-        say, so all of them have to be behind it. One that never answered may wait for a fleet of its base model.
-        """
-        own, reach = task.answered_by + task.policy, self.reach
-        groups = {name for name, topic, _ in reach.committed if topic == self.names["tasks"]}
-        fleets = sorted(name for name in groups if name.startswith(f"{task.answered_by}@"))
-        if reach.settled or own in groups or not fleets:
-            return own if reach.passed(own, task.at) else None
-        is_theirs = self.settings.fleet.serves(task.policy) and task.policy in self._answered
-        return ", ".join(fleets) if is_theirs and all(reach.passed(name, task.at) for name in fleets) else None
-
-    def lettered(self, at: Coordinates, *stages: str) -> bool:
-        """Return whether one of these stages, or any if none is named, wrote a dead letter about the record at `at`."""
-        return any(letter.stage in (stages or (letter.stage,)) for letter in self._letters.get(at, ()))
-
-    def reason(self, at: Coordinates, stage: str) -> str | None:
-        """Return the reason in this stage's letter about the record at `at`."""
-        return next((letter.reason for letter in self._letters.get(at, ()) if letter.stage == stage), None)
-
-    def lag(self, group: GroupFact, sequence: int) -> int:
-        """Return how many batches before batch `sequence` this group was sampled; below 0 if that cannot be."""
-        if not self.settings.trainer.off_policy:
-            return sequence - group.batches
-        recorded = group.metadata.get(POLICY_LAG, "")
-        return int(recorded) if recorded.isdecimal() else -1
-
-    def gone(self, label: str, partition: int, offset: int) -> bool:
-        """Return whether this record is before the first that was read."""
-        return offset < self.reach.begins.get((self.names[label], partition), 0)
-
-    def never(self, label: str, partition: int, offset: int) -> bool:
-        """Return whether this record is after the end: it was not lost, it never existed."""
-        return offset >= self.reach.ends.get((self.names[label], partition), 0)
+    def add(self, part: RecountOutcome) -> None:
+        """Add what a part of the recount found."""
+        self.findings += part.findings
+        self.counts.update(part.counts)
+        self.in_flight.update(part.in_flight)

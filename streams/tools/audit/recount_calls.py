@@ -14,10 +14,46 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import NamedTuple
 
-from schemas.events import Coordinates
-from streams.tools.audit.facts import AdapterFact, AuditFinding, AuditView, CallFact, CallResultFact, Category
-from streams.tools.audit.story import TaskOutcome
+from schemas.events import Coordinates, TrainingCall, TrainingResult
+from streams.kafka.record import Record
+from streams.tools.audit.facts import AdapterFact, Category, RecountOutcome
+from streams.tools.audit.record_digests import digest
+from streams.tools.audit.subject import RecountSum, SubjectRecount
+from streams.tools.audit.view import AuditView
+
+LINE_KINDS = (
+    *("forward", "forward_backward", "optim_step", "load_weights"),
+    *("save_weights", "save_weights_for_sampler", "refused"),
+)
+"""Kinds of training calls that a model takes in order."""
+OTHER_ANSWERED = ("create_model", "sample", "unload_model")
+"""Further kinds that get a result."""
+
+
+class CallFact(NamedTuple):
+    """A training call."""
+
+    at: Coordinates
+    call_id: str
+    place: int | None
+    """In the order of its model's; None: it has none."""
+    is_answered: bool
+    """Whether it gets a result."""
+
+
+class CallResultFact(NamedTuple):
+    """What became of a training call."""
+
+    at: Coordinates
+    call_id: str
+    source_offset: int
+    """Of its call."""
+    version: int | None
+    content: int
+    """A digest over what two results of one call must agree in."""
 
 
 @dataclass(slots=True)
@@ -34,9 +70,9 @@ class CallStory:
         return self.model.replace(":", "-")
 
 
-def recount_calls(story: CallStory, versions: Mapping[int, AdapterFact], view: AuditView) -> TaskOutcome:
+def recount_calls(story: CallStory, versions: Mapping[int, AdapterFact], view: AuditView) -> RecountOutcome:
     """Return what is wrong with the calls of one key; `versions`: the first `trained` of each of its policy."""
-    outcome = TaskOutcome()
+    outcome = RecountOutcome()
     calls: dict[str, CallFact] = {}
     for call in story.calls:
         if call.call_id in calls:
@@ -48,19 +84,19 @@ def recount_calls(story: CallStory, versions: Mapping[int, AdapterFact], view: A
             outcome.counts["calls"] += 1
             outcome.counts["calls with a result"] += call.call_id in results
     for at, problem in _order_problems(calls.values(), results):
-        outcome.findings.append(AuditFinding("out_of_order", at, problem))
+        outcome.find("out_of_order", at, problem)
     _recount_open(calls.values(), results, view, outcome)
     for result in results.values():
         if (wrong := _version_problem(result, versions)) is not None:
-            outcome.findings.append(AuditFinding(wrong[0], result.at, wrong[1]))
+            outcome.find(wrong[0], result.at, wrong[1])
     for version in versions.values():
         if (wrong := _origin_problem(version, calls, view, story)) is not None:
-            outcome.findings.append(AuditFinding(wrong[0], version.at, wrong[1]))
+            outcome.find(wrong[0], version.at, wrong[1])
     return outcome
 
 
 def _first_results(
-    results: Iterable[CallResultFact], calls: Mapping[str, CallFact], view: AuditView, outcome: TaskOutcome
+    results: Iterable[CallResultFact], calls: Mapping[str, CallFact], view: AuditView, outcome: RecountOutcome
 ) -> dict[str, CallResultFact]:
     """Return the first result of each call, and find those of no call, and those that contradict the first."""
     first: dict[str, CallResultFact] = {}
@@ -70,18 +106,18 @@ def _first_results(
         if call is None:
             if source.offset >= view.reach.begins.get((source.topic, source.partition), 0):
                 problem = f"it is of call {result.call_id}, which is not in the log"
-                outcome.findings.append(AuditFinding("phantom", result.at, problem))
+                outcome.find("phantom", result.at, problem)
         elif call.at != source and result.call_id not in first:
             problem = f"it says that its call is at {source}, and that is at {call.at}"
-            outcome.findings.append(AuditFinding("contradictory", result.at, problem))
+            outcome.find("contradictory", result.at, problem)
         before = first.setdefault(result.call_id, result)
         if before is result:
             continue
         if before.content == result.content:
-            outcome.findings.append(AuditFinding("repeated", result.at, "the call has this result already", True))
+            outcome.find("repeated", result.at, "the call has this result already", accounted=True)
         else:
             problem = f"it says otherwise than the result of the same call at {before.at}, which counts"
-            outcome.findings.append(AuditFinding("contradictory", result.at, problem))
+            outcome.find("contradictory", result.at, problem)
     return first
 
 
@@ -103,7 +139,7 @@ def _order_problems(
 
 
 def _recount_open(
-    calls: Iterable[CallFact], results: Mapping[str, CallResultFact], view: AuditView, outcome: TaskOutcome
+    calls: Iterable[CallFact], results: Mapping[str, CallResultFact], view: AuditView, outcome: RecountOutcome
 ) -> None:
     """Count the calls without a result: those that wait for others, and those that are overdue once all is settled."""
     numbered = {call.place: call for call in calls if call.place is not None}
@@ -115,7 +151,7 @@ def _recount_open(
             continue
         if view.reach.settled and (call.place is None or call.place == done + 1):
             outcome.counts["calls lost"] += 1
-            outcome.findings.append(AuditFinding("lost", call.at, f"call {call.call_id} has no result"))
+            outcome.find("lost", call.at, f"call {call.call_id} has no result")
         else:
             outcome.counts["calls open"] += 1
             outcome.in_flight["calls"] += 1
@@ -142,8 +178,47 @@ def _origin_problem(
     """Return what is wrong with the origin of a version."""
     if version.origin is None or version.origin in calls:
         return None
-    partitions = {call.at.partition for call in story.calls}
-    topic = view.names["training-calls"]
-    if any(view.reach.begins.get((topic, partition), 0) for partition in partitions):
+    if any(view.is_cut("training-calls", partition) for partition in {call.at.partition for call in story.calls}):
         return None  # retention has deleted calls
     return "phantom", f"it says that call {version.origin} saved it, which is not in the log"
+
+
+class CallRecount(SubjectRecount):
+    """The recount of training calls and their results."""
+
+    labels = ("training-calls", "training-results")
+    sums = (
+        RecountSum(
+            "training calls",
+            ("calls",),
+            {"with a result": "calls with a result", "without one": "calls lost", "open": "calls open"},
+            shown_with="calls",
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._models: dict[str, CallStory] = {}
+
+    def take(self, record: Record, event: TrainingCall | TrainingResult) -> None:
+        """Take in a call or a result."""
+        story = self._models.setdefault(event.model, CallStory(event.model))
+        if isinstance(event, TrainingCall):
+            creates, in_line = event.call_id == event.model, event.kind in LINE_KINDS
+            place = 0 if creates else event.seq_id if in_line else None
+            story.calls.append(CallFact(record.at, event.call_id, place, in_line or event.kind in OTHER_ANSWERED))
+            return
+        outputs = event.outputs_sha256 or sha256(event.outputs.data).hexdigest()
+        content = digest(event.error, event.version, event.uri, event.state_sha256, event.response, outputs)
+        story.results.append(CallResultFact(record.at, event.call_id, event.source_offset, event.version, content))
+
+    def policies(self) -> set[str]:
+        """Return the policies of the models."""
+        return {story.policy for story in self._models.values()}
+
+    def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
+        """Return what is wrong with the calls of every model."""
+        outcome = RecountOutcome()
+        for story in self._models.values():
+            if policy in (None, story.policy):
+                outcome.add(recount_calls(story, view.trained(story.policy), view))
+        return outcome

@@ -16,29 +16,75 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
-from schemas.events import Coordinates
-from streams.tools.audit.facts import AgreementFact, AuditFinding, AuditView, CurationFact
-from streams.tools.audit.story import TaskOutcome
+from schemas.events import Coordinates, CurationEvent, TrajectoryEvent, derive_id
+from streams.kafka.record import Record
+from streams.tools.audit.facts import AuditFinding, RecountOutcome
+from streams.tools.audit.subject import SubjectRecount
+from streams.tools.audit.view import AuditView
 
-Source = Callable[[CurationFact], bool]
-"""Whether the record that a verdict names is the end of its run."""
 Table = tuple[int, int, int, int]
 """Promoted by person and judge, by the person alone, by the judge alone, by none."""
 TOLERANCE = 1e-9
 TABLE_CELLS = {("promote", "promote"): 0, ("promote", "reject"): 1, ("reject", "promote"): 2, ("reject", "reject"): 3}
 
 
-def recount_curation(facts: Iterable[CurationFact], view: AuditView, is_end_of_run: Source) -> TaskOutcome:
+class AgreementFact(NamedTuple):
+    """What a judge's promotion says that it rests on."""
+
+    runs: int
+    kappa: float
+    low: float
+    window: int
+    counted: tuple[int, ...]
+    """By partition: verdicts before this offset were counted."""
+
+    def end_of(self, at: Coordinates) -> int:
+        """Return the offset up to which the partition of a record was counted."""
+        return self.counted[at.partition] if at.partition < len(self.counted) else 0
+
+
+class CurationFact(NamedTuple):
+    """A verdict on a run."""
+
+    at: Coordinates
+    event_id: str
+    has_own_id: bool
+    task_id: str
+    answer_id: str
+    created_at: int
+    policy: str
+    source: Coordinates
+    verdict: str
+    labeller: str
+    measure: tuple[str, str]
+    """Digests of rubric and transcript."""
+    supersedes: str | None
+    gates: tuple[tuple[str, float | None, float, bool], ...]
+    """Name, value, bound, and whether it was passed."""
+    judge: tuple[str, str, str] | None
+    """Endpoint, model and prompt digest."""
+    judge_policy: str | None
+    judge_verdict: str | None
+    """The judge's own."""
+    agreement: AgreementFact | None
+
+
+Source = Callable[[CurationFact], bool]
+"""Whether the record that a verdict names is the end of its run."""
+
+
+def recount_curation(facts: Iterable[CurationFact], view: AuditView, is_end_of_run: Source) -> RecountOutcome:
     """Return what is wrong with verdicts, those of each partition in order."""
-    outcome, counted = TaskOutcome(), list[CurationFact]()
+    outcome, counted = RecountOutcome(), list[CurationFact]()
     first: dict[str, CurationFact] = {}
     for fact in facts:
         known = first.setdefault(fact.event_id, fact)
         if known is not fact:
-            outcome.findings.append(AuditFinding("repeated", fact.at, f"it has the id of {known.at}", accounted=True))
+            outcome.find("repeated", fact.at, f"it has the id of {known.at}", accounted=True)
         else:
             counted.append(fact)
     outcome.counts["verdicts"] = len(counted)
@@ -133,15 +179,66 @@ def _low(table: Table) -> float:
     return sorted(kappas)[25]
 
 
-# --- the ends of runs -------------------------------------------------------------------------------------------------
+# --- all of them ------------------------------------------------------------------------------------------------------
 
 
-def ends_of_runs(groups: Mapping[Coordinates, str], runs: Mapping[Coordinates, str]) -> Source:
-    """Return the check of sources: `groups` by place with their task, ends of trajectories with their id."""
+class CurationRecount(SubjectRecount):
+    """The recount of verdicts, and of the ends of runs that they are about."""
 
-    def is_end_of_run(fact: CurationFact) -> bool:
-        if fact.source in groups:
-            return groups[fact.source] == fact.task_id
-        return runs.get(fact.source) == fact.answer_id
+    labels, counts = ("curation", "trajectories"), ("verdicts",)
 
-    return is_end_of_run
+    def __init__(self) -> None:
+        self._verdicts: list[CurationFact] = []
+        self._ends: dict[Coordinates, str] = {}
+        """The trajectory that ends there."""
+
+    def take(self, record: Record, event: CurationEvent | TrajectoryEvent) -> None:
+        """Take in a verdict, or the end of a trajectory."""
+        if isinstance(event, CurationEvent):
+            self._verdicts.append(_fact(record, event))
+        elif event.kind == "ended":
+            self._ends[record.at] = event.trajectory_id
+
+    def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
+        """Return what is wrong with verdicts; all of them count for the agreement of judges with people."""
+        if not self._verdicts:
+            return RecountOutcome()
+        groups = {group.at: group.task_id for line in view.loop.policies.values() for group in line.groups}
+
+        def is_end_of_run(fact: CurationFact) -> bool:
+            if fact.source in groups:
+                return groups[fact.source] == fact.task_id
+            return self._ends.get(fact.source) == fact.answer_id
+
+        outcome = recount_curation(self._verdicts, view, is_end_of_run)
+        if policy is not None:
+            of_policy = {fact.at for fact in self._verdicts if fact.policy == policy}
+            outcome.findings = [finding for finding in outcome.findings if finding.at in of_policy]
+        return outcome
+
+
+def _fact(record: Record, event: CurationEvent) -> CurationFact:
+    about = (event.rubric_digest, event.transcript_digest)
+    own_id = derive_id(event.answer_id, event.labeller, event.actor, *about, event.supersedes or "")
+    judge, claim = event.judge, event.agreement
+    return CurationFact(
+        at=record.at,
+        event_id=event.event_id,
+        has_own_id=event.event_id == own_id,
+        task_id=event.task_id,
+        answer_id=event.answer_id,
+        created_at=event.created_at,
+        policy=event.policy,
+        source=Coordinates(event.source_topic, event.source_partition, event.source_offset),
+        verdict=event.verdict,
+        labeller=event.labeller,
+        measure=about,
+        supersedes=event.supersedes,
+        gates=tuple((gate.gate, gate.value, gate.bound, gate.passed) for gate in event.gates),
+        judge=None if judge is None else (judge.endpoint, judge.model, judge.prompt_digest),
+        judge_policy=None if judge is None else judge.policy,
+        judge_verdict=None if judge is None else judge.verdict,
+        agreement=None
+        if claim is None
+        else AgreementFact(claim.runs, claim.kappa, claim.low, claim.window, claim.counted),
+    )

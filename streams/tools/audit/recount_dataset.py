@@ -12,10 +12,46 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import NamedTuple
 
-from streams.kafka.record import TopicPartition
-from streams.tools.audit.facts import AuditFinding, AuditView, Category, CurationFact, DatasetFact
-from streams.tools.audit.story import TaskOutcome
+from schemas.events import Coordinates, CurationEvent, DatasetEvent, SourceRange, derive_id
+from streams.kafka.record import Record, TopicPartition
+from streams.tools.audit.facts import Category, RecountOutcome
+from streams.tools.audit.subject import SubjectRecount
+from streams.tools.audit.view import AuditView
+
+
+class DatasetFact(NamedTuple):
+    """That a data set was built, or sent elsewhere."""
+
+    at: Coordinates
+    event_id: str
+    kind: str
+    policy: str
+    digest: str
+    rows: int
+    """In both splits."""
+    judged: int
+    """Rows, and runs that were left out."""
+    by_scenario: int
+    by_labeller: dict[str, int]
+    ranges: tuple[SourceRange, ...]
+    job: str | None
+    """Elsewhere."""
+    has_own_id: bool
+    has_own_digest: bool
+
+
+class VerdictFact(NamedTuple):
+    """A verdict, as data sets are made of them."""
+
+    at: Coordinates
+    event_id: str
+    policy: str
+    answer_id: str
+    verdict: str
+    labeller: str
 
 
 @dataclass(slots=True)
@@ -26,19 +62,15 @@ class DatasetStory:
     events: list[DatasetFact] = field(default_factory=list)
 
 
-def recount_dataset(story: DatasetStory, verdicts: Sequence[CurationFact], view: AuditView) -> TaskOutcome:
+def recount_dataset(story: DatasetStory, verdicts: Sequence[VerdictFact], view: AuditView) -> RecountOutcome:
     """Return what is wrong with one data set; `verdicts`: those of a partition in order."""
-    outcome = TaskOutcome()
+    outcome = RecountOutcome()
     seen: set[str] = set()
     built: set[str] = set()
     jobs: set[str | None] = set()
-
-    def find(category: Category, fact: DatasetFact, problem: str) -> None:
-        outcome.findings.append(AuditFinding(category, fact.at, problem))
-
     for fact in story.events:
         if not fact.has_own_id:
-            find("contradictory", fact, "its id is not that of its data set, kind, digest and job")
+            outcome.find("contradictory", fact.at, "its id is not that of its data set, kind, digest and job")
             continue
         if fact.event_id in seen:
             outcome.counts["dataset events repeated"] += 1
@@ -49,17 +81,18 @@ def recount_dataset(story: DatasetStory, verdicts: Sequence[CurationFact], view:
             outcome.counts["datasets"] += 1
             outcome.counts["dataset rows"] += fact.rows
             for category, problem in _problems(fact, verdicts, view):
-                find(category, fact, problem)
+                outcome.find(category, fact.at, problem)
         elif fact.digest not in built:
-            find("phantom", fact, f"it is about a build with digest {fact.digest[:12]}, which is not before it")
+            problem = f"it is about a build with digest {fact.digest[:12]}, which is not before it"
+            outcome.find("phantom", fact.at, problem)
         elif fact.kind == "submitted":
             jobs.add(fact.job)
         elif fact.job not in jobs:
-            find("lost", fact, f"it is the end of job {fact.job}, which was not submitted before it")
+            outcome.find("lost", fact.at, f"it is the end of job {fact.job}, which was not submitted before it")
     return outcome
 
 
-def _problems(fact: DatasetFact, verdicts: Iterable[CurationFact], view: AuditView) -> Iterator[tuple[Category, str]]:
+def _problems(fact: DatasetFact, verdicts: Iterable[VerdictFact], view: AuditView) -> Iterator[tuple[Category, str]]:
     if not fact.has_own_digest:
         yield "contradictory", "its digest is not that of its files"
     if not fact.rows == fact.by_scenario == sum(fact.by_labeller.values()):
@@ -84,7 +117,7 @@ def _problems(fact: DatasetFact, verdicts: Iterable[CurationFact], view: AuditVi
             yield "phantom", f"it has {rows} rows by {labeller}, and {promoted[labeller]} runs were promoted so"
 
 
-def _counting(fact: DatasetFact, verdicts: Iterable[CurationFact], view: AuditView) -> Sequence[CurationFact] | None:
+def _counting(fact: DatasetFact, verdicts: Iterable[VerdictFact], view: AuditView) -> Sequence[VerdictFact] | None:
     """Return the verdict that counts of each run, in the ranges of a build; None if some were not read."""
     topic = view.names["curation"]
     ends: dict[TopicPartition, int] = {}
@@ -93,8 +126,8 @@ def _counting(fact: DatasetFact, verdicts: Iterable[CurationFact], view: AuditVi
             ends[topic, part.partition] = part.next
             if view.reach.begins.get((topic, part.partition), 0) > part.first:
                 return None
-    persons: dict[str, CurationFact] = {}
-    machines: dict[str, CurationFact] = {}
+    persons: dict[str, VerdictFact] = {}
+    machines: dict[str, VerdictFact] = {}
     event_ids: set[str] = set()
     for verdict in verdicts:
         is_in_range = verdict.at.offset < ends.get((topic, verdict.at.partition), 0)
@@ -102,3 +135,57 @@ def _counting(fact: DatasetFact, verdicts: Iterable[CurationFact], view: AuditVi
             event_ids.add(verdict.event_id)
             (persons if verdict.labeller == "person" else machines)[verdict.answer_id] = verdict
     return [*({**machines, **persons}).values()]
+
+
+class DatasetRecount(SubjectRecount):
+    """The recount of data sets, over the verdicts that they are made of."""
+
+    labels = ("datasets", "curation")
+
+    def __init__(self) -> None:
+        self._datasets: dict[str, DatasetStory] = {}
+        self._verdicts: list[VerdictFact] = []
+
+    def take(self, record: Record, event: DatasetEvent | CurationEvent) -> None:
+        """Take in an event of a data set, or a verdict."""
+        if isinstance(event, DatasetEvent):
+            story = self._datasets.setdefault(event.dataset, DatasetStory(event.policy))
+            story.events.append(_fact(record, event))
+            return
+        about = event.event_id, event.policy, event.answer_id, event.verdict, event.labeller
+        self._verdicts.append(VerdictFact(record.at, *about))
+
+    def policies(self) -> set[str]:
+        """Return the policies of the data sets."""
+        return {story.policy for story in self._datasets.values()}
+
+    def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
+        """Return what is wrong with every data set."""
+        outcome = RecountOutcome()
+        for story in self._datasets.values():
+            if policy in (None, story.policy):
+                outcome.add(recount_dataset(story, self._verdicts, view))
+        return outcome
+
+
+def _fact(record: Record, event: DatasetEvent) -> DatasetFact:
+    job = None if event.outside is None else event.outside.job
+    lines = "".join(f"{file.sha256}  {file.path}\n" for file in sorted(event.files, key=lambda file: file.path))
+    rows = event.counts.get("train", 0) + event.counts.get("eval", 0)
+    left_out = sum(count for name, count in event.counts.items() if name.startswith("left out: "))
+    own_id = derive_id(event.dataset, event.kind, event.digest, *([] if job is None else [job]))
+    return DatasetFact(
+        at=record.at,
+        event_id=event.event_id,
+        kind=event.kind,
+        policy=event.policy,
+        digest=event.digest,
+        rows=rows,
+        judged=rows + left_out,
+        by_scenario=sum(event.scenarios.values()),
+        by_labeller=dict(event.labellers),
+        ranges=event.ranges,
+        job=job,
+        has_own_id=event.event_id == own_id,
+        has_own_digest=event.digest == sha256(lines.encode()).hexdigest(),
+    )

@@ -10,12 +10,14 @@ Not covered: rules where retention has deleted the first events of a partition; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from schemas.events import Coordinates
-from streams.tools.audit.facts import AuditFinding, AuditView, Category
-from streams.tools.audit.story import TaskOutcome
+from streams.kafka.record import Record
+from streams.tools.audit.facts import RecountOutcome
+from streams.tools.audit.subject import SubjectRecount
+from streams.tools.audit.view import AuditView
 
 
 class DecisionFact(Protocol):
@@ -44,8 +46,6 @@ E = TypeVar("E", bound=DecisionFact, contravariant=True)
 class DecisionRules(Protocol[E]):
     """The rules of a registry, with the fold of the events that took effect."""
 
-    topic: str
-    """Its topic, by label."""
     noun: str
     """What a key of it is called."""
     counted: str
@@ -54,34 +54,30 @@ class DecisionRules(Protocol[E]):
     def problem(self, event: E) -> str | None:
         """Return what is wrong with the next event; None: it takes effect."""
 
-    def take(self, event: E, outcome: TaskOutcome) -> None:
+    def take(self, event: E, outcome: RecountOutcome) -> None:
         """Take in an event that took effect."""
 
 
-def recount_decisions(events: Iterable[E], rules: DecisionRules[E], view: AuditView) -> TaskOutcome:
+def recount_decisions(events: Iterable[E], rules: DecisionRules[E], view: AuditView) -> RecountOutcome:
     """Return the findings about one key."""
-    outcome, count, refused = TaskOutcome(), 0, 0
+    outcome, count, refused = RecountOutcome(), 0, 0
     taken: dict[int, DecisionFact] = {}
-
-    def find(category: Category, event: DecisionFact, problem: str, accounted: bool = False) -> None:
-        outcome.findings.append(AuditFinding(category, event.at, problem, accounted))
-
     for event in events:
-        is_cut = view.reach.cut(view.names[rules.topic], event.at.partition)
+        is_cut = view.reach.cut(*event.at[:2])
         if not event.has_own_id:
-            find("contradictory", event, f"its id is not that of its {rules.noun}, kind and sequence")
+            outcome.find("contradictory", event.at, f"its id is not that of its {rules.noun}, kind and sequence")
             continue
         is_torn = event.sequence > count
         if event.sequence > count + refused and not is_cut:  # its writer may have counted what is named already
             problem = f"it follows event {event.sequence - 1} of its {rules.noun}, which is not before it"
-            find("lost", event, problem)
+            outcome.find("lost", event.at, problem)
         if event.sequence < count:
             if (first := taken.get(event.content)) is not None:
-                find("repeated", event, f"it repeats {first.at}", accounted=True)
+                outcome.find("repeated", event.at, f"it repeats {first.at}", accounted=True)
             outcome.counts[f"{rules.counted} superseded"] += 1
             continue
         if not is_torn and not is_cut and (reason := rules.problem(event)) is not None:
-            find("contradictory", event, reason)
+            outcome.find("contradictory", event.at, reason)
             refused += 1
             continue
         count, refused = event.sequence + 1, 0
@@ -89,3 +85,31 @@ def recount_decisions(events: Iterable[E], rules: DecisionRules[E], view: AuditV
         rules.take(event, outcome)
     outcome.counts[rules.counted] += count
     return outcome
+
+
+class DecisionRecount(SubjectRecount):
+    """The recount of a registry, key by key; a subclass names the rules and how a fact is made."""
+
+    rules: ClassVar[Callable[[], DecisionRules[Any]]]
+    """The rules of a new key."""
+    key: ClassVar[str]
+    """The field that is the record key."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, list[Any]] = {}
+
+    @staticmethod
+    def fact(record: Record, event: Any) -> DecisionFact:
+        """Return what is kept of an event."""
+        raise NotImplementedError
+
+    def take(self, record: Record, event: Any) -> None:
+        """Take in an event of the registry."""
+        self._events.setdefault(getattr(event, self.key), []).append(self.fact(record, event))
+
+    def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
+        """Return what is wrong with every key; nothing of one policy, since no key is of one."""
+        outcome = RecountOutcome()
+        for events in self._events.values() if policy is None else ():
+            outcome.add(recount_decisions(events, self.rules(), view))
+        return outcome

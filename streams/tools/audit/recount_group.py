@@ -21,13 +21,13 @@ from streams.advantage_formulas import FORMULAS, Formula
 from streams.kafka.topics import SHAPES
 from streams.tools.audit.facts import (
     AuditFinding,
-    AuditView,
     GroupFact,
     MemberFact,
     ResponseFact,
     RewardFact,
     TaskFact,
 )
+from streams.tools.audit.view import AuditView
 
 TOLERANCE = 1e-9
 EQUAL = 1e-6

@@ -19,8 +19,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from streams.tools.audit.facts import AuditFinding, JobFact, MonthFact
-from streams.tools.audit.story import TaskOutcome
+from schemas.events import Coordinates, JobEvent
+from streams.kafka.record import Record
+from streams.tools.audit.facts import RecountOutcome
+from streams.tools.audit.record_digests import content_digest
+from streams.tools.audit.subject import RecountSum, SubjectRecount
+from streams.tools.audit.view import AuditView
 
 _NEXT = {
     None: {"created": "waits"},
@@ -43,6 +47,33 @@ CENT = 0.01
 """By less than this, sums of money may differ: they are added up in another order."""
 
 
+class JobFact(NamedTuple):
+    """An event of a job."""
+
+    at: Coordinates
+    event_id: str
+    content: int
+    kind: str
+    sequence: int
+    iteration: int | None
+    version: int | None
+    created_at: int
+    tenant: str
+    cost_usd: float | None
+    """Of the job until then."""
+
+
+class MonthFact(NamedTuple):
+    """A month of a tenant that was closed."""
+
+    at: Coordinates
+    tenant: str
+    month: str
+    cost_usd: float
+    counted: tuple[int, ...]
+    """By partition: records below this offset are in it."""
+
+
 @dataclass(slots=True)
 class JobStory:
     """What the log says about one job, in the order of its partition."""
@@ -53,27 +84,24 @@ class JobStory:
     """Found by `recount_job`."""
 
 
-def recount_job(story: JobStory, versions: Collection[int]) -> TaskOutcome:
+def recount_job(story: JobStory, versions: Collection[int]) -> RecountOutcome:
     """Return what is wrong with one job, and whether it is still open; `versions`: those of its policy in the log."""
-    outcome = TaskOutcome()
+    outcome = RecountOutcome()
     outcome.counts["jobs"] += 1
     first: dict[str, JobFact] = {}
     story.took_effect = []
     state: str | None = None
     count = iterations = 0
 
-    def found(event: JobFact, what: str) -> None:
-        outcome.findings.append(AuditFinding("lost", event.at, what))
-
     for event in story.events:
         known = first.setdefault(event.event_id, event)
         if known is not event:
             same = known.content == event.content
             what = f"it repeats {known.at}" if same else f"it has the id of {known.at}, and is another"
-            outcome.findings.append(AuditFinding("repeated" if same else "contradictory", event.at, what, same))
+            outcome.find("repeated" if same else "contradictory", event.at, what, accounted=same)
             continue
         if event.sequence > count:
-            found(event, f"it follows event {event.sequence - 1} of its job, which is not before it")
+            outcome.find("lost", event.at, f"it follows event {event.sequence - 1} of its job, which is not before it")
             count, state = event.sequence, _before(event.kind, state)
         if event.sequence < count or event.kind not in _NEXT[state]:
             outcome.counts["job events refused"] += 1
@@ -81,10 +109,16 @@ def recount_job(story: JobStory, versions: Collection[int]) -> TaskOutcome:
         state, count = _NEXT[state][event.kind], count + 1
         story.took_effect.append(event)
         if event.kind in ("iteration", "evaluated") and event.version not in {0, *versions}:
-            found(event, f"it names version {event.version} of {story.policy}, which is not in adapters")
+            outcome.find(
+                "lost", event.at, f"it names version {event.version} of {story.policy}, which is not in adapters"
+            )
         if event.kind == "iteration":
             if (event.iteration or 0) > iterations + 1:
-                found(event, f"it ends iteration {event.iteration}, and iteration {iterations + 1} did not end before")
+                outcome.find(
+                    "lost",
+                    event.at,
+                    f"it ends iteration {event.iteration}, and iteration {iterations + 1} did not end before",
+                )
             iterations = event.iteration or 0
     outcome.counts["jobs ended" if state == "over" else "jobs open"] += 1
     return outcome
@@ -111,9 +145,9 @@ class _Cost(NamedTuple):
         return self.partition < len(closed.counted) and self.offset < closed.counted[self.partition]
 
 
-def recount_months(closed: Iterable[MonthFact], stories: Iterable[JobStory]) -> TaskOutcome:
+def recount_months(closed: Iterable[MonthFact], stories: Iterable[JobStory]) -> RecountOutcome:
     """Return what is wrong with months that are closed; jobs have to be recounted before."""
-    outcome = TaskOutcome()
+    outcome = RecountOutcome()
     first: dict[tuple[str, str], MonthFact] = {}
     for fact in closed:
         if first.setdefault((fact.tenant, fact.month), fact) is not fact:
@@ -136,7 +170,7 @@ def recount_months(closed: Iterable[MonthFact], stories: Iterable[JobStory]) -> 
                 f"it closes {month} of tenant {tenant!r} with {fact.cost_usd:.2f} USD, and the jobs' events that it "
                 f"counts say {sums[tenant, month]:.2f}"
             )
-            outcome.findings.append(AuditFinding("contradictory", fact.at, what))
+            outcome.find("contradictory", fact.at, what)
     return outcome
 
 
@@ -154,3 +188,52 @@ def _costs(story: JobStory) -> Iterator[tuple[str, _Cost]]:
 def _next_month(month: str) -> str:
     year, number = map(int, month.split("-"))
     return f"{year + (number == 12)}-{1 if number == 12 else number + 1:02d}"
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+class JobRecount(SubjectRecount):
+    """The recount of jobs and of closed months."""
+
+    labels, counts = ("jobs",), ("jobs",)
+    sums = (RecountSum("jobs", ("jobs",), {"ended": "jobs ended", "open": "jobs open"}),)
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, JobStory] = {}
+        self._months: list[MonthFact] = []
+
+    def take(self, record: Record, event: JobEvent) -> None:
+        """Take in an event of a job, or that a month was closed."""
+        cost_usd = event.metrics.get("cost_usd")
+        if event.kind == "month_closed":
+            month = MonthFact(record.at, event.tenant or "", event.month or "", cost_usd or 0.0, event.counted)
+            self._months.append(month)
+            return
+        fact = JobFact(
+            at=record.at,
+            event_id=event.event_id,
+            content=content_digest(event, "created_at", "traceparent"),
+            kind=event.kind,
+            sequence=event.sequence,
+            iteration=event.iteration,
+            version=event.version,
+            created_at=event.created_at,
+            tenant=event.tenant or "",
+            cost_usd=cost_usd,
+        )
+        self._jobs.setdefault(event.job_id, JobStory(event.policy)).events.append(fact)
+
+    def policies(self) -> set[str]:
+        """Return the policies of the jobs."""
+        return {job.policy for job in self._jobs.values()}
+
+    def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
+        """Return what is wrong with the jobs; months are of no policy."""
+        outcome = RecountOutcome()
+        for job in self._jobs.values():
+            if policy in (None, job.policy):
+                outcome.add(recount_job(job, view.trained(job.policy)))
+        if policy is None:
+            outcome.add(recount_months(self._months, self._jobs.values()))
+        return outcome

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from schemas.events import Coordinates, derive_id
 from streams.kafka import group_names
 from streams.kafka.group_names import STREAMS
 from streams.kafka.record import partition_of
-from streams.tools.audit.facts import AdapterFact, AuditFinding, AuditView, BatchFact, Category, GroupFact
-from streams.tools.audit.story import TaskOutcome
+from streams.tools.audit.facts import AdapterFact, BatchFact, Category, GroupFact, RecountOutcome
+from streams.tools.audit.view import AuditView, PolicyLedger
 
 MOST_UNNAMED = 1000
 """A batch names this many of its dropped groups, and counts the rest."""
@@ -37,26 +36,7 @@ class _Marked(Protocol):
 M = TypeVar("M", bound=_Marked)
 
 
-@dataclass(slots=True)
-class PolicyLedger:
-    """Everything the log says about one policy beyond its tasks, each list in the order of its partition."""
-
-    policy: str
-    groups: list[GroupFact] = field(default_factory=list)
-    batches: list[BatchFact] = field(default_factory=list)
-    adapters: list[AdapterFact] = field(default_factory=list)
-
-
-def first_trained(ledger: PolicyLedger | None) -> dict[int, AdapterFact]:
-    """Return the first `trained` of each version of a policy."""
-    trained: dict[int, AdapterFact] = {}
-    for event in () if ledger is None else ledger.adapters:
-        if event.kind == "trained":
-            trained.setdefault(event.version, event)
-    return trained
-
-
-def recount_policy(ledger: PolicyLedger, view: AuditView) -> TaskOutcome:
+def recount_policy(ledger: PolicyLedger, view: AuditView) -> RecountOutcome:
     """Return what is wrong with the groups, batches and adapters of one policy, and what is still to come."""
     recount = _PolicyRecount(ledger, view)
     recount.batches()
@@ -67,7 +47,7 @@ def recount_policy(ledger: PolicyLedger, view: AuditView) -> TaskOutcome:
 
 class _PolicyRecount:
     def __init__(self, ledger: PolicyLedger, view: AuditView) -> None:
-        self._ledger, self._view, self.out = ledger, view, TaskOutcome()
+        self._ledger, self._view, self.out = ledger, view, RecountOutcome()
         self._offsets = [group.at.offset for group in ledger.groups]
         self._by_offset = {group.at.offset: group for group in ledger.groups}
         self._partition = partition_of(ledger.policy, view.settings.topics.policy_partitions)
@@ -201,7 +181,7 @@ class _PolicyRecount:
         ]
         if first and self._is_cut:
             return  # where the batch before it ended is unknown
-        self.out.counts["groups dropped unnamed"] += min(batch.unnamed, len(missing))
+        self.out.counts["groups dropped"] += min(batch.unnamed, len(missing))
         if batch.unnamed and len(batch.dropped) < MOST_UNNAMED:
             self._wrong(batch, f"it leaves {batch.unnamed} dropped groups unnamed, but names {len(batch.dropped)}")
         if len(missing) < batch.unnamed:
@@ -233,7 +213,7 @@ class _PolicyRecount:
                 and not (rule.zero_variance == "drop" and group.is_flat)
             )
             window += [group] if is_useful else []
-            self.out.counts["groups waiting" if is_useful else "groups dropped, not yet named"] += 1
+            self.out.counts["groups waiting" if is_useful else "groups dropped"] += 1
         if window:
             self.out.in_flight["groups"] = len(window)
         if is_known and len(window) >= rule.groups and view.reach.passed(STREAMS, window[rule.groups - 1].at):
@@ -348,7 +328,7 @@ class _PolicyRecount:
     # --- findings -----------------------------------------------------------------------------------------------------
 
     def _found(self, category: Category, at: Coordinates, what: str, *, accounted: bool = False) -> None:
-        self.out.findings.append(AuditFinding(category, at, what, accounted))
+        self.out.find(category, at, what, accounted=accounted)
 
     def _wrong(self, fact: BatchFact | AdapterFact, what: str) -> None:
         self._found("contradictory", fact.at, what)

@@ -10,14 +10,35 @@ Not covered: whether tasks were rendered with these texts; each task carries its
 
 from __future__ import annotations
 
-from streams.tools.audit.facts import PromptFact
-from streams.tools.audit.story import TaskOutcome
+from typing import NamedTuple
+
+from schemas.events import Coordinates, PromptEvent, derive_id
+from streams.kafka.record import Record
+from streams.tools.audit.facts import RecountOutcome
+from streams.tools.audit.record_digests import content_digest
+from streams.tools.audit.recount_decisions import DecisionRecount
+
+
+class PromptFact(NamedTuple):
+    """An event of a prompt."""
+
+    at: Coordinates
+    kind: str
+    sequence: int
+    has_own_id: bool
+    content: int
+    digest: str
+    """Of the text of one that was created; empty of others."""
+    versions: tuple[int, ...]
+    """That it names."""
+    alias: str = ""
+    """That it moves."""
 
 
 class PromptRules:
     """The rules of one prompt."""
 
-    topic, noun, counted = "prompts", "prompt", "prompt events"
+    noun, counted = "prompt", "prompt events"
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -42,7 +63,7 @@ class PromptRules:
         meant = [alias for alias, versions in self._aliases.items() if set(versions) & set(event.versions)]
         return f"it withdraws what {meant[0]} means" if event.kind == "withdrawn" and meant else None
 
-    def take(self, event: PromptFact, outcome: TaskOutcome) -> None:
+    def take(self, event: PromptFact, outcome: RecountOutcome) -> None:
         """Take in an event that took effect."""
         if event.kind == "created":
             self._texts += [""] * ((event.versions[0] or 1) - 1 - len(self._texts))  # those of records that are missing
@@ -53,3 +74,25 @@ class PromptRules:
         elif event.kind in ("activated", "shared"):
             self._aliases[event.alias] = event.versions
             outcome.counts["alias moves"] += 1
+
+
+class PromptRecount(DecisionRecount):
+    """The recount of prompts."""
+
+    labels, key, rules = ("prompts",), "prompt", PromptRules
+
+    @staticmethod
+    def fact(record: Record, event: PromptEvent) -> PromptFact:
+        """Return what is kept of an event."""
+        own_id = derive_id(event.prompt, event.kind, event.sequence)
+        versions = tuple(arm.version for arm in event.arms) if event.version is None else (event.version,)
+        return PromptFact(
+            at=record.at,
+            kind=event.kind,
+            sequence=event.sequence,
+            has_own_id=event.event_id == own_id,
+            content=content_digest(event, "created_at", "traceparent"),
+            digest=event.digest or "",
+            versions=versions,
+            alias=event.alias or "",
+        )

@@ -15,17 +15,56 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from schemas.events import Coordinates
+from schemas.events import Coordinates, QueueEvent, SampleEvent, derive_id
+from streams.kafka.record import Record
 from streams.kafka.topics import topics
-from streams.tools.audit.facts import AuditFinding, AuditView, Category, QueueFact, SampleFact
-from streams.tools.audit.story import TaskOutcome
+from streams.tools.audit.facts import Category, RecountOutcome
+from streams.tools.audit.record_digests import content_digest
+from streams.tools.audit.subject import RecountSum, SubjectRecount
+from streams.tools.audit.view import AuditView
 
 Span = tuple[int, Sequence[int], Sequence[int] | None]
 """Epoch, and by partition the first offset that counts and the one after the last; None: it is still written to."""
 Places = tuple[tuple[int, int], ...]
+
+
+class QueueFact(NamedTuple):
+    """That a queue of samples was opened, restored or saved."""
+
+    at: Coordinates
+    event_id: str
+    has_own_id: bool
+    kind: str
+    epoch: int
+    samples: int
+    digest: str | None
+    counts: Mapping[str, int]
+    checkpoint: str | None
+    ends: tuple[int, ...]
+
+
+class SampleFact(NamedTuple):
+    """A record of a sample, without the bytes of its fields. The digest of its queue is over its tags, too."""
+
+    at: Coordinates
+    content: int
+    has_own_id: bool
+    kind: str
+    epoch: int
+    sample_id: str
+    identity: tuple[str, str, int]
+    """Sample, writer and sequence."""
+    part: int
+    parts: int
+    partition: str
+    key: str | None
+    tags: str | None
+    names: tuple[str, ...]
+    """Of its fields."""
 
 
 @dataclass(slots=True)
@@ -78,20 +117,82 @@ class Content:
         return whole.hexdigest()
 
 
-def recount_queue(story: QueueStory, view: AuditView) -> TaskOutcome:
-    """Return what is wrong with one queue."""
-    recount = _QueueRecount(story, view)
-    for event in story.events:
-        recount.take(event)
-    recount.end()
-    return recount.outcome
+class QueueRecount(SubjectRecount):
+    """The recount of queues."""
+
+    labels = ("queues", "samples")
+    sums = (
+        RecountSum(
+            "samples put, returned",
+            ("samples put", "samples returned"),
+            {"in their queues": "samples in queues", "cleared": "samples cleared", "gone back": "samples gone back"},
+            shown_with="queue events",
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._queues: dict[str, QueueStory] = {}
+
+    def take(self, record: Record, event: QueueEvent | SampleEvent) -> None:
+        """Take in an event of a queue, or a record of a sample."""
+        story = self._queues.setdefault(event.queue, QueueStory(event.queue))
+        if isinstance(event, QueueEvent):
+            story.events.append(_queue_fact(record, event))
+        else:
+            story.samples.append(_sample_fact(record, event))
+
+    def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
+        """Return what is wrong with every queue; nothing of one policy, since no queue is of one."""
+        outcome = RecountOutcome()
+        for story in self._queues.values() if policy is None else ():
+            queue = _QueueCheck(story, view)
+            for event in story.events:
+                queue.take(event)
+            queue.end()
+            outcome.add(queue.outcome)
+        return outcome
 
 
-class _QueueRecount:
+def _queue_fact(record: Record, event: QueueEvent) -> QueueFact:
+    own_id = derive_id(event.queue, event.kind, event.epoch, event.writer, *event.ends)
+    return QueueFact(
+        at=record.at,
+        event_id=event.event_id,
+        has_own_id=event.event_id == own_id,
+        kind=event.kind,
+        epoch=event.epoch,
+        samples=event.samples,
+        digest=event.digest,
+        counts=event.counts,
+        checkpoint=event.checkpoint,
+        ends=event.ends,
+    )
+
+
+def _sample_fact(record: Record, event: SampleEvent) -> SampleFact:
+    identity = (event.sample_id, event.writer, event.sequence)
+    return SampleFact(
+        at=record.at,
+        content=content_digest(event, "created_at", "traceparent"),
+        has_own_id=event.event_id == derive_id(*identity, event.part),
+        kind=event.kind,
+        epoch=event.epoch,
+        sample_id=event.sample_id,
+        identity=identity,
+        part=event.part,
+        parts=event.parts,
+        partition=event.partition,
+        key=event.key,
+        tags=event.tags,
+        names=tuple(piece.name for piece in event.fields),
+    )
+
+
+class _QueueCheck:
     """A queue, event by event."""
 
     def __init__(self, story: QueueStory, view: AuditView) -> None:
-        self.outcome = TaskOutcome()
+        self.outcome = RecountOutcome()
         self._view, self._topic = view, view.names["samples"]
         self._partitions = range(topics(view.settings.topics)["samples"].partitions)
         self._samples: dict[int, list[SampleFact]] = {partition: [] for partition in self._partitions}
@@ -115,12 +216,12 @@ class _QueueRecount:
                 if not sample.has_own_id:
                     self._find("contradictory", sample.at, "its id is not that of its sample, writer and part")
             elif before.content == sample.content:
-                self.outcome.findings.append(AuditFinding("repeated", sample.at, f"it repeats {before.at}", True))
+                self.outcome.find("repeated", sample.at, f"it repeats {before.at}", accounted=True)
             else:
                 self._find("contradictory", sample.at, f"{before.at} is the same put, and has other content")
 
     def _find(self, category: Category, place: Coordinates, problem: str) -> None:
-        self.outcome.findings.append(AuditFinding(category, place, problem))
+        self.outcome.find(category, place, problem)
 
     # --- events of the queue ------------------------------------------------------------------------------------------
 
@@ -198,7 +299,7 @@ class _QueueRecount:
 
     def _is_cut(self) -> bool:
         """Return whether retention has deleted records of samples."""
-        return any(self._view.reach.cut(self._topic, partition) for partition in self._partitions)
+        return self._view.is_cut("samples")
 
     # --- records of samples -------------------------------------------------------------------------------------------
 

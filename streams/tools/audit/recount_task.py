@@ -22,15 +22,15 @@ from schemas.events import Coordinates
 from streams.kafka.group_names import STREAMS
 from streams.tools.audit.facts import (
     AuditFinding,
-    AuditView,
     Category,
     GroupFact,
+    RecountOutcome,
     ResponseFact,
     RewardFact,
     TaskFact,
 )
 from streams.tools.audit.recount_group import GroupCase, Slots, check_group
-from streams.tools.audit.story import Story, TaskOutcome
+from streams.tools.audit.view import AuditView, Story
 
 JOIN, SCORER = "advantages", "scoring"
 """Stages, as dead letters name them."""
@@ -44,7 +44,7 @@ Scores = dict[tuple[str, str], RewardFact]
 """By response_id and source."""
 
 
-def recount_task(story: Story, view: AuditView, horizon_ms: int) -> TaskOutcome:
+def recount_task(story: Story, view: AuditView, horizon_ms: int) -> RecountOutcome:
     """Return what is wrong with one task, and what is still to come. Tasks before the horizon are only counted.
 
     A task that was delivered again after `evict` is new to the join, which had forgotten it: what was recorded since is
@@ -68,7 +68,7 @@ def recount_task(story: Story, view: AuditView, horizon_ms: int) -> TaskOutcome:
     events: list[ResponseFact | RewardFact] = [*again.responses, *again.rewards]
     for fact in events:
         if view.lettered(fact.at, JOIN):
-            outcome.findings.append(AuditFinding("late", fact.at, "its task was evicted before", accounted=True))
+            outcome.find("late", fact.at, "its task was evicted before", accounted=True)
         elif not view.reach.settled:
             outcome.in_flight["events"] += 1
     return outcome
@@ -98,7 +98,7 @@ class _TaskRecount:
 
     def __init__(self, story: Story, view: AuditView, horizon_ms: int) -> None:
         self._story, self._view, self._reach, self._horizon_ms = story, view, view.reach, horizon_ms
-        self._out = TaskOutcome()
+        self._out = RecountOutcome()
         self._samplings: dict[str, Slots] = {}
         self._scores: Scores = {}
         self._entered: set[tuple[object, ...]] = set()
@@ -107,7 +107,7 @@ class _TaskRecount:
         self._whole: list[str] = []
         """Samplings that have every slot, the first one first."""
 
-    def outcome(self) -> TaskOutcome:
+    def outcome(self) -> RecountOutcome:
         story, counts = self._story, self._out.counts
         counts["responses"] = len({response.response_id for response in story.responses})
         counts["rewards"] = len({(reward.response_id, reward.source) for reward in story.rewards})
@@ -173,7 +173,7 @@ class _TaskRecount:
         """Return whether a record was rejected before anything else was asked of it: it cannot count any more."""
         why = UNREAD.get(self._view.reason(at, JOIN) or "")
         if why is not None:
-            self._out.findings.append(AuditFinding("late", at, why, accounted=True))
+            self._out.find("late", at, why, accounted=True)
         return why is not None
 
     def _enter_response(self, response: ResponseFact) -> None:
@@ -390,7 +390,7 @@ class _TaskRecount:
         if group is not None:
             counts["unanswered"] += slots - len(answers)
             counts["groups"] += 1
-            counts["dropped"] += group.dropped_reason is not None
+            counts["groups kept" if group.dropped_reason is None else "dropped"] += 1
         else:
             counts["tasks open"] += 1
             counts["slots open"] += slots - len(answers)
@@ -412,17 +412,17 @@ class _TaskRecount:
         return bool(at.topic) and self._passed(at) and self._passed(self._task.at)
 
     def _found(self, category: Category, at: Coordinates, what: str) -> None:
-        self._out.findings.append(AuditFinding(category, at, what))
+        self._out.find(category, at, what)
 
     def _repeated(self, at: Coordinates, first: Coordinates | None) -> None:
         what = "it repeats a record that was refused before" if first is None else f"it repeats {first}"
-        self._out.findings.append(AuditFinding("repeated", at, what, accounted=True))
+        self._out.find("repeated", at, what, accounted=True)
 
     def _refused(self, category: Category, at: Coordinates, what: str, due: bool = True) -> None:
         """Account for a record that is in no group: it needs a dead letter once the join is done with it."""
         if self._view.lettered(at, JOIN):
             if category != "phantom":
-                self._out.findings.append(AuditFinding(category, at, what, accounted=True))
+                self._out.find(category, at, what, accounted=True)
         elif due and self._due(at):
             self._found(category, at, f"{what}; it has no dead letter")
         else:

@@ -17,22 +17,19 @@ a task are those that its thread has.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from streams.kafka.record import partition_of
-from streams.tools.audit.facts import AuditFinding, AuditView, Category, TurnFact
-from streams.tools.audit.recount_trajectory import RunStory
-from streams.tools.audit.story import Story, TaskOutcome
-from streams.tools.audit.thread_facts import KeyRights, ThreadFact, ThreadTurn, tenant_of
-from streams.tools.audit.thread_records import request_digest_of
+from schemas.events import AccessEvent, Coordinates, ThreadEvent, Turn
+from streams.kafka.record import Record, partition_of
+from streams.tools.audit.facts import Category, RecountOutcome
+from streams.tools.audit.subject import RecountSum, SubjectRecount
+from streams.tools.audit.thread_facts import KeyRights, ThreadFact, ThreadTurn, take_key, tenant_of
+from streams.tools.audit.thread_records import request_digest_of, thread_fact, thread_turn
 from streams.tools.audit.thread_states import HeadState, RunCount, ThreadCount
+from streams.tools.audit.view import AuditView
 
-Runs = Mapping[tuple[int, str], RunStory]
-"""Trajectories, by partition and id."""
-Tasks = Mapping[tuple[int, str], Story]
-"""The same of tasks."""
 ENDINGS = {"success": "answered", "error": "failed", "timeout": "failed", "interrupted": "interrupted"}
 
 
@@ -44,61 +41,83 @@ class ThreadStory:
     events: list[ThreadFact] = field(default_factory=list)
 
 
-class AnsweredTurn(NamedTuple):
+class RecordedTurn(NamedTuple):
     """A turn, and what it says of the run that it answers."""
 
-    turn: TurnFact
-    of_thread: ThreadTurn
+    at: Coordinates
+    turn_id: str
+    of_thread: ThreadTurn | None
+    """None: it answers no run of a thread."""
 
     def __str__(self) -> str:
-        return f"turn {self.turn.event_id} at {self.turn.at}"
+        return f"turn {self.turn_id} at {self.at}"
 
 
-def recount_threads(
-    stories: Iterable[ThreadStory], runs: Runs, tasks: Tasks, keys: Mapping[str, KeyRights], view: AuditView
-) -> TaskOutcome:
-    """Return what is wrong with threads; `keys`: by the actor that they are."""
-    whole, threads_of_runs = TaskOutcome(), dict[str, str]()
-    for story in stories:
-        recount = ThreadRecount(story, runs, tasks, keys, view)
-        recount.read()
-        for run_id, request in recount.requests.items():
-            if (other := threads_of_runs.setdefault(run_id, story.thread_id)) != story.thread_id:
-                problem = f"run {run_id} is on thread {other} already"
-                whole.findings.append(AuditFinding("contradictory", request.at, problem))
-        whole.findings += recount.outcome.findings
-        whole.counts.update(recount.outcome.counts)
-        whole.in_flight.update(recount.outcome.in_flight)
-    whole.findings += _stray_turns(runs, threads_of_runs.keys(), view)
-    return whole
+Turns = Mapping[tuple[int, str], list[RecordedTurn]]
+"""By partition and trajectory, which is a run of a thread if they answer one."""
 
 
-def _stray_turns(runs: Runs, requested: Collection[str], view: AuditView) -> Iterator[AuditFinding]:
-    """Find turns that answer runs without a request. While servers work, a request may be newer than was read."""
-    topic = view.names["threads"]
-    is_cut = any(offset for (name, _), offset in view.reach.begins.items() if name == topic)
-    if is_cut or not view.reach.settled:
-        return
-    for (_, run_id), run in runs.items():
-        turn = next((turn for turn in run.turns if turn.of_thread is not None), None)
-        if turn is not None and run_id not in requested:
-            yield AuditFinding("phantom", turn.at, f"it answers run {run_id}, which was never requested in threads")
+class ThreadRecount(SubjectRecount):
+    """The recount of threads, with the turns that answer their runs and the keys that wrote them."""
+
+    labels, counts = ("threads", "turns", "access"), ("threads",)
+    sums = (
+        RecountSum(
+            "runs of threads",
+            ("runs of threads",),
+            {name: f"runs {name}" for name in ("answered", "failed", "interrupted", "open")},
+            shown_with="runs of threads",
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._threads: dict[str, ThreadStory] = {}
+        self._turns: dict[tuple[int, str], list[RecordedTurn]] = {}
+        self._keys: dict[str, KeyRights] = {}
+        """By the actor that they are."""
+
+    def take(self, record: Record, event: ThreadEvent | Turn | AccessEvent) -> None:
+        """Take in an event of a thread, a turn, or a key."""
+        if isinstance(event, AccessEvent):
+            take_key(self._keys, event)
+        elif isinstance(event, Turn):
+            turn = RecordedTurn(record.at, event.turn_id, thread_turn(event))
+            self._turns.setdefault((record.at.partition, event.trajectory_id), []).append(turn)
+        else:
+            story = self._threads.setdefault(event.thread_id, ThreadStory(event.thread_id))
+            story.events.append(thread_fact(record, event))
+
+    def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
+        """Return what is wrong with every thread; nothing of one policy, since runs may be of several."""
+        whole, threads_of_runs = RecountOutcome(), dict[str, str]()
+        for story in self._threads.values() if policy is None else ():
+            check = _ThreadCheck(story, self._turns, self._keys, view)
+            check.read()
+            for run_id, request in check.requests.items():
+                if (other := threads_of_runs.setdefault(run_id, story.thread_id)) != story.thread_id:
+                    whole.find("contradictory", request.at, f"run {run_id} is on thread {other} already")
+            whole.add(check.outcome)
+        if policy is not None or view.is_cut("threads") or not view.reach.settled:
+            return whole  # while servers work, a request may be newer than was read
+        for (_, run_id), turns in self._turns.items():
+            turn = next((turn for turn in turns if turn.of_thread is not None), None)
+            if turn is not None and run_id not in threads_of_runs:
+                whole.find("phantom", turn.at, f"it answers run {run_id}, which was never requested in threads")
+        return whole
 
 
-class ThreadRecount:
+class _ThreadCheck:
     """The recount of one thread."""
 
-    def __init__(
-        self, story: ThreadStory, runs: Runs, tasks: Tasks, keys: Mapping[str, KeyRights], view: AuditView
-    ) -> None:
-        self._story, self._runs, self._tasks, self._keys, self._view = story, runs, tasks, keys, view
-        self._is_cut = view.reach.cut(view.names["threads"], story.events[0].at.partition)
+    def __init__(self, story: ThreadStory, turns: Turns, keys: Mapping[str, KeyRights], view: AuditView) -> None:
+        self._story, self._turns, self._keys, self._view = story, turns, keys, view
+        self._is_cut = view.is_cut("threads", story.events[0].at.partition)
         self._thread = ThreadCount()
         self._first: dict[int, ThreadFact] = {}
         """The newest event of each id that took effect, or the first."""
         self.requests: dict[str, ThreadFact] = {}
         """Those that the thread let in, by run."""
-        self.outcome = TaskOutcome()
+        self.outcome = RecountOutcome()
 
     def read(self) -> None:
         """Read every event."""
@@ -127,7 +146,7 @@ class ThreadRecount:
 
     def _find(self, event: ThreadFact, category: Category, problem: str, *, needs_beginning: bool = False) -> None:
         if not (needs_beginning and self._is_cut):
-            self.outcome.findings.append(AuditFinding(category, event.at, problem))
+            self.outcome.find(category, event.at, problem)
 
     def _count(self, event: ThreadFact) -> None:
         """Count an event that takes effect."""
@@ -177,8 +196,8 @@ class ThreadRecount:
     def _judge_task(self, event: ThreadFact) -> None:
         """Find an event of a task that was never submitted."""
         partition = partition_of(event.task_id, self._view.settings.topics.partitions)
-        task = self._tasks.get((partition, event.task_id))
-        if (task is None or not task.tasks) and not self._view.reach.cut(self._view.names["tasks"], partition):
+        task = self._view.loop.tasks.get((partition, event.task_id))
+        if (task is None or not task.tasks) and not self._view.is_cut("tasks", partition):
             self._find(event, "phantom", f"it is what task {event.task_id} said, which is not in tasks")
 
     def _judge_repetition(self, event: ThreadFact, *, has_effect: bool) -> None:
@@ -190,7 +209,7 @@ class ThreadRecount:
             return
         is_same, is_derived = first.content == event.content, event.is_derived
         if is_same and not has_effect:
-            self.outcome.findings.append(AuditFinding("repeated", event.at, f"it repeats {first.at}", accounted=True))
+            self.outcome.find("repeated", event.at, f"it repeats {first.at}", accounted=True)
         elif is_same and not is_derived:
             self._find(event, "doubled", f"it repeats {first.at}, and takes effect again", needs_beginning=True)
         elif not is_same and not is_derived:
@@ -210,18 +229,18 @@ class ThreadRecount:
         if not event.turn_id:
             return
         partition = partition_of(event.run_id, self._view.settings.topics.partitions)
-        story = self._runs.get((partition, event.run_id))
-        turn = next((turn for turn in (story.turns if story else ()) if turn.event_id == event.turn_id), None)
-        if turn is None:
-            if not self._view.reach.cut(self._view.names["turns"], partition):
+        turns = self._turns.get((partition, event.run_id), ())
+        answered = next((turn for turn in turns if turn.turn_id == event.turn_id), None)
+        if answered is None:
+            if not self._view.is_cut("turns", partition):
                 self._find(event, "phantom", f"turn {event.turn_id} of run {event.run_id} is not in turns")
-        elif turn.of_thread is None:
-            self._find(event, "contradictory", f"turn {event.turn_id} at {turn.at} answers no run of a thread")
+        elif answered.of_thread is None:
+            self._find(event, "contradictory", f"{answered} answers no run of a thread")
         else:
-            self._judge_turn(event, AnsweredTurn(turn, turn.of_thread), run)
+            self._judge_turn(event, answered, answered.of_thread, run)
 
-    def _judge_turn(self, event: ThreadFact, answered: AnsweredTurn, run: RunCount | None) -> None:
-        turn, thread_id = answered.of_thread, self._story.thread_id
+    def _judge_turn(self, event: ThreadFact, answered: RecordedTurn, turn: ThreadTurn, run: RunCount | None) -> None:
+        thread_id = self._story.thread_id
         if event.messages and turn.reply != event.messages[0].content:
             self._find(event, "contradictory", f"its answer is not that of {answered}")
         is_single = event.run_id == thread_id
@@ -232,10 +251,12 @@ class ThreadRecount:
         elif turn.request_digest != request_digest_of(thread_id, event.run_id):
             self._find(event, "contradictory", f"{answered} answers another request than that of run {event.run_id}")
         if run is not None and not run.is_again:
-            self._judge_turn_by_request(event, answered, run)
+            self._judge_turn_by_request(event, answered, turn, run)
 
-    def _judge_turn_by_request(self, event: ThreadFact, answered: AnsweredTurn, run: RunCount) -> None:
-        turn, request = answered.of_thread, run.request
+    def _judge_turn_by_request(
+        self, event: ThreadFact, answered: RecordedTurn, turn: ThreadTurn, run: RunCount
+    ) -> None:
+        request = run.request
         if turn.agent_id != request.agent_id:
             problem = f"agent {turn.agent_id} gave {answered}, and the run was requested of {request.agent_id}"
             self._find(event, "contradictory", problem)

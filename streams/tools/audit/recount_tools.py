@@ -9,14 +9,36 @@ Not covered: whether a server sent this description; its answers are not in the 
 
 from __future__ import annotations
 
-from streams.tools.audit.facts import ToolFact
-from streams.tools.audit.story import TaskOutcome
+from typing import NamedTuple
+
+from schemas.events import Coordinates, ToolEvent, derive_id
+from schemas.tool_text import endpoint_kind
+from streams.kafka.record import Record
+from streams.tools.audit.facts import RecountOutcome
+from streams.tools.audit.record_digests import content_digest
+from streams.tools.audit.recount_decisions import DecisionRecount
+
+
+class ToolFact(NamedTuple):
+    """An event of an entry of the registry of tools."""
+
+    at: Coordinates
+    kind: str
+    sequence: int
+    has_own_id: bool
+    content: int
+    digest: str
+    """Empty of one that was removed."""
+    endpoint: str
+    """The kind of its endpoint; empty of an event that has none."""
+    offered: int
+    """How many tools it offers."""
 
 
 class ToolRules:
     """The rules of one entry."""
 
-    topic, noun, counted = "tools", "entry", "tool events"
+    noun, counted = "entry", "tool events"
 
     def __init__(self) -> None:
         self._seen = self._trusted = ""
@@ -41,7 +63,7 @@ class ToolRules:
                 return f"it offers {event.offered} tools, and the endpoint of its entry is one {self._kind}"
         return None
 
-    def take(self, event: ToolFact, outcome: TaskOutcome) -> None:
+    def take(self, event: ToolFact, outcome: RecountOutcome) -> None:
         """Take in an event that took effect."""
         if event.kind == "removed":
             self._seen = self._trusted = self._kind = ""
@@ -51,3 +73,24 @@ class ToolRules:
             self._trusted = event.digest
         if event.kind == "added":
             self._kind = event.endpoint
+
+
+class ToolRecount(DecisionRecount):
+    """The recount of the registry of tools."""
+
+    labels, key, rules = ("tools",), "tool_id", ToolRules
+
+    @staticmethod
+    def fact(record: Record, event: ToolEvent) -> ToolFact:
+        """Return what is kept of an event."""
+        own_id = derive_id(event.tool_id, event.kind, event.sequence)
+        return ToolFact(
+            at=record.at,
+            kind=event.kind,
+            sequence=event.sequence,
+            has_own_id=event.event_id == own_id,
+            content=content_digest(event, "created_at", "traceparent"),
+            digest=event.digest or "",
+            endpoint="" if event.endpoint is None else endpoint_kind(event.endpoint),
+            offered=len(event.tools),
+        )

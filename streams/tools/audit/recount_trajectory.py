@@ -21,10 +21,58 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from streams.tools.audit.facts import AuditFinding, AuditView, ResponseFact, RunFact, TurnFact
-from streams.tools.audit.story import TaskOutcome
+from schemas.events import Coordinates, Response, TrajectoryEvent, Turn
+from streams.kafka.record import Record
+from streams.tools.audit.facts import AuditFinding, RecountOutcome
+from streams.tools.audit.record_digests import content_digest
+from streams.tools.audit.subject import RecountSum, SubjectRecount
+from streams.tools.audit.view import AuditView
+
+
+class TurnFact(NamedTuple):
+    """One model call of an agent."""
+
+    at: Coordinates
+    event_id: str
+    content: int
+    policy: str
+    number: int
+    parent_id: str | None
+    prompt_tokens: int
+    sent: int
+    """Tokens of its prompt behind its parent's."""
+    said: int
+    """Tokens of its completion."""
+    shown: str | None
+    """Digest of what its environment had shown before."""
+
+
+class RunFact(NamedTuple):
+    """That a trajectory began or ended."""
+
+    at: Coordinates
+    event_id: str
+    content: int
+    policy: str
+    kind: str
+    turns: int | None
+    of_task: bool
+    answer: str | None
+    """The turn that its end says is its answer."""
+
+
+class ResponseTurns(NamedTuple):
+    """The turns that a response says it is made of."""
+
+    at: Coordinates
+    failed: bool
+    calls: int | None
+    """How many model calls it says it is made of."""
+    turns: tuple[tuple[int, int, str | None], ...]
+    """Of each of them: its number, its tokens, and what had been shown before."""
+
 
 F = TypeVar("F", TurnFact, RunFact)
 
@@ -44,10 +92,10 @@ class RunStory:
         return facts[0].policy
 
 
-def recount_run(story: RunStory, view: AuditView, responses: Iterable[ResponseFact] = ()) -> TaskOutcome:
+def recount_run(story: RunStory, view: AuditView, responses: Iterable[ResponseTurns] = ()) -> RecountOutcome:
     """Return what is wrong with one trajectory, and whether it is still open; `responses`: what was made of it."""
-    outcome = TaskOutcome()
-    if any(view.reach.cut(view.names[label], story.partition) for label in ("turns", "trajectories")):
+    outcome = RecountOutcome()
+    if view.is_cut("turns", story.partition) or view.is_cut("trajectories", story.partition):
         outcome.counts["outside"] += 1
         return outcome
     turns = list(_first_of_each(story.turns, outcome))
@@ -74,7 +122,7 @@ def recount_run(story: RunStory, view: AuditView, responses: Iterable[ResponseFa
     return outcome
 
 
-def _first_of_each(facts: list[F], outcome: TaskOutcome) -> Iterator[F]:
+def _first_of_each(facts: list[F], outcome: RecountOutcome) -> Iterator[F]:
     """Yield the facts without those whose id was there before, which are findings."""
     known: dict[str, F] = {}
     for fact in facts:
@@ -82,7 +130,7 @@ def _first_of_each(facts: list[F], outcome: TaskOutcome) -> Iterator[F]:
         if first is fact:
             yield fact
         elif first.content == fact.content:
-            outcome.findings.append(AuditFinding("repeated", fact.at, f"it repeats {first.at}", accounted=True))
+            outcome.find("repeated", fact.at, f"it repeats {first.at}", accounted=True)
         else:
             outcome.findings.append(
                 AuditFinding("contradictory", fact.at, f"it has the id of {first.at}, and is another")
@@ -126,7 +174,7 @@ def _parents(turns: list[TurnFact]) -> Iterator[AuditFinding]:
         lengths[turn.event_id] = turn.prompt_tokens + turn.said
 
 
-def _turns_of(response: ResponseFact, turns: list[TurnFact]) -> Iterator[AuditFinding]:
+def _turns_of(response: ResponseTurns, turns: list[TurnFact]) -> Iterator[AuditFinding]:
     """Find turns of a response that are not in the log, or not as it says."""
     by_number = {turn.number: turn for turn in reversed(turns)}  # of two with one number, which is found, the first
     by_id = {turn.event_id: turn for turn in turns}
@@ -150,3 +198,75 @@ def _turns_of(response: ResponseFact, turns: list[TurnFact]) -> Iterator[AuditFi
             yield AuditFinding(
                 "lost", response.at, f"it has turn {number}, and not turn {parent}, which that continues"
             )
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+class TrajectoryRecount(SubjectRecount):
+    """The recount of trajectories, with the responses that are made of them."""
+
+    labels, counts = ("turns", "trajectories", "responses"), ("turns", "trajectories")
+    sums = (
+        RecountSum("trajectories", ("trajectories",), {"ended": "trajectories ended", "open": "trajectories open"}),
+    )
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[int, str], RunStory] = {}
+        self._responses: dict[tuple[int, str], list[ResponseTurns]] = {}
+        """By partition and id, which their trajectory has, too."""
+
+    def take(self, record: Record, event: Turn | TrajectoryEvent | Response) -> None:
+        """Take in a turn, that a trajectory began or ended, or what was made of one."""
+        partition = record.at.partition
+        if isinstance(event, Response):
+            if event.turns:
+                turns = tuple((turn.number, turn.end - turn.start, turn.observation) for turn in event.turns)
+                fact = ResponseTurns(record.at, event.error is not None, event.steps, turns)
+                self._responses.setdefault((partition, event.response_id), []).append(fact)
+            return
+        story = self._runs.setdefault((partition, event.trajectory_id), RunStory(partition))
+        if isinstance(event, Turn):
+            story.turns.append(_turn_fact(record, event))
+        else:
+            story.events.append(_run_fact(record, event))
+
+    def policies(self) -> set[str]:
+        """Return the policies of the trajectories."""
+        return {run.policy for run in self._runs.values()}
+
+    def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
+        """Return what is wrong with every trajectory."""
+        outcome = RecountOutcome()
+        for key, run in self._runs.items():
+            if policy in (None, run.policy):
+                outcome.add(recount_run(run, view, self._responses.get(key, ())))
+        return outcome
+
+
+def _turn_fact(record: Record, turn: Turn) -> TurnFact:
+    return TurnFact(
+        at=record.at,
+        event_id=turn.turn_id,
+        content=content_digest(turn, "created_at", "traceparent"),
+        policy=turn.policy,
+        number=turn.number,
+        parent_id=turn.parent_id,
+        prompt_tokens=turn.prompt_tokens,
+        sent=len(turn.prompt_token_ids),
+        said=len(turn.completion_token_ids),
+        shown=None if turn.observed is None else turn.observed.digest,
+    )
+
+
+def _run_fact(record: Record, event: TrajectoryEvent) -> RunFact:
+    return RunFact(
+        at=record.at,
+        event_id=event.event_id,
+        content=content_digest(event, "created_at", "traceparent"),
+        policy=event.policy,
+        kind=event.kind,
+        turns=event.turns,
+        of_task=event.sampling_id is not None,
+        answer=event.answer_turn,
+    )

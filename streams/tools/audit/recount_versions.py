@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 from schemas.events import Coordinates
 from streams.kafka.record import partition_of
-from streams.tools.audit.facts import AdapterFact, AuditFinding, AuditView, Category, ResponseFact, TaskFact
+from streams.tools.audit.facts import AdapterFact, AuditFinding, Category, ResponseFact, TaskFact
+from streams.tools.audit.view import AuditView
 
 AGENT = "policy"
 """The stage whose dead letter about a `trained` record says that an agent could not load the version."""

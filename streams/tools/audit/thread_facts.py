@@ -1,8 +1,8 @@
-"""What the audit keeps of conversations: events of threads and of the store, and the turns that answer runs.
+"""What the audit keeps of conversations: events of threads, and the turns that answer runs.
 
-ThreadEvent ──► ThreadFact      Turn of a run ──► ThreadTurn      MemoryEvent ──► MemoryFact
+ThreadEvent ──► ThreadFact      Turn of a run ──► ThreadTurn
 messages ──► MessageFact, each a digest ──► ThreadReading: what a model had before it, in two digests
-AccessEvent of a key ──► KeyRights ◄── the actor of all of these
+AccessEvent of a key ──► KeyRights ◄── the actor of events of threads and of the store
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from schemas.events import Coordinates
+from schemas.events import AccessEvent, Coordinates
 from streams.tools.audit.record_digests import digest
 
 
@@ -108,19 +108,6 @@ class ThreadTurn(NamedTuple):
         return ThreadReading().extend(self.after_prompt[max(len(self.after_prompt) - length, 0) :])
 
 
-class MemoryFact(NamedTuple):
-    """An event of an item of the store."""
-
-    at: Coordinates
-    kind: str
-    identity: int
-    """A digest of its id."""
-    content: int
-    actor: str
-    key: int
-    """A digest of the item's."""
-
-
 class KeyRights(NamedTuple):
     """What a key may name."""
 
@@ -133,6 +120,12 @@ class KeyRights(NamedTuple):
         if not own or namespace == own or namespace.startswith(f"{own}."):
             return None
         return f"{actor} wrote {namespace[:140]}, and what it names begins with {own}"
+
+
+def take_key(keys: dict[str, KeyRights], event: AccessEvent) -> None:
+    """Note what a key may name, by the actor that it is."""
+    if event.kind == "key_created":
+        keys.setdefault(f"key {event.subject_id}", KeyRights(event.tenant, event.agent_id))
 
 
 SEPARATOR = "."

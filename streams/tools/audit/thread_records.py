@@ -1,6 +1,6 @@
 """Turn records of conversations into what the audit keeps of them.
 
-ThreadEvent, MemoryEvent, Turn ──► ThreadFact, MemoryFact, ThreadTurn
+ThreadEvent, Turn ──► ThreadFact, ThreadTurn
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from sys import intern
 
 from schemas import json_text
 from schemas.conventions import TASK_PARTS, THREAD, THREAD_TASK
-from schemas.events import MemoryEvent, Message, ThreadEvent, Turn, derive_id
+from schemas.events import Message, ThreadEvent, Turn, derive_id
 from streams.kafka.record import Record
 from streams.tools.audit.record_digests import content_digest, digest
-from streams.tools.audit.thread_facts import MemoryFact, MemoryRule, MessageFact, ThreadFact, ThreadReading, ThreadTurn
+from streams.tools.audit.thread_facts import MemoryRule, MessageFact, ThreadFact, ThreadReading, ThreadTurn
 
 OF_THREADS = "threads"
 """The protocol of turns that answer runs of threads."""
@@ -76,12 +76,6 @@ def thread_turn(turn: Turn) -> ThreadTurn | None:
 def request_digest_of(thread_id: str, run_id: str) -> str:
     """Return the digest that the call of a run has."""
     return sha256(json_text.one_line([thread_id, run_id]).encode()).hexdigest()
-
-
-def memory_fact(record: Record, event: MemoryEvent) -> MemoryFact:
-    """Return what is kept of an event of the store."""
-    content = content_digest(event, "traceparent")
-    return MemoryFact(record.at, event.kind, digest(event.event_id), content, intern(event.actor), digest(event.key))
 
 
 def _message_facts(messages: Iterable[Message]) -> Iterable[MessageFact]:

@@ -1,0 +1,57 @@
+"""What a recount of one subject is: jobs, threads, queues, or what a plugin of yours adds to the log.
+
+    records of its topics ──► take ──► its own facts ─┐
+    AuditView: the loop's facts, how far was read ────┴──► report ──► findings, counts, what is in flight
+
+Recounts meet only at topics, as stages do: one that needs what the records of another subject say reads their topic,
+too. It imports nothing of the code whose records it checks, so that both have to make the same mistake to agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from streams.kafka.record import Record
+from streams.tools.audit.facts import RecountOutcome
+from streams.tools.audit.view import AuditView
+
+
+class RecountSum(NamedTuple):
+    """A sum that must come out, over the counts of an outcome."""
+
+    what: str
+    total: tuple[str, ...]
+    """The counts that are added up."""
+    parts: Mapping[str, str]
+    """The counts that must add up to the same, by what they are called."""
+    shown_with: str = ""
+    """The sum is shown only where there is such a count; empty: always."""
+
+
+class SubjectRecount:
+    """The recount of one subject."""
+
+    labels: ClassVar[tuple[str, ...]]
+    """Topics that it reads, by label."""
+    counts: ClassVar[tuple[str, ...]] = ()
+    """Its counts that a report lists first, with those of tasks."""
+    sums: ClassVar[tuple[RecountSum, ...]] = ()
+
+    def take(self, record: Record, event: Any) -> None:
+        """Take in the next record of one of its topics, where its key belongs, with the event in it.
+
+        Keep of it only what the report needs: all that was taken stays in memory.
+        """
+        raise NotImplementedError
+
+    def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
+        """Return what is wrong with what was taken; with `policy` only of what is about that policy.
+
+        It is called again when more was taken.
+        """
+        raise NotImplementedError
+
+    def policies(self) -> Collection[str]:
+        """Return the policies that its records are about."""
+        return ()
