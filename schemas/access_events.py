@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from schemas.event_types import SHA256, Int, Millis, derive_id
+from schemas.event_types import KIB, SHA256, Int, Millis, derive_id
 
 MAX_HASH_COSTS = {"m": 256 * 1024, "t": 10, "p": 4}
 """What checking a password may cost by its hash: KiB of memory, passes and lanes of argon2id."""
@@ -35,6 +35,7 @@ AccessRole = Literal["viewer", "submitter", "trainer", "promoter", "admin"]
 class AccessEvent:
     """A key, a person, a login, a signing key or a tenant's log was made, changed or withdrawn; never with a secret."""
 
+    MOST_BYTES: ClassVar[int] = 64 * KIB
     event_id: Annotated[str, "uuid5(subject_id, kind), and the sequence behind them if there is one"]
     subject_id: Annotated[str, "key of the record: the id of the key, user, session or signing key, or the tenant"]
     created_at: Millis

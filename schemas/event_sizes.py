@@ -1,4 +1,4 @@
-"""How long a record may be of the kinds that are kept for ever and that every process folds.
+"""How long a record may be of the kinds that are kept for ever and that every process folds: MOST_BYTES of their event.
 
     writers ──► streams/kafka/topics.py: never longer          readers ──► serde.decode ──► Poison(too_large): skipped
 
@@ -10,29 +10,17 @@ Not covered: jobs, threads, adapters and experiments, whose events hold what use
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from schemas import events
 
-KIB, MIB = 1024, 1024 * 1024
-MOST_BYTES: Mapping[Any, int] = {
-    events.AccessEvent: 64 * KIB,
-    events.QueueEvent: 64 * KIB,
-    events.PromptEvent: 256 * KIB,
-    events.TriggerEvent: 256 * KIB,
-    events.CurationEvent: MIB,
-    events.ToolEvent: MIB,
-    events.AgentEvent: 2 * MIB,
-    events.DatasetEvent: 2 * MIB,
-    events.MemoryEvent: 2 * MIB,
-}
-"""By event type."""
+def most_bytes(kind: Any) -> int | None:
+    """Return how long a record of this event may be; None: as long as a topic's settings allow."""
+    return getattr(kind, "MOST_BYTES", None)
 
 
 def excess(payload: bytes | None, kind: Any) -> str | None:
     """Return why a payload is too long for its kind; None if it is not."""
-    most = MOST_BYTES.get(kind)
+    most = most_bytes(kind)
     if most is None or payload is None or len(payload) <= most:
         return None
     return f"the record has {len(payload):,} bytes, and a {kind.__name__} has at most {most:,}. Check what wrote it"

@@ -41,6 +41,7 @@ MAX_GROUP_SIZE = 1024
 """Most responses to one task: a group is held and written as one record."""
 MAX_REWARD = 1e12
 """Largest absolute reward and weight: sums of their squares stay finite, and advantages fit into 32 bits."""
+KIB, MIB = 1024, 1024 * 1024
 MAX_TURNS = 1024
 """Most model calls that a task may allow in an environment."""
 Purpose = Literal["train", "serve", "eval"]

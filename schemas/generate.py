@@ -2,6 +2,7 @@
 
     python -m schemas.generate           write
     python -m schemas.generate --check   print what would change, and exit 1 if anything would
+    python -m schemas.generate thumbs.events:Thumb …   the same for the events of a plugin, next to their module
 
 A change to an event's dataclass becomes the next version with the next id. A schema that has an id is never edited.
 """
@@ -9,8 +10,10 @@ A change to an event's dataclass becomes the next version with the next id. A sc
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +35,36 @@ byte order, and so does the attribute `layout` of its Avro type.
 
 def main() -> int:
     """Write or check; return the exit code."""
-    check = "--check" in sys.argv[1:]
-    lock, changes = _schemas(versions.FOLDER, check)
-    changes += _readme(versions.FOLDER, lock, check)
+    check, names = "--check" in sys.argv[1:], [name for name in sys.argv[1:] if name != "--check"]
+    if names:
+        _, changes = _schemas([_event(name) for name in names], check)
+    else:
+        lock, changes = _schemas(EVENTS, check)
+        changes += _readme(versions.FOLDER, lock, check)
     for change in changes:
         print(change)
     return 1 if check and changes else 0
 
 
-def _schemas(folder: Path, check: bool) -> tuple[list[dict[str, Any]], list[str]]:
+def _event(name: str) -> type[Any]:
+    module, _, event = name.partition(":")
+    found: type[Any] = getattr(importlib.import_module(module), event)
+    return found
+
+
+def _schemas(events: Sequence[type[Any]], check: bool) -> tuple[list[dict[str, Any]], list[str]]:
+    """Write what changed of events that are in one folder, and return its lock."""
+    folder, first_id = versions.folder_of(events[0]), versions.first_id_of(events[0])
     lock_path = folder / "lock.json"
     lock: list[dict[str, Any]] = json.loads(lock_path.read_text(encoding="utf-8")) if lock_path.exists() else []
     changes = []
-    for event in EVENTS:
+    for event in events:
         text = json.dumps(record_schema(event), indent=1, ensure_ascii=False) + "\n"
         digest = hashlib.sha256(text.encode()).hexdigest()
         earlier = [entry for entry in lock if entry["event"] == event.__name__]
         if earlier and earlier[-1]["sha256"] == digest:
             continue
-        version, schema_id = len(earlier) + 1, versions.FIRST_ID + len(lock)
+        version, schema_id = len(earlier) + 1, first_id + len(lock)
         path = folder / "avro" / event.__name__ / f"{version}.avsc"
         changes.append(f"{path.relative_to(folder)}: new, id {schema_id}")
         lock.append({"id": schema_id, "event": event.__name__, "version": version, "sha256": digest})

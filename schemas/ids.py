@@ -60,7 +60,7 @@ class LockIds:
 
     def describe(self) -> str:
         """Return where ids are looked up, for the message about an unknown one."""
-        ids = versions.files().schemas
+        ids = [schema_id for schema_id in versions.files().schemas if schema_id < versions.FIRST_PLUGIN_ID]
         return f"in schemas/lock.json (known: {min(ids)} to {max(ids)}; smaller ones are from before release 0.2.0)"
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from schemas.adapter_events import AdapterFile
-from schemas.event_types import Int, Millis
+from schemas.event_types import KIB, MIB, Int, Millis
 from schemas.experiment_events import SourceRange
 
 RunVerdict = Literal["promote", "reject", "needs_human"]
@@ -64,6 +64,7 @@ class JudgeAgreement:
 class CurationEvent:
     """A verdict on a run: whether it is good enough to learn from. The newest of a person counts, else the newest."""
 
+    MOST_BYTES: ClassVar[int] = MIB
     event_id: Annotated[str, "uuid5(answer_id, labeller, actor, rubric_digest, transcript_digest, supersedes)"]
     task_id: Annotated[str, "key of the record; the trajectory_id where no task was submitted"]
     answer_id: Annotated[str, "the run: a response, or a trajectory where no task was submitted"]
@@ -107,6 +108,7 @@ class OutsideTuning:
 class DatasetEvent:
     """A data set was built of promoted runs, or sent to a provider of fine-tuning. It can be built again from this."""
 
+    MOST_BYTES: ClassVar[int] = 2 * MIB
     event_id: Annotated[str, "uuid5(dataset, kind, digest, and the outside job's id if there is one)"]
     dataset: Annotated[str, "key of the record: its name"]
     created_at: Millis
@@ -144,6 +146,7 @@ class DatasetEvent:
 class TriggerEvent:
     """Time as a record, or a reason to retrain. The state of a rule is the fold of these."""
 
+    MOST_BYTES: ClassVar[int] = 256 * KIB
     event_id: Annotated[str, "uuid5(rule, kind, sequence)"]
     rule: Annotated[str, "key of the record: its name"]
     created_at: Millis

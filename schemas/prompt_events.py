@@ -7,10 +7,10 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from schemas import json_text, prompt_text
-from schemas.event_types import Int, Millis
+from schemas.event_types import KIB, Int, Millis
 from schemas.message_types import Message
 from schemas.prompt_text import VariableType
 
@@ -73,6 +73,7 @@ class PromptEvent:
     withdrawn is not named any more, by an alias or by what is new.
     """
 
+    MOST_BYTES: ClassVar[int] = 256 * KIB
     event_id: Annotated[str, "uuid5(prompt, kind, sequence)"]
     prompt: Annotated[str, "key of the record: its name, which begins with its tenant's"]
     created_at: Millis

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from schemas.event_types import Int, Millis
+from schemas.event_types import KIB, Int, Millis
 from schemas.tokens import Octets
 
 SampleKind = Literal["put", "tagged", "cleared"]
@@ -51,6 +51,7 @@ class SampleEvent:
 class QueueEvent:
     """A queue of samples was opened for writing, restored or saved. The newest opening alone may write."""
 
+    MOST_BYTES: ClassVar[int] = 64 * KIB
     event_id: Annotated[str, "uuid5(queue, kind, epoch, writer, and where samples ended)"]
     queue: Annotated[str, "key of the record: its name"]
     created_at: Millis

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from schemas import json_text
-from schemas.event_types import Millis
+from schemas.event_types import MIB, Millis
 from schemas.message_types import Message, Tool
 from schemas.task_events import Sampling
 
@@ -30,6 +30,7 @@ RunEnding = Literal["success", "error", "timeout", "interrupted"]
 class MemoryEvent:
     """An item of the agents' store was put or deleted. The newest event of a key counts."""
 
+    MOST_BYTES: ClassVar[int] = 2 * MIB
     event_id: Annotated[str, "uuid5(namespace, key, writer, number of its write)"]
     namespace: Annotated[str, "key of the record: its labels, joined by dots; a tenant's begins with the tenant"]
     created_at: Millis

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from schemas import tool_text
-from schemas.event_types import MAX_TURNS, SHA256, Int, Millis
+from schemas.event_types import MAX_TURNS, MIB, SHA256, Int, Millis
 from schemas.message_types import Message, Tool
 from schemas.task_events import EpisodeStart
 
@@ -21,6 +21,7 @@ class ToolEvent:
     The state of an entry is the fold of these. An environment is an entry, too, and so is what our own server offers.
     """
 
+    MOST_BYTES: ClassVar[int] = MIB
     event_id: Annotated[str, "uuid5(tool_id, kind, sequence)"]
     tool_id: Annotated[str, "key of the record: its name, which begins with its tenant's; mcp:SET: our own server's"]
     created_at: Millis

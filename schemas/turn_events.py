@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from schemas.event_types import Continuity, Int, Millis, Purpose, derive_id
+from schemas.event_types import MIB, Continuity, Int, Millis, Purpose, derive_id
 from schemas.message_types import Message, Tool
 from schemas.task_events import Observed, RewardSource, Sampling
 from schemas.tokens import Logprobs, TokenIds
@@ -110,6 +110,7 @@ class TrajectoryEvent:
 class AgentEvent:
     """An agent became known, changed, or was removed. The newest event about it counts."""
 
+    MOST_BYTES: ClassVar[int] = 2 * MIB
     event_id: Annotated[str, "uuid5(agent_id, number of its events before this one)"]
     agent_id: Annotated[str, "key of the record"]
     created_at: Millis

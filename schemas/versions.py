@@ -5,6 +5,8 @@
 An id, once given, means the same schema for ever: `lock.json` is only appended to and has the sha256 of each file, so
 an edited schema is found when it is loaded. Services only read these files.
 
+A plugin has such files next to the module of its events, with ids from a range of its own (`first_id_of`).
+
 `check` is FULL_TRANSITIVE in Confluent's words: every version can read every other, old or new. Old trainers read new
 topics, and new code reads offset 0.
 """
@@ -12,8 +14,10 @@ topics, and new code reads offset 0.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
-from collections.abc import Iterator
+import zlib
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -21,13 +25,15 @@ from typing import Any
 
 import fastavro
 
-from schemas.avro_schema import LAYOUT
+from schemas.avro_schema import LAYOUT, record_schema
 
 FOLDER = Path(__file__).parent
 """The folder of this package, with lock.json and avro/."""
 FIRST_ID = 1001
 """The first id. Smaller ids belong to schemas from before release 0.2.0, which nothing reads any more, and to Schema
 Registries, which count from 1, so that their ids do not collide with ours."""
+FIRST_PLUGIN_ID, IDS_OF_A_PLUGIN = 1 << 24, 1 << 8
+"""Where the ids of plugins begin, and how many each of 2^22 ranges has."""
 
 
 class SchemaError(Exception):
@@ -65,14 +71,14 @@ class Schema:
 class SchemaVersions:
     """Every schema under a folder, checked against its lock."""
 
-    def __init__(self, folder: Path = FOLDER) -> None:
+    def __init__(self, folder: Path = FOLDER, first_id: int = FIRST_ID) -> None:
         lock_path = folder / "lock.json"
         if not lock_path.exists():
             raise SchemaError(f"{lock_path} is missing; restore it: it has the schema of each record")
         lock = json.loads(lock_path.read_text(encoding="utf-8"))
         self.schemas: dict[int, Schema] = {}
         self._newest: dict[str, Schema] = {}
-        for number, entry in enumerate(lock, start=FIRST_ID):
+        for number, entry in enumerate(lock, start=first_id):
             schema = self._load(folder, number, entry)
             before = self._newest[schema.event].version if schema.event in self._newest else 0
             if schema.version != before + 1:
@@ -99,6 +105,14 @@ class SchemaVersions:
             )
         return Schema(id=number, event=entry["event"], version=entry["version"], sha256=entry["sha256"], text=text)
 
+    def add(self, others: SchemaVersions) -> None:
+        """Take in the schemas of a plugin. Raises SchemaError if one has the id or the event of another."""
+        for schema in others.schemas.values():
+            if schema.event in self._newest or schema.id in self.schemas:
+                raise SchemaError(f"event {schema.event} or its schema id {schema.id} is another's; rename the event")
+        self.schemas |= others.schemas
+        self._newest |= others._newest
+
     def newest(self, event: type[Any]) -> Schema:
         """Return the schema that events of this type are written with."""
         return self._newest[event.__name__]
@@ -116,6 +130,34 @@ class SchemaVersions:
 def files() -> SchemaVersions:
     """Return the schemas that come with this package."""
     return SchemaVersions()
+
+
+def folder_of(event: type[Any]) -> Path:
+    """Return the folder with the schema files of an event: that of the module that defines it."""
+    return FOLDER if _package(event) == "schemas" else Path(inspect.getfile(event)).parent
+
+
+def first_id_of(event: type[Any]) -> int:
+    """Return the first id of the schemas that are in the folder of an event."""
+    package = _package(event)
+    number = zlib.crc32(package.encode()) % (1 << 22)
+    return FIRST_ID if package == "schemas" else FIRST_PLUGIN_ID + number * IDS_OF_A_PLUGIN
+
+
+def _package(event: type[Any]) -> str:
+    return event.__module__.partition(".")[0]
+
+
+def add_plugin(events: Collection[type[Any]]) -> None:
+    """Read and write these events of a plugin, too. Raises SchemaError if their schema files are not theirs."""
+    for folder, first_id in {(folder_of(event), first_id_of(event)) for event in events}:
+        if folder != FOLDER:
+            files().add(SchemaVersions(folder, first_id))
+    for event in events:
+        known = files().versions(event.__name__)
+        if not known or known[-1].definition != record_schema(event):
+            name = f"{event.__module__}:{event.__name__}"
+            raise SchemaError(f"{name} is not as its newest schema has it; run `python -m schemas.generate {name}`")
 
 
 def check(schemas: SchemaVersions) -> Iterator[str]:

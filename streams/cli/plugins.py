@@ -27,13 +27,13 @@ def plugins(output: Output) -> None:
             "version": version or program_version(),
             "from": distribution,
             "requires": plugin.requires,
-            "topics": [shape.label for shape in plugin.load(plugin.topics)] if plugin.topics else [],
+            "topics": [shape.label for shape in plugin.load_all(plugin.topics)],
             "commands": list(plugin.commands),
             "exports": list(plugin.exports),
+            "views": [view.name for view in plugin.load_all(plugin.views)],
             "metadata": dict(plugin.metadata),
         }
         for plugin, distribution, version in load_plugins()
     ]
-    show.rows(
-        rows, [Column(name, name) for name in ("plugin", "version", "from", "topics", "commands", "exports")], output
-    )
+    names = ("plugin", "version", "from", "topics", "commands", "exports", "views")
+    show.rows(rows, [Column(name, name) for name in names], output)

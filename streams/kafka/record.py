@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from schemas import serde
 from schemas.conventions import EARLIEST_MS
-from schemas.event_sizes import MOST_BYTES
+from schemas.event_sizes import most_bytes
 from schemas.events import Coordinates, DeadLetter, Event, derive_id
 from streams.errors import EventError
 from streams.kafka.headers import Headers
@@ -190,7 +190,7 @@ def check_size(topic: Topic, key: bytes | None, payload: bytes | None) -> None:
     size = len(key or b"") + len(payload or b"")
     if size > topic.max_bytes:
         way_out = ", or raise topics.max_record_bytes, here and on the topics that exist (max.message.bytes)"
-        if topic.max_bytes == MOST_BYTES.get(topic.event):
+        if topic.max_bytes == most_bytes(topic.event):
             way_out = ": no setting raises that, since every process reads it for ever"
         raise EventError(
             f"a record of {size} bytes for {topic.name}, key {(key or b'')[:60]!r}, which takes at most "

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from schemas import events
-from schemas.event_sizes import MOST_BYTES
+from schemas import events, versions
+from schemas.event_sizes import most_bytes
 from streams.errors import SettingsError
 from streams.plugins.installed import load_plugins
 from streams.settings.model import Topics
@@ -63,10 +63,17 @@ def _shapes() -> dict[str, TopicShape]:
     """Return every topic by its label. Raises SettingsError if a plugin has one that is there already."""
     shapes = {shape.label: shape for shape in (*LOOP, *RUNS, *SERVICE, *CONTEXT, *CALLS)}
     for plugin, _, _ in load_plugins():
-        for shape in () if plugin.topics is None else plugin.load(plugin.topics):
+        own: tuple[TopicShape, ...] = plugin.load_all(plugin.topics)
+        for shape in own:
             if shape.label in shapes:
                 raise SettingsError(f"plugin {plugin.name}: topic {shape.label} is another's; give it another label")
+            if any(shape.event is other.event for other in shapes.values()):
+                raise SettingsError(f"plugin {plugin.name}: topic {shape.label} has the event of another topic")
             shapes[shape.label] = shape
+        try:
+            versions.add_plugin([shape.event for shape in own])
+        except versions.SchemaError as exc:
+            raise SettingsError(f"plugin {plugin.name}: {exc}") from exc
         groups = shapes["groups"]
         shapes["groups"] = replace(groups, metadata={**groups.metadata, **plugin.metadata})
     return shapes
@@ -93,7 +100,7 @@ def topics(settings: Topics) -> dict[str, Topic]:
             event=shape.event,
             key=shape.key,
             partitions=settings.partitions if shape.is_keyed_by_task else settings.policy_partitions,
-            max_bytes=min(sizes[label], MOST_BYTES.get(shape.event, sizes[label])),
+            max_bytes=min(sizes[label], most_bytes(shape.event) or sizes[label]),
             config={
                 "cleanup.policy": "delete",
                 "max.message.bytes": str(sizes[label] + FRAMING_BYTES),

@@ -68,6 +68,10 @@ class Plugin:
     """By name, as `queues`; one of a group that is there by both, as `adapters import`."""
     exports: Mapping[str, PluginExport] = field(default_factory=dict)
     """Formats of `streamward export`, by name."""
+    views: str | None = None
+    """Where its SQL views are: `module:name` of a tuple of SqlView."""
+    recounts: str | None = None
+    """Where the audit's recounts of what it writes are: `module:name` of a tuple of SubjectRecount."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Keys that it may add to the metadata of groups, with their meaning; the audit names any other."""
 
@@ -76,12 +80,16 @@ class Plugin:
         if not _NAME.fullmatch(self.name):
             raise SettingsError(f"plugin {self.name!r}: expected a name of small letters, digits and _")
         references = [
-            *([] if self.topics is None else [self.topics]),
+            *filter(None, (self.topics, self.views, self.recounts)),
             *(command.command for command in self.commands.values()),
             *(export.encode for export in self.exports.values()),
         ]
         if wrong := [reference for reference in references if not is_reference(reference)]:
             raise SettingsError(f"plugin {self.name}: {', '.join(wrong)} is not of the form module:name")
+
+    def load_all(self, reference: str | None) -> tuple[Any, ...]:
+        """Return what is in the tuple that a reference names; nothing for None. Raises SettingsError as `load`."""
+        return () if reference is None else tuple(self.load(reference))
 
     def load(self, reference: str) -> Any:
         """Return what one of its references names. Raises SettingsError if that cannot be imported."""

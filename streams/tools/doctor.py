@@ -164,6 +164,7 @@ def _topics(settings: Settings) -> Iterator[DoctorFinding]:
         if topic.name in configs:
             yield from _topic_config(topic.name, topic.config, configs[topic.name])
     yield from _unbounded_times(configs)
+    yield from _unread_topics(settings.topics.prefix, existing)
     if not missing:
         yield from _open_transactions(settings)
 
@@ -211,6 +212,25 @@ def _unbounded_times(configs: Mapping[str, Mapping[str, str]]) -> Iterator[Docto
             "warning",
             f"{', '.join(names)} take records that are older than retention.ms, which Kafka deletes within minutes",
             f"Set {OLDEST} of each to its retention.ms with kafka-configs.sh, so that their producer gets an error",
+        )
+
+
+def _unread_topics(prefix: str, existing: Iterable[str]) -> Iterator[DoctorFinding]:
+    """Name the topics of a plugin that was installed once: nothing reads, queries or audits them."""
+    from streams.kafka.group_names import STREAMS
+    from streams.kafka.topics import LABELS
+    from streams.topics.shape import is_label
+
+    labels = (name.removeprefix(prefix) for name in existing if prefix and name.startswith(prefix))
+    unread = sorted(
+        label for label in labels if is_label(label) and label not in LABELS and not label.startswith(f"{STREAMS}-")
+    )
+    if unread:
+        yield DoctorFinding(
+            "topics",
+            "warning",
+            f"{', '.join(prefix + label for label in unread)}: nothing that is installed reads this",
+            "Install the plugin that wrote it (`streamward plugins` lists those there are), or delete the topic",
         )
 
 

@@ -75,7 +75,7 @@ class TopicShape:
 
     def __post_init__(self) -> None:
         """Raise ValueError where a fact is missing or contradicts the event."""
-        if not _LABEL.fullmatch(self.label):
+        if not is_label(self.label):
             raise ValueError(f"topic {self.label!r}: expected small letters with dashes between words, as dead-letters")
         for fact in ("written_by", "read_by", "is_about", "columns"):
             if not getattr(self, fact):
@@ -98,6 +98,11 @@ class TopicShape:
     def is_keyed_by_task(self) -> bool:
         """Whether its partitions are those of tasks, so that one worker sees all that is about a task."""
         return self.key == "task_id"
+
+
+def is_label(name: str) -> bool:
+    """Return whether a topic may have this label."""
+    return _LABEL.fullmatch(name) is not None
 
 
 def short(identity: str | None) -> str:

@@ -20,6 +20,7 @@ import pytest
 from streams.access.roles import ACTIONS, ROLES
 from streams.settings.load import flatten
 from streams.settings.model import Settings
+from streams.tools.query.views import joins
 from tests import protocols, readme, topics_table
 from tests.benchmarks.table import BEGIN, END
 from tests.known_failures import __main__ as known_failures
@@ -198,3 +199,17 @@ def test_no_page_names_a_machine_or_a_registry() -> None:
     )
     found = {page.name: pattern.findall(page.read_text(encoding="utf-8")) for page in PAGES}
     assert {name: hits for name, hits in found.items() if hits} == {}
+
+
+def test_every_view_is_described() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert [view.name for view in joins() if f"`{view.name}`" not in pages] == []
+
+
+def test_the_page_about_plugins_shows_the_example_which_is_short() -> None:
+    folder = ROOT / "docs" / "examples" / "plugin-thumbs"
+    files = [path.read_text(encoding="utf-8") for path in (folder / "pyproject.toml", *folder.glob("thumbs/*.py"))]
+    page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^```(?:py|toml)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert [block for block in shown if not any(block in file for file in files)] == []
+    assert len(shown) == 4 and sum(file.count("\n") for file in files) <= 150

@@ -14,7 +14,8 @@ from streams.arrow import decode
 from streams.kafka.record import Record, TopicPartition, encoded
 from streams.kafka.topics import topic_of, topics
 from streams.settings.model import Settings, Topics
-from streams.tools.query.views import WHOLE, columns, identifier, name_of
+from streams.tools.query.sql_view import WHOLE
+from streams.tools.query.views import columns, identifier, name_of
 
 SETTINGS = Settings(topics=Topics(partitions=1, policy_partitions=1))
 

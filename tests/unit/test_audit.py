@@ -17,6 +17,7 @@ from schemas.tokens import Logprobs, LossMask, TokenIds
 from streams import advantage_formulas
 from streams.advantage_formulas import FORMULAS
 from streams.kafka.record import Record, dead_letter
+from streams.plugins.installed import load_plugins
 from streams.settings.model import Advantages, Fleet, Settings
 from streams.stages.advantages.credit import Episode
 from streams.tools.audit.audit_metrics import text
@@ -49,6 +50,11 @@ from tests.support.thoroughness import examples
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "streams" / "tools" / "audit").glob("*.py"))
+OF_PLUGINS = [
+    ROOT.joinpath(*plugin.recounts.partition(":")[0].split(".")).with_suffix(".py")
+    for plugin, _, version in load_plugins()
+    if plugin.recounts is not None and version is None
+]
 MAY_IMPORT = {
     "advantage_formulas",  # for the second implementation of each formula, next to the first
     "errors",
@@ -66,6 +72,7 @@ MAY_IMPORT = {
     "observability.catalog",
     "observability.http_server",
     "observability.metrics",
+    "plugins.installed",
     "settings.load",
     "settings.model",
     "topics.shape",
@@ -87,7 +94,7 @@ def passed(records: list[Record], *groups: str, labels: tuple[str, ...] = ()) ->
     }
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*MODULES, *OF_PLUGINS], ids=lambda path: f"{path.parent.name}.{path.stem}")
 def test_the_audit_imports_nothing_of_what_it_checks(path: Path) -> None:
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -98,7 +105,7 @@ def test_the_audit_imports_nothing_of_what_it_checks(path: Path) -> None:
             module = node.module or ""
             packages = ("streams", "streams.tools.audit", "streams.kafka", "streams.observability", "streams.settings")
             found |= {f"{module}.{alias.name}" for alias in node.names} if module in packages else {module}
-    ours = {name for name in found if name.split(".")[0] in ("streams", "trainer")}
+    ours = {name for name in found if name.split(".")[0] in ("streams", "trainer", "plugins")}
     allowed = {f"streams.{name}" for name in MAY_IMPORT} | {f"streams.tools.audit.{module.stem}" for module in MODULES}
     assert ours - allowed == set()
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,72 +14,68 @@ from streams.kafka.topics import SHAPES
 from streams.plugins.installed import InstalledPlugin, in_order, load_plugins
 from streams.plugins.plugin import Plugin
 from tests.import_graph import ROOT, sources
+from tests.support.stranger_plugin import install_thumbs, run_with
 
 FOLDERS = {path.parent.name for path in (ROOT / "plugins").glob("*/__init__.py")}
-THUMBS = '''
-import click
+MORE = """
 from dataclasses import replace
-from streams.plugins.plugin import Plugin, PluginCommand, PluginExport
+from streams.plugins.plugin import PluginExport
 
-@click.command()
-def thumbs():
-    """Count thumbs."""
-    from streams.kafka.topics import SHAPES
-    print("thumbs" in SHAPES, "thumbs_by" in SHAPES["groups"].metadata)
-
-PLUGIN = Plugin(
-    name="thumbs",
+PLUGIN = replace(
+    PLUGIN,
     requires=(),
-    topics="thumbs_topics:TOPICS",
-    commands={
-        "thumbs": PluginCommand("thumbs:thumbs", "Count thumbs."),
-        "adapters rate": PluginCommand("thumbs:thumbs", "Count thumbs."),
-    },
-    exports={"rated": PluginExport("thumbs:encode", "batches with thumbs")},
+    commands={**PLUGIN.commands, "adapters rate": PluginCommand("thumbs.rate:rate", "Rate adapters.")},
+    exports={"rated": PluginExport("thumbs.rate:encode", "batches with thumbs")},
     metadata={"thumbs_by": "who rated the answers"},
 )
-'''
-TOPICS = """
-from dataclasses import replace
-from streams.topics.service_topics import SERVICE
-
-TOPICS = (replace(next(shape for shape in SERVICE if shape.label == "curation"), label="thumbs"),)
 """
+"""What a plugin may declare, and that of thumbs has no use for."""
+RATE = '''
+import click
+
+@click.command()
+def rate():
+    """Rate adapters."""
+    from streams.kafka.topics import SHAPES
+    print("thumbs_by" in SHAPES["groups"].metadata)
+'''
+USED_BY = {"__init__.py": ("thumbs",), "recount.py": ("audit",)}
+"""The command that loads a file of the plugin; `query` loads topics and views."""
+TWICE = "from dataclasses import replace\nTOPICS += (replace(TOPICS[0], label='toes'),)\n"
+
+
+@pytest.fixture(scope="module")
+def thumbs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install_thumbs(tmp_path_factory.mktemp("thumbs"))
 
 
 @pytest.fixture
-def stranger(tmp_path: Path) -> Path:
+def stranger(thumbs: Path, tmp_path: Path) -> Path:
     """A folder of packages in which somebody's plugin is installed."""
-    described = tmp_path / "streamward_thumbs-1.5.dist-info"
-    described.mkdir()
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: streamward-thumbs\nVersion: 1.5\n")
-    (described / "entry_points.txt").write_text("[streamward.plugins]\nthumbs = thumbs:PLUGIN\n")
-    (tmp_path / "thumbs.py").write_text(THUMBS)
-    (tmp_path / "thumbs_topics.py").write_text(TOPICS)
-    return tmp_path
+    packages = shutil.copytree(thumbs, tmp_path / "packages")
+    with (packages / "thumbs" / "__init__.py").open("a") as file:
+        file.write(MORE)
+    (packages / "thumbs" / "rate.py").write_text(RATE)
+    return packages
 
 
-def run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join((str(ROOT), str(folder)))
-    command = [sys.executable, "-m", "streams.cli", *args]
-    return subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, cwd=folder, capture_output=True, text=True)
-
-
-def test_the_plugin_of_a_stranger_has_its_topics_its_metadata_and_its_commands(stranger: Path) -> None:
-    assert run(stranger, "thumbs").stdout == run(stranger, "adapters", "rate").stdout == "True True\n"
-    assert "  rate      Count thumbs.\n" in run(stranger, "adapters", "--help").stdout
-    assert "|rated]" in (shown := run(stranger, "export", "--help").stdout) and "batches with thumbs" in shown
-    assert "  thumbs        Count thumbs.\n" in run(stranger, "--help").stdout
-    listed = [json.loads(line) for line in run(stranger, "plugins").stdout.splitlines()]
+def test_the_plugin_of_a_stranger_has_all_that_it_declares(stranger: Path) -> None:
+    assert run_with(stranger, "thumbs").stderr.startswith("Usage: streamward thumbs")
+    assert run_with(stranger, "adapters", "rate").stdout == "True\n"
+    assert "  rate      Rate adapters.\n" in run_with(stranger, "adapters", "--help").stdout
+    assert "|rated]" in (shown := run_with(stranger, "export", "--help").stdout) and "batches with thumbs" in shown
+    assert "  thumbs        Rate answers with a thumb up or down.\n" in run_with(stranger, "--help").stdout
+    listed = [json.loads(line) for line in run_with(stranger, "plugins").stdout.splitlines()]
     (theirs,) = (row for row in listed if row["plugin"] == "thumbs")
     assert theirs == {
         "plugin": "thumbs",
-        "version": "1.5",
+        "version": "1.0",
         "from": "streamward-thumbs",
         "requires": [],
         "topics": ["thumbs"],
         "commands": ["thumbs", "adapters rate"],
         "exports": ["rated"],
+        "views": ["answer_thumbs"],
         "metadata": {"thumbs_by": "who rated the answers"},
     }
 
@@ -90,31 +84,36 @@ def test_a_folder_of_plugins_that_somebody_works_in_is_not_ours(stranger: Path) 
     theirs = stranger / "plugins"
     theirs.mkdir()
     (theirs / "__init__.py").write_text("raise RuntimeError('not ours')\n")
-    listed = {json.loads(line)["plugin"] for line in run(stranger, "plugins").stdout.splitlines()}
+    listed = {json.loads(line)["plugin"] for line in run_with(stranger, "plugins").stdout.splitlines()}
     assert listed == {*FOLDERS, "thumbs"}
 
 
 @pytest.mark.parametrize(
     ("file", "before", "after", "says"),
     [
-        ("thumbs.py", "import click", "import thumb_screws", "ModuleNotFoundError: No module named 'thumb_screws'"),
-        ("thumbs.py", "Plugin(\n", "dict(\n", "is a dict, expected a Plugin"),
-        ("thumbs.py", '"thumbs": Plugin', '"tasks": Plugin', "there is another command tasks"),
-        ("thumbs.py", '"adapters rate": ', '"adapters gc": ', "there is another command adapters gc"),
-        ("thumbs.py", '"adapters rate": ', '"toes rate": ', "its command toes rate is of no group"),
-        ("thumbs.py", '"batches with thumbs"', '"with toes", options=("toes",)', "no option toes; there are ranks"),
-        ("thumbs.py", "requires=()", 'requires=("toes",)', "requires toes, which is not installed"),
-        ("thumbs_topics.py", 'label="thumbs"', 'label="tasks"', "topic tasks is another's"),
-        ("thumbs_topics.py", 'label="thumbs"', 'label="thumbs", key="toe"', "its key or its line reads toe"),
+        ("__init__.py", "import Plugin", "import Thumb, Plugin", "ImportError: cannot import name 'Thumb'"),
+        ("__init__.py", "replace(\n    PLUGIN,", "dict(", "is a dict, expected a Plugin"),
+        ("__init__.py", '"thumbs": Plugin', '"tasks": Plugin', "there is another command tasks"),
+        ("__init__.py", '"adapters rate": ', '"adapters gc": ', "there is another command adapters gc"),
+        ("__init__.py", '"adapters rate": ', '"toes rate": ', "its command toes rate is of no group"),
+        ("__init__.py", '"batches with thumbs"', '"with toes", options=("toes",)', "no option toes; there are ranks"),
+        ("__init__.py", "requires=()", 'requires=("toes",)', "requires toes, which is not installed"),
+        ("topics.py", 'label="thumbs"', 'label="tasks"', "topic tasks is another's"),
+        ("topics.py", "    ),\n)\n", "    ),\n)\n" + TWICE, "topic toes has the event of another topic"),
+        ("topics.py", 'key="task_id"', 'key="toe"', "its key or its line reads toe"),
+        ("topics.py", "    up: bool", "    up: bool\n    why: str", "Thumb is not as its newest schema has it"),
+        ("views.py", '"answer_thumbs"', '"lineage"', "view lineage is another's"),
+        ("views.py", '("responses",)', '("toes",)', "view answer_thumbs is of no topic toes"),
+        ("recount.py", '("thumbs", "responses")', '("thumbs", "toes")', "ThumbRecount reads no topic toes"),
     ],
 )
 def test_a_plugin_that_cannot_be_is_refused_when_it_is_loaded(
     stranger: Path, file: str, before: str, after: str, says: str
 ) -> None:
-    path = stranger / file
+    path = stranger / "thumbs" / file
     assert before in path.read_text()
-    path.write_text(path.read_text().replace(before, after))
-    done = run(stranger, "thumbs")
+    path.write_text(path.read_text().replace(before, after, 1))
+    done = run_with(stranger, *USED_BY.get(file, ("query", "toes")))
     assert done.returncode == 2 and says in done.stderr, done.stderr
 
 
@@ -123,9 +122,9 @@ def test_a_format_that_is_taken_and_one_that_nothing_installed_has_are_refused(
     stranger: Path, format: str, says: str
 ) -> None:
     if format == "sft":
-        text = (stranger / "thumbs.py").read_text()
-        (stranger / "thumbs.py").write_text(text.replace('"rated"', '"sft"'))
-    done = run(stranger, "export", "out", "--format", format)
+        file = stranger / "thumbs" / "__init__.py"
+        file.write_text(file.read_text().replace('"rated"', '"sft"'))
+    done = run_with(stranger, "export", "out", "--format", format)
     assert done.returncode == 2 and says in done.stderr, done.stderr
 
 

@@ -29,10 +29,12 @@ from typing import Any
 
 from schemas.conventions import FEEDBACK
 from schemas.events import Coordinates, Task
+from streams.errors import SettingsError
 from streams.kafka.group_names import STREAMS
 from streams.kafka.headers import LEFT_OUT
 from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.topics import KEYED_BY_TASK, SHAPES, topics
+from streams.plugins.installed import load_plugins
 from streams.settings.model import Settings
 from streams.tools.audit.facts import (
     AdapterFact,
@@ -73,11 +75,23 @@ RECOUNTS: tuple[type[SubjectRecount], ...] = (
     *(TrajectoryRecount, JobRecount, TriggerRecount, CallRecount, CurationRecount, DatasetRecount),
     *(ToolRecount, PromptRecount, ThreadRecount, MemoryRecount, QueueRecount),
 )
-"""Those of this distribution; a plugin has its own."""
+"""Those of the core."""
 DECISIONS = "dlq"
 """The stage of records in dead-letters that decide about others; they have no payload."""
 RANGE = 20
 """More missing offsets in a row are one finding."""
+
+
+def subject_recounts() -> Iterator[type[SubjectRecount]]:
+    """Yield the recounts of the core and of plugins. Raises SettingsError for one that reads what is no topic."""
+    yield from RECOUNTS
+    for plugin, _, _ in load_plugins():
+        for kind in plugin.load_all(plugin.recounts):
+            if unknown := set(kind.labels).difference(SHAPES):
+                raise SettingsError(
+                    f"plugin {plugin.name}: {kind.__name__} reads no topic {', '.join(sorted(unknown))}"
+                )
+            yield kind
 
 
 def recount(records: Iterable[Record], settings: Settings, reach: Reach, *, policy: str | None = None) -> Report:
@@ -125,7 +139,7 @@ class Ledger:
         self._marks: dict[TopicPartition, _Marks] = {}
         self._first_ms: dict[TopicPartition, int] = {}
         self._loop = LoopFacts()
-        self._subjects = [kind() for kind in RECOUNTS]
+        self._subjects = [kind() for kind in subject_recounts()]
         self._readers: dict[str, list[SubjectRecount]] = {}
         for subject in self._subjects:
             for label in subject.labels:

@@ -10,6 +10,8 @@ the worker owes it one; those that the server refused have not failed, as they w
 from __future__ import annotations
 
 from streams.calls.call_state import ANSWERED
+from streams.tools.query.sql_view import SqlView
+from streams.topics.shape import OF_TENANT
 
 _RUNS = """
 WITH calls AS MATERIALIZED (
@@ -39,4 +41,11 @@ FROM models AS m JOIN calls AS c ON c.model = m.model LEFT JOIN results AS r ON 
 SEMI JOIN training_calls AS t ON t.model = m.model
 GROUP BY ALL
 """
-TRAINING_RUNS = _RUNS.replace("$ANSWERED", ", ".join(f"'{kind}'" for kind in sorted(ANSWERED)))
+TRAINING_RUNS = SqlView(
+    "training_runs",
+    "training-calls",
+    "one row per model of a training loop: its calls, steps, saved versions and cost",
+    OF_TENANT,
+    _RUNS.replace("$ANSWERED", ", ".join(f"'{kind}'" for kind in sorted(ANSWERED))),
+    ("training-results",),
+)

@@ -35,7 +35,8 @@ from streams.tools.query.examples import FORMATS, ExportOptions
 from streams.tools.query.export import LABELS, Counts, line_of, rows_by_group, statement
 from streams.tools.query.source import Scope
 from streams.tools.query.splits import ExampleOrigin, origin_of_group
-from streams.tools.query.views import WHOLE, columns, identifier
+from streams.tools.query.sql_view import WHOLE
+from streams.tools.query.views import columns, identifier
 
 BATCH_RECORDS = 1000
 READ = pa.schema(

@@ -6,6 +6,8 @@ jobs, in their order ──► by the table of transitions: which took effect �
 from __future__ import annotations
 
 from streams.jobs.state import TRANSITIONS
+from streams.tools.query.sql_view import SqlView
+from streams.topics.shape import OF_TENANT
 
 FOLD = """
 WITH RECURSIVE transitions(kind, allowed, after) AS (VALUES $TRANSITIONS), numbered AS MATERIALIZED (
@@ -62,4 +64,10 @@ _ROWS = ", ".join(
     f"'{step.status}')"
     for kind, step in TRANSITIONS.items()
 )
-TRAINING_JOBS = FOLD.replace("$TRANSITIONS", _ROWS)
+TRAINING_JOBS = SqlView(
+    "training_jobs",
+    "jobs",
+    "one row per job: what was ordered, how far it is, and its cost",
+    OF_TENANT,
+    FOLD.replace("$TRANSITIONS", _ROWS),
+)

@@ -27,8 +27,9 @@ from streams.tools.archive.history import Source
 from streams.tools.query import formats, statement as query_statement
 from streams.tools.query.session import Session, SessionLimits
 from streams.tools.query.source import Scope
+from streams.tools.query.sql_view import SqlView
 from streams.tools.query.statement import Statement
-from streams.tools.query.views import SqlView, identifier, name_of, views
+from streams.tools.query.views import identifier, name_of, views
 
 _NAME = re.compile(r"[\w.-]+")
 

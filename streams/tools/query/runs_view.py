@@ -15,6 +15,8 @@ from collections.abc import Collection
 
 from schemas.conventions import OUTSIDE_ENGINE
 from streams.settings.model import Settings
+from streams.tools.query.sql_view import SqlView
+from streams.topics.shape import OWN_RUN
 
 ENDS = """
 begun AS (
@@ -238,3 +240,13 @@ def _fill(sql: str, settings: Settings, task_ids: Collection[str] | None) -> str
 
 def _literals(names: Collection[str]) -> str:
     return ", ".join("'" + name.replace("'", "''") + "'" for name in sorted(names))
+
+
+RUNS = SqlView(
+    "runs",
+    "trajectories",
+    "one row per chat, agent's run and answer to a task: its figures, scores and verdict",
+    OWN_RUN,
+    runs_sql,
+    ("turns", "responses", "tasks", "groups", "rewards", "curation"),
+)

@@ -47,8 +47,9 @@ from streams.tools.query import archived, statement as query_statement
 from streams.tools.query.live import Chunks, Live, Troubles
 from streams.tools.query.pull import Pull
 from streams.tools.query.source import Parts, Scope, newest, seek, snapshot
+from streams.tools.query.sql_view import WHOLE, SqlView
 from streams.tools.query.statement import Statement
-from streams.tools.query.views import WHOLE, SqlView, archived_columns, columns, identifier, literal, views
+from streams.tools.query.views import archived_columns, columns, identifier, literal, views
 
 BATCH_ROWS = 2048
 """Rows per batch of a result: DuckDB's own vector."""
@@ -322,8 +323,9 @@ class Session:
     def _make(self, view: SqlView) -> None:
         main = f"CREATE OR REPLACE VIEW main.{identifier(view.name)} AS "
         if view.sql:
-            self._make_named(view.sql)
-            self.con.execute(main + view.sql)
+            sql = view.statement(self._settings)
+            self._make_named(sql)
+            self.con.execute(main + sql)
             return
         parts = self._parts[view.label]
         self._make_view(WHOLE, view, parts, NO_LIMITS)

@@ -3,12 +3,9 @@
     topic `group-control` ──► view group_control       groups + responses ──► group_responses
     the columns of streams/arrow                       adapters + batches + groups ──► lineage
                                                        adapters, folded          ──► rollout, policy_checkpoints
-                                                       jobs, folded              ──► training_jobs
-                                                       training calls, results   ──► training_runs (calls_view.py)
-                                                       answers, turns, and more  ──► runs (runs_view.py)
                                                        groups + responses        ──► spans
-                                                       groups, turns             ──► prompt_rewards (prompts_view.py)
                                                        tasks                     ──► unique_tasks, and others of UNIQUE
+                                                       every other subject's: jobs_view.py, and those of plugins
 
 A view has a leading topic: `--since`, `--key` and the like choose records of that one, and a join looks up the others
 in the whole log (schema `whole`), so that a narrow window never loses the other half of a row. Records that were
@@ -24,36 +21,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import NamedTuple
+from functools import cache
 
 from schemas.conventions import UNSCORED
 from schemas.events import GroupResponse
+from streams.errors import SettingsError
 from streams.kafka.topics import SHAPES, topics
+from streams.plugins.installed import load_plugins
 from streams.settings.model import Settings
 from streams.tools.archive.columns import MEMBERS, PER_TOKEN
 from streams.tools.query.calls_view import TRAINING_RUNS
 from streams.tools.query.jobs_view import TRAINING_JOBS
 from streams.tools.query.prompts_view import PROMPT_REWARDS
-from streams.tools.query.runs_view import runs_sql
-from streams.topics.shape import ADMINS_ONLY, NO_TENANT, OF_TENANT, OWN_POLICY, OWN_PROMPT, OWN_RUN
-
-WHOLE = "whole"
-"""The schema of the views that no option narrows."""
-
-
-class SqlView(NamedTuple):
-    """A name that a statement can read."""
-
-    name: str
-    label: str
-    """Of the leading topic: one row, or more, for each of its records."""
-    about: str
-    tenant: str
-    """Which of its rows are a tenant's, as TopicShape has it."""
-    sql: str = ""
-    """How a join is made; `` for a topic itself."""
-    also: tuple[str, ...] = ()
-    """Labels of the other topics of a join."""
+from streams.tools.query.runs_view import RUNS
+from streams.tools.query.sql_view import SqlView
+from streams.topics.shape import ADMINS_ONLY, NO_TENANT, OWN_POLICY
 
 
 def identifier(name: str) -> str:
@@ -294,30 +276,31 @@ JOINS = (
         "one row per version of a policy: what made it, how it did, and what it is now", OWN_POLICY,
         KNOWN_VERSIONS + FOLDED + CHECKPOINTS,
     ),
-    SqlView(
-        "training_jobs", "jobs", "one row per job: what was ordered, how far it is, and its cost", OF_TENANT,
-        TRAINING_JOBS,
-    ),
-    SqlView(
-        "training_runs", "training_calls",
-        "one row per model of a training loop: its calls, steps, saved versions and cost", OF_TENANT, TRAINING_RUNS,
-        ("training_results",),
-    ),
-    SqlView(
-        "prompt_rewards", "groups", "one row per task or rated call with a prompt: its version, and what it earned",
-        OWN_PROMPT, PROMPT_REWARDS, ("tasks", "responses", "turns", "rewards"),
-    ),
+    TRAINING_JOBS,
+    TRAINING_RUNS,
+    PROMPT_REWARDS,
     *(_unique(label, key) for label, key in UNIQUE.items()),
     SqlView(
         "key_use", "requests", "one row per key: what it asked, was refused, and used", ADMINS_ONLY, KEY_USE,
         ("access",),
     ),
+    RUNS,
 )  # fmt: skip
-RUNS = SqlView(
-    "runs", "trajectories", "one row per chat, agent's run and answer to a task: its figures, scores and verdict",
-    OWN_RUN, also=("turns", "responses", "tasks", "groups", "rewards", "curation"),
-)  # fmt: skip
-"""Its SQL is of the settings."""
+"""Those of this distribution."""
+
+
+@cache
+def joins() -> tuple[SqlView, ...]:
+    """Return every view that is no topic's. Raises SettingsError if a plugin's has a name or a topic that cannot be."""
+    by_name = {view.name: view for view in JOINS}
+    for plugin, _, _ in load_plugins():
+        for view in plugin.load_all(plugin.views):
+            if view.name in by_name or view.name in map(name_of, SHAPES):
+                raise SettingsError(f"plugin {plugin.name}: view {view.name} is another's; give it another name")
+            if unknown := [label for label in (view.label, *view.also) if label not in SHAPES]:
+                raise SettingsError(f"plugin {plugin.name}: view {view.name} is of no topic {', '.join(unknown)}")
+            by_name[view.name] = view
+    return tuple(by_name.values())
 
 
 def views(settings: Settings) -> dict[str, SqlView]:
@@ -326,14 +309,13 @@ def views(settings: Settings) -> dict[str, SqlView]:
         SqlView(name_of(label), label, f"one row per {topic.event.__name__} on {topic.name}", SHAPES[label].tenant)
         for label, topic in topics(settings.topics).items()
     ]
-    return {view.name: view for view in (*topic_views, *JOINS, RUNS._replace(sql=runs_sql(settings)))}
+    return {view.name: view for view in (*topic_views, *joins())}
 
 
 def tenant_conditions() -> dict[str, str]:
     """Return for each view which of its rows are a tenant's, as TopicShape has it."""
-    return {name_of(label): shape.tenant for label, shape in SHAPES.items()} | {
-        view.name: view.tenant for view in (*JOINS, RUNS)
-    }
+    topic_views = {name_of(label): shape.tenant for label, shape in SHAPES.items()}
+    return topic_views | {view.name: view.tenant for view in joins()}
 
 
 def name_of(label: str) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streams.errors import CallError, LogError, NotFoundError, StreamwardError
-from streams.tools.query.views import SqlView, views
+from streams.tools.query.sql_view import SqlView
+from streams.tools.query.views import views
 from streams.tools.views.log_view import LogReader
 from streams.tools.views.statement_process import LONGEST_S, QueryRows, StatementOrder
 
