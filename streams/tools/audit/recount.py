@@ -60,7 +60,6 @@ from streams.tools.audit.recount_job import JobRecount
 from streams.tools.audit.recount_memory import MemoryRecount
 from streams.tools.audit.recount_policy import recount_policy
 from streams.tools.audit.recount_prompts import PromptRecount
-from streams.tools.audit.recount_queue import QueueRecount
 from streams.tools.audit.recount_task import JOIN, SCORER, recount_task
 from streams.tools.audit.recount_threads import ThreadRecount
 from streams.tools.audit.recount_tools import ToolRecount
@@ -73,7 +72,7 @@ from streams.tools.audit.view import AuditView, LoopFacts, PolicyLedger, Story
 
 RECOUNTS: tuple[type[SubjectRecount], ...] = (
     *(TrajectoryRecount, JobRecount, TriggerRecount, CallRecount, CurationRecount, DatasetRecount),
-    *(ToolRecount, PromptRecount, ThreadRecount, MemoryRecount, QueueRecount),
+    *(ToolRecount, PromptRecount, ThreadRecount, MemoryRecount),
 )
 """Those of the core."""
 DECISIONS = "dlq"

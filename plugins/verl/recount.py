@@ -369,3 +369,6 @@ def _counts(spans: Sequence[Span], sample: SampleFact) -> bool:
         epoch == sample.epoch and starts[partition] <= offset and (ends is None or offset < ends[partition])
         for epoch, starts, ends in spans
     )
+
+
+RECOUNTS = (QueueRecount,)
