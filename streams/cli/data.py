@@ -209,6 +209,8 @@ def data_synthesize(
         cleaned = clean(synthetic_rows.rows_of(spec), ())
         sources = [DataSource(f"{generator}, seed {seed}", "", count)]
     elif questions is not None:
+        import httpx
+
         from streams.scorers import named_sources
 
         scoring = call.settings.scoring
@@ -217,10 +219,11 @@ def data_synthesize(
             raise SettingsError(
                 "no model is named: give --model-url and --model, or set scoring.judge_url and judge_model"
             )
-        asked = synthetic_rows.AnswerModel(str(url).rstrip("/"), name, os.environ.get(key_env))
         (source,) = named_sources([scorer])
-        origin = {"model": name, "url": asked.url}
-        cleaned = synthetic_rows.answer_questions(_rows([questions], None, ()), asked.ask, origin, source, scoring)
+        with httpx.Client() as client:
+            asked = synthetic_rows.AnswerModel(client, str(url).rstrip("/"), name, os.environ.get(key_env))
+            origin = {"model": name, "url": asked.url}
+            cleaned = synthetic_rows.answer_questions(_rows([questions], None, ()), asked.ask, origin, source, scoring)
         sources = [DataSource(questions.name, digest_of(questions), len(cleaned.fates))]
     _finish(cleaned, sources, (), folder, output)
 

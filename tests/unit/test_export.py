@@ -350,14 +350,18 @@ def test_parquet_holds_what_the_lines_hold_and_the_same_bytes_each_time(tmp_path
     assert parquet.read_table(tmp_path / "a/train.parquet").to_pylist() == lines
 
 
-def test_a_failure_halfway_leaves_an_empty_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_failure_halfway_leaves_the_folder_as_it_was(is_new: bool, tmp_path: Path) -> None:
     def rows() -> Iterator[Row]:
         yield from _log(TWO).sql(statement(ExportOptions(**ALL_TRAIN))).to_arrow_table().to_pylist()
         raise LogError("the broker left")
 
+    folder = tmp_path / "d"
+    if not is_new:
+        folder.mkdir()
     with pytest.raises(LogError):
-        export.write(rows(), ExportOptions(**ALL_TRAIN), tmp_path / "d", ranges=RANGES)
-    assert list((tmp_path / "d").iterdir()) == []
+        export.write(rows(), ExportOptions(**ALL_TRAIN), folder, ranges=RANGES)
+    assert (folder.exists(), list(folder.glob("*"))) == (not is_new, [])
 
 
 def test_a_folder_that_holds_something_is_not_written_to(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import hashlib
 import json
 import random
 import re
+import threading
 import unicodedata
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -498,6 +500,38 @@ def test_of_what_a_model_answers_only_what_a_scorer_verifies_is_kept() -> None:
         "verify: exact gives 0 to 'three'",
         "verify: it has no answer to verify by; expected one of " + ", ".join(ANSWERS),
     ]
+
+
+class Model(BaseHTTPRequestHandler):
+    """It answers everything with 11."""
+
+    protocol_version = "HTTP/1.1"
+    connections = 0
+
+    def setup(self) -> None:
+        super().setup()
+        type(self).connections += 1
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body = b'{"choices": [{"message": {"content": "11"}}]}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_model_answers_every_row_of_a_file_over_one_connection(tmp_path: Path) -> None:
+    file = lines(tmp_path / "questions.jsonl", *({"question": f"{n} + {11 - n} =", "answer": "11"} for n in range(3)))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Model) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        model = ("--model-url", f"http://127.0.0.1:{server.server_port}/v1/", "--model", "m")
+        made = run("data", "synthesize", file, *model, "--to", tmp_path / "a", "--output", "jsonl")
+        server.shutdown()
+    assert (made.exit_code, json.loads(made.stdout)["kept"], Model.connections) == (0, 3, 1)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ def _verified_answer(task: Task) -> str | None:
 class AnswerModel(NamedTuple):
     """A model that answers OpenAI's chat completions: another one, the judge's, or the policy at `streamward serve`."""
 
+    client: httpx.Client
     url: str
     """Ends with /v1."""
     model: str
@@ -73,7 +74,7 @@ class AnswerModel(NamedTuple):
         headers = bearer(self.api_key, "the model's API key")
         body = {"model": self.model, "messages": messages, "temperature": self.temperature}
         try:
-            answer = httpx.post(f"{self.url}/chat/completions", json=body, headers=headers, timeout=ASKED_S)
+            answer = self.client.post(f"{self.url}/chat/completions", json=body, headers=headers, timeout=ASKED_S)
             answer.raise_for_status()
             text = json_text.parse(answer.content)["choices"][0]["message"]["content"]
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as exc:

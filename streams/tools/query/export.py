@@ -122,7 +122,7 @@ def write(
 
     `rows` are those of `statement`; `ranges` says which records they were taken from, for the manifest; `held_out` are
     the questions that must not be trained on. Files appear under their names when all is written, the manifest last; if
-    that fails, the folder is left empty.
+    that fails, the folder is as it was before: empty, or not there.
 
     Raises RefusedError if the folder is not empty, NotFoundError if there is not one example.
     """
@@ -164,6 +164,7 @@ def write_lines(
     """Write the lines of examples, each with its origin, as `write_examples` does."""
     check(options)
     check_folder(folder)
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     names: tuple[ExampleSplit, ...] = ("train", "test", *(("held_out",) if options.with_held_out else ()))
     halves = {split: folder / f".{split}.half" for split in names}
@@ -184,6 +185,8 @@ def write_lines(
     finally:
         for left in folder.glob(".*.half"):
             left.unlink()
+        if is_new and not any(folder.iterdir()):
+            folder.rmdir()
     card.write(folder, {file.split: file.path for file in files})
     (folder / MANIFEST).write_text(_manifest(options, counts, files, ranges()))
 
