@@ -42,6 +42,12 @@ A2A_METHODS = {
     "tasks/list": "ListTasks",
     "tasks/cancel": "CancelTask",
     "tasks/resubscribe": "SubscribeToTask",
+    "tasks/pushNotification/set": "CreateTaskPushNotificationConfig",
+    "tasks/pushNotification/get": "GetTaskPushNotificationConfig",
+    "tasks/pushNotificationConfig/set": "CreateTaskPushNotificationConfig",
+    "tasks/pushNotificationConfig/get": "GetTaskPushNotificationConfig",
+    "tasks/pushNotificationConfig/list": "ListTaskPushNotificationConfigs",
+    "tasks/pushNotificationConfig/delete": "DeleteTaskPushNotificationConfig",
     "agent/getAuthenticatedExtendedCard": "GetExtendedAgentCard",
 }
 """Methods of A2A 0.2 and 0.3, and what they are called since."""

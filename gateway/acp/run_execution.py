@@ -7,7 +7,7 @@ A run is in the log before it is acknowledged, and nothing about it is here alon
 the runs that are in progress and makes the same calls again: the recorder gives the answer that is in the log, or
 samples one, with the same seed.
 
-Not covered: two servers on one log, which the recorder does not cover either.
+A log has one server at a time; a second is refused (streams/kafka/idle_member.SoleMember), since both would answer.
 """
 
 from __future__ import annotations

@@ -75,7 +75,16 @@ def test_openais_older_calls_are_named_wherever_they_are(fields: dict[str, Any],
     assert refused.value.parameter == parameter and FUNCTIONS.text in refused.value.message
 
 
-@pytest.mark.parametrize("method", [*A2A_METHODS, "GetTask"])
+A2A_0 = (
+    *("message/send", "message/stream", "tasks/send", "tasks/sendSubscribe", "tasks/get", "tasks/list", "tasks/cancel"),
+    *("tasks/resubscribe", "tasks/pushNotification/set", "tasks/pushNotification/get"),
+    *(f"tasks/pushNotificationConfig/{action}" for action in ("set", "get", "list", "delete")),
+    "agent/getAuthenticatedExtendedCard",
+)
+"""The methods of A2A 0.2 and 0.3, section 7 of each."""
+
+
+@pytest.mark.parametrize("method", [*A2A_0, "GetTask"])
 def test_a_client_of_an_older_a2a_is_told_so_with_or_without_the_header(method: str) -> None:
     request = Request({"type": "http", "headers": []})
     methods = AgentMethods(cast(Any, None), cast(Any, None), request, cast(Any, SimpleNamespace())).table()

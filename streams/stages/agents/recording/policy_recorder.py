@@ -9,7 +9,8 @@ history ends with. A retry, which is a call with the body of one that was answer
 key of its client it also shares an answer in progress. If every reader of an answer leaves, its rows are cancelled, and
 the turn is recorded as not delivered.
 
-Not covered: two servers on one log. They would give the same number to turns of the same trajectory.
+Two servers on one log would give the same number to turns of the same trajectory, so the second is refused
+(streams/kafka/idle_member.SoleMember).
 """
 
 from __future__ import annotations
