@@ -220,13 +220,16 @@ audit, --follow, --listen, "0.0.0.0:{{ .root.Values.metrics.port }}", --every, "
 {{- if eq .component "archive" -}}
 {{- $_ := set $derived "archive" (dict "store" (default "/var/lib/streamward/archive" $own.url)) -}}
 {{- end -}}
+{{- if and (eq .component "datasets") $own.existingClaim -}}
+{{- $_ := set $derived "datasets" (dict "folder" "/var/lib/streamward/data/autoretrain") -}}
+{{- end -}}
 {{- if and $values.metrics.port (has .component (list "streams" "scoring" "policy" "trainer" "jobs" "tuner" "calls" "serve" "archive" "curate" "datasets" "retrain" "selfplay")) -}}
 {{- $_ := set $derived "metrics" (dict "host" "0.0.0.0" "port" (int $values.metrics.port)) -}}
 {{- end -}}
 {{- range $section, $keys := $derived -}}
 {{- range $key, $_ := $keys -}}
 {{- if hasKey (default dict (get $said $section)) $key -}}
-{{- fail (printf "settings: %s.%s is determined by other values (kafka, schemas, adapterStore, signing, metrics, vllm, trainer, serve, archive); remove it from settings" $section $key) -}}
+{{- fail (printf "settings: %s.%s is determined by other values (kafka, schemas, adapterStore, signing, metrics, vllm, trainer, serve, archive, improve.datasets); remove it from settings" $section $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

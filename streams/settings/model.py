@@ -1378,6 +1378,12 @@ class Broker(Section):
     heap_mb: int = Field(384, ge=128, description="JVM heap, megabytes")
 
 
+class Datasets(Section):
+    """Data sets of promoted runs."""
+
+    folder: Path = Field(Path("data/autoretrain"), description="where each build gets a folder of its own")
+
+
 class Settings(Section):
     """The whole tree."""
 
@@ -1407,6 +1413,7 @@ class Settings(Section):
     login: Login = Login()
     jobs: Jobs = Jobs()
     curation: RunCuration = RunCuration()
+    datasets: Datasets = Datasets()
     metrics: Metrics = Metrics()
     logging: Logging = Logging()
     tracing: Tracing = Tracing()

@@ -18,7 +18,6 @@ from yaml import safe_load_all
 
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
 from streams.evaluation import suite_tasks as evaluate
-from streams.improve.datasets.dataset_build import ROOT
 from streams.improve.selfplay.catalogue import read_catalogue
 from streams.improve.triggers.rule import read_rule
 from streams.kafka import topics
@@ -315,11 +314,12 @@ def test_another_rule_is_another_config_map() -> None:
     assert name(50) != name(51)
 
 
-def test_data_sets_are_written_to_the_claim_of_the_values() -> None:
+def test_data_sets_are_written_to_the_claim_of_the_values(tmp_path: Path) -> None:
     found = component("scaled", "Deployment", "datasets")
     assert found["spec"]["strategy"] == {"type": "Recreate"}, "one node may hold the claim"
     (container,) = spec_of(found)["containers"]
-    (mount,) = [one for one in container["volumeMounts"] if one["mountPath"] == f"/var/lib/streamward/{ROOT.parent}"]
+    folder = settings_of("scaled", "datasets", tmp_path).datasets.folder
+    (mount,) = [one for one in container["volumeMounts"] if Path(one["mountPath"]) == folder.parent]
     (volume,) = [one for one in spec_of(found)["volumes"] if one["name"] == mount["name"]]
     assert volume["persistentVolumeClaim"]["claimName"] == "mine"
 

@@ -104,6 +104,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "min_kappa": 0.7,
         "review_share": 0.1,
     },
+    "datasets": {"folder": Path("sets")},
     "environments": {"credentials": Path("credentials.json")},
     "adapters": {"signing_key": Path("adapters.key"), "verify_key": Path("adapters.pub")},
     "outside": {

@@ -30,7 +30,7 @@ from streams.improve.datasets.dataset_build import DatasetOrder, build
 from streams.improve.datasets.dataset_rule import DatasetRule
 from streams.kafka import admin
 from streams.kafka.history import LogHistory
-from streams.settings.model import Settings
+from streams.settings.model import Datasets, Settings
 from streams.tools.views.log_view import LogView
 from streamward import DatasetCurationHostedService
 from tests.support import factories
@@ -165,10 +165,11 @@ def test_questions_that_are_others_than_in_the_build_before_are_in_event_command
 
 def test_the_commands_list_and_show_what_was_built(settings: Settings, tmp_path: Path) -> None:
     promoted(settings, *QUESTIONS)
-    to = str(tmp_path / "sets")
-    result = command(settings, "datasets", "build", "coach", "--policy", "default", "--eval", "0", "--to", to)
+    settings = settings.model_copy(update={"datasets": Datasets(folder=tmp_path / "sets")})
+    result = command(settings, "datasets", "build", "coach", "--policy", "default", "--eval", "0")
     assert result.exit_code == 0, result.output
     made = json.loads(result.stdout)
+    assert Path(made["folder"]).parent == tmp_path / "sets"
     assert (made["train"], made["eval"], made["recorded"]) == (3, 0, True)
     (listed,) = map(json.loads, command(settings, "datasets", "list").stdout.splitlines())
     assert (listed["dataset"], listed["digest"]) == ("coach", made["digest"])

@@ -36,7 +36,6 @@ from streams.kafka.history import History
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 
-ROOT = Path("data/autoretrain")
 MANIFEST_VERSION = 2
 
 
@@ -48,7 +47,8 @@ class DatasetOrder:
     rule: DatasetRule
     actor: str
     reason: str
-    root: Path = ROOT
+    root: Path | None = None
+    """Where the folder of the build is made. None: datasets.folder."""
     allow_contaminated: bool = False
     """Whether it may have questions that a suite holds out; the actor is then recorded."""
 
@@ -79,7 +79,8 @@ def build(settings: Settings, order: DatasetOrder, history: History) -> tuple[Da
         return existing, False
     recorded = _check(settings, order, composed)
     timestamp = folder_name(composed.event.created_at)
-    folder, is_there = dataset_files.folder_for(order.root, timestamp, composed.event.digest, composed.contents)
+    root = order.root or settings.datasets.folder
+    folder, is_there = dataset_files.folder_for(root, timestamp, composed.event.digest, composed.contents)
     if not is_there:
         dataset_files.write(composed.contents, folder)
     event = replace(composed.event, folder=str(folder), metadata=composed.event.metadata | recorded)
