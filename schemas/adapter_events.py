@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from schemas.event_types import MAX_GROUP_SIZE, Int, Millis, TuningMethod
+from schemas.task_events import AgentProgram
 
 AdapterKind = Literal[
     "trained",
@@ -82,6 +83,14 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweringAgent:
+    """An agent and its program."""
+
+    agent_id: str
+    program: Annotated[AgentProgram | None, "null: not recorded"] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallOrigin:
     """The training call that saved a version."""
 
@@ -142,6 +151,7 @@ class AdapterEvent:
     metrics: dict[str, float] = field(default_factory=dict)
     files: Annotated[tuple[AdapterFile, ...], "the manifest"] = ()
     outcomes: Annotated[tuple[Outcome, ...], "evaluated: one per task of the suite, by index"] = ()
+    agents: Annotated[tuple[AnsweringAgent, ...], "trained: those with responses among what it was trained on"] = ()
 
     @property
     def takes_batch(self) -> bool:

@@ -42,6 +42,7 @@ from schemas.adapter_events import (
     AdapterEvent,
     AdapterFile,
     AdapterKind,
+    AnsweringAgent,
     CallOrigin,
     Outcome,
     OutsideModel,
@@ -156,7 +157,7 @@ from schemas.sample_events import (
     queue_problems,
     sample_problems,
 )
-from schemas.task_events import EpisodeStart, Observed, RewardSource, Sampling, Task, task_problems
+from schemas.task_events import AgentProgram, EpisodeStart, Observed, RewardSource, Sampling, Task, task_problems
 from schemas.thread_events import (
     MEMORY_LABEL,
     MOST_KEY_CHARACTERS,
@@ -321,8 +322,10 @@ __all__ = [
     "AdvantagedGroup",
     "AgentEvent",
     "AgentKind",
+    "AgentProgram",
     "AgentType",
     "AnswerRule",
+    "AnsweringAgent",
     "Batch",
     "Branch",
     "BusyStrategy",

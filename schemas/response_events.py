@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from schemas.event_types import MAX_REWARD, Continuity, Int, Millis, Purpose, derive_id
-from schemas.task_events import Sampling
+from schemas.task_events import AgentProgram, Sampling
 from schemas.tokens import Logprobs, LossMask, TokenIds
 
 MAX_COMPONENTS = 256
@@ -83,6 +83,7 @@ class Response:
     steps: Annotated[Int | None, "an agent's model calls in this response and its branches"] = None
     success: Annotated[bool | None, "whether its environment says that the goal was reached; null: not recorded"] = None
     prompt_version: Annotated[str | None, "NAME@VERSION of the prompt that was sampled from; null: of none"] = None
+    program: Annotated[AgentProgram | None, "of the agent, as in its trajectory; null: not recorded"] = None
     prompt_token_ids: TokenIds = TokenIds()
     completion_token_ids: TokenIds = TokenIds()
     logprobs: Annotated[Logprobs, "nats, one per completion token, under the distribution sampled from"] = Logprobs()
@@ -179,6 +180,8 @@ class GroupResponse:
     success: Annotated[bool | None, "whether its environment says that the goal was reached; null: not recorded"] = None
     failed_tools: Annotated[Int, "of its turns, those whose tool call the environment could not use"] = 0
     recoveries: Annotated[Int, "of these, those that a tool call followed which it could use"] = 0
+    agent_id: Annotated[str | None, "as in the response"] = None
+    program: Annotated[AgentProgram | None, "as in the response"] = None
     prompt_token_ids: Annotated[TokenIds, "behind what the group's prompts have in common"] = TokenIds()
     completion_token_ids: TokenIds = TokenIds()
     logprobs: Annotated[Logprobs, "nats"] = Logprobs()

@@ -53,6 +53,19 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentProgram:
+    """The program of an agent, as found when the process that runs it started."""
+
+    program: Annotated[str, "as it was named: a command line, or module:function"]
+    file: Annotated[
+        str | None, "that its code is in, with folders below the one where it was started; null: none found"
+    ] = None
+    sha256: Annotated[str | None, "of that file"] = None
+    commit: Annotated[str | None, "of git, in the folder where that process was started; null: no work tree"] = None
+    dirty: Annotated[bool | None, "whether tracked files there differ from it; null: no commit"] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """What an agent is asked, how often, and who judges the answers."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from schemas.event_types import MIB, Continuity, Int, Millis, Purpose, derive_id
 from schemas.message_types import Message, Tool
-from schemas.task_events import Observed, RewardSource, Sampling
+from schemas.task_events import AgentProgram, Observed, RewardSource, Sampling
 from schemas.tokens import Logprobs, TokenIds
 
 Protocol = Literal["chat", "completions", "responses", "messages", "threads"]
@@ -100,6 +100,7 @@ class TrajectoryEvent:
     prompt_version: Annotated[str | None, "pin: NAME@VERSION that every call of the attempt begins with"] = None
     sampling: Annotated[Sampling | None, "how every call is answered, whatever it asks; null: as it asks"] = None
     observed: Annotated[Observed | None, "what its environment showed: started, at first; ended, at last"] = None
+    program: Annotated[AgentProgram | None, "that is run; null: not recorded"] = None
     success: Annotated[bool | None, "ended: whether the environment says that the goal was reached"] = None
     answer_turn: Annotated[str | None, "ended: turn_id of its answer, as its end named or printed it"] = None
     answer_rule: Annotated[AnswerRule | None, "ended: which of several answers counts; null: none was set"] = None

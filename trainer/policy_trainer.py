@@ -31,9 +31,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from schemas.conventions import UNCHANGED
-from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, derive_id
+from schemas.events import AdapterEvent, AdvantagedGroup, AnsweringAgent, Batch, Coordinates, derive_id
 from schemas.serde import Poison
 from streams.adapters import store
 from streams.adapters.versions import Version, weights_of
@@ -56,7 +57,7 @@ from trainer.batch_source import STAGE, partition_for
 from trainer.ranks.exchange import Ranks
 from trainer.step.recipe import in_recipe
 from trainer.versions import adopt_version, checkpoint
-from trainer.versions.announce import reason_of
+from trainer.versions.announce import answering_agents, in_order, reason_of
 from trainer.versions.checkpoint import ADAPTER_FOLDER, State
 from trainer.versions.learner import BatchGroups, Learner, coordinates_of, cut, out_of_turn
 
@@ -89,6 +90,14 @@ class TrainerIO:
 
 class OvertakenError(Exception):
     """Another process has made a version that the learner does not have: `resume` again, and continue from that one."""
+
+
+class _BatchOrigin(NamedTuple):
+    """The part of a `trained` event that the groups of its batch give."""
+
+    permission: Mapping[str, str]
+    """By whom held-out questions are allowed, if there are any."""
+    agents: tuple[AnsweringAgent, ...]
 
 
 class PolicyTrainer:
@@ -178,7 +187,7 @@ class PolicyTrainer:
         if state.version not in self._announced:
             record = self._record_of(state)
             trace = None if record is None else trace_context.of_headers(record.headers)
-            self._announce(path, state, self._recorded_permission(record), trace)
+            self._announce(path, state, self._read_origin(record), trace)
 
     def batches_before(self, end: int) -> Iterator[Record]:
         """Yield the records of `batches` from our next batch on, below `end`, as far as retention has left them."""
@@ -212,7 +221,7 @@ class PolicyTrainer:
         meter.begin(f"trains version {self.version + 1}")
         marks = [self._waited_since, started := time.perf_counter()]
         groups = self._groups_of(batch)
-        recorded = self._io.check(batch.policy, groups.good)
+        origin = self._origin_of(batch.policy, groups.good)
         marks.append(time.perf_counter())
         state, measured = self._learner.step(
             coordinates, batch, groups, {"fetch_s": marks[2] - started}, meter.heartbeat
@@ -221,7 +230,7 @@ class PolicyTrainer:
         marks.append(time.perf_counter())
         path = self._learner.save(self._folder, state, self._settings.trainer.keep_checkpoints)
         marks.append(time.perf_counter())
-        self._announce(path, state, recorded, trace, began_ms)
+        self._announce(path, state, origin, trace, began_ms)
         marks.append(time.perf_counter())
         metrics.step(meter, state, measured, groups.good, marks)
         self._waited_since = time.perf_counter()
@@ -271,22 +280,27 @@ class PolicyTrainer:
             return None
         return fetch(self._settings, [coordinates], outage=self._io.outage)[coordinates]
 
-    def _recorded_permission(self, record: Record | None) -> Mapping[str, str]:
-        """Return what `trained` records of a batch whose step was taken before this process began."""
+    def _origin_of(self, policy: str, groups: Sequence[AdvantagedGroup]) -> _BatchOrigin:
+        """Return it for these groups. Raises as the check."""
+        responses = (response for group in groups for response in group.responses)
+        return _BatchOrigin(self._io.check(policy, groups), in_order(answering_agents(responses)))
+
+    def _read_origin(self, record: Record | None) -> _BatchOrigin:
+        """Return it for a batch whose step was taken before this process began."""
         batch = None if record is None else record.decode(Batch)
-        if not isinstance(batch, Batch) or self._io.check is check_nothing:
-            return {}
+        if not isinstance(batch, Batch):
+            return _BatchOrigin({}, ())
         places = coordinates_of(batch, topics(self._settings.topics)["groups"].name)
         groups = [
             record.decode(AdvantagedGroup) for record in fetch(self._settings, places, outage=self._io.outage).values()
         ]
-        return self._io.check(batch.policy, [group for group in groups if isinstance(group, AdvantagedGroup)])
+        return self._origin_of(batch.policy, [group for group in groups if isinstance(group, AdvantagedGroup)])
 
     def _announce(
         self,
         path: Path,
         state: State,
-        recorded: Mapping[str, str],
+        origin: _BatchOrigin,
         trace: Context | None,
         began_ms: float | None = None,
     ) -> None:
@@ -307,7 +321,7 @@ class PolicyTrainer:
                 event_id=derive_id(state.policy, state.version, "trained"),
                 policy=state.policy,
                 created_at=times.now_ms(),
-                metadata=dict(recorded),
+                metadata=dict(origin.permission),
                 version=state.version,
                 kind="trained",
                 actor=STAGE,
@@ -320,6 +334,7 @@ class PolicyTrainer:
                 recipe=state.recipe,
                 metrics=state.metrics,
                 files=files,
+                agents=origin.agents,
             )
             span = self._io.tracer.follows(trace, event.event_id)
             on_ack = self._io.tracer.on_ack(event, span, began_ms=began_ms)

@@ -15,9 +15,10 @@ from pydantic import Field
 from gateway.agents.caller import ObservedBody
 from gateway.http.body import Answer, Body
 from gateway.http.route import Interface
-from schemas.events import MAX_GROUP_SIZE, AnswerRule, Ending, Observed, Purpose, Sampling
+from schemas.events import MAX_GROUP_SIZE, AgentProgram, AnswerRule, Ending, Observed, Purpose, Sampling
 from streams.stages.agents.recording.conversations import Conversation
 from streams.stages.agents.recording.task_runs import RunOrder
+from streams.stages.agents.runs.agent_program import PROGRAM_CHARACTERS
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.trajectories.run_answer import OUTPUT_CHARACTERS
 from streams.tools.asking import bare_id
@@ -43,6 +44,18 @@ class SamplingBody(Body):
     stop: list[str] = Field([])
 
 
+class ProgramBody(Body):
+    """The program of a run, for the manifests of versions and data sets."""
+
+    program: str = Field(max_length=PROGRAM_CHARACTERS, description="a command line, or module:function")
+    file: str | None = Field(None, max_length=PROGRAM_CHARACTERS, description="that its code is in")
+    sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$", description="of that file")
+    commit: str | None = Field(
+        None, pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$", description="of git, where it was started"
+    )
+    dirty: bool | None = Field(None, description="whether tracked files there differ from the commit")
+
+
 class BeginBody(Body):
     """A slot of an attempt at a task."""
 
@@ -59,6 +72,7 @@ class BeginBody(Body):
     traceparent: str | None = None
     observed: ObservedBody | None = None
     prompt_version: str | None = Field(None, description="NAME@VERSION of the prompt that its messages begin with")
+    program: ProgramBody | None = None
 
 
 class EndBody(Body):
@@ -110,7 +124,8 @@ class AgentRuns:
     async def begin_run(self, agent_id: str, trajectory_id: str, body: BeginBody) -> RunAnswer:
         """Begin the run of an agent on a task."""
         sampling = Sampling(**{**body.sampling.model_dump(), "stop": tuple(body.sampling.stop)})
-        fields = {**body.model_dump(), "sampling": sampling, "observed": _event(body.observed)}
+        program = None if body.program is None else AgentProgram(**body.program.model_dump())
+        fields = {**body.model_dump(), "sampling": sampling, "observed": _event(body.observed), "program": program}
         return _answer(await self._runs.begin(RunOrder(agent_id=agent_id, trajectory_id=trajectory_id, **fields)))
 
     @RUNS.post(

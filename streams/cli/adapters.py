@@ -96,8 +96,8 @@ def adapters_list(call: AppContext, policy: str | None, registry: Path | None, o
 def adapters_show(call: AppContext, version: int, suite: Path | None, policy: str | None, output: Output) -> None:
     """Print what the log records about a version.
 
-    Its recipe, metrics, held-out scores, files and events, whether an agent refused to load it, and how many questions
-    of guard.suite, of the suites that versions of its policy were asked and of --suite it was trained on.
+    Its recipe, metrics, held-out scores, files, agents and events, whether an agent refused to load it, and how many
+    questions of guard.suite, of the suites that versions of its policy were asked and of --suite it was trained on.
     """
     from streams import output as show
     from streams.adapters.version_row import row_of
@@ -113,6 +113,10 @@ def adapters_show(call: AppContext, version: int, suite: Path | None, policy: st
         "recipe": dict(trained.recipe) if trained else {},
         "files": [
             {"path": f.path, "bytes": f.bytes, "sha256": f.sha256} for f in history.state.versions[version].files
+        ],
+        "agents": [
+            {"agent_id": agent.agent_id, **(asdict(agent.program) if agent.program else {})}
+            for agent in (trained.agents if trained else ())
         ],
         "events": [
             {
@@ -316,13 +320,19 @@ def _tensors(call: AppContext, versions: list[Version], policy: str) -> list[dic
 # --- printing ---------------------------------------------------------------------------------------------------------
 
 
+TABLES = {
+    "files": ("path", "bytes", "sha256"),
+    "agents": ("agent_id", "program", "file", "sha256", "commit", "dirty"),
+}
+
+
 def _show_version(row: dict[str, Any]) -> None:
     from streams import output as show
     from streams.tools.training_exposure import sentences
 
     row["refused"] = refused_text(row["refused"])
     contamination = row.pop("contamination")
-    parts = {name: row.pop(name) for name in ("metrics", "held_out", "recipe", "files", "events")}
+    parts = {name: row.pop(name) for name in ("metrics", "held_out", "recipe", "files", "agents", "events")}
     show.record({name: value for name, value in row.items() if value not in (None, "")}, "table")
     for sentence in sentences(contamination):
         print(f"\n{sentence}")
@@ -332,9 +342,8 @@ def _show_version(row: dict[str, Any]) -> None:
         print(f"\n{title.replace('_', ' ')}")
         if isinstance(part, dict):
             show.record(part, "table")
-        elif title == "files":
-            columns = [show.Column(name, name) for name in ("path", "bytes", "sha256")]
-            show.rows(part, columns, "table")
+        elif title in TABLES:
+            show.rows(part, [show.Column(name, name) for name in TABLES[title]], "table")
         else:
             time_column = show.Column("time", "created_at")
             columns = [show.Column(name, name) for name in ("kind", "version", "actor", "at")]

@@ -122,19 +122,19 @@ def agents_run(
     from streams.environments.environment_pool import EnvironmentPool
     from streams.kafka import admin
     from streams.observability import metrics
-    from streams.stages.agents.runs import agent_runner, episode_agent
+    from streams.stages.agents.runs import agent_program, agent_runner, episode_agent
 
     agent_id = _agent_name(agent_id, environments=environments, command=command, entry_point=entry_point)
     if fleet:
         call.refuse_one_policy("agents run")
     serve, pool = call.settings.serve, EnvironmentPool(call.settings.environments)
     player = episode_agent.EpisodeAgent(server or serve.url, pool.open, time_limit_s=time_limit, key=serve.key)
-    if file is not None:
-        _submit(call, file, reading, agent_id)
+    _submit(call, file, reading, agent_id)
     call.working = True
     plan = agent_runner.AgentPlan(
         agent_id=agent_id,
         work=player.work if environments else _program(command, entry_point, time_limit),
+        program=agent_program.program_of(command, entry_point),
         server=server or serve.url,
         key=serve.key,
         parallel=parallel or (EPISODES_AT_ONCE if environments else PROGRAMS_AT_ONCE),
@@ -172,8 +172,10 @@ def _program(command: str | None, entry_point: str | None, time_limit_s: float) 
     return lambda _: RunWork(partial(run_process, process))
 
 
-def _submit(call: AppContext, file: Path, reading: TaskFileOptions, agent_id: str) -> None:
-    """Submit the tasks of a file for this agent. Raises SettingsError if one names another agent."""
+def _submit(call: AppContext, file: Path | None, reading: TaskFileOptions, agent_id: str) -> None:
+    """Submit the tasks of a file, if one is given, for this agent. Raises SettingsError if one names another agent."""
+    if file is None:
+        return
     from streams.stages.agents.runs.registration import default_rewards
     from streams.stages.tasks.submit import submit
 

@@ -39,6 +39,7 @@ from streams.kafka.topics import topics
 from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.stages.agents.runs.agent_process import AgentProcess, RunContext, run_process, task_for_agent
+from streams.stages.agents.runs.agent_program import of_class, program_of
 from streams.stages.agents.runs.agent_runner import AgentPlan, RunWork, run
 from streams.stages.agents.runs.registration import default_rewards
 from streams.stages.agents.runs.run_end import RunEnd
@@ -185,6 +186,7 @@ class AgentManager:
             self._process = AgentProcess.from_entry_point(entry_point, **limits)
         elif type(self)._process_one is AgentManager._process_one:
             raise SettingsError("name the agent: command=, entry_point=, or a subclass with its own _process_one")
+        self._program = of_class(type(self)) if self._process is None else program_of(command, entry_point)
 
     @property
     def reward_sources(self) -> tuple[RewardSource, ...]:
@@ -219,6 +221,7 @@ class AgentManager:
         plan = AgentPlan(
             agent_id=self.agent_id,
             work=lambda _: RunWork(work),
+            program=self._program,
             server=self.settings.serve.url,
             key=self.settings.serve.key,
             parallel=parallel,

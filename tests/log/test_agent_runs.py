@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from streams.stages.agents.runs.run_server import RunServer
 from streams.stages.tasks.submit import submit
 from tests.support.agent_server import serving, settings_of, turns
 from tests.support.documented import as_documented
-from tests.support.factories import task
+from tests.support.factories import PROGRAM, task
 from tests.support.processes import read, until
 from tests.support.scrape import parse
 
@@ -99,7 +99,7 @@ def events(settings: Settings, run: Run, kind: type[Any]) -> list[Any]:
 
 def test_a_run_becomes_a_response_and_both_requests_may_be_sent_again(settings: Settings, url: str) -> None:
     run = Run(url, "whole")
-    begun = [run.begin().json() for _ in range(2)]
+    begun = [run.begin(program=asdict(PROGRAM)).json() for _ in range(2)]
     assert begun[0] == begun[1]
     assert (begun[0]["ending"], begun[0]["adapter_version"], begun[0]["metadata"]) == (None, 0, {"manager": "m1"})
     run.ask("first")
@@ -108,6 +108,7 @@ def test_a_run_becomes_a_response_and_both_requests_may_be_sent_again(settings: 
     [response], [turn] = events(settings, run, Response), turns_of(settings, run)
     assert (response.error, response.text, response.steps, response.agent_id) == (None, "one", 1, "adder")
     assert (response.sampling_id, response.slot, response.metadata["purpose"]) == ("whole", 0, "train")
+    assert response.program == PROGRAM
     assert response.prompt_token_ids == turn.prompt_token_ids
     assert response.completion_token_ids == turn.completion_token_ids
     assert [event.kind for event in events(settings, run, TrajectoryEvent)] == ["started", "ended"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import threading
@@ -146,6 +147,9 @@ def test_tasks_of_an_agent_become_groups_that_the_trainer_gets(
     called = turns(settings, "adder")
     for group in groups:
         for member in group.responses:
+            assert member.program is not None
+            assert (member.agent_id, member.program.file) == ("adder", "agent.py")
+            assert member.program.sha256 == hashlib.sha256(AGENT.encode()).hexdigest()
             assert 0 < member.loss_mask.trained_tokens < len(member.completion_token_ids)
             assert len(member.branches) == 1  # its sub-agent
             own = [one for one in called if one.trajectory_id == member.response_id]

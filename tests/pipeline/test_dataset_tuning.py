@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from schemas.events import AdapterEvent, DatasetEvent, OutsideModel, RunVerdict
+from schemas.events import AdapterEvent, AnsweringAgent, DatasetEvent, OutsideModel, RunVerdict
 from schemas.tokens import TokenIds
 from streams.adapters.versions import empty
 from streams.engines.base_model import Base
@@ -51,7 +51,7 @@ def coach(settings: Settings, base: Base, folder: Path) -> DatasetEvent:
         for decision, answer, version in answers:
             name = f"run-{number}-{version}"
             end = served(settings, name, question, answer, adapter_version=version, **digests)
-            judge(settings, name, end, decision)
+            judge(settings, name, end, decision, agent_id="calc")
     rule = DatasetRule(policy="default", eval_share=0.0)
     order = DatasetOrder(name="coach", rule=rule, actor="ann", reason="a test", root=folder)
     return build(settings, order, LogHistory(settings))[0]
@@ -72,6 +72,7 @@ def test_sft_and_dpo_learn_the_sampled_tokens_of_a_data_set_and_are_reproduced(
     sft, dpo = (made.tuning for made in versions(settings))
     assert sft is not None and dpo is not None
     assert (sft.dataset, sft.dataset_digest, sft.examples, sft.loss_tokens) == ("coach", event.digest, 4, 8)
+    assert {made.agents for made in versions(settings)} == {(AnsweringAgent(agent_id="calc"),)}
     assert (dpo.dataset, dpo.examples, dpo.groups) == ("coach", 4, ())
     reader = rebuild.reader(settings, LogHistory(settings))
     pairs = reader("coach", event.digest, "dpo").rows

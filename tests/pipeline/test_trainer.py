@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from schemas.events import Coordinates, DeadLetter, Sampling, derive_id
+from schemas.events import AnsweringAgent, Coordinates, DeadLetter, Sampling, derive_id
 from streams.adapters import store
 from streams.adapters.versions import read_state
 from streams.cli.root import cli
@@ -28,6 +28,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.retry import BrokerOutage
 from streams.settings.load import to_env
 from streams.settings.model import Model, Settings
+from tests.support.factories import PROGRAM
 from tests.support.models.tiny import save_tiny, tiny_model
 from tests.support.models.tiny_log import PER_BATCH, batch_of, cut, groups_of, manifests, settings_in, trained, write
 from tests.support.models.tiny_settings import settings
@@ -117,11 +118,13 @@ def test_a_trainer_that_dies_after_any_part_of_a_step_ends_with_the_same_bytes(
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_version_has_the_trace_of_its_batch_even_if_it_is_announced_only_after_a_crash(
+def test_a_version_has_the_trace_and_the_agents_of_its_batch_even_if_it_is_announced_only_after_a_crash(
     settings: Settings, base: Base, dies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     came = {"traceparent": b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
-    write(settings, base, range(1), headers=came)
+    first_slot, *others = groups_of(base, 0)[0].responses
+    responses = (replace(first_slot, agent_id="calc", program=PROGRAM), *others)
+    write(settings, base, range(1), headers=came, responses=responses)
 
     def dies_before_it_is_published(*_: Any) -> Any:
         raise Crash
@@ -134,6 +137,7 @@ def test_a_version_has_the_trace_of_its_batch_even_if_it_is_announced_only_after
     train(settings, 1)
     first, *_ = admin.read_topic(settings, "adapters")
     assert dict(first.headers) == came
+    assert trained(settings)[0].agents == (AnsweringAgent(agent_id="calc", program=PROGRAM),)
 
 
 @pytest.mark.kills

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from click.testing import CliRunner, Result
 from schemas.events import (
     AdapterEvent,
     AdvantagedGroup,
+    AnsweringAgent,
     Coordinates,
     GroupResponse,
     Sampling,
@@ -33,7 +35,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.topics import LABELS
 from streams.settings.model import Archive, Settings
 from streams.tools.archive import history, sync
-from tests.support.factories import changed, response, trained
+from tests.support.factories import PROGRAM, changed, response, trained
 from tests.support.models.chat_tiny import base
 from tests.support.models.tiny import tiny_group, tiny_model
 from tests.support.models.tiny_log import cut, write
@@ -113,8 +115,12 @@ DPO = {
 def test_sft_on_the_log_then_dpo_on_top_come_out_equal_and_reproducing_writes_nothing(
     settings: Settings, base: Base, tmp_path: Path
 ) -> None:
-    sent(settings, groups(base))
+    *given, last = groups(base)
+    *rejected, best = last.responses
+    by_agent = (*(replace(one, agent_id="other") for one in rejected), replace(best, agent_id="calc", program=PROGRAM))
+    sent(settings, [*given, replace(last, responses=by_agent)])
     first = made(settings, "sft", epochs=2)
+    assert first.agents == (AnsweringAgent(agent_id="calc", program=PROGRAM),), "not those of answers left out"
     second = made(settings, "dpo", margin=1.0)
     third = made(settings, "dpo", start=StartVersion("default", 1), beta=0.5)
     assert [(one.version, one.parent_version) for one in (first, second, third)] == [(1, 0), (2, 1), (3, 1)]

@@ -23,6 +23,7 @@ from schemas.events import (
     AdapterKind,
     AdvantagedGroup,
     AgentEvent,
+    AgentProgram,
     Batch,
     CallLora,
     Coordinates,
@@ -368,6 +369,10 @@ def episodes_spec(**changes: Any) -> JobSpec:
     rewarded = (RewardSource(name="environment"),)
     whole = {"questions": (), "agent": "environment", "max_turns": 4, "held_out_share": 0.0}
     return job_spec(**{**whole, "environment": environment, "reward_sources": rewarded} | changes)
+
+
+PROGRAM = AgentProgram(program="python a.py", file="a.py", sha256="a" * 64, commit="1" * 40, dirty=True)
+"""What is run as agent calc."""
 
 
 def turn(number: int = 0, **changes: Any) -> Turn:

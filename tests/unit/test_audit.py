@@ -24,7 +24,7 @@ from streams.tools.audit.audit_metrics import text
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import Ledger, recount
 from streams.tools.audit.recount_group import expected_numbers
-from tests.support.factories import T0, control, one_of_each, response, reward, task
+from tests.support.factories import PROGRAM, T0, control, one_of_each, response, reward, task
 from tests.support.log.whole_run import (
     BY_NAME,
     SETTINGS,
@@ -570,6 +570,20 @@ def test_a_group_that_leaves_tokens_in_a_response_balances_if_it_counts_them(mor
     members = (replace(first, elsewhere=left, **nothing), *others)
     found = named(settled(rewritten(log.records, record.at, lambda group: replace(group, responses=members))))
     assert ("slot 0 has another prompt, tokens, logprobs" in found, bool(found)) == (wrong, wrong)
+
+
+@pytest.mark.parametrize(("commit", "wrong"), [("1" * 40, False), ("2" * 40, True)])
+def test_a_group_that_names_another_program_than_its_response_is_named(commit: str, wrong: bool) -> None:
+    log = Written()
+    join, asked = Joined(log), task(group_size=SIZE, reward_sources=SOURCES)
+    slots = [replace(one, agent_id="calc", program=PROGRAM) for one in answers(asked)]
+    for event in (asked, *slots, *verdicts(slots, random.Random(1))):
+        join.read(log.write(event, T0))
+    ((record, group),) = groups_of(log.records)
+    first, *others = group.responses
+    members = (replace(first, program=replace(PROGRAM, commit=commit)), *others)
+    found = named(settled(rewritten(log.records, record.at, lambda group: replace(group, responses=members))))
+    assert ("finish reason or program than" in found, bool(found)) == (wrong, wrong)
 
 
 def test_a_window_that_is_full_and_was_not_cut_is_lost() -> None:

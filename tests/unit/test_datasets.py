@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from schemas.events import (
     Event,
     JudgeAgreement,
     Message,
+    Response,
     RunVerdict,
     ToolCall,
     TrajectoryEvent,
@@ -45,7 +46,7 @@ from streams.stages.tasks.resubmit import ORIGIN
 from streams.tools.query.finished import Finished
 from streams.tools.query.splits import origin_of
 from tests.support.agent_calls import ADD, Recorded, assistant, system, user
-from tests.support.factories import adapter_event, curation_event, response, task
+from tests.support.factories import PROGRAM, adapter_event, curation_event, response, task
 from tests.support.models.chat_tiny import chat_tokenizer
 from tests.unit.test_finished import SETTINGS, Appended, answered, chat, end, opinion
 from trainer.tuning import from_file
@@ -608,6 +609,21 @@ def test_the_manifest_names_the_base_models_that_answered_and_what_a_version_cal
     for number, (base, name) in enumerate(((digest, "smollm2"), ("e" * 64, "another")), start=1):
         log.write(adapter_event("trained", number, policy=policy, base_digest=base, recipe={"model.base": name}))
     assert manifest(composed(log))["base_models"] == [{"digest": digest, "name": "smollm2", "rows": 2}]
+
+
+def test_the_manifest_names_the_programs_of_agents_and_how_many_rows_are_of_each() -> None:
+    log = Appended()
+    for number, program in enumerate((PROGRAM, None, PROGRAM)):
+        task_id, first = f"t{number}", number * 2
+        asked_for, *said, whole = answered(task_id, first)
+        said = [replace(one, agent_id="calc", program=program) for one in said if isinstance(one, Response)]
+        log.write(asked_for, *said, whole)
+        verdict(log, derive_id(task_id, 0), of="groups", task_id=task_id, agent_id="calc")
+    agents = manifest(composed(log))["agents"]
+    assert agents == [
+        {"agent_id": "calc", "program": asdict(PROGRAM), "rows": 2},
+        {"agent_id": "calc", "program": None, "rows": 1},
+    ]
 
 
 def test_a_share_that_is_none_is_refused() -> None:

@@ -19,7 +19,7 @@ from streams.stages.advantages import digests
 from streams.stages.advantages.credit import source_digests
 from streams.stages.advantages.group_event import common_prompt
 from streams.stages.advantages.state import GroupState, OpenGroup, QuotaUse
-from tests.support.factories import T0, control, response, reward, task
+from tests.support.factories import PROGRAM, T0, control, response, reward, task
 from tests.support.log.join_partition import Log, answers, left_out, scores
 
 # --- a whole group ---------------------------------------------------------------------------------------------------
@@ -108,6 +108,14 @@ def test_a_group_says_how_many_batches_its_version_had_taken_and_which_tool_call
     group = log.group()
     assert (group.adapter_version, group.trained_batches, group.batches) == (7, 5, 5)
     assert {(one.failed_tools, one.recoveries) for one in group.responses} == {(1, 1)}
+
+
+def test_a_group_says_of_each_response_which_agent_gave_it_and_what_was_run() -> None:
+    log, slots = Log(), answers(agent_id="calc")
+    slots[1] = dataclasses.replace(slots[1], program=PROGRAM)
+    log.read_all([task(), *slots, *scores(slots)])
+    said = [(one.agent_id, one.program) for one in log.group().responses]
+    assert said == [("calc", None), ("calc", PROGRAM), ("calc", None), ("calc", None)]
 
 
 def test_responses_stand_in_slot_order_however_they_came() -> None:

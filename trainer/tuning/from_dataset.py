@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from schemas.events import TuningMethod
+from schemas.events import AnsweringAgent, TuningMethod
 from streams.errors import NotFoundError
 from trainer.tuning.from_log import TokenLimits, unfit
 from trainer.tuning.tuned_examples import TunedExample
@@ -33,6 +33,8 @@ class DatasetExamples(NamedTuple):
     rows: tuple[SampledExample, ...]
     texts: tuple[tuple[str, ...], ...] = ()
     """What each row says, for the check of what suites hold out."""
+    agents: frozenset[AnsweringAgent] = frozenset()
+    """Those that answered."""
 
 
 DatasetReader = Callable[[str, str, TuningMethod], DatasetExamples]

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from schemas.events import AdvantagedGroup, Coordinates, TunedGroup, Tuning
+from schemas.events import AdvantagedGroup, AnsweringAgent, Coordinates, TunedGroup, Tuning
 from schemas.serde import Poison
 from streams.engines.rendering.token_table import TokenTable
 from streams.errors import ContradictoryEvent, NotFoundError, RefusedError
@@ -25,6 +25,7 @@ from trainer.step import group_tokens
 from trainer.step.group_checks import unknown_token
 from trainer.tuning.curation import Curation
 from trainer.tuning.tuned_examples import TunedChain, TunedExample, answer_of
+from trainer.versions.announce import answering_agents
 
 FETCHED = 500
 """Groups that are read at a time when they are read by offset."""
@@ -50,6 +51,8 @@ class ChosenGroups:
     examples: list[TunedExample] = field(default_factory=list)
     groups: list[TunedGroup] = field(default_factory=list)
     task_ids: list[str] = field(default_factory=list)
+    agents: set[AnsweringAgent] = field(default_factory=set)
+    """Those that gave an example."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Groups that gave no example, by reason."""
 
@@ -90,6 +93,7 @@ def choose(
         chosen.groups.append(TunedGroup(offset=record.at.offset, slots=slots))
         chosen.task_ids.append(group.task_id)
         chosen.examples += examples
+        chosen.agents.update(answering_agents(one for one in group.responses if one.slot in slots))
     if not chosen.examples:
         raise NotFoundError(_no_examples(chosen, curation, f"{tp[0]}[{tp[1]}] {first} to {end}"))
     return chosen

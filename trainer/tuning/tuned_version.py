@@ -20,12 +20,12 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from schemas.events import AdapterEvent, Tuning, TuningMethod, derive_id
+from schemas.events import AdapterEvent, AnsweringAgent, Tuning, TuningMethod, derive_id
 from streams.adapters import signing, store
 from streams.adapters.decisions import AdapterHistory, find_version, read_history
 from streams.adapters.lora_shape import LoraChoice, LoraShape
@@ -48,7 +48,7 @@ from trainer.tuning.from_log import TokenLimits
 from trainer.tuning.tuned_examples import TunedExample, digest, loss_tokens
 from trainer.tuning.tuner import Tuner, TuningStep, TuningSteps
 from trainer.versions import checkpoint
-from trainer.versions.announce import announce, reason_of
+from trainer.versions.announce import announce, in_order, reason_of
 
 ACTOR = "tune"
 JOB = "job"
@@ -141,6 +141,7 @@ class _Examples(NamedTuple):
     looked_at: int | None
     left_out: Counter[str]
     source: TuningSource
+    agents: Set[AnsweringAgent]
 
 
 def tune(settings: Settings, order: TuningOrder, history: History, report: Report | None = None) -> TunedVersion:
@@ -199,7 +200,7 @@ def _attempt(settings: Settings, order: TuningOrder, history: History, report: R
         recorded = order.check(chosen.source)
         tuner = Tuner(settings, base, order.steps, adapter)
         event = _event(order, state, base, chosen.tuning, tuner)
-        event = replace(event, metadata={**event.metadata, **recorded})
+        event = replace(event, metadata={**event.metadata, **recorded}, agents=in_order(chosen.agents))
         encoded(event, topics(settings.topics)["adapters"])  # what is too large is refused before the work
         log.info(
             "policy %s: %s on %d examples, from version %d of %s",
@@ -299,18 +300,21 @@ def _examples(settings: Settings, order: TuningOrder, start: StartVersion, base:
         digest="",
     )
     source = TuningSource(policy=order.policy, file=order.file, dataset=order.dataset)
+    agents: Set[AnsweringAgent] = frozenset()
     if order.file is not None:
         read = read_file(order.file, order.steps.method, base)
         examples, looked_at, left_out = read.examples, None, read.left_out
         tuning = replace(tuning, file=read.name, file_sha256=read.sha256)
     elif order.dataset is not None:
         (examples, left_out), looked_at = from_dataset.choose(order.dataset, limits_of(base)), None
+        agents = order.dataset.agents
         tuning = replace(tuning, dataset=order.dataset.dataset, dataset_digest=order.dataset.digest)
     else:
         chosen = from_log.choose(
             settings, order.groups_policy, order.curation, limits_of(base), history, before=order.groups_before
         )
         examples, looked_at, left_out = chosen.examples, chosen.looked_at, chosen.left_out
+        agents = chosen.agents
         source = replace(source, groups_policy=chosen.policy, task_ids=tuple(chosen.task_ids))
         tuning = replace(
             tuning,
@@ -320,7 +324,7 @@ def _examples(settings: Settings, order: TuningOrder, start: StartVersion, base:
             groups=tuple(chosen.groups),
         )
     tuning = replace(tuning, examples=len(examples), loss_tokens=loss_tokens(examples), digest=digest(examples))
-    return _Examples(examples, tuning, looked_at, left_out, source)
+    return _Examples(examples, tuning, looked_at, left_out, source, agents)
 
 
 def _event(order: TuningOrder, state: AdapterHistory, base: Base, tuning: Tuning, tuner: Tuner) -> AdapterEvent:

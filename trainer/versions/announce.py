@@ -8,12 +8,12 @@ on another machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from schemas.conventions import UNCHANGED
-from schemas.events import AdapterEvent
+from schemas.events import AdapterEvent, AnsweringAgent, GroupResponse
 from streams.adapters import store
 from streams.adapters.decisions import read_history
 from streams.kafka import times
@@ -38,6 +38,20 @@ def reason_of(origin: str, metrics: Mapping[str, float]) -> str:
     else:
         cause = "the step is below the precision of the weights"
     return f"{origin}; changes nothing: {cause}"
+
+
+def answering_agents(responses: Iterable[GroupResponse]) -> set[AnsweringAgent]:
+    """Return the agents that gave these responses, each with every program that was run as it."""
+    return {
+        AnsweringAgent(agent_id=response.agent_id, program=response.program)
+        for response in responses
+        if response.agent_id is not None
+    }
+
+
+def in_order(agents: Iterable[AnsweringAgent]) -> tuple[AnsweringAgent, ...]:
+    """Return agents in the order of an event, the same for the same version made again."""
+    return tuple(sorted(agents, key=repr))
 
 
 def announce(settings: Settings, event: AdapterEvent, folder: Path, *, by_bytes: bool) -> AdapterEvent | None:

@@ -796,6 +796,18 @@ class PermissionsAnswer(TypedDict):
     actions: list[Literal["models.read", "jobs.read", "files.read", "agents.read", "groups.read", "adapters.read", "log.query", "log.read", "chat.call", "feedback.give", "tasks.submit", "rewards.give", "scores.try", "runs.write", "files.write", "jobs.order", "jobs.command", "agents.write", "letters.decide", "runs.judge", "training.call", "adapters.promote", "code.run"]]
 
 
+class ProgramBody(TypedDict):
+    """
+    The program of a run, for the manifests of versions and data sets.
+    """
+
+    program: str
+    file: NotRequired[str | None]
+    sha256: NotRequired[str | None]
+    commit: NotRequired[str | None]
+    dirty: NotRequired[bool | None]
+
+
 class PromoteBody(TypedDict):
     """
     A version that is to be primary.
@@ -1835,6 +1847,7 @@ class BeginBody(TypedDict):
     traceparent: NotRequired[str | None]
     observed: NotRequired[ObservedBody | None]
     prompt_version: NotRequired[str | None]
+    program: NotRequired[ProgramBody | None]
 
 
 class CallIn(TypedDict):

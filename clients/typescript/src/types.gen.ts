@@ -204,6 +204,7 @@ export type BeginBody = {
      * NAME@VERSION of the prompt that its messages begin with
      */
     prompt_version?: string | null;
+    program?: ProgramBody | null;
 };
 
 /**
@@ -1825,6 +1826,32 @@ export type PolicyAdapters = {
     policy: string;
     serving: ServingAnswer;
     versions: Array<AdapterVersion>;
+};
+
+/**
+ * The program of a run, for the manifests of versions and data sets.
+ */
+export type ProgramBody = {
+    /**
+     * a command line, or module:function
+     */
+    program: string;
+    /**
+     * that its code is in
+     */
+    file?: string | null;
+    /**
+     * of that file
+     */
+    sha256?: string | null;
+    /**
+     * of git, where it was started
+     */
+    commit?: string | null;
+    /**
+     * whether tracked files there differ from the commit
+     */
+    dirty?: boolean | null;
 };
 
 /**

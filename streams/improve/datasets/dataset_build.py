@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -250,7 +250,7 @@ def _shares(counts: Mapping[str, int], total: int) -> dict[str, float]:
 def _sources(
     settings: Settings, history: RangedHistory, event: DatasetEvent, kept: Sequence[JudgedRun]
 ) -> dict[str, Any]:
-    """Return what the runs came from: base models, the versions that answered, and the agents as they were registered.
+    """Return what the runs came from: base models, the versions that answered, and the agents, with their programs.
 
     The log has the digest of a base model with each answer, and its name with the versions that were trained on it.
     """
@@ -267,7 +267,8 @@ def _sources(
             about = {"version": trained.version, "digest": manifest_digest(trained.files), "at": str(record.at)}
             versions.setdefault(trained.version, about)
     agents: dict[str, dict[str, Any]] = {}
-    agent_ids = Counter(run.verdict.agent_id for run in kept if run.verdict.agent_id is not None)
+    answered = Counter(run.agent for run in kept if run.agent is not None)
+    agent_ids = {agent.agent_id for agent in answered}
     for record in history.records("agents"):
         agent = record.decode_placed(AgentEvent, named["agents"].partitions)
         if not isinstance(agent, Poison) and agent.agent_id in agent_ids:
@@ -278,5 +279,7 @@ def _sources(
             {"digest": digest, "name": base_names.get(digest), "rows": count} for digest, count in sorted(bases.items())
         ],
         "versions": [versions.get(version, {"version": version, "digest": None}) for version in event.versions],
-        "agents": [{"agent_id": name, **agents.get(name, {}), "rows": count} for name, count in agent_ids.items()],
+        "agents": [
+            {**asdict(agent), **agents.get(agent.agent_id, {}), "rows": count} for agent, count in answered.items()
+        ],
     }

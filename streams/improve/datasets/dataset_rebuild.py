@@ -62,8 +62,10 @@ def reader(settings: Settings, history: History) -> DatasetReader:
         composed = rebuild(settings, event, history)
         if (problem := difference(event, composed.event)) is not None:
             raise RefusedError(problem)
-        texts = tuple(rows.texts(row.run) for row in composed.placed if row.split == "train")
-        return DatasetExamples(event.dataset, event.digest, tuple(_examples(composed, method)), texts)
+        train = [row.run for row in composed.placed if row.split == "train"]
+        texts = tuple(map(rows.texts, train))
+        agents = frozenset(run.agent for run in train if run.agent is not None)
+        return DatasetExamples(event.dataset, event.digest, tuple(_examples(composed, method)), texts, agents)
 
     return read
 

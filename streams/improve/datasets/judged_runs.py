@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from schemas.events import Coordinates, CurationEvent
+from schemas.events import AnsweringAgent, Coordinates, CurationEvent
 from schemas.serde import Poison
 from streams.improve.curation.verdicts import PlacedVerdict, VerdictFold
 from streams.improve.datasets.dataset_rule import DatasetRule
@@ -32,6 +32,14 @@ class JudgedRun(NamedTuple):
     def verdict(self) -> CurationEvent:
         """The verdict that counts."""
         return self.placed.event
+
+    @property
+    def agent(self) -> AnsweringAgent | None:
+        """The agent whose run it is, and what was run as it; None: it is none of an agent."""
+        if self.verdict.agent_id is None:
+            return None
+        response = self.finished.response
+        return AnsweringAgent(agent_id=self.verdict.agent_id, program=None if response is None else response.program)
 
     @property
     def base_digests(self) -> frozenset[str]:

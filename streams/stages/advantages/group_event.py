@@ -255,6 +255,8 @@ def _member(member: GroupMember, body: ResponseBody, spans: list[dict[str, Any]]
         "success": body.success,
         "failed_tools": failed_tools,
         "recoveries": recoveries,
+        "agent_id": body.agent_id,
+        "program": None if body.program is None else to_plain(body.program),
         "spans": spans,
     }
 

@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from schemas.conventions import OUTSIDE_ENGINE
-from schemas.events import Branch, Event, GroupControl, Response, ResponseTurn, Reward, Sampling, Task
+from schemas.events import AgentProgram, Branch, Event, GroupControl, Response, ResponseTurn, Reward, Sampling, Task
 from streams.kafka.record import Record, made_of
 from streams.stages.advantages.digests import response_digests, shared_digest, short_id
 from streams.stages.advantages.state import ResponseCandidate, ResponseRef, RewardRef, SourceScore
@@ -46,6 +46,8 @@ class ResponseBody(NamedTuple):
     prompt_version: str | None = None
     outside: Sequence[int] | None = None
     """Prompt and completion tokens that the server of an outside model counted; None: the tokens are here."""
+    agent_id: str | None = None
+    program: AgentProgram | None = None
 
 
 FIELDS: dict[type[Event], tuple[str, ...]] = {
@@ -53,7 +55,8 @@ FIELDS: dict[type[Event], tuple[str, ...]] = {
         *("task_id", "response_id", "sampling_id", "slot", "adapter_version", "group_size", "policy"),
         *("error", "finish_reason", "text", "engine", "base_digest", "tokenizer_digest", "latency_ms"),
         *("prompt_token_ids.data", "completion_token_ids.data", "logprobs.data", "loss_mask.data", "turns"),
-        *("branches", "success", "trained_batches", "prompt_version", "agent_id", "prompt_tokens", "completion_tokens"),
+        *("branches", "success", "trained_batches", "prompt_version", "agent_id", "program"),
+        *("prompt_tokens", "completion_tokens"),
         *(f"sampling.{name}" for name in SAMPLING_FIELDS),
     ),
     Reward: ("task_id", "reward_id", "response_id", "source", "value", "components", "abstained", "steps"),
@@ -100,12 +103,12 @@ def incoming(kind: type[Event], columns: Columns, records: Sequence[Record]) -> 
 def _responses(columns: Columns, recorded: Columns) -> list[Incoming]:
     task_ids, response_ids, sampling_ids, slots, versions, sizes, policies, *rest = columns
     errors, reasons, texts, engines, bases, tokenizers, latencies, *rest = rest
-    prompts, completions, logprobs, masks, turns, branches, successes, batches, prompt_versions, agents, *rest = rest
-    prompt_counts, completion_counts, *drawn = rest
+    prompts, completions, logprobs, masks, turns, branches, successes, batches, prompt_versions, *rest = rest
+    agents, programs, prompt_counts, completion_counts, *drawn = rest
     per_token = (prompts, completions, logprobs, masks)
     counts = zip(engines, prompt_counts, completion_counts, strict=True)
     outside = [count if engine == OUTSIDE_ENGINE else None for engine, *count in counts]
-    of_agents = (turns, branches, successes, batches, prompt_versions, outside)
+    of_agents = (turns, branches, successes, batches, prompt_versions, outside, agents, programs)
     copied = zip(bases, tokenizers, latencies, *per_token, zip(*drawn, strict=True), *of_agents, strict=True)
     bodies = list(map(made_of(ResponseBody), copied))
     failed = [error is not None for error in errors]

@@ -31,12 +31,16 @@ def digest(*parts: object) -> int:
 
 
 def tokens_digest(of: Response | GroupResponse, common: TokenIds = TokenIds()) -> int:
-    """Return a digest of the tokens of all chains, their logprobs and masks; `common`: before those of its prompt."""
+    """Return a digest of the tokens of all chains, their logprobs and masks, and of the program that made the calls.
+
+    `common`: before the tokens of its prompt.
+    """
     # of a chain as many of each, so no two of them have the same bytes in a row
     chains = [(one.completion_token_ids.data, one.logprobs.data, one.loss_mask.data) for one in (of, *of.branches)]
     places = [len(of.completion_token_ids), *((one.leaves, one.shared_tokens) for one in of.branches)]
     prompt = (common.data, of.prompt_token_ids.data)
-    return _digest(*prompt, *(part for parts in chains for part in parts), repr(places).encode())
+    made_by = () if of.program is None else (of.agent_id, of.program)
+    return _digest(*prompt, *(part for parts in chains for part in parts), repr((*places, *made_by)).encode())
 
 
 @lru_cache(maxsize=256)

@@ -166,7 +166,7 @@ class _Check:
         self._stamps.append(response.ms)
         same = response.tokens == member.tokens if member.elsewhere is None else response.counted == member.elsewhere
         if response.failed or not same or response.finish_reason != member.finish_reason:
-            what = "prompt, tokens, logprobs, mask or finish reason"
+            what = "prompt, tokens, logprobs, mask, finish reason or program"
             yield _wrong(group, f"slot {member.slot} has another {what} than {at}")
         yield from self._score(member, response)
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 
-from schemas.events import Observed, Purpose, Sampling, TrajectoryEvent, derive_id
+from schemas.events import AgentProgram, Observed, Purpose, Sampling, TrajectoryEvent, derive_id
 from schemas.serde import EncodeError
 from streams.errors import CallError, EventError, LogError
 from streams.kafka import times
@@ -60,6 +60,8 @@ class RunOrder:
     """What its environment showed at first."""
     prompt_version: str | None = None
     """NAME@VERSION of the prompt that its task's messages begin with."""
+    program: AgentProgram | None = None
+    """That is run."""
 
     def began(self, version: int, now: int) -> TrajectoryEvent:
         """Return its beginning. Somebody may still read the answer to a `serve` task, so its agent decides how."""
@@ -82,6 +84,7 @@ class RunOrder:
             prompt_version=self.prompt_version,
             sampling=None if self.purpose == "serve" else self.sampling,
             observed=self.observed,
+            program=self.program,
             reason=f"slot {self.slot} of its task",
         )
 

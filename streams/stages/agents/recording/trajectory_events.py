@@ -50,6 +50,7 @@ def end_of(conversation: Conversation, policy: str, end: RunEnd, now: int) -> Tr
         prompt_version=None if began is None else began.prompt_version,
         sampling=None if began is None else began.sampling,
         observed=end.observed,
+        program=None if began is None else began.program,
         success=end.success,
         answer_turn=end.answer,
         answer_rule=end.answer_rule,

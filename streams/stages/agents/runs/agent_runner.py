@@ -30,7 +30,18 @@ from typing import Final, NamedTuple, Self, get_args
 
 from pydantic import SecretStr
 
-from schemas.events import AgentEvent, AgentType, AnswerRule, Coordinates, Ending, Observed, Response, Task, derive_id
+from schemas.events import (
+    AgentEvent,
+    AgentProgram,
+    AgentType,
+    AnswerRule,
+    Coordinates,
+    Ending,
+    Observed,
+    Response,
+    Task,
+    derive_id,
+)
 from streams.adapters.admission.held_back import HeldBack, room
 from streams.adapters.admission.policy_log import PolicyLog, PolicyState, give_up_ms
 from streams.adapters.admission.sampling_batch import WaitingTask, choose
@@ -82,6 +93,8 @@ class AgentPlan:
     agent_id: str
     work: Callable[[Task], RunWork]
     """Returns the next run of a task. It raises nothing: what goes wrong is the end of that run."""
+    program: AgentProgram | None = None
+    """As its runs record it."""
     server: str
     """The address of `streamward serve`."""
     key: SecretStr | None = None
@@ -162,7 +175,7 @@ class AgentRunner:
         if single is not None:
             self._register(single)
             self._policies[single] = self._new_policy(single)
-        self._server = RunServer(plan.server, plan.agent_id, stop, outage.meter, plan.key)
+        self._server = RunServer(plan.server, plan.agent_id, stop, outage.meter, plan.key, plan.program)
         self._metrics = RunMetrics(outage.meter, plan.agent_id)
         self._pool = ThreadPoolExecutor(plan.parallel, thread_name_prefix="runs-agent")
         self._attempts: dict[Coordinates, TaskAttempt] = {}

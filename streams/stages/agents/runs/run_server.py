@@ -21,7 +21,7 @@ from urllib.parse import quote, urlsplit
 from pydantic import SecretStr
 
 from schemas import json_text
-from schemas.events import Ending, Observed, Task, derive_id
+from schemas.events import AgentProgram, Ending, Observed, Task, derive_id
 from streams.errors import RefusedError, ServerUnavailable
 from streams.observability.metrics import OFF, Meter
 from streams.stages.agents.runs.connection_pool import LATER, KeptAlive
@@ -64,10 +64,16 @@ class RunServer:
     """The server at one address, for the runs of one agent. Any number of threads may ask it."""
 
     def __init__(
-        self, url: str, agent_id: str, stop: threading.Event, meter: Meter = OFF, key: SecretStr | None = None
+        self,
+        url: str,
+        agent_id: str,
+        stop: threading.Event,
+        meter: Meter = OFF,
+        key: SecretStr | None = None,
+        program: AgentProgram | None = None,
     ) -> None:
         """The condition `server` of `meter` fails while it is unreachable. Raises SettingsError for a wrong `url`."""
-        self.url, self._stop = trajectories_url(url, agent_id), stop
+        self.url, self._stop, self._program = trajectories_url(url, agent_id), stop, program
         self._http, self._path = KeptAlive(self.url, key), urlsplit(self.url).path
         self._is_unreachable, self._meter = False, meter
         meter.ready(SERVER)
@@ -89,6 +95,7 @@ class RunServer:
             "metadata": metadata,
             "traceparent": task.traceparent,
             "observed": None if observed is None else asdict(observed),
+            "program": None if self._program is None else asdict(self._program),
             "prompt_version": None if task.prompt_version is None else str(task.prompt_version),
         }
         return self._post(derive_id(sampling_id, slot), "begin", body)

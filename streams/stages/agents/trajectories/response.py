@@ -90,6 +90,7 @@ def response_of(trajectory: Trajectory, ended: TrajectoryEvent, unusable: str | 
         steps=trajectory.calls_in_chains,
         success=ended.success,
         prompt_version=_prompt_version(turns, ended),
+        program=ended.program,
         prompt_token_ids=TokenIds(prompt),
         completion_token_ids=TokenIds(completion),
         logprobs=Logprobs(logprobs),
