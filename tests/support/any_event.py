@@ -406,6 +406,8 @@ def _whole_trajectory(event: TrajectoryEvent) -> TrajectoryEvent:
     trajectory_id = derive_id(sampling_id, slot) if of_task else event.trajectory_id
     return dataclasses.replace(
         event,
+        answer_turn=event.answer_turn if is_end else None,
+        answer_rule=event.answer_rule if is_end else None,
         trajectory_id=trajectory_id,
         event_id=derive_id(trajectory_id, event.kind),
         sampling_id=sampling_id,
