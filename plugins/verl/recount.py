@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -24,27 +24,12 @@ from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.tools.audit.facts import Category, RecountOutcome
 from streams.tools.audit.record_digests import content_digest
-from streams.tools.audit.subject import RecountSum, SubjectRecount
+from streams.tools.audit.subject import KeyedRecount, KeyFacts, RecountSum
 from streams.tools.audit.view import AuditView
 
 Span = tuple[int, Sequence[int], Sequence[int] | None]
 """Epoch, and by partition the first offset that counts and the one after the last; None: it is still written to."""
 Places = tuple[tuple[int, int], ...]
-
-
-class QueueFact(NamedTuple):
-    """That a queue of samples was opened, restored or saved."""
-
-    at: Coordinates
-    event_id: str
-    has_own_id: bool
-    kind: str
-    epoch: int
-    samples: int
-    digest: str | None
-    counts: Mapping[str, int]
-    checkpoint: str | None
-    ends: tuple[int, ...]
 
 
 class SampleFact(NamedTuple):
@@ -67,13 +52,11 @@ class SampleFact(NamedTuple):
     """Of its fields."""
 
 
-@dataclass(slots=True)
-class QueueStory:
-    """What the log says about one queue, each list in the order of its partitions."""
+class PlacedQueue(NamedTuple):
+    """An event of a queue, and where it is."""
 
-    queue: str
-    events: list[QueueFact] = field(default_factory=list)
-    samples: list[SampleFact] = field(default_factory=list)
+    at: Coordinates
+    event: QueueEvent
 
 
 @dataclass(slots=True)
@@ -117,7 +100,7 @@ class Content:
         return whole.hexdigest()
 
 
-class QueueRecount(SubjectRecount):
+class QueueRecount(KeyedRecount[PlacedQueue | SampleFact]):
     """The recount of queues."""
 
     labels = ("queues", "samples")
@@ -130,43 +113,21 @@ class QueueRecount(SubjectRecount):
         ),
     )
 
-    def __init__(self) -> None:
-        self._queues: dict[str, QueueStory] = {}
-
     def take(self, record: Record, event: QueueEvent | SampleEvent) -> None:
         """Take in an event of a queue, or a record of a sample."""
-        story = self._queues.setdefault(event.queue, QueueStory(event.queue))
         if isinstance(event, QueueEvent):
-            story.events.append(_queue_fact(record, event))
+            self.keep(event.queue, PlacedQueue(record.at, event))
         else:
-            story.samples.append(_sample_fact(record, event))
+            self.keep(event.queue, _sample_fact(record, event))
 
-    def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
-        """Return what is wrong with every queue; nothing of one policy, since no queue is of one."""
-        outcome = RecountOutcome()
-        for story in self._queues.values() if policy is None else ():
-            queue = _QueueCheck(story, view)
-            for event in story.events:
-                queue.take(event)
-            queue.end()
-            outcome.add(queue.outcome)
-        return outcome
-
-
-def _queue_fact(record: Record, event: QueueEvent) -> QueueFact:
-    own_id = derive_id(event.queue, event.kind, event.epoch, event.writer, *event.ends)
-    return QueueFact(
-        at=record.at,
-        event_id=event.event_id,
-        has_own_id=event.event_id == own_id,
-        kind=event.kind,
-        epoch=event.epoch,
-        samples=event.samples,
-        digest=event.digest,
-        counts=event.counts,
-        checkpoint=event.checkpoint,
-        ends=event.ends,
-    )
+    def recount(self, facts: KeyFacts[PlacedQueue | SampleFact], view: AuditView) -> RecountOutcome:
+        """Return what is wrong with one queue."""
+        queue = _QueueCheck([fact for fact in facts.events if isinstance(fact, SampleFact)], view)
+        for fact in facts.events:
+            if isinstance(fact, PlacedQueue):
+                queue.take(*fact)
+        queue.end()
+        return queue.outcome
 
 
 def _sample_fact(record: Record, event: SampleEvent) -> SampleFact:
@@ -191,12 +152,12 @@ def _sample_fact(record: Record, event: SampleEvent) -> SampleFact:
 class _QueueCheck:
     """A queue, event by event."""
 
-    def __init__(self, story: QueueStory, view: AuditView) -> None:
+    def __init__(self, samples: Sequence[SampleFact], view: AuditView) -> None:
         self.outcome = RecountOutcome()
         self._view, self._topic = view, view.names["samples"]
         self._partitions = range(topics(view.settings.topics)["samples"].partitions)
         self._samples: dict[int, list[SampleFact]] = {partition: [] for partition in self._partitions}
-        for sample in self._originals(story.samples):
+        for sample in self._originals(samples):
             self._samples[sample.at.partition].append(sample)
         self._position: Counter[int] = Counter()
         """By partition: how many of its records were taken."""
@@ -225,56 +186,54 @@ class _QueueCheck:
 
     # --- events of the queue ------------------------------------------------------------------------------------------
 
-    def take(self, event: QueueFact) -> None:
+    def take(self, at: Coordinates, event: QueueEvent) -> None:
         """Take in the next event of the queue."""
         self.outcome.counts["queue events"] += 1
-        if not event.has_own_id:
-            self._find("contradictory", event.at, "its id is not that of its queue, kind, epoch, writer and ends")
+        if event.event_id != derive_id(event.queue, event.kind, event.epoch, event.writer, *event.ends):
+            self._find("contradictory", at, "its id is not that of its queue, kind, epoch, writer and ends")
         elif event.kind == "opened":
-            self._open(event)
+            self._open(at, event)
         elif event.epoch > self._epoch:
-            self._find("phantom", event.at, f"its queue was not opened as epoch {event.epoch} before")
+            self._find("phantom", at, f"its queue was not opened as epoch {event.epoch} before")
         elif event.epoch < self._epoch:
             self.outcome.counts["queue events superseded"] += 1
         elif event.checkpoint is not None and event.checkpoint not in self._saved:
-            self._find("phantom", event.at, f"it goes back to {event.checkpoint}, which the queue did not save")
+            self._find("phantom", at, f"it goes back to {event.checkpoint}, which the queue did not save")
         else:
-            self._state(event)
+            self._state(at, event)
 
-    def _open(self, event: QueueFact) -> None:
+    def _open(self, at: Coordinates, event: QueueEvent) -> None:
         if event.epoch > self._epoch + 1:
-            self._find("lost", event.at, f"it is epoch {event.epoch}, and epoch {event.epoch - 1} is not before it")
+            self._find("lost", at, f"it is epoch {event.epoch}, and epoch {event.epoch - 1} is not before it")
         elif event.epoch <= self._epoch:
             self.outcome.counts["queue events superseded"] += 1  # another opening was first
             return
         self._epoch = event.epoch
 
-    def _state(self, event: QueueFact) -> None:
+    def _state(self, at: Coordinates, event: QueueEvent) -> None:
         """Compare a state that was restored or saved with the records up to there."""
         if len(event.ends) != len(self._partitions):
             problem = f"it has {len(event.ends)} ends, and {self._topic} has {len(self._partitions)} partitions"
-            self._find("contradictory", event.at, problem)
+            self._find("contradictory", at, problem)
             return
         for partition, end in enumerate(event.ends):
             log_end = self._view.reach.ends.get((self._topic, partition), end)
             if end > log_end:
-                self._find(
-                    "phantom", event.at, f"it says that {self._topic}[{partition}] ended at {end}, not {log_end}"
-                )
+                self._find("phantom", at, f"it says that {self._topic}[{partition}] ended at {end}, not {log_end}")
                 return
         closed = [_close(span, event.ends) for span in self._spans]
         self._read(closed, event.ends)
         if event.checkpoint is not None:
             closed, content = self._saved[event.checkpoint]
-            self._go_back(event, content.copy())
-        self._compare(event)
+            self._go_back(at, event, content.copy())
+        self._compare(at, event)
         if event.kind == "saved":
             self._saved[event.event_id] = (closed, self._content.copy())
         else:
             self._spans = [*closed, (event.epoch, event.ends, None)]
             self._content.parts.clear()  # their writer is superseded
 
-    def _go_back(self, event: QueueFact, content: Content) -> None:
+    def _go_back(self, at: Coordinates, event: QueueEvent, content: Content) -> None:
         """Make a saved state the present one."""
         present, saved = self._content.samples.keys(), content.samples.keys()
         counts = {"returned": len(saved - present), "dropped": len(present - saved)}
@@ -283,19 +242,19 @@ class _QueueCheck:
         self.outcome.counts["samples gone back"] += counts["dropped"]
         claimed = {name: event.counts.get(name, 0) for name in counts}
         if claimed != counts and not self._is_cut():
-            self._find("contradictory", event.at, f"it counts {claimed}, and by the log it is {counts}")
+            self._find("contradictory", at, f"it counts {claimed}, and by the log it is {counts}")
 
-    def _compare(self, event: QueueFact) -> None:
+    def _compare(self, at: Coordinates, event: QueueEvent) -> None:
         """Find out whether a state is what the records come to."""
         if self._is_cut():
             self.outcome.counts["queue states outside"] += 1
         elif event.samples != len(self._content.samples):
             category: Category = "lost" if event.samples < len(self._content.samples) else "phantom"
             problem = f"it has {event.samples} samples, and by the log it is {len(self._content.samples)}"
-            self._find(category, event.at, problem)
+            self._find(category, at, problem)
         elif event.digest != self._content.digest():
             problem = f"it has {event.samples} samples, as by the log, but others, or with other fields or tags"
-            self._find("contradictory", event.at, problem)
+            self._find("contradictory", at, problem)
 
     def _is_cut(self) -> bool:
         """Return whether retention has deleted records of samples."""

@@ -13,7 +13,6 @@ Not covered: whether tensors are what the model gives; `reproduce` tells that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from schemas.events import Coordinates, TrainingCall, TrainingResult
 from streams.kafka.record import Record
 from streams.tools.audit.facts import AdapterFact, Category, RecountOutcome
 from streams.tools.audit.record_digests import digest
-from streams.tools.audit.subject import RecountSum, SubjectRecount
+from streams.tools.audit.subject import KeyedRecount, KeyFacts, RecountSum
 from streams.tools.audit.view import AuditView
 
 LINE_KINDS = (
@@ -56,43 +55,57 @@ class CallResultFact(NamedTuple):
     """A digest over what two results of one call must agree in."""
 
 
-@dataclass(slots=True)
-class CallStory:
-    """What the log says about the calls of one key, in the order of its partitions."""
+class CallRecount(KeyedRecount[CallFact | CallResultFact]):
+    """The recount of training calls and their results."""
 
-    model: str
-    calls: list[CallFact] = field(default_factory=list)
-    results: list[CallResultFact] = field(default_factory=list)
+    labels = ("training-calls", "training-results")
+    sums = (
+        RecountSum(
+            "training calls",
+            ("calls",),
+            {"with a result": "calls with a result", "without one": "calls lost", "open": "calls open"},
+            shown_with="calls",
+        ),
+    )
 
-    @property
-    def policy(self) -> str:
-        """The policy of the versions that the model saved."""
-        return self.model.replace(":", "-")
+    def take(self, record: Record, event: TrainingCall | TrainingResult) -> None:
+        """Take in a call or a result; the versions that a model saved are of a policy of its name."""
+        policy = event.model.replace(":", "-")
+        if isinstance(event, TrainingCall):
+            creates, in_line = event.call_id == event.model, event.kind in LINE_KINDS
+            place = 0 if creates else event.seq_id if in_line else None
+            call = CallFact(record.at, event.call_id, place, in_line or event.kind in OTHER_ANSWERED)
+            self.keep(event.model, call, policy)
+            return
+        outputs = event.outputs_sha256 or sha256(event.outputs.data).hexdigest()
+        content = digest(event.error, event.version, event.uri, event.state_sha256, event.response, outputs)
+        result = CallResultFact(record.at, event.call_id, event.source_offset, event.version, content)
+        self.keep(event.model, result, policy)
 
-
-def recount_calls(story: CallStory, versions: Mapping[int, AdapterFact], view: AuditView) -> RecountOutcome:
-    """Return what is wrong with the calls of one key; `versions`: the first `trained` of each of its policy."""
-    outcome = RecountOutcome()
-    calls: dict[str, CallFact] = {}
-    for call in story.calls:
-        if call.call_id in calls:
-            outcome.counts["calls sent again"] += 1
-        calls.setdefault(call.call_id, call)
-    results = _first_results(story.results, calls, view, outcome)
-    for call in calls.values():
-        if call.is_answered:
-            outcome.counts["calls"] += 1
-            outcome.counts["calls with a result"] += call.call_id in results
-    for at, problem in _order_problems(calls.values(), results):
-        outcome.find("out_of_order", at, problem)
-    _recount_open(calls.values(), results, view, outcome)
-    for result in results.values():
-        if (wrong := _version_problem(result, versions)) is not None:
-            outcome.find(wrong[0], result.at, wrong[1])
-    for version in versions.values():
-        if (wrong := _origin_problem(version, calls, view, story)) is not None:
-            outcome.find(wrong[0], version.at, wrong[1])
-    return outcome
+    def recount(self, facts: KeyFacts[CallFact | CallResultFact], view: AuditView) -> RecountOutcome:
+        """Return what is wrong with the calls of one model."""
+        outcome, versions = RecountOutcome(), view.trained(facts.policy)
+        answers = [fact for fact in facts.events if isinstance(fact, CallResultFact)]
+        calls: dict[str, CallFact] = {}
+        for call in (fact for fact in facts.events if isinstance(fact, CallFact)):
+            if call.call_id in calls:
+                outcome.counts["calls sent again"] += 1
+            calls.setdefault(call.call_id, call)
+        results = _first_results(answers, calls, view, outcome)
+        for call in calls.values():
+            if call.is_answered:
+                outcome.counts["calls"] += 1
+                outcome.counts["calls with a result"] += call.call_id in results
+        for at, problem in _order_problems(calls.values(), results):
+            outcome.find("out_of_order", at, problem)
+        _recount_open(calls.values(), results, view, outcome)
+        for result in results.values():
+            if (wrong := _version_problem(result, versions)) is not None:
+                outcome.find(wrong[0], result.at, wrong[1])
+        for version in versions.values():
+            if (wrong := _origin_problem(version, calls, view)) is not None:
+                outcome.find(wrong[0], version.at, wrong[1])
+        return outcome
 
 
 def _first_results(
@@ -173,52 +186,11 @@ def _version_problem(result: CallResultFact, versions: Mapping[int, AdapterFact]
 
 
 def _origin_problem(
-    version: AdapterFact, calls: Mapping[str, CallFact], view: AuditView, story: CallStory
+    version: AdapterFact, calls: Mapping[str, CallFact], view: AuditView
 ) -> tuple[Category, str] | None:
     """Return what is wrong with the origin of a version."""
     if version.origin is None or version.origin in calls:
         return None
-    if any(view.is_cut("training-calls", partition) for partition in {call.at.partition for call in story.calls}):
+    if any(view.is_cut("training-calls", partition) for partition in {call.at.partition for call in calls.values()}):
         return None  # retention has deleted calls
     return "phantom", f"it says that call {version.origin} saved it, which is not in the log"
-
-
-class CallRecount(SubjectRecount):
-    """The recount of training calls and their results."""
-
-    labels = ("training-calls", "training-results")
-    sums = (
-        RecountSum(
-            "training calls",
-            ("calls",),
-            {"with a result": "calls with a result", "without one": "calls lost", "open": "calls open"},
-            shown_with="calls",
-        ),
-    )
-
-    def __init__(self) -> None:
-        self._models: dict[str, CallStory] = {}
-
-    def take(self, record: Record, event: TrainingCall | TrainingResult) -> None:
-        """Take in a call or a result."""
-        story = self._models.setdefault(event.model, CallStory(event.model))
-        if isinstance(event, TrainingCall):
-            creates, in_line = event.call_id == event.model, event.kind in LINE_KINDS
-            place = 0 if creates else event.seq_id if in_line else None
-            story.calls.append(CallFact(record.at, event.call_id, place, in_line or event.kind in OTHER_ANSWERED))
-            return
-        outputs = event.outputs_sha256 or sha256(event.outputs.data).hexdigest()
-        content = digest(event.error, event.version, event.uri, event.state_sha256, event.response, outputs)
-        story.results.append(CallResultFact(record.at, event.call_id, event.source_offset, event.version, content))
-
-    def policies(self) -> set[str]:
-        """Return the policies of the models."""
-        return {story.policy for story in self._models.values()}
-
-    def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
-        """Return what is wrong with the calls of every model."""
-        outcome = RecountOutcome()
-        for story in self._models.values():
-            if policy in (None, story.policy):
-                outcome.add(recount_calls(story, view.trained(story.policy), view))
-        return outcome

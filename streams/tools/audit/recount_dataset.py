@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import NamedTuple
 
 from schemas.events import Coordinates, CurationEvent, DatasetEvent, SourceRange, derive_id
 from streams.kafka.record import Record, TopicPartition
 from streams.tools.audit.facts import Category, RecountOutcome
-from streams.tools.audit.subject import SubjectRecount
+from streams.tools.audit.subject import KeyedRecount, KeyFacts
 from streams.tools.audit.view import AuditView
 
 
@@ -54,42 +53,75 @@ class VerdictFact(NamedTuple):
     labeller: str
 
 
-@dataclass(slots=True)
-class DatasetStory:
-    """The log's records about one data set, in the order of their partition."""
+class DatasetRecount(KeyedRecount[DatasetFact]):
+    """The recount of data sets, over the verdicts that they are made of."""
 
-    policy: str
-    events: list[DatasetFact] = field(default_factory=list)
+    labels = ("datasets", "curation")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._verdicts: list[VerdictFact] = []
+        """Those of a partition in order."""
+
+    def take(self, record: Record, event: DatasetEvent | CurationEvent) -> None:
+        """Take in an event of a data set, or a verdict."""
+        if isinstance(event, DatasetEvent):
+            self.keep(event.dataset, _fact(record, event), event.policy)
+            return
+        about = event.event_id, event.policy, event.answer_id, event.verdict, event.labeller
+        self._verdicts.append(VerdictFact(record.at, *about))
+
+    def recount(self, facts: KeyFacts[DatasetFact], view: AuditView) -> RecountOutcome:
+        """Return what is wrong with one data set."""
+        outcome = RecountOutcome()
+        seen: set[str] = set()
+        built: set[str] = set()
+        jobs: set[str | None] = set()
+        for fact in facts.events:
+            if not fact.has_own_id:
+                outcome.find("contradictory", fact.at, "its id is not that of its data set, kind, digest and job")
+                continue
+            if fact.event_id in seen:
+                outcome.counts["dataset events repeated"] += 1
+                continue
+            seen.add(fact.event_id)
+            if fact.kind == "built":
+                built.add(fact.digest)
+                outcome.counts["datasets"] += 1
+                outcome.counts["dataset rows"] += fact.rows
+                for category, problem in _problems(fact, self._verdicts, view):
+                    outcome.find(category, fact.at, problem)
+            elif fact.digest not in built:
+                problem = f"it is about a build with digest {fact.digest[:12]}, which is not before it"
+                outcome.find("phantom", fact.at, problem)
+            elif fact.kind == "submitted":
+                jobs.add(fact.job)
+            elif fact.job not in jobs:
+                outcome.find("lost", fact.at, f"it is the end of job {fact.job}, which was not submitted before it")
+        return outcome
 
 
-def recount_dataset(story: DatasetStory, verdicts: Sequence[VerdictFact], view: AuditView) -> RecountOutcome:
-    """Return what is wrong with one data set; `verdicts`: those of a partition in order."""
-    outcome = RecountOutcome()
-    seen: set[str] = set()
-    built: set[str] = set()
-    jobs: set[str | None] = set()
-    for fact in story.events:
-        if not fact.has_own_id:
-            outcome.find("contradictory", fact.at, "its id is not that of its data set, kind, digest and job")
-            continue
-        if fact.event_id in seen:
-            outcome.counts["dataset events repeated"] += 1
-            continue
-        seen.add(fact.event_id)
-        if fact.kind == "built":
-            built.add(fact.digest)
-            outcome.counts["datasets"] += 1
-            outcome.counts["dataset rows"] += fact.rows
-            for category, problem in _problems(fact, verdicts, view):
-                outcome.find(category, fact.at, problem)
-        elif fact.digest not in built:
-            problem = f"it is about a build with digest {fact.digest[:12]}, which is not before it"
-            outcome.find("phantom", fact.at, problem)
-        elif fact.kind == "submitted":
-            jobs.add(fact.job)
-        elif fact.job not in jobs:
-            outcome.find("lost", fact.at, f"it is the end of job {fact.job}, which was not submitted before it")
-    return outcome
+def _fact(record: Record, event: DatasetEvent) -> DatasetFact:
+    job = None if event.outside is None else event.outside.job
+    lines = "".join(f"{file.sha256}  {file.path}\n" for file in sorted(event.files, key=lambda file: file.path))
+    rows = event.counts.get("train", 0) + event.counts.get("eval", 0)
+    left_out = sum(count for name, count in event.counts.items() if name.startswith("left out: "))
+    own_id = derive_id(event.dataset, event.kind, event.digest, *([] if job is None else [job]))
+    return DatasetFact(
+        at=record.at,
+        event_id=event.event_id,
+        kind=event.kind,
+        policy=event.policy,
+        digest=event.digest,
+        rows=rows,
+        judged=rows + left_out,
+        by_scenario=sum(event.scenarios.values()),
+        by_labeller=dict(event.labellers),
+        ranges=event.ranges,
+        job=job,
+        has_own_id=event.event_id == own_id,
+        has_own_digest=event.digest == sha256(lines.encode()).hexdigest(),
+    )
 
 
 def _problems(fact: DatasetFact, verdicts: Iterable[VerdictFact], view: AuditView) -> Iterator[tuple[Category, str]]:
@@ -135,57 +167,3 @@ def _counting(fact: DatasetFact, verdicts: Iterable[VerdictFact], view: AuditVie
             event_ids.add(verdict.event_id)
             (persons if verdict.labeller == "person" else machines)[verdict.answer_id] = verdict
     return [*({**machines, **persons}).values()]
-
-
-class DatasetRecount(SubjectRecount):
-    """The recount of data sets, over the verdicts that they are made of."""
-
-    labels = ("datasets", "curation")
-
-    def __init__(self) -> None:
-        self._datasets: dict[str, DatasetStory] = {}
-        self._verdicts: list[VerdictFact] = []
-
-    def take(self, record: Record, event: DatasetEvent | CurationEvent) -> None:
-        """Take in an event of a data set, or a verdict."""
-        if isinstance(event, DatasetEvent):
-            story = self._datasets.setdefault(event.dataset, DatasetStory(event.policy))
-            story.events.append(_fact(record, event))
-            return
-        about = event.event_id, event.policy, event.answer_id, event.verdict, event.labeller
-        self._verdicts.append(VerdictFact(record.at, *about))
-
-    def policies(self) -> set[str]:
-        """Return the policies of the data sets."""
-        return {story.policy for story in self._datasets.values()}
-
-    def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
-        """Return what is wrong with every data set."""
-        outcome = RecountOutcome()
-        for story in self._datasets.values():
-            if policy in (None, story.policy):
-                outcome.add(recount_dataset(story, self._verdicts, view))
-        return outcome
-
-
-def _fact(record: Record, event: DatasetEvent) -> DatasetFact:
-    job = None if event.outside is None else event.outside.job
-    lines = "".join(f"{file.sha256}  {file.path}\n" for file in sorted(event.files, key=lambda file: file.path))
-    rows = event.counts.get("train", 0) + event.counts.get("eval", 0)
-    left_out = sum(count for name, count in event.counts.items() if name.startswith("left out: "))
-    own_id = derive_id(event.dataset, event.kind, event.digest, *([] if job is None else [job]))
-    return DatasetFact(
-        at=record.at,
-        event_id=event.event_id,
-        kind=event.kind,
-        policy=event.policy,
-        digest=event.digest,
-        rows=rows,
-        judged=rows + left_out,
-        by_scenario=sum(event.scenarios.values()),
-        by_labeller=dict(event.labellers),
-        ranges=event.ranges,
-        job=job,
-        has_own_id=event.event_id == own_id,
-        has_own_digest=event.digest == sha256(lines.encode()).hexdigest(),
-    )

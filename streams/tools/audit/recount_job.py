@@ -14,8 +14,7 @@ Not covered: whether a controller asked for the tasks that the job's events say;
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ from schemas.events import Coordinates, JobEvent
 from streams.kafka.record import Record
 from streams.tools.audit.facts import RecountOutcome
 from streams.tools.audit.record_digests import content_digest
-from streams.tools.audit.subject import RecountSum, SubjectRecount
+from streams.tools.audit.subject import KeyedRecount, KeyFacts, RecountSum
 from streams.tools.audit.view import AuditView
 
 _NEXT = {
@@ -74,54 +73,81 @@ class MonthFact(NamedTuple):
     """By partition: records below this offset are in it."""
 
 
-@dataclass(slots=True)
-class JobStory:
-    """What the log says about one job, in the order of its partition."""
+class JobRecount(KeyedRecount[JobFact]):
+    """The recount of jobs and of closed months."""
 
-    policy: str
-    events: list[JobFact] = field(default_factory=list)
-    took_effect: list[JobFact] = field(default_factory=list)
-    """Found by `recount_job`."""
+    labels, counts = ("jobs",), ("jobs",)
+    sums = (RecountSum("jobs", ("jobs",), {"ended": "jobs ended", "open": "jobs open"}),)
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._months: list[MonthFact] = []
+        self._took_effect: dict[str, list[JobFact]] = {}
+        """The events of each job that was recounted."""
 
-def recount_job(story: JobStory, versions: Collection[int]) -> RecountOutcome:
-    """Return what is wrong with one job, and whether it is still open; `versions`: those of its policy in the log."""
-    outcome = RecountOutcome()
-    outcome.counts["jobs"] += 1
-    first: dict[str, JobFact] = {}
-    story.took_effect = []
-    state: str | None = None
-    count = iterations = 0
+    def take(self, record: Record, event: JobEvent) -> None:
+        """Take in an event of a job, or that a month was closed."""
+        cost_usd = event.metrics.get("cost_usd")
+        if event.kind == "month_closed":
+            month = MonthFact(record.at, event.tenant or "", event.month or "", cost_usd or 0.0, event.counted)
+            self._months.append(month)
+            return
+        fact = JobFact(
+            at=record.at,
+            event_id=event.event_id,
+            content=content_digest(event, "created_at", "traceparent"),
+            kind=event.kind,
+            sequence=event.sequence,
+            iteration=event.iteration,
+            version=event.version,
+            created_at=event.created_at,
+            tenant=event.tenant or "",
+            cost_usd=cost_usd,
+        )
+        self.keep(event.job_id, fact, event.policy)
 
-    for event in story.events:
-        known = first.setdefault(event.event_id, event)
-        if known is not event:
-            same = known.content == event.content
-            what = f"it repeats {known.at}" if same else f"it has the id of {known.at}, and is another"
-            outcome.find("repeated" if same else "contradictory", event.at, what, accounted=same)
-            continue
-        if event.sequence > count:
-            outcome.find("lost", event.at, f"it follows event {event.sequence - 1} of its job, which is not before it")
-            count, state = event.sequence, _before(event.kind, state)
-        if event.sequence < count or event.kind not in _NEXT[state]:
-            outcome.counts["job events refused"] += 1
-            continue
-        state, count = _NEXT[state][event.kind], count + 1
-        story.took_effect.append(event)
-        if event.kind in ("iteration", "evaluated") and event.version not in {0, *versions}:
-            outcome.find(
-                "lost", event.at, f"it names version {event.version} of {story.policy}, which is not in adapters"
-            )
-        if event.kind == "iteration":
-            if (event.iteration or 0) > iterations + 1:
-                outcome.find(
-                    "lost",
-                    event.at,
-                    f"it ends iteration {event.iteration}, and iteration {iterations + 1} did not end before",
-                )
-            iterations = event.iteration or 0
-    outcome.counts["jobs ended" if state == "over" else "jobs open"] += 1
-    return outcome
+    def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
+        """Return what is wrong with the jobs; months are of no policy."""
+        outcome = super().report(view, policy)
+        if policy is None:
+            outcome.add(recount_months(self._months, self._took_effect.values()))
+        return outcome
+
+    def recount(self, facts: KeyFacts[JobFact], view: AuditView) -> RecountOutcome:
+        """Return what is wrong with one job, and whether it is still open."""
+        outcome = RecountOutcome()
+        outcome.counts["jobs"] += 1
+        first: dict[str, JobFact] = {}
+        versions = view.trained(facts.policy)
+        took_effect = self._took_effect[facts.key] = list[JobFact]()
+        state: str | None = None
+        count = iterations = 0
+        for event in facts.events:
+            known = first.setdefault(event.event_id, event)
+            if known is not event:
+                same = known.content == event.content
+                what = f"it repeats {known.at}" if same else f"it has the id of {known.at}, and is another"
+                outcome.find("repeated" if same else "contradictory", event.at, what, accounted=same)
+                continue
+            if event.sequence > count:
+                problem = f"it follows event {event.sequence - 1} of its job, which is not before it"
+                outcome.find("lost", event.at, problem)
+                count, state = event.sequence, _before(event.kind, state)
+            if event.sequence < count or event.kind not in _NEXT[state]:
+                outcome.counts["job events refused"] += 1
+                continue
+            state, count = _NEXT[state][event.kind], count + 1
+            took_effect.append(event)
+            if event.kind in ("iteration", "evaluated") and event.version not in {0, *versions}:
+                problem = f"it names version {event.version} of {facts.policy}, which is not in adapters"
+                outcome.find("lost", event.at, problem)
+            if event.kind == "iteration":
+                if (event.iteration or 0) > iterations + 1:
+                    problem = f"it ends iteration {event.iteration}, and iteration {iterations + 1} did not end before"
+                    outcome.find("lost", event.at, problem)
+                iterations = event.iteration or 0
+        outcome.counts["jobs ended" if state == "over" else "jobs open"] += 1
+        return outcome
 
 
 def _before(kind: str, state: str | None) -> str | None:
@@ -145,16 +171,16 @@ class _Cost(NamedTuple):
         return self.partition < len(closed.counted) and self.offset < closed.counted[self.partition]
 
 
-def recount_months(closed: Iterable[MonthFact], stories: Iterable[JobStory]) -> RecountOutcome:
-    """Return what is wrong with months that are closed; jobs have to be recounted before."""
+def recount_months(closed: Iterable[MonthFact], jobs: Iterable[list[JobFact]]) -> RecountOutcome:
+    """Return what is wrong with months that are closed; `jobs`: the events of each that took effect."""
     outcome = RecountOutcome()
     first: dict[tuple[str, str], MonthFact] = {}
     for fact in closed:
         if first.setdefault((fact.tenant, fact.month), fact) is not fact:
             outcome.counts["months closed again"] += 1
     by_tenant: defaultdict[str, list[_Cost]] = defaultdict(list)
-    for story in stories:
-        for tenant, cost in _costs(story):
+    for events in jobs:
+        for tenant, cost in _costs(events):
             by_tenant[tenant].append(cost)
     sums: defaultdict[tuple[str, str], float] = defaultdict(float)
     for tenant, costs in by_tenant.items():
@@ -174,10 +200,10 @@ def recount_months(closed: Iterable[MonthFact], stories: Iterable[JobStory]) -> 
     return outcome
 
 
-def _costs(story: JobStory) -> Iterator[tuple[str, _Cost]]:
+def _costs(events: list[JobFact]) -> Iterator[tuple[str, _Cost]]:
     before = 0.0
-    tenant = story.took_effect[0].tenant if story.took_effect else ""
-    for event in story.took_effect:
+    tenant = events[0].tenant if events else ""
+    for event in events:
         now = before if event.cost_usd is None else event.cost_usd
         seconds = min(max(event.created_at // 1000, 0), 253_402_300_799)  # 9999
         month = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m")
@@ -188,52 +214,3 @@ def _costs(story: JobStory) -> Iterator[tuple[str, _Cost]]:
 def _next_month(month: str) -> str:
     year, number = map(int, month.split("-"))
     return f"{year + (number == 12)}-{1 if number == 12 else number + 1:02d}"
-
-
-# --- all of them ------------------------------------------------------------------------------------------------------
-
-
-class JobRecount(SubjectRecount):
-    """The recount of jobs and of closed months."""
-
-    labels, counts = ("jobs",), ("jobs",)
-    sums = (RecountSum("jobs", ("jobs",), {"ended": "jobs ended", "open": "jobs open"}),)
-
-    def __init__(self) -> None:
-        self._jobs: dict[str, JobStory] = {}
-        self._months: list[MonthFact] = []
-
-    def take(self, record: Record, event: JobEvent) -> None:
-        """Take in an event of a job, or that a month was closed."""
-        cost_usd = event.metrics.get("cost_usd")
-        if event.kind == "month_closed":
-            month = MonthFact(record.at, event.tenant or "", event.month or "", cost_usd or 0.0, event.counted)
-            self._months.append(month)
-            return
-        fact = JobFact(
-            at=record.at,
-            event_id=event.event_id,
-            content=content_digest(event, "created_at", "traceparent"),
-            kind=event.kind,
-            sequence=event.sequence,
-            iteration=event.iteration,
-            version=event.version,
-            created_at=event.created_at,
-            tenant=event.tenant or "",
-            cost_usd=cost_usd,
-        )
-        self._jobs.setdefault(event.job_id, JobStory(event.policy)).events.append(fact)
-
-    def policies(self) -> set[str]:
-        """Return the policies of the jobs."""
-        return {job.policy for job in self._jobs.values()}
-
-    def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
-        """Return what is wrong with the jobs; months are of no policy."""
-        outcome = RecountOutcome()
-        for job in self._jobs.values():
-            if policy in (None, job.policy):
-                outcome.add(recount_job(job, view.trained(job.policy)))
-        if policy is None:
-            outcome.add(recount_months(self._months, self._jobs.values()))
-        return outcome

@@ -18,27 +18,26 @@ a task are those that its thread has.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from schemas.events import AccessEvent, Coordinates, ThreadEvent, Turn
 from streams.kafka.record import Record, partition_of
 from streams.tools.audit.facts import Category, RecountOutcome
-from streams.tools.audit.subject import RecountSum, SubjectRecount
-from streams.tools.audit.thread_facts import KeyRights, ThreadFact, ThreadTurn, take_key, tenant_of
-from streams.tools.audit.thread_records import request_digest_of, thread_fact, thread_turn
+from streams.tools.audit.subject import KeyedRecount, KeyFacts, RecountSum
+from streams.tools.audit.thread_facts import (
+    KeyRights,
+    ThreadFact,
+    ThreadTurn,
+    request_digest_of,
+    take_key,
+    tenant_of,
+    thread_fact,
+    thread_turn,
+)
 from streams.tools.audit.thread_states import HeadState, RunCount, ThreadCount
 from streams.tools.audit.view import AuditView
 
 ENDINGS = {"success": "answered", "error": "failed", "timeout": "failed", "interrupted": "interrupted"}
-
-
-@dataclass(slots=True)
-class ThreadStory:
-    """The events of one thread, in the order of its partition."""
-
-    thread_id: str
-    events: list[ThreadFact] = field(default_factory=list)
 
 
 class RecordedTurn(NamedTuple):
@@ -57,7 +56,7 @@ Turns = Mapping[tuple[int, str], list[RecordedTurn]]
 """By partition and trajectory, which is a run of a thread if they answer one."""
 
 
-class ThreadRecount(SubjectRecount):
+class ThreadRecount(KeyedRecount[ThreadFact]):
     """The recount of threads, with the turns that answer their runs and the keys that wrote them."""
 
     labels, counts = ("threads", "turns", "access"), ("threads",)
@@ -71,30 +70,29 @@ class ThreadRecount(SubjectRecount):
     )
 
     def __init__(self) -> None:
-        self._threads: dict[str, ThreadStory] = {}
+        super().__init__()
         self._turns: dict[tuple[int, str], list[RecordedTurn]] = {}
-        self._keys: dict[str, KeyRights] = {}
-        """By the actor that they are."""
+        self._actors: dict[str, KeyRights] = {}
+        """Keys, by the actor that they are."""
 
     def take(self, record: Record, event: ThreadEvent | Turn | AccessEvent) -> None:
         """Take in an event of a thread, a turn, or a key."""
         if isinstance(event, AccessEvent):
-            take_key(self._keys, event)
+            take_key(self._actors, event)
         elif isinstance(event, Turn):
             turn = RecordedTurn(record.at, event.turn_id, thread_turn(event))
             self._turns.setdefault((record.at.partition, event.trajectory_id), []).append(turn)
         else:
-            story = self._threads.setdefault(event.thread_id, ThreadStory(event.thread_id))
-            story.events.append(thread_fact(record, event))
+            self.keep(event.thread_id, thread_fact(record, event))
 
     def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
         """Return what is wrong with every thread; nothing of one policy, since runs may be of several."""
         whole, threads_of_runs = RecountOutcome(), dict[str, str]()
-        for story in self._threads.values() if policy is None else ():
-            check = _ThreadCheck(story, self._turns, self._keys, view)
+        for story in self.keys.values() if policy is None else ():
+            check = _ThreadCheck(story, self._turns, self._actors, view)
             check.read()
             for run_id, request in check.requests.items():
-                if (other := threads_of_runs.setdefault(run_id, story.thread_id)) != story.thread_id:
+                if (other := threads_of_runs.setdefault(run_id, story.key)) != story.key:
                     whole.find("contradictory", request.at, f"run {run_id} is on thread {other} already")
             whole.add(check.outcome)
         if policy is not None or view.is_cut("threads") or not view.reach.settled:
@@ -109,8 +107,10 @@ class ThreadRecount(SubjectRecount):
 class _ThreadCheck:
     """The recount of one thread."""
 
-    def __init__(self, story: ThreadStory, turns: Turns, keys: Mapping[str, KeyRights], view: AuditView) -> None:
-        self._story, self._turns, self._keys, self._view = story, turns, keys, view
+    def __init__(
+        self, story: KeyFacts[ThreadFact], turns: Turns, actors: Mapping[str, KeyRights], view: AuditView
+    ) -> None:
+        self._story, self._turns, self._actors, self._view = story, turns, actors, view
         self._is_cut = view.is_cut("threads", story.events[0].at.partition)
         self._thread = ThreadCount()
         self._first: dict[int, ThreadFact] = {}
@@ -176,14 +176,14 @@ class _ThreadCheck:
     # --- an event -----------------------------------------------------------------------------------------------------
 
     def _judge_itself(self, event: ThreadFact) -> None:
-        thread_id = self._story.thread_id
+        thread_id = self._story.key
         if not event.has_own_id:
             self._find(event, "contradictory", "its id is not that of its thread and of what it is about")
         tenant = None if event.stateless else tenant_of(thread_id)
         agent_id = None if event.kind == "changed" else event.agent_id  # of a task it may be a policy
         if tenant is not None and agent_id is not None and tenant_of(agent_id) != tenant:
             self._find(event, "contradictory", f"agent {agent_id} is not of tenant {tenant}, whose thread it is")
-        rights = self._keys.get(event.actor)
+        rights = self._actors.get(event.actor)
         if rights is None:
             return
         if agent_id is not None and (problem := rights.problem(event.actor, agent_id)) is not None:
@@ -240,7 +240,7 @@ class _ThreadCheck:
             self._judge_turn(event, answered, answered.of_thread, run)
 
     def _judge_turn(self, event: ThreadFact, answered: RecordedTurn, turn: ThreadTurn, run: RunCount | None) -> None:
-        thread_id = self._story.thread_id
+        thread_id = self._story.key
         if event.messages and turn.reply != event.messages[0].content:
             self._find(event, "contradictory", f"its answer is not that of {answered}")
         is_single = event.run_id == thread_id

@@ -11,34 +11,23 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from schemas.events import Coordinates, ToolEvent, derive_id
+from schemas.events import ToolEvent
 from schemas.tool_text import endpoint_kind
-from streams.kafka.record import Record
 from streams.tools.audit.facts import RecountOutcome
-from streams.tools.audit.record_digests import content_digest
-from streams.tools.audit.recount_decisions import DecisionRecount
+from streams.tools.audit.recount_decisions import Decision, DecisionRecount, DecisionRules
 
 
-class ToolFact(NamedTuple):
-    """An event of an entry of the registry of tools."""
+class ToolOffer(NamedTuple):
+    """What an event of an entry offers."""
 
-    at: Coordinates
-    kind: str
-    sequence: int
-    has_own_id: bool
-    content: int
-    digest: str
-    """Empty of one that was removed."""
     endpoint: str
     """The kind of its endpoint; empty of an event that has none."""
-    offered: int
-    """How many tools it offers."""
+    tools: int
+    """How many."""
 
 
-class ToolRules:
+class ToolRules(DecisionRules):
     """The rules of one entry."""
-
-    noun, counted = "entry", "tool events"
 
     def __init__(self) -> None:
         self._seen = self._trusted = ""
@@ -46,7 +35,7 @@ class ToolRules:
         self._kind = ""
         """Of its endpoint; empty: it is not known."""
 
-    def problem(self, event: ToolFact) -> str | None:
+    def problem(self, event: Decision) -> str | None:
         """Return what is wrong with the next event; None: it takes effect."""
         if event.kind == "added":
             return "it adds an entry that there is" if self._seen else None
@@ -59,11 +48,11 @@ class ToolRules:
         if event.kind == "changed":
             if event.digest == self._seen:
                 return "it changes nothing"
-            if self._kind in ("function", "http") and event.offered != 1:
-                return f"it offers {event.offered} tools, and the endpoint of its entry is one {self._kind}"
+            if self._kind in ("function", "http") and event.about.tools != 1:
+                return f"it offers {event.about.tools} tools, and the endpoint of its entry is one {self._kind}"
         return None
 
-    def take(self, event: ToolFact, outcome: RecountOutcome) -> None:
+    def take(self, event: Decision, outcome: RecountOutcome) -> None:
         """Take in an event that took effect."""
         if event.kind == "removed":
             self._seen = self._trusted = self._kind = ""
@@ -72,25 +61,14 @@ class ToolRules:
         if event.kind != "changed":
             self._trusted = event.digest
         if event.kind == "added":
-            self._kind = event.endpoint
+            self._kind = event.about.endpoint
 
 
 class ToolRecount(DecisionRecount):
     """The recount of the registry of tools."""
 
-    labels, key, rules = ("tools",), "tool_id", ToolRules
+    labels, key, rules, noun, counted = ("tools",), "tool_id", ToolRules, "entry", "tool events"
 
-    @staticmethod
-    def fact(record: Record, event: ToolEvent) -> ToolFact:
-        """Return what is kept of an event."""
-        own_id = derive_id(event.tool_id, event.kind, event.sequence)
-        return ToolFact(
-            at=record.at,
-            kind=event.kind,
-            sequence=event.sequence,
-            has_own_id=event.event_id == own_id,
-            content=content_digest(event, "created_at", "traceparent"),
-            digest=event.digest or "",
-            endpoint="" if event.endpoint is None else endpoint_kind(event.endpoint),
-            offered=len(event.tools),
-        )
+    def about(self, event: ToolEvent) -> ToolOffer:
+        """Return what an event offers."""
+        return ToolOffer("" if event.endpoint is None else endpoint_kind(event.endpoint), len(event.tools))

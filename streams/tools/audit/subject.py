@@ -10,11 +10,14 @@ too. It imports nothing of the code whose records it checks, so that both have t
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from streams.kafka.record import Record
 from streams.tools.audit.facts import RecountOutcome
 from streams.tools.audit.view import AuditView
+
+F = TypeVar("F")
 
 
 class RecountSum(NamedTuple):
@@ -55,3 +58,40 @@ class SubjectRecount:
     def policies(self) -> Collection[str]:
         """Return the policies that its records are about."""
         return ()
+
+
+@dataclass(slots=True)
+class KeyFacts(Generic[F]):
+    """What is kept of the records of one key, in the order of its partition."""
+
+    key: str
+    policy: str | None
+    """The policy that they are about; None: they are about none, or several."""
+    events: list[F] = field(default_factory=list)
+
+
+class KeyedRecount(SubjectRecount, Generic[F]):
+    """The recount of a subject whose keys have nothing to do with each other."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, KeyFacts[F]] = {}
+
+    def keep(self, key: str, fact: F, policy: str | None = None) -> None:
+        """Keep a fact about a key."""
+        self.keys.setdefault(key, KeyFacts(key, policy)).events.append(fact)
+
+    def recount(self, facts: KeyFacts[F], view: AuditView) -> RecountOutcome:
+        """Return what is wrong with one key."""
+        raise NotImplementedError
+
+    def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
+        """Return what is wrong with every key; with `policy` with those that are about it."""
+        outcome = RecountOutcome()
+        for facts in self.keys.values():
+            if policy in (None, facts.policy):
+                outcome.add(self.recount(facts, view))
+        return outcome
+
+    def policies(self) -> set[str]:
+        """Return the policies of the keys."""
+        return {facts.policy for facts in self.keys.values() if facts.policy is not None}

@@ -92,13 +92,11 @@ class AuditView:
         """The policies that have answered anything."""
         return {response.policy for story in self.loop.tasks.values() for response in story.responses}
 
-    def trained(self, policy: str) -> dict[int, AdapterFact]:
+    def trained(self, policy: str | None) -> dict[int, AdapterFact]:
         """Return the first `trained` of each version of a policy."""
-        first: dict[int, AdapterFact] = {}
-        for event in self.loop.policies[policy].adapters if policy in self.loop.policies else ():
-            if event.kind == "trained":
-                first.setdefault(event.version, event)
-        return first
+        ledger = self.loop.policies.get(policy or "")
+        events = () if ledger is None else reversed(ledger.adapters)
+        return {event.version: event for event in events if event.kind == "trained"}
 
     def is_cut(self, label: str, partition: int | None = None) -> bool:
         """Return whether records of a topic, or of one of its partitions, are before the first that was read."""
