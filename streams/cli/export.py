@@ -187,7 +187,8 @@ def _check_no_batches(name: str, allow_contaminated: bool, batch: str | None, ra
 
 def _names(option: str | None = None) -> str:
     """Return the formats of batches, or those with an option, in words."""
-    return f"--format {' and '.join(batch_formats(option)) or 'of plugins (none is installed)'}"
+    formats = " and ".join(batch_formats(option))
+    return f"--format {formats}" if formats else "formats of plugins (none is installed)"
 
 
 @contextmanager
