@@ -26,7 +26,7 @@ class TaskGroups:
         at_once=1,  # the view answers one after the other
     )
     def get_group(self, request: Request, task_id: str) -> GroupAnswer:
-        """Look at the answers to a task beside each other."""
+        """Look at the answers to a task next to each other."""
         view = self._log.view
         from gateway.log import group_view  # which needs DuckDB
 
