@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from streams.cli.engine_options import on_option
 from streams.cli.runtime import (
     ALLOW_CONTAMINATED,
     AppContext,
     allow_option,
     archive_for,
     export_check,
-    on_option,
     output_option,
     pass_call,
     plugin_choice,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from streams.data.contamination.suite_index import SuiteIndex
     from streams.output import Output
     from streams.tools.archive.history import Source
-    from streams.tools.distributed.data_engine import EngineName
     from streams.tools.query.examples import ExportOptions
     from streams.tools.query.export import Counts
     from streams.tools.query.session import Session
@@ -129,7 +128,7 @@ def export(
     source: Any,
     allow_contaminated: bool,
     skip_bad: bool,
-    on: EngineName | None,
+    on: str | None,
     output: Output,
     batch: str | None,
     ranks: int,
@@ -150,7 +149,7 @@ def export(
     Training batches are those that the trainer here would take its steps from, as another trainer reads them. Their
     formats are those of plugins (`streamward plugins`). As in `train`, a batch with a held-out question is refused.
 
-    With --on, executors of Ray or Spark read the archive, for the formats of groups; the files are the same.
+    With --on, executors of a cluster read the archive, for the formats of groups; the files are the same.
     """
     from streams import output as show
     from streams.kafka.times import parse_time
@@ -206,7 +205,7 @@ def _naming_policy(call: AppContext, policy: str, source: Source) -> Iterator[No
 
 
 def _options(
-    call: AppContext, policy: str | None, chosen: dict[str, Any], *, follow: bool, on: EngineName | None
+    call: AppContext, policy: str | None, chosen: dict[str, Any], *, follow: bool, on: str | None
 ) -> ExportOptions:
     """Return the options of a data set. Raises SettingsError if they contradict each other."""
     from streams.errors import SettingsError
@@ -247,7 +246,7 @@ def _export_groups(
     *,
     source: Source,
     times: Times,
-    on: EngineName | None,
+    on: str | None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Write a data set of groups. Return a summary, and a sentence for each kind of missing record."""
     from streams.tools.query import export as sets
@@ -269,16 +268,16 @@ def _export_groups(
 
 
 def _on_engine(
-    call: AppContext, folder: Path, options: ExportOptions, session: Session, on: EngineName, held_out: SuiteIndex
+    call: AppContext, folder: Path, options: ExportOptions, session: Session, on: str, held_out: SuiteIndex
 ) -> Counts:
     """Write a data set of groups that an engine computes; the session has the ranges."""
-    from streams.tools.distributed.connect import connect
-    from streams.tools.query import distributed, export as sets
+    from streams.tools.query import export as sets
+    from streams.tools.spread import connect
 
     counts, read = sets.Counts(), sets.sources(call.settings)
     ranges = [row for row in session.ranges if row["topic"] in read]
     with connect(on) as engine:
-        lines = distributed.lines(call.settings, engine, options, session.scope, counts)
+        lines = engine.export_lines(call.settings, options, session.scope, counts)
         sets.write_lines(lines, options, folder, counts, ranges=lambda: ranges, held_out=held_out)
     return counts
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import click
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from streams.cli.runtime import AppContext, begin, importing, until_stopped
 from streams.errors import SettingsError
@@ -13,36 +11,7 @@ from streams.errors import SettingsError
 if TYPE_CHECKING:
     from trainer.ranks.launcher import Place
 
-F = TypeVar("F", bound=Callable[..., Any])
 READS = {"policy": "tasks", "scoring": "responses"}
-
-
-def options(command: F) -> F:
-    """Add `--on` and `--replicas`; the command gets `on`, which is ray or None, and `replicas`."""
-    command = click.option(
-        "--replicas", type=click.IntRange(min=1), default=None, help="How many agents --on ray runs.  [default: 1]"
-    )(command)
-    return click.option(
-        "--on",
-        type=click.Choice(["ray"]),
-        default=None,
-        help="Run agents on the nodes of the Ray cluster in RAY_ADDRESS until interrupted (docs/scale.md).",
-    )(command)
-
-
-def is_wanted(on: str | None, replicas: int | None) -> bool:
-    """Return whether the agents run on Ray. Raises UsageError if only their number is given."""
-    if on is None and replicas is not None:
-        raise click.UsageError(
-            "--replicas has no effect without --on ray; here, start the command as often as you like"
-        )
-    return on is not None
-
-
-def refuse_options(command: str, on: str | None, replicas: int | None) -> None:
-    """Raise UsageError if a command got an option that it does not take."""
-    if on is not None or replicas is not None:
-        raise click.UsageError(f"--on and --replicas have no effect on {command}")
 
 
 def agents(call: AppContext, words: Sequence[str], replicas: int) -> int:

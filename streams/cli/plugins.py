@@ -31,9 +31,10 @@ def plugins(output: Output) -> None:
             "commands": list(plugin.commands),
             "exports": list(plugin.exports),
             "views": [view.name for view in plugin.load_all(plugin.views)],
+            "engines": list(plugin.engines),
             "metadata": dict(plugin.metadata),
         }
         for plugin, distribution, version in load_plugins()
     ]
-    names = ("plugin", "version", "from", "topics", "commands", "exports", "views")
+    names = ("plugin", "version", "from", "topics", "commands", "exports", "engines", "views")
     show.rows(rows, [Column(name, name) for name in names], output)

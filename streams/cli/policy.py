@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from streams.cli import on_ray
+from streams.cli.engine_options import agent_options, on_engine
 from streams.cli.runtime import AppContext, begin, importing, pass_call, until_stopped
 
 
@@ -12,7 +12,7 @@ from streams.cli.runtime import AppContext, begin, importing, pass_call, until_s
 @click.option(
     "--fleet", is_flag=True, help="Answer for every policy in the log (fleet.policies), not only policy.name."
 )
-@on_ray.options
+@agent_options
 @click.pass_context
 @pass_call
 def policy(call: AppContext, ctx: click.Context, fleet: bool, on: str | None, replicas: int | None) -> None:
@@ -27,8 +27,8 @@ def policy(call: AppContext, ctx: click.Context, fleet: bool, on: str | None, re
     call.working = True
     if fleet:
         call.refuse_one_policy("policy")
-    if on_ray.is_wanted(on, replicas):
-        ctx.exit(on_ray.agents(call, ["policy", *(["--fleet"] if fleet else [])], replicas or 1))
+    if (run_agents := on_engine(on, replicas)) is not None:
+        ctx.exit(run_agents(call, ["policy", *(["--fleet"] if fleet else [])], replicas or 1))
     with until_stopped() as stop:
         policies = "every policy" if fleet else call.settings.policy.name
         begin(call, f"policy agent of {policies} ({call.settings.policy.engine})", "tasks")

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from streams import output as show
+from streams.cli.engine_options import on_option
 from streams.cli.runtime import (
     INTERRUPTED,
     AppContext,
     archive_for,
     json_object,
-    on_option,
     output_option,
     pass_call,
     source_option,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from streams.output import Output
     from streams.settings.model import Settings
     from streams.tools.archive.history import Source
-    from streams.tools.distributed.data_engine import EngineName
     from streams.tools.replay.held_out import HeldOutSuite
     from streams.tools.replay.replay_context import Report
     from streams.tools.replay.run_replay import ReplayRequest
@@ -140,7 +139,7 @@ def replay_run(
     output: Output,
     source: Source,
     skip_bad: bool,
-    on: EngineName | None,
+    on: str | None,
     **options: Any,
 ) -> None:
     """Replay tasks into an experiment with its own log.
@@ -150,7 +149,7 @@ def replay_run(
     scored, by agents in this process. Live processes are not affected. Ctrl-C stops it cleanly, and the same command
     resumes it; its progress is recorded in the topic `experiments`.
 
-    With --on, executors of Ray or Spark read, copy and join the archive; the result has the same bytes
+    With --on, executors of a cluster read, copy and join the archive; the result has the same bytes
     (docs/scale.md).
     """
     from streams.tools.replay import run_replay as replaying

@@ -32,7 +32,6 @@ from streams.errors import LogError, SettingsError, StreamwardError, UnknownSett
 if TYPE_CHECKING:
     from streams.settings.model import Settings
     from streams.tools.archive.history import Source
-    from streams.tools.distributed.data_engine import EngineName
     from trainer.export.batch_rows import ExportCheck
 
 DEMO = Path(".streamward/demo")
@@ -335,17 +334,7 @@ def source_option(command: F) -> F:
     )(command)
 
 
-def on_option(command: F) -> F:
-    """Add `--on`; the command gets `on`, which is ray, spark or None, and passes it to `archive_for`."""
-    return click.option(
-        "--on",
-        type=click.Choice(["ray", "spark"]),
-        default=None,
-        help="Distribute the work on the archive over a cluster.  [default: this machine]",
-    )(command)
-
-
-def archive_for(on: EngineName | None, source: Source) -> Source:
+def archive_for(on: str | None, source: Source) -> Source:
     """Return the source of a command: an engine reads the archive. Raises SettingsError if --source contradicts it."""
     if on is not None and source == "log":
         raise SettingsError(

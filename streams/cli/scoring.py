@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streams.cli import on_ray
+from streams.cli.engine_options import agent_options, on_engine, refuse_options
 from streams.cli.runtime import AppContext, begin, output_option, pass_call, until_stopped, user_name
 from streams.cli.task_file import TaskFileOptions, map_option, split_option
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.group(invoke_without_command=True)
-@on_ray.options
+@agent_options
 @click.pass_context
 @pass_call
 def scoring(call: AppContext, ctx: click.Context, on: str | None, replicas: int | None) -> None:
@@ -27,11 +27,11 @@ def scoring(call: AppContext, ctx: click.Context, on: str | None, replicas: int 
     a scorer without a broker.
     """
     if ctx.invoked_subcommand is not None:
-        on_ray.refuse_options(f"scoring {ctx.invoked_subcommand}", on, replicas)
+        refuse_options(f"scoring {ctx.invoked_subcommand}", on, replicas)
         return
     call.working = True
-    if on_ray.is_wanted(on, replicas):
-        ctx.exit(on_ray.agents(call, ["scoring"], replicas or 1))
+    if (run_agents := on_engine(on, replicas)) is not None:
+        ctx.exit(run_agents(call, ["scoring"], replicas or 1))
     with until_stopped() as stop:
         begin(call, "scoring agent", "responses")
         from streams.stages.scoring import scoring_agent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from streams.cli import on_ray
+from streams.cli.engine_options import engine_option
 from streams.cli.runtime import (
     ALLOW_CONTAMINATED,
     AppContext,
@@ -20,12 +20,7 @@ from streams.cli.runtime import (
 @click.command()
 @click.option("--steps", type=click.IntRange(min=1), default=None, help="End after this many batches.")
 @click.option("--fleet", is_flag=True, help="Train every policy in the log (fleet.policies), not only policy.name.")
-@click.option(
-    "--launcher",
-    type=click.Choice(["ray"]),
-    default=None,
-    help="Run the trainer's processes on the nodes of the Ray cluster in RAY_ADDRESS (docs/scale.md).",
-)
+@engine_option("--launcher", "trainer", "Run the trainer's processes on the nodes of a cluster.")
 @allow_option
 @click.pass_context
 @pass_call
@@ -47,6 +42,7 @@ def train(
     model.device=cuda. If one of them dies, all end with exit code 75: start the command again.
     """
     call.working = True
+    from streams.plugins.engines import engine_work
     from trainer.ranks.launcher import place_from_env, run_ranks
 
     if fleet:
@@ -54,8 +50,8 @@ def train(
     place = place_from_env(call.settings)
     flags = [name for name, is_set in (("--fleet", fleet), (ALLOW_CONTAMINATED, allow_contaminated)) if is_set]
     arguments = ["train", *flags, *([] if steps is None else ["--steps", str(steps)])]
-    if launcher == "ray":
-        ctx.exit(on_ray.trainer(call, arguments, place))
+    if launcher is not None:
+        ctx.exit(engine_work(launcher, "trainer")(call, arguments, place))
     processes = call.settings.trainer.processes
     if place is None and processes > 1:
         ctx.exit(run_ranks(call.again(*arguments), processes))

@@ -55,6 +55,31 @@ class PluginExport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PluginEngine:
+    """A cluster that work is sent to with `--on NAME` or `--launcher NAME`: where each kind of work is, `module:name`.
+
+    What is None, the engine does not do; then its name is no choice of that option.
+    """
+
+    help: str
+    """A line for the help of the option: where the cluster is found."""
+    package: str
+    """The module that it needs, which may be missing: `ray.data`."""
+    install: str
+    """How to get that: `pip install 'streamward[ray]'`."""
+    archive: str | None = None
+    """Replays and exports: a function without arguments that yields a streams.tools.spread.ArchiveEngine."""
+    agents: str | None = None
+    """Stream workers: runs `streamward WORDS` as several agents; takes AppContext, words, their number."""
+    trainer: str | None = None
+    """The trainer's ranks: runs `streamward WORDS` as trainer.processes ranks; takes AppContext, words, a Place."""
+
+    def references(self) -> list[str]:
+        """Return where its kinds of work are."""
+        return [reference for reference in (self.archive, self.agents, self.trainer) if reference is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plugin:
     """One optional part."""
 
@@ -72,6 +97,8 @@ class Plugin:
     """Where its SQL views are: `module:name` of a tuple of SqlView."""
     recounts: str | None = None
     """Where the audit's recounts of what it writes are: `module:name` of a tuple of SubjectRecount."""
+    engines: Mapping[str, PluginEngine] = field(default_factory=dict)
+    """Clusters, by the name that `--on` has for them."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Keys that it may add to the metadata of groups, with their meaning; the audit names any other."""
 
@@ -83,6 +110,7 @@ class Plugin:
             *filter(None, (self.topics, self.views, self.recounts)),
             *(command.command for command in self.commands.values()),
             *(export.encode for export in self.exports.values()),
+            *(reference for engine in self.engines.values() for reference in engine.references()),
         ]
         if wrong := [reference for reference in references if not is_reference(reference)]:
             raise SettingsError(f"plugin {self.name}: {', '.join(wrong)} is not of the form module:name")

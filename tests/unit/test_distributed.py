@@ -13,10 +13,11 @@ from click.testing import CliRunner
 from schemas.events import RewardSource
 from streams.cli.root import cli
 from streams.errors import LogError, SettingsError
+from streams.plugins import engines
 from streams.settings.model import Archive, Kafka, Settings
-from streams.tools.distributed import data_engine, node_probe
+from streams.tools.distributed import node_probe
 from streams.tools.distributed.connect import check_node
-from streams.tools.distributed.data_engine import EngineName, executor_error
+from streams.tools.distributed.data_engine import executor_error
 from streams.tools.distributed.executor import ReleaseCheck, release
 from streams.tools.distributed.pieces import for_executors
 from streams.tools.replay import run_replay as replay
@@ -49,9 +50,7 @@ def test_a_node_that_is_as_this_process_is_taken(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["ray", "spark"])
-def test_any_other_node_is_refused_with_its_name_and_what_to_do(
-    name: EngineName, differs: dict[str, Any], says: str
-) -> None:
+def test_any_other_node_is_refused_with_its_name_and_what_to_do(name: str, differs: dict[str, Any], says: str) -> None:
     with pytest.raises(SettingsError) as raised:
         check_node(name, same() | differs, release(), STORE)
     text = str(raised.value)
@@ -98,9 +97,9 @@ def test_a_relative_archive_has_its_whole_path_on_an_executor(tmp_path: Path, mo
 
 @pytest.mark.parametrize("name", ["ray", "spark"])
 def test_an_engine_that_is_not_installed_is_refused_before_the_log_is_asked(
-    name: EngineName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_engine, "find_spec", lambda package: None)
+    monkeypatch.setattr(engines, "find_spec", lambda package: None)
     asked = ReplayRequest(name="x", selection=Selection(policy="p"), folder=tmp_path / "x", train=False)
     with pytest.raises(SettingsError, match=rf"pip install 'streamward\[{name}\]'"):
         replay.run(Settings(kafka=Kafka(bootstrap="127.0.0.1:1")), asked, stop=threading.Event(), on=name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,24 @@ import pytest
 
 from streams.errors import SettingsError
 from streams.kafka.topics import SHAPES
+from streams.plugins import installed
+from streams.plugins.engines import engines
 from streams.plugins.installed import InstalledPlugin, in_order, load_plugins
-from streams.plugins.plugin import Plugin
+from streams.plugins.plugin import Plugin, PluginEngine
 from tests.import_graph import ROOT, sources
 from tests.support.stranger_plugin import install_thumbs, run_with
 
 FOLDERS = {path.parent.name for path in (ROOT / "plugins").glob("*/__init__.py")}
 MORE = """
 from dataclasses import replace
-from streams.plugins.plugin import PluginExport
+from streams.plugins.plugin import PluginEngine, PluginExport
 
 PLUGIN = replace(
     PLUGIN,
     requires=(),
     commands={**PLUGIN.commands, "adapters rate": PluginCommand("thumbs.rate:rate", "Rate adapters.")},
     exports={"rated": PluginExport("thumbs.rate:encode", "batches with thumbs")},
+    engines={"hands": PluginEngine(help="all you have", package="thumbs", install="grow", agents="thumbs.rate:agents")},
     metadata={"thumbs_by": "who rated the answers"},
 )
 """
@@ -38,6 +42,10 @@ def rate():
     """Rate adapters."""
     from streams.kafka.topics import SHAPES
     print("thumbs_by" in SHAPES["groups"].metadata)
+
+def agents(call, words, replicas):
+    print(*words, replicas, call.settings.policy.name)
+    return 0
 '''
 USED_BY = {"__init__.py": ("thumbs",), "recount.py": ("audit",)}
 """The command that loads a file of the plugin; `query` loads topics and views."""
@@ -75,9 +83,26 @@ def test_the_plugin_of_a_stranger_has_all_that_it_declares(stranger: Path) -> No
         "topics": ["thumbs"],
         "commands": ["thumbs", "adapters rate"],
         "exports": ["rated"],
+        "engines": ["hands"],
         "views": ["answer_thumbs"],
         "metadata": {"thumbs_by": "who rated the answers"},
     }
+
+
+def test_the_engine_of_a_stranger_is_a_choice_where_it_has_work_to_do(stranger: Path) -> None:
+    assert run_with(stranger, "policy", "--on", "hands", "--replicas", "10").stdout == "policy 10 default\n"
+    assert re.search(
+        r"--on \[.*hands\] .* hands:\s+all\s+you\s+have\.", run_with(stranger, "policy", "--help").stdout, re.S
+    )
+    done = run_with(stranger, "train", "--launcher", "hands")
+    assert done.returncode == 2 and "Invalid value for '--launcher': 'hands' is not" in done.stderr
+
+
+def test_two_engines_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [Plugin(name=name, engines={"e": PluginEngine(help="", package="p", install="")}) for name in "ab"]
+    monkeypatch.setattr(installed, "load_plugins", lambda: of(*both))
+    with pytest.raises(SettingsError, match="plugin b: there is another engine e; rename it, or uninstall of-b"):
+        engines("archive")
 
 
 def test_a_folder_of_plugins_that_somebody_works_in_is_not_ours(stranger: Path) -> None:

@@ -55,8 +55,8 @@ def test_without_ray_a_command_says_how_to_get_it(words: tuple[str, ...], monkey
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("policy", "--replicas", "2"), "--replicas has no effect without --on ray"),
-        (("scoring", "--replicas", "2"), "--replicas has no effect without --on ray"),
+        (("policy", "--replicas", "2"), "--replicas has no effect without --on"),
+        (("scoring", "--replicas", "2"), "--replicas has no effect without --on"),
         (("scoring", "--on", "ray", "try"), "--on and --replicas have no effect on scoring try"),
         (("policy", "--on", "ray", "--replicas", "0"), "0 is not in the range x>=1"),
         (("train", "--launcher", "spark"), "'spark' is not 'ray'"),

@@ -1,32 +1,15 @@
-"""Start Spark or Ray, or connect to it, and check that every node is as this process.
-
-    connect(name) ──► spark.py | ray.py, which alone import those packages ──► check_nodes ──► work
-
-The engine finds its cluster by its own means (`spark-submit`, `PYSPARK_SUBMIT_ARGS`, `spark-defaults.conf`;
-`RAY_ADDRESS`, `ray job submit`); without any it runs on this machine.
-"""
+"""Check that every node of an engine is as this process, before it gets work."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 from streams.errors import SettingsError
 from streams.tools.distributed import node_probe
-from streams.tools.distributed.data_engine import DataEngine, EngineName
+from streams.tools.distributed.data_engine import DataEngine
 from streams.tools.distributed.executor import Release
-from streams.tools.distributed.ray import ray
-from streams.tools.distributed.spark import spark
-
-
-def connect(name: EngineName) -> AbstractContextManager[DataEngine]:
-    """Start an engine, or connect to it, for as long as the block runs.
-
-    Raises SettingsError without its package, or if it does not start.
-    """
-    return spark() if name == "spark" else ray()
 
 
 def check_nodes(engine: DataEngine, release: Release, store: str, folders: Sequence[str]) -> None:
@@ -38,7 +21,7 @@ def check_nodes(engine: DataEngine, release: Release, store: str, folders: Seque
         check_node(engine.name, node, release, store)
 
 
-def check_node(name: EngineName, node: Mapping[str, Any], release: Release, store: str) -> None:
+def check_node(name: str, node: Mapping[str, Any], release: Release, store: str) -> None:
     """Raise SettingsError unless a node, described by itself, is as this process."""
     place = f"--on {name}: {node['host']} ({node['python']})"
     remedy = f"pip install 'streamward[{name}]=={release.version}' on every node, and the same there as here"

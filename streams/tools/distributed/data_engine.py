@@ -5,22 +5,20 @@
                                              ├─► in_order     in the order of the numbers, to this process
                                              └─► sorted_by    sorted, to this process
 
-spark.py and ray.py implement it; connect.py starts one of them.
+spark.py and ray.py implement it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.util import find_spec
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from streams import errors
 from streams.errors import LogError, SettingsError, StreamwardError
 
-EngineName = Literal["ray", "spark"]
 NodeProbe = Callable[[], dict[str, Any]]
 """Describes the node that it runs on."""
 Piecework = Callable[[int], Iterator[pa.RecordBatch]]
@@ -64,7 +62,8 @@ class Rows(Protocol):
 class DataEngine(Protocol):
     """Spark, or Ray."""
 
-    name: EngineName
+    name: str
+    """As `--on` has it."""
 
     @property
     def parallelism(self) -> int:
@@ -80,21 +79,7 @@ class DataEngine(Protocol):
         """Return what `work` makes of the numbers below `count`, in their order, by `parts` tasks."""
 
 
-def require(name: EngineName) -> None:
-    """Return if an engine's package is installed. Raises SettingsError."""
-    package = {"ray": "ray.data", "spark": "pyspark"}[name]
-    try:
-        is_installed = find_spec(package) is not None
-    except ModuleNotFoundError:
-        is_installed = False
-    if not is_installed:
-        java = ", and a Java 17 or 21" if name == "spark" else ""
-        raise SettingsError(
-            f"--on {name} needs a package that is not installed: pip install 'streamward[{name}]'{java}"
-        )
-
-
-def executor_error(name: EngineName, exc: BaseException) -> StreamwardError:
+def executor_error(name: str, exc: BaseException) -> StreamwardError:
     """Return the error that an executor raised, taken out of the engine's own."""
     cause: BaseException | None = exc
     while cause is not None:

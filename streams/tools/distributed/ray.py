@@ -23,13 +23,11 @@ import pyarrow as pa
 from streams.errors import SettingsError
 from streams.tools.distributed import node_probe
 from streams.tools.distributed.data_engine import (
-    EngineName,
     NodeProbe,
     Piecework,
     SharedValue,
     Tablework,
     executor_error,
-    require,
 )
 
 SHARED = 4
@@ -40,7 +38,6 @@ SHARED = 4
 def ray() -> Iterator[RayEngine]:
     """Yield Ray while the block runs. Raises SettingsError without Ray, or if its cluster cannot be reached."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    require("ray")
     import ray as package
     from ray import cloudpickle, data
 
@@ -72,7 +69,7 @@ def _address() -> dict[str, Any]:
 class RayEngine:
     """A Ray cluster."""
 
-    name: EngineName = "ray"
+    name = "ray"
 
     def __init__(self, package: Any, data: Any) -> None:
         self._ray, self._data = package, data

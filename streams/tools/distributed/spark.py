@@ -25,13 +25,11 @@ import pyarrow as pa
 from streams.errors import SettingsError
 from streams.tools.distributed import node_probe
 from streams.tools.distributed.data_engine import (
-    EngineName,
     NodeProbe,
     Piecework,
     SharedValue,
     Tablework,
     executor_error,
-    require,
 )
 
 BATCH_RECORDS = 1000
@@ -41,7 +39,6 @@ BATCH_RECORDS = 1000
 @contextmanager
 def spark() -> Iterator[SparkEngine]:
     """Yield Spark while the block runs. Raises SettingsError without PySpark, or if Spark does not start."""
-    require("spark")
     if os.environ.get("SPARK_REMOTE"):
         raise SettingsError(
             "--on spark: SPARK_REMOTE names a Spark Connect server, which has no broadcast variables; unset it"
@@ -71,7 +68,7 @@ def spark() -> Iterator[SparkEngine]:
 class SparkEngine:
     """A Spark session."""
 
-    name: EngineName = "spark"
+    name = "spark"
 
     def __init__(self, session: Any) -> None:
         self._session = session

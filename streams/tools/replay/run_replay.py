@@ -4,7 +4,7 @@
     source     tasks, responses,         groups   batches  adapters        all below <prefix>experiment.NAME.
                rewards, group-control
          └───► ask again with another prompt (other_prompt.py)
-               (copy and join of an archive may be spread over machines: distributed_replay.py)
+               (copy and join of an archive may be spread over machines: streams/tools/spread.py)
 
 Where an experiment came from is an event in the source's `experiments`; nothing else is written to the source, and no
 offset of it is committed. Each step writes in an order that follows from the step before, so a run that was stopped or
@@ -31,16 +31,16 @@ from streams.kafka.group_names import SCORING, GroupScope
 from streams.kafka.history import History, LogHistory
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
+from streams.plugins.engines import require_package
 from streams.settings.load import save
 from streams.settings.model import Settings
-from streams.tools.distributed.connect import connect
-from streams.tools.distributed.data_engine import DataEngine, EngineName, require
-from streams.tools.replay import distributed_replay, experiments, other_prompt, recorded_lag, rescore, selection
+from streams.tools.replay import experiments, other_prompt, recorded_lag, rescore, selection
 from streams.tools.replay.copy import commit_ends, copy
 from streams.tools.replay.experiments import Experiment, Journal
 from streams.tools.replay.regroup import write_batches, write_groups
 from streams.tools.replay.replay_context import Replay, ReplayProgress, Report, Stopped, Writer
 from streams.tools.replay.selection import SelectedTasks, Selection
+from streams.tools.spread import ArchiveEngine, connect
 
 TICK_S = 0.5
 """Between two progress reports of the training."""
@@ -145,7 +145,7 @@ def run(
     *,
     stop: threading.Event,
     report: Report | None = None,
-    on: EngineName | None = None,
+    on: str | None = None,
 ) -> ReplayResult:
     """Run an experiment, or resume it, until it is finished or `stop` is set.
 
@@ -153,7 +153,7 @@ def run(
 
     Raises SettingsError and RefusedError as `settings_of`; RefusedError if another experiment has this name, or part
     of the range is deleted; NotFoundError if no task is chosen; LogError if the log fails; what the trainer raises;
-    with `on`, what `connect` and `distributed_replay.check_replayable` raise.
+    with `on`, what `connect` and `ArchiveEngine.check_replayable` raise.
     """
     history = history or LogHistory(source)
     settings = settings_of(source, request)
@@ -169,7 +169,7 @@ def run(
         engine = None
         if on is not None:
             engine = connection.enter_context(connect(on))
-            distributed_replay.check_replayable(engine, source, about.ranges)
+            engine.check_replayable(source, about.ranges)
         journal = Journal(source, about, actor=request.actor)
         journal.write("started", "requested" if is_new else "resumed")
         progress = ReplayProgress(stop) if report is None else ReplayProgress(stop, report)
@@ -199,21 +199,21 @@ def run(
     return ReplayResult(experiment=request.name, kind="finished", counts=counts, settings=settings)
 
 
-def _refuse_engine(on: EngineName, request: ReplayRequest) -> None:
+def _refuse_engine(on: str, request: ReplayRequest) -> None:
     """Raise SettingsError if this cannot be replayed on an engine."""
     if request.scorers:
         raise SettingsError(f"--on {on} copies the recorded rewards, and --scorer gives new ones here; leave one out")
     if request.prompt is not None:
         raise SettingsError(f"--on {on} copies what was recorded, and --prompt asks again here; leave one out")
-    require(on)
+    require_package(on, "archive")
 
 
-def _write(replay: Replay, counts: Counter[str], engine: DataEngine | None) -> None:
+def _write(replay: Replay, counts: Counter[str], engine: ArchiveEngine | None) -> None:
     """Copy, score, join and cut, adding to `counts` after each step. Raises Stopped."""
     about, settings = replay.about, replay.settings
     trained, _ = recorded_lag.read(replay.source, replay.history, about.policy, about.ranges)
     if engine is not None:
-        counts += distributed_replay.copy_and_join(replay, engine, trained)
+        counts += engine.copy_and_join(replay, trained)
     else:
         counts += copy(replay)
     if replay.scorers:

@@ -1,0 +1,23 @@
+"""Ray and Spark: replays and exports of an archive, and on Ray the trainer's ranks and agents, on other machines."""
+
+from streams.plugins.plugin import Plugin, PluginEngine
+
+PLUGIN = Plugin(
+    name="distributed",
+    engines={
+        "ray": PluginEngine(
+            help="the cluster in RAY_ADDRESS",
+            package="ray.data",
+            install="pip install 'streamward[ray]'",
+            archive="plugins.distributed.archive_work:on_ray",
+            agents="streams.cli.on_ray:agents",
+            trainer="streams.cli.on_ray:trainer",
+        ),
+        "spark": PluginEngine(
+            help="as its own configuration says",
+            package="pyspark",
+            install="pip install 'streamward[spark]', and a Java 17 or 21",
+            archive="plugins.distributed.archive_work:on_spark",
+        ),
+    },
+)
