@@ -15,9 +15,16 @@ from pathlib import Path
 
 from tests.benchmarks.table import write
 
-FILES = Path(__file__).parent.glob("*.py")
-NAMES = tuple(sorted(file.stem for file in FILES if "\ndef run(" in file.read_text(encoding="utf-8")))
-DOCS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+ROOT = Path(__file__).parents[2]
+FILES = [*ROOT.glob("tests/benchmarks/*.py"), *ROOT.glob("tests/plugins/*/benchmarks/*.py")]
+MODULES = {
+    file.stem: ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    for file in sorted(FILES, key=lambda file: file.stem)
+    if "\ndef run(" in file.read_text(encoding="utf-8")
+}
+"""The module of each benchmark by its name: ours, and those of plugins."""
+NAMES = tuple(MODULES)
+DOCS = ROOT / "docs" / "benchmarks.md"
 
 
 def main(arguments: list[str]) -> int:
@@ -31,7 +38,7 @@ def main(arguments: list[str]) -> int:
         parser.error(f"no benchmark is called {sorted(unknown)[0]!r}; there are {', '.join(NAMES)}")
     lines = []
     for name in given.names or NAMES:
-        module = importlib.import_module(f"tests.benchmarks.{name}")
+        module = importlib.import_module(MODULES[name])
         if given.list:
             print(f"{name:17} {(module.__doc__ or '').splitlines()[0]}")
             continue
