@@ -183,7 +183,7 @@ BESIDE = for each in $(1)/lib/python*/site-packages; do \
 # Spark reads an archive, and replays one: in an environment of its own, since it is large, with Delta's jars from Maven
 # Central and the Java 17 or 21 on PATH or in JAVA_HOME
 test-spark: .venv/ready-test setup-spark
-	TEST_SPARK=1 $(BIN)/python -m pytest tests/log/test_archive_readers.py tests/scale -m "not ray" $(ARGS)
+	TEST_SPARK=1 $(BIN)/python -m pytest tests/log/test_archive_readers.py tests/log/test_spark_filters.py tests/plugins -m spark $(ARGS)
 
 setup-spark: .venv/ready-test
 	@test -x .venv-spark/bin/python || $(PYTHON) -m venv .venv-spark
@@ -192,7 +192,7 @@ setup-spark: .venv/ready-test
 
 # Ray on this machine, in an environment of its own that also has the packages of .venv
 test-ray: .venv/ready-test setup-ray
-	TEST_RAY=1 $(BIN)/python -m pytest tests/scale -m ray $(ARGS)
+	TEST_RAY=1 $(BIN)/python -m pytest tests/plugins -m ray $(ARGS)
 
 setup-ray: .venv/ready-test
 	@test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray

@@ -10,8 +10,8 @@ PLUGIN = Plugin(
             package="ray.data",
             install="pip install 'streamward[ray]'",
             archive="plugins.distributed.archive_work:on_ray",
-            agents="streams.cli.on_ray:agents",
-            trainer="streams.cli.on_ray:trainer",
+            agents="plugins.distributed.ray_launch:agents",
+            trainer="plugins.distributed.ray_launch:trainer",
         ),
         "spark": PluginEngine(
             help="as its own configuration says",

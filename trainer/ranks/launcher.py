@@ -118,7 +118,7 @@ def code_of_all(codes: Sequence[int | None], is_stopped: bool) -> int:
 
 
 class RankRun:
-    """What a launcher on another machine and its ranks know of each other (trainer/ranks/ray_ranks.py)."""
+    """What a launcher on another machine and its ranks know of each other (plugins/distributed/ray_ranks.py)."""
 
     def __init__(self, size: int) -> None:
         self._codes: list[int | None] = [None] * size

@@ -31,7 +31,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "the table before `archive compact` and in that after it.",
         result="The same rows as above, by a filter on every column of every topic (`make test-spark`).",
         tests=(
-            "tests/scale/test_spark_filters.py::test_a_filter_on_any_column_finds_its_rows_before_and_after_compaction",
+            "tests/log/test_spark_filters.py::test_a_filter_on_any_column_finds_its_rows_before_and_after_compaction",
         ),
     ),
     Situation(

@@ -1,4 +1,4 @@
-"""Put and get samples of 4 KiB through TransferQueue, for a rate: run by tests/benchmarks/samples.py in .venv-verl.
+"""Put and get samples of 4 KiB through TransferQueue, for a rate: benchmark `samples` runs it in .venv-verl.
 
 backend's settings (stdin) ──► rounds of put, get, clear ──► samples a second (stdout)
 """

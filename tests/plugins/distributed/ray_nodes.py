@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv-ray" / "bin" / "python"
 STORE_BYTES = 80_000_000
 """Of each node; Ray takes no less."""

@@ -1,6 +1,6 @@
 """What runs on Ray, as far as it needs no Ray: what is asked for, what is refused, and how ranks and agents end.
 
-The rest is tests/scale/test_ray_launcher.py.
+The rest is tests/plugins/distributed/test_ray_launcher.py.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import pytest
 from click.testing import CliRunner, Result
 from pydantic import SecretStr
 
+from plugins.distributed import ray_agents, ray_cluster
+from plugins.distributed.ray_agents import AgentLost, RayAgent
+from plugins.distributed.ray_cluster import Room
 from streams.cli.root import cli
 from streams.errors import EXIT_RESTART, SettingsError
 from streams.settings.model import Policy, Scoring, Settings
-from streams.worker.ray import ray_agents, ray_cluster
-from streams.worker.ray.ray_agents import AgentLost, RayAgent
-from streams.worker.ray.ray_cluster import Room
 from trainer.ranks.launcher import RankRun
 from trainer.step.model import LIBRARIES
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 JUDGE = Scoring(judge_url="http://judge/v1", judge_model="j", judge_key=SecretStr("sk-1"))
 HERE = {"streamward": "0.2.0", "torch": "2.13.0", "streamward's code": "a" * 12}
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from plugins.distributed import node_probe
+from plugins.distributed.data_engine import executor_error
+from plugins.distributed.executor import ReleaseCheck, release
+from plugins.distributed.node_check import check_node
+from plugins.distributed.pieces import for_executors
 from schemas.events import RewardSource
 from streams.cli.root import cli
 from streams.errors import LogError, SettingsError
 from streams.plugins import engines
 from streams.settings.model import Archive, Kafka, Settings
-from streams.tools.distributed import node_probe
-from streams.tools.distributed.connect import check_node
-from streams.tools.distributed.data_engine import executor_error
-from streams.tools.distributed.executor import ReleaseCheck, release
-from streams.tools.distributed.pieces import for_executors
 from streams.tools.replay import run_replay as replay
 from streams.tools.replay.run_replay import ReplayRequest
 from streams.tools.replay.selection import Selection

@@ -16,9 +16,9 @@ import threading
 from threading import Event
 from typing import Any
 
+from plugins.distributed.ray_cluster import NodeCommand, Room, child_of, room_for
 from streams.errors import EXIT_RESTART, NotFoundError, RefusedError, SettingsError
 from streams.settings.model import Ray
-from streams.worker.ray.ray_cluster import NodeCommand, Room, child_of, room_for
 
 FINAL = (0, SettingsError.exit_code, NotFoundError.exit_code, RefusedError.exit_code)
 """Exit codes of an agent that would end the same way again."""

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from streams.settings.model import Settings
+from tests.plugins.distributed import replays
 from tests.skips import needs
-from tests.support.log import spread_replay as spread
 from tests.support.log.secured_node import free_ports
 from tests.support.spark import environment
 
 pytestmark = pytest.mark.kafka
-RAY_PYTHON = spread.ROOT / ".venv-ray" / "bin" / "python"
+RAY_PYTHON = replays.ROOT / ".venv-ray" / "bin" / "python"
 START_S = 120.0
 """For a cluster of Ray to start on a busy machine."""
 
@@ -36,9 +36,9 @@ class Executors:
     env: dict[str, str]
     folder: Path
 
-    def run(self, settings: Settings, *more: str, **env: str) -> spread.Ended:
+    def run(self, settings: Settings, *more: str, **env: str) -> replays.Ended:
         """Replay with these options."""
-        return spread.replayed(self.python, settings, *more, env={**self.env, **env}, cwd=self.folder)
+        return replays.replayed(self.python, settings, *more, env={**self.env, **env}, cwd=self.folder)
 
     @contextmanager
     def elsewhere(self, packages: Path) -> Iterator[dict[str, str]]:
@@ -107,60 +107,60 @@ def _await(port: int, head: subprocess.Popen[bytes], log: Path) -> None:
 def test_every_byte_is_that_of_a_replay_on_one_machine(
     settings: Settings, executors: Executors, tmp_path: Path
 ) -> None:
-    source = spread.archived(settings)
+    source = replays.archived(settings)
     here = executors.run(source, "--source", "archive")
     assert here.code == 0, here.stderr
-    expected = spread.taken(source)
+    expected = replays.taken(source)
     assert {label for label, rows in expected.items() if rows} >= {"groups", "dead-letters", "batches", "responses"}
     there = executors.run(source, "--on", executors.name)
     assert there.code == 0, there.stderr
-    assert spread.taken(source) == expected
+    assert replays.taken(source) == expected
     assert there.stdout == here.stdout
 
 
 @pytest.mark.parametrize(
     ("executor", "says"),
     [
-        (spread.no_streamward, "cannot run Streamward: ModuleNotFoundError: No module named"),
-        (spread.other_release, "so what it makes may have other bytes"),
-        (spread.without_schema, "lacks the schema"),
+        (replays.no_streamward, "cannot run Streamward: ModuleNotFoundError: No module named"),
+        (replays.other_release, "so what it makes may have other bytes"),
+        (replays.without_schema, "lacks the schema"),
     ],
 )
 def test_an_executor_that_is_not_as_this_process_is_refused_before_anything_is_written(
     settings: Settings, executors: Executors, tmp_path: Path, executor: Callable[[Path], Path], says: str
 ) -> None:
-    source = spread.archived(settings)
+    source = replays.archived(settings)
     with executors.elsewhere(executor(tmp_path / "elsewhere")) as env:
         done = executors.run(source, "--on", executors.name, **env)
     assert (done.code, says in done.stderr, "Nothing was written" in done.stderr) == (2, True, True), done.stderr
-    assert spread.nothing_written(source)
+    assert replays.nothing_written(source)
 
 
 def test_a_topic_that_was_never_archived_is_refused(settings: Settings, executors: Executors, tmp_path: Path) -> None:
-    source = spread.archived(settings)
-    (spread.folder_of(source, "rewards")).rename(tmp_path / "gone")
+    source = replays.archived(settings)
+    (replays.folder_of(source, "rewards")).rename(tmp_path / "gone")
     done = executors.run(source, "--on", executors.name)
     assert (done.code, "does not hold" in done.stderr, "archive sync" in done.stderr) == (3, True, True), done.stderr
-    assert spread.nothing_written(source)
+    assert replays.nothing_written(source)
 
 
 def test_a_segment_that_was_changed_is_named_and_no_record_is_copied(
     settings: Settings, executors: Executors, tmp_path: Path
 ) -> None:
-    source = spread.archived(settings)
-    spread.damage(source)
+    source = replays.archived(settings)
+    replays.damage(source)
     done = executors.run(source, "--on", executors.name)
     assert (done.code, "it was changed since it was written" in done.stderr) == (5, True), done.stderr
-    assert not any(spread.taken(source).values())
+    assert not any(replays.taken(source).values())
 
 
 def test_an_export_has_the_files_of_one_on_one_machine(
     settings: Settings, executors: Executors, tmp_path: Path
 ) -> None:
-    source = spread.archived(settings)
-    here = spread.exported(executors.python, source, "here", "--source", "archive", env=executors.env, cwd=tmp_path)
-    there = spread.exported(executors.python, source, "there", "--on", executors.name, env=executors.env, cwd=tmp_path)
+    source = replays.archived(settings)
+    here = replays.exported(executors.python, source, "here", "--source", "archive", env=executors.env, cwd=tmp_path)
+    there = replays.exported(executors.python, source, "there", "--on", executors.name, env=executors.env, cwd=tmp_path)
     assert (here.code, there.code) == (0, 0), here.stderr + there.stderr
     assert there.stdout.replace("there", "here") == here.stdout
-    assert spread.files(tmp_path / "there") == spread.files(tmp_path / "here")
-    assert len(spread.files(tmp_path / "here")["train.jsonl"]) > 1000
+    assert replays.files(tmp_path / "there") == replays.files(tmp_path / "here")
+    assert len(replays.files(tmp_path / "here")["train.jsonl"]) > 1000

@@ -26,11 +26,11 @@ from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.settings.model import Metrics, Model, Policy, Ray, Settings
 from tests import skips
+from tests.plugins.distributed.ray_nodes import PYTHON, ROOT, Nodes, nodes
 from tests.support import factories
 from tests.support.models.tiny import save_tiny
 from tests.support.models.tiny_log import manifests, settings_in, trained, write
 from tests.support.processes import environment, read, said, until
-from tests.support.ray_nodes import PYTHON, ROOT, Nodes, nodes
 from trainer import fleet
 
 pytestmark = [

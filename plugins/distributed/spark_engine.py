@@ -22,15 +22,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from streams.errors import SettingsError
-from streams.tools.distributed import node_probe
-from streams.tools.distributed.data_engine import (
+from plugins.distributed import node_probe
+from plugins.distributed.data_engine import (
     NodeProbe,
     Piecework,
     SharedValue,
     Tablework,
     executor_error,
 )
+from streams.errors import SettingsError
 
 BATCH_RECORDS = 1000
 """Rows of one Arrow batch between Spark and Python: a response may have many kilobytes."""

@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from plugins.distributed.pieces import pieces_of
+from plugins.distributed.spread_export import LINES, READ, Exporting, ReadingByTask
 from schemas.events import Response
 from schemas.serde import encode
 from streams.kafka.record import Record
 from streams.settings.model import Archive, Settings
-from streams.tools.distributed.pieces import pieces_of
 from streams.tools.query import distributed, export
-from streams.tools.query.distributed import LINES, READ, Exporting, ReadingByTask
 from streams.tools.query.examples import ExportOptions
 from streams.tools.query.session import Session
 from streams.tools.query.source import Scope

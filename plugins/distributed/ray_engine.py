@@ -20,15 +20,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from streams.errors import SettingsError
-from streams.tools.distributed import node_probe
-from streams.tools.distributed.data_engine import (
+from plugins.distributed import node_probe
+from plugins.distributed.data_engine import (
     NodeProbe,
     Piecework,
     SharedValue,
     Tablework,
     executor_error,
 )
+from streams.errors import SettingsError
 
 SHARED = 4
 """Shared values that an executor keeps."""

@@ -16,7 +16,7 @@ READS = {"policy": "tasks", "scoring": "responses"}
 
 def agents(call: AppContext, words: Sequence[str], replicas: int) -> int:
     """Run `streamward WORDS` as `replicas` agents until a signal; return the exit code."""
-    from streams.worker.ray import ray_cluster
+    from plugins.distributed import ray_cluster
 
     settings, kind = call.settings, words[0]
     computes = kind == "policy" and settings.policy.engine == "transformers"
@@ -25,7 +25,7 @@ def agents(call: AppContext, words: Sequence[str], replicas: int) -> int:
     )
     with ray_cluster.joined(f"{kind} --on ray"), until_stopped() as stop:
         begin(call, f"{kind} on Ray ({replicas} agents)", READS[kind])
-        from streams.worker.ray import ray_agents
+        from plugins.distributed import ray_agents
 
         return ray_agents.run(ray_cluster.work(settings, words, call.log_level), room, settings.ray, stop)
 
@@ -35,7 +35,7 @@ def trainer(call: AppContext, words: Sequence[str], place: Place | None) -> int:
 
     Raises SettingsError if another launcher gave this process a `place`.
     """
-    from streams.worker.ray import ray_cluster
+    from plugins.distributed import ray_cluster
 
     if place is not None:
         raise SettingsError("--launcher ray, and WORLD_SIZE is set by another launcher; use one of them")
@@ -44,6 +44,6 @@ def trainer(call: AppContext, words: Sequence[str], place: Place | None) -> int:
     with ray_cluster.joined("train --launcher ray"), until_stopped() as stop:
         begin(call, f"trainer on Ray ({room.processes} processes)", "batches")
         with importing():
-            from trainer.ranks import ray_ranks
+            from plugins.distributed import ray_ranks
 
         return ray_ranks.run(ray_cluster.work(settings, words, call.log_level), room, settings.ray, stop)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from plugins.distributed import node_probe
+from plugins.distributed.data_engine import DataEngine
+from plugins.distributed.executor import Release
 from streams.errors import SettingsError
-from streams.tools.distributed import node_probe
-from streams.tools.distributed.data_engine import DataEngine
-from streams.tools.distributed.executor import Release
 
 
 def check_nodes(engine: DataEngine, release: Release, store: str, folders: Sequence[str]) -> None:

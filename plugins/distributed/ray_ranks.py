@@ -31,11 +31,11 @@ from ray.train.backend import Backend
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from plugins.distributed.ray_cluster import NodeCommand, Room, child_of, no_room, room_for
 from streams.errors import EXIT_RESTART, ClusterError
 from streams.files import Scratch
 from streams.processes.child import describe_exit
 from streams.settings.model import Ray
-from streams.worker.ray.ray_cluster import NodeCommand, Room, child_of, no_room, room_for
 from trainer.ranks.launcher import HOME_S, RankRun
 from trainer.step.model import LIBRARIES
 

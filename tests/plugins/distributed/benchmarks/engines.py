@@ -28,7 +28,7 @@ from streams.tools.archive import sync
 from tests.benchmarks.loop import REPO, node
 from tests.benchmarks.side_by_side import line, say
 from tests.benchmarks.whole_groups import EVENTS, SLOTS, preload
-from tests.support.log.spread_replay import READ, taken
+from tests.plugins.distributed.replays import READ, taken
 from tests.support.spark import environment
 
 GROUPS = 1500
@@ -70,7 +70,7 @@ def _replayed(settings: Settings, python: Path, on: str, scratch: Path) -> tuple
     env = {key: value for key, value in os.environ.items() if not key.startswith("STREAMWARD_")}
     own = environment.variables(scratch) if on == "spark" else {}
     done = subprocess.run(
-        [str(python), "-m", "tests.benchmarks.spread", on, str(scratch)],
+        [str(python), "-m", "tests.plugins.distributed.benchmarks.spread", on, str(scratch)],
         cwd=REPO,
         env={**env, **own, **to_env(settings), "PYTHONPATH": str(REPO)},
         check=True,

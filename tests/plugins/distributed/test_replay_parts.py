@@ -16,6 +16,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings as checked, strategies as st
 
+from plugins.distributed import replay_parts
+from plugins.distributed.pieces import pieces_of
+from plugins.distributed.replay_parts import COPIED, COUNTED, JOINED, ORDER, Copying, Joining, count_rows, piece_starts
 from schemas.events import Coordinates, DeadLetter, SourceRange
 from streams.errors import LogError
 from streams.kafka.record import Record, TopicPartition, encoded
@@ -23,10 +26,8 @@ from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.settings.model import Archive, Policy, Settings, Topics
 from streams.tools.archive.segments import ArchiveReader
 from streams.tools.archive.tables import Change
-from streams.tools.distributed.pieces import pieces_of
-from streams.tools.replay import driver, parts
+from streams.tools.replay import driver
 from streams.tools.replay.copy import Renaming
-from streams.tools.replay.parts import COPIED, COUNTED, JOINED, ORDER, Copying, Joining, count_rows, piece_starts
 from streams.tools.replay.recorded_lag import Trained
 from streams.tools.replay.regroup import partition_records
 from tests.support.factories import T0
@@ -174,7 +175,7 @@ def cut(batches: list[pa.RecordBatch], schema: pa.Schema, draw: random.Random) -
 def test_parts_in_any_order_give_the_bytes_of_one_piece(tasks: list[list[str]], seed: int, at_once: int) -> None:
     draw = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "CHUNK_RECORDS", at_once)
+        patch.setattr(replay_parts, "CHUNK_RECORDS", at_once)
         case = Case.of(Log(tasks, seed), Path(folder), draw)
         expected = case.in_one_piece()
         assert case.in_parts(draw) == expected

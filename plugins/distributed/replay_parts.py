@@ -23,13 +23,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from plugins.distributed.data_engine import SharedValue, as_batches
+from plugins.distributed.pieces import ArchivePiece, bucket_of
 from schemas.events import Coordinates, DeadLetter
 from streams.kafka.record import Record
 from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.settings.model import Settings
 from streams.tools.archive.segments import ArchiveReader
-from streams.tools.distributed.data_engine import SharedValue, as_batches
-from streams.tools.distributed.pieces import ArchivePiece, bucket_of
 from streams.tools.replay import driver
 from streams.tools.replay.copy import Renaming
 from streams.tools.replay.recorded_lag import Trained

@@ -19,6 +19,10 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from plugins.distributed.data_engine import DataEngine, Rows, SharedValue, as_batches
+from plugins.distributed.executor import release, same_release
+from plugins.distributed.node_check import check_nodes
+from plugins.distributed.pieces import ArchivePiece, bucket_of, buckets_for, for_executors, pieces_of
 from schemas.events import AdvantagedGroup, Coordinates, Event, SourceRange
 from schemas.serde import Poison
 from streams.arrow import decode
@@ -27,10 +31,6 @@ from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.archive.history import ArchiveHistory
 from streams.tools.archive.segments import ArchiveReader
-from streams.tools.distributed.connect import check_nodes
-from streams.tools.distributed.data_engine import DataEngine, Rows, SharedValue, as_batches
-from streams.tools.distributed.executor import release, same_release
-from streams.tools.distributed.pieces import ArchivePiece, bucket_of, buckets_for, for_executors, pieces_of
 from streams.tools.query.examples import FORMATS, ExportOptions
 from streams.tools.query.export import LABELS, Counts, line_of, rows_by_group, statement
 from streams.tools.query.source import Scope

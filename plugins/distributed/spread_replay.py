@@ -3,9 +3,9 @@
     archive ──► pieces ──► engine: copy ─┬──────────────────────────► in order ──► tasks, responses, rewards, ...
                                          └─► by bucket ──► engine: join ──► sorted ──► a file per partition ──► groups
 
-The result is that of a replay on one machine, byte for byte (parts.py says why), so a replay that was stopped here may
-be resumed there. Everything is computed before the first record is written, and an executor that fails, or runs another
-release, leaves the log as it was.
+The result is that of a replay on one machine, byte for byte (replay_parts.py says why), so a replay that was stopped
+here may be resumed there. Everything is computed before the first record is written, and an executor that fails, or
+runs another release, leaves the log as it was.
 
 Not covered: scoring again, which is done where the scorers are; selecting, which reads the archived tasks here; and
 cutting batches, which goes through the groups of a policy one by one.
@@ -20,16 +20,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from schemas.events import SourceRange
-from streams.errors import LogError
-from streams.kafka.topics import KEYED_BY_TASK, topics
-from streams.settings.model import Settings
-from streams.tools.distributed.connect import check_nodes
-from streams.tools.distributed.data_engine import DataEngine, Rows
-from streams.tools.distributed.executor import release, same_release
-from streams.tools.distributed.pieces import ArchivePiece, buckets_for, for_executors, pieces_of
-from streams.tools.replay.copy import Renaming
-from streams.tools.replay.parts import (
+from plugins.distributed.data_engine import DataEngine, Rows
+from plugins.distributed.executor import release, same_release
+from plugins.distributed.node_check import check_nodes
+from plugins.distributed.pieces import ArchivePiece, buckets_for, for_executors, pieces_of
+from plugins.distributed.replay_parts import (
     COPIED,
     COUNTED,
     JOINED,
@@ -40,6 +35,11 @@ from streams.tools.replay.parts import (
     count_rows,
     piece_starts,
 )
+from schemas.events import SourceRange
+from streams.errors import LogError
+from streams.kafka.topics import KEYED_BY_TASK, topics
+from streams.settings.model import Settings
+from streams.tools.replay.copy import Renaming
 from streams.tools.replay.recorded_lag import Trained
 from streams.tools.replay.regroup import STOP_EVERY, Spool, spool_folder, write_spooled
 from streams.tools.replay.replay_context import Replay, Stopped

@@ -21,7 +21,7 @@ def describe(store: str, folders: tuple[str, ...]) -> dict[str, Any]:
 
     node: dict[str, Any] = {"host": socket.gethostname(), "python": sys.executable}
     try:
-        from streams.tools.distributed import executor
+        from plugins.distributed import executor
 
         node |= executor.release_and_unseen(store, folders)
     except Exception as exc:  # a foreign environment may raise anything, and that describes the node

@@ -17,7 +17,7 @@ from streams.tools.archive import history
 from streams.tools.replay import run_replay as replay
 from streams.tools.replay.run_replay import ReplayRequest
 from streams.tools.replay.selection import Selection
-from tests.support.log.spread_replay import NAME
+from tests.plugins.distributed.replays import NAME
 
 BEGINS = ("copying tasks", "copying and joining")
 """What a replay reports first."""

@@ -1,1 +1,0 @@
-"""Work on the archive that an engine of the user's, Spark or Ray, spreads over machines."""
