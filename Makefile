@@ -41,7 +41,7 @@ pytest:
 # the chart on the cluster of KUBECONFIG, in namespaces of its own, with the helm and kubectl on PATH; dashboards and
 # alerts with the prometheus and promtool on PATH or in PROMETHEUS_HOME; a real Schema Registry, which is fetched once
 test-deploy: .venv/ready-test
-	PATH="$(CURDIR)/.venv-deploy/bin:$$PATH" TEST_CLUSTER=1 TEST_REGISTRY=1 $(BIN)/python -m pytest tests/deploy $(ARGS)
+	PATH="$(CURDIR)/.venv-deploy/bin:$$PATH" TEST_CLUSTER=1 TEST_REGISTRY=1 $(BIN)/python -m pytest tests/deploy $(wildcard tests/plugins/*/test_chart*.py) $(ARGS)
 
 check: .venv/ready-test
 	@$(MAKE) --no-print-directory --jobs=2 lint types

@@ -179,7 +179,7 @@ def program_version() -> str:
 def code_version() -> str:
     """Return the version of Streamward, and a digest of its source files."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for package in ("schemas", "streams", "trainer"):
+    for package in ("plugins", "schemas", "streams", "trainer"):
         for path in sorted((root / package).rglob("*.py")):
             digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
     return f"{program_version()} {digest.hexdigest()[:12]}"

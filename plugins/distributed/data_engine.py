@@ -5,7 +5,7 @@
                                              ├─► in_order     in the order of the numbers, to this process
                                              └─► sorted_by    sorted, to this process
 
-spark.py and ray.py implement it.
+spark_engine.py and ray_engine.py implement it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ What runs is the command that a user would type, in a process of its own: Ray's 
 have loaded libraries of their own. Settings are those of the command, secrets included, and no file or variable of a
 node adds to them. They travel as arguments of Ray's calls; who may talk to a Ray cluster may run any program on it.
 
-Not covered: Ray Client (ray://). Submit the command as a job instead: docs/scale.md.
+Not covered: Ray Client (ray://). Submit the command as a job instead: docs/distributed.md.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ for name in sys.argv[1:]:
         pass
 if ours:
     root, code = pathlib.Path(ours.origin).parents[1], hashlib.sha256()
-    for path in sorted(one for package in ("schemas", "streams", "trainer") for one in (root / package).rglob("*.py")):
+    packages = ("plugins", "schemas", "streams", "trainer")
+    for path in sorted(file for package in packages for file in (root / package).rglob("*.py")):
         code.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     print("streamward's code", code.hexdigest()[:12])
 """

@@ -150,7 +150,7 @@ def replay_run(
     resumes it; its progress is recorded in the topic `experiments`.
 
     With --on, executors of a cluster read, copy and join the archive; the result has the same bytes
-    (docs/scale.md).
+    (docs/distributed.md).
     """
     from streams.tools.replay import run_replay as replaying
 

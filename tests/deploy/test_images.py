@@ -61,24 +61,30 @@ def test_what_the_small_image_installs_is_locked_and_a_requirement_of_ours() -> 
     assert [line for line in listed() if "[" in line and f'"{line}' not in project] == []
 
 
+EXTRA = r"streamward\[(\w+)\]"
 BY_PACKAGES = {
     "bridges": None,  # commands of somebody at a terminal, not of a deployment
-    "ray": "docs/scale.md",
     "signing": "docs/install.md",
     "tracing": "docs/tracing.md",
 }
-"""Extras that no image has, and the page that says which build argument brings them."""
+"""Extras that no image has, and the page with the build argument that brings them. Those of a plugin: its own page."""
 
 
 def test_the_images_have_what_a_message_of_the_program_asks_to_install() -> None:
     folders = ("gateway", "plugins", "schemas", "streams", "trainer")
     sources = "".join(path.read_text(encoding="utf-8") for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    asked = set(re.findall(r"streamward\[(\w+)\]", sources))
+    asked = set(re.findall(EXTRA, sources))
     installed = re.search(r"'\.\[([\w,]+)\]'", _lines("build-model"))
     assert installed is not None
     extras = set(installed[1].split(","))
-    assert asked == extras | BY_PACKAGES.keys()
-    for page in filter(None, BY_PACKAGES.values()):
+    of_plugins = {
+        extra: f"docs/{path.parts[0]}.md"
+        for path in (file.relative_to(ROOT / "plugins") for file in (ROOT / "plugins").rglob("*.py"))
+        for extra in set(re.findall(EXTRA, (ROOT / "plugins" / path).read_text(encoding="utf-8"))) - extras
+    }
+    pages = of_plugins | BY_PACKAGES
+    assert asked == extras | pages.keys()
+    for page in filter(None, pages.values()):
         assert "PACKAGES=" in (ROOT / page).read_text(encoding="utf-8"), page
     in_small_image = {line.partition("[")[0] for line in listed()}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]

@@ -121,7 +121,7 @@ def nothing_written(settings: Settings) -> bool:
 
 def other_release(folder: Path) -> Path:
     """Return a folder with another Streamward: a comment more in one of its files."""
-    for package in ("schemas", "streams", "trainer"):
+    for package in ("plugins", "schemas", "streams", "trainer"):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     with (folder / "streams" / "output.py").open("a", encoding="utf-8") as file:
         file.write("# changed\n")

@@ -177,7 +177,8 @@ def test_ranks_reach_each_other_on_every_port_and_only_the_operator_the_head() -
 def test_the_values_on_the_page_are_one_trainer_of_many_gpus_and_many_samplers(
     kuberay: jsonschema.Draft7Validator, tmp_path: Path
 ) -> None:
-    (block,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "scale.md").read_text(), re.MULTILINE | re.DOTALL)
+    page = (ROOT / "docs" / "distributed.md").read_text()
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     done = helm(yaml.safe_load(block))
     assert done.returncode == 0, done.stderr
     found = {name_of(one): one for one in yaml.safe_load_all(done.stdout) if one is not None}
