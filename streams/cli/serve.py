@@ -66,12 +66,12 @@ def _worker_of_calls(call: AppContext) -> Iterator[None]:
     from streams.processes.child import describe_exit
     from streams.processes.signals import start_ending_with_parent
 
-    command, over = call.again("--set", "metrics.port=0", "calls"), threading.Event()  # the port is the server's
+    command, stop = call.again("--set", "metrics.port=0", "calls"), threading.Event()  # the port is the server's
     child = start_ending_with_parent(command, os.environ)
 
     def tend() -> None:
         nonlocal child
-        while not over.wait(1.0):
+        while not stop.wait(1.0):
             if (code := child.poll()) is not None:
                 click.echo(
                     f"the worker of training calls ended with {describe_exit(code)}: starting it again", err=True
@@ -83,7 +83,7 @@ def _worker_of_calls(call: AppContext) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        stop.set()
         thread.join()
         child.terminate()
         child.wait_at_most(CALL_S)

@@ -31,7 +31,7 @@ def status(call: AppContext, output: str) -> None:
 
     state = loop.look(call.settings)
     plain = _plain(call, state, list(disk(call.settings)))
-    plain["diagnoses"] = {name: str(found) for name, found in loop.diagnoses(call.settings, state).items()}
+    plain["diagnoses"] = {name: str(diagnosis) for name, diagnosis in loop.diagnoses(call.settings, state).items()}
     if output == "json":
         from streams import output as show
 

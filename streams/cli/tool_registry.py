@@ -68,7 +68,7 @@ def tools_add(
     from streams.environments.registry.tool_caller import ToolCaller
     from streams.environments.registry.tool_log import RegistryDecision, ToolLog
 
-    given = {
+    fields = {
         "tool_id": name,
         "endpoint": endpoint,
         "name": call_name,
@@ -79,7 +79,7 @@ def tools_add(
         "seed": seed,
         "max_turns": max_turns,
     }
-    body = read_body({field: value for field, value in given.items() if value is not None})
+    body = read_body({field: value for field, value in fields.items() if value is not None})
     loaded = call.settings_to_write
     with ToolLog(loaded) as log, closing(ToolCaller(loaded.environments)) as caller:
         order = body.order(name)
@@ -149,8 +149,8 @@ def tools_accept(call: AppContext, name: str, digest: str | None, reason: str, o
 
     with ToolLog(call.settings_to_write) as log:
         seen = log.get(name).seen
-        wanted = digest or ("" if seen is None else seen.digest)
-        show.record(entry_row(log.accept(name, wanted, RegistryDecision(user_name(), reason))), output)
+        accepted = digest or ("" if seen is None else seen.digest)
+        show.record(entry_row(log.accept(name, accepted, RegistryDecision(user_name(), reason))), output)
 
 
 @tools.command("remove")
@@ -202,6 +202,6 @@ def _state(entry: ToolState) -> str:
     return "trusted" if entry.is_trusted else "changed"
 
 
-def _lines(entry: ToolState, which: str) -> list[str]:
-    offer = getattr(entry, which)
+def _lines(entry: ToolState, attribute: str) -> list[str]:
+    offer = getattr(entry, attribute)
     return [f"{tool.name}: {tool.description} {tool.parameters}" for tool in offer.tools]

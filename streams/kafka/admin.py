@@ -69,8 +69,8 @@ def open_transactions(settings: Settings, labels: Iterable[str]) -> list[OpenTra
         return []
     from streams.kafka import transactions  # with aiokafka, which takes a tenth of a second to import
 
-    found = (transactions.open_transaction(settings.kafka, tp, end) for tp, end in sorted(ends.items()))
-    return [transaction for transaction in found if transaction is not None]
+    transactions_or_none = (transactions.open_transaction(settings.kafka, tp, end) for tp, end in sorted(ends.items()))
+    return [transaction for transaction in transactions_or_none if transaction is not None]
 
 
 def _ends(

@@ -67,8 +67,8 @@ class TopicIds:
 
     def is_of_another(self, tp: TopicPartition, offset: int, metadata: str | None) -> bool:
         """Return whether a commit was made in a topic of this name that was deleted, and say so."""
-        noted = noted_id(metadata or "")
-        if offset <= 0 or "" in (noted, self.of(tp[0])) or noted == self.of(tp[0]):
+        committed_id = noted_id(metadata or "")
+        if offset <= 0 or "" in (committed_id, self.of(tp[0])) or committed_id == self.of(tp[0]):
             return False
         log.warning(
             "%s[%d]: the commit of %d is of a topic of this name that was deleted. This one is read from its first "

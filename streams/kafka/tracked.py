@@ -79,16 +79,16 @@ class TrackedConsumer:
     def poll(self, timeout_s: float = POLL_S) -> list[TakenRecord]:
         """Return new records, as soon as there is one; each is open until `done`. Raises as `GroupConsumer.poll`."""
         self._pause_or_resume()
-        taken = []
+        new_records = []
         for record in self._consumer.poll(timeout_s=timeout_s):
             tracker = self._trackers.get((record.at.topic, record.at.partition))
             if tracker is not None:  # else the partition was lost within this very poll
                 tracker.read(record.at.offset)
-                taken.append(TakenRecord(record, tracker))
+                new_records.append(TakenRecord(record, tracker))
         for tp, end in self._consumer.take_reached_ends().items():
             if tp in self._trackers:
                 self._trackers[tp].reach_end(end)
-        return taken
+        return new_records
 
     def take_assigned(self) -> set[TopicPartition]:
         """Return the partitions assigned since the last call, less those that are lost again."""
@@ -103,27 +103,27 @@ class TrackedConsumer:
         """Return the commits of partitions that are ours, without asking the broker."""
         return self._consumer.next_offsets(partitions)
 
-    def owns(self, taken: TakenRecord) -> bool:
+    def owns(self, open_record: TakenRecord) -> bool:
         """Whether the partition has been ours ever since this record was read; else its next owner works on it."""
-        return self._trackers.get(taken.partition) is taken.tracker
+        return self._trackers.get(open_record.partition) is open_record.tracker
 
-    def done(self, taken: TakenRecord) -> None:
+    def done(self, open_record: TakenRecord) -> None:
         """Mark a record as done: everything that follows from it was handed to the producer."""
-        taken.tracker.done(taken.record.at.offset)
+        open_record.tracker.done(open_record.record.at.offset)
 
-    def bury(self, taken: TakenRecord, reason: str, error: str) -> None:
+    def bury(self, open_record: TakenRecord, reason: str, error: str) -> None:
         """Write a dead letter for a record that cannot be used, and mark it as done."""
-        self.dead_letter(taken.record, reason, error)
-        self.done(taken)
+        self.dead_letter(open_record.record, reason, error)
+        self.done(open_record)
 
-    def skip(self, taken: TakenRecord, poison: Poison) -> None:
+    def skip(self, open_record: TakenRecord, poison: Poison) -> None:
         """Mark a record that cannot be decoded, or is where nobody looks for it, as done.
 
         Its dead letter is the advantages stage's: that reads every record of this topic once, where here each policy
         would write its own.
         """
-        log.warning("skipped: %s", cut(poison.error), extra=taken.record.log_extra)
-        self.done(taken)
+        log.warning("skipped: %s", cut(poison.error), extra=open_record.record.log_extra)
+        self.done(open_record)
 
     def dead_letter(self, record: Record, reason: str, error: str) -> None:
         """Write a dead letter for a record."""
