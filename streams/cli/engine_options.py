@@ -20,7 +20,7 @@ class EngineOption(click.Option):
     """An option whose value is an engine that does one kind of work. A line of each follows its help."""
 
     def __init__(self, *names: Any, work: EngineWork, **attributes: Any) -> None:
-        super().__init__(*names, type=plugin_choice(lambda: list(engines(work))), **attributes)
+        super().__init__(*names, **attributes)
         self.work = work
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
@@ -33,7 +33,8 @@ class EngineOption(click.Option):
 
 def engine_option(name: str, work: EngineWork, text: str) -> Callable[[F], F]:
     """Return a decorator that adds an option for the engines that do `work`."""
-    return click.option(name, cls=EngineOption, work=work, default=None, help=text)
+    names = plugin_choice(lambda: list(engines(work)))
+    return click.option(name, cls=EngineOption, work=work, type=names, default=None, help=text)
 
 
 def on_option(command: F) -> F:

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 @click.command()
 @output_option
 def plugins(output: Output) -> None:
-    """List installed plugins and what they declare."""
+    """List installed plugins and what they declare.
+
+    The setting plugins.load chooses which of them a process loads.
+    """
     from streams import output as show
     from streams.files import program_version
     from streams.output import Column
-    from streams.plugins.installed import load_plugins
+    from streams.plugins.installed import installations, load_plugins
 
-    rows = [
-        {
-            "plugin": plugin.name,
-            "version": version or program_version(),
-            "from": distribution,
+    loaded = {
+        plugin.name: {
             "requires": plugin.requires,
             "topics": [shape.label for shape in plugin.load_all(plugin.topics)],
             "commands": list(plugin.commands),
@@ -34,7 +34,17 @@ def plugins(output: Output) -> None:
             "engines": list(plugin.engines),
             "metadata": dict(plugin.metadata),
         }
-        for plugin, distribution, version in load_plugins()
+        for plugin, _, _ in load_plugins()
+    }
+    rows = [
+        {
+            "plugin": name,
+            "version": version or program_version(),
+            "from": distribution,
+            "loaded": name in loaded,
+            **loaded.get(name, {}),
+        }
+        for name, _, distribution, version in installations()
     ]
-    names = ("plugin", "version", "from", "topics", "commands", "exports", "engines", "views")
+    names = ("plugin", "version", "from", "loaded", "topics", "commands", "exports", "engines", "views")
     show.rows(rows, [Column(name, name) for name in names], output)

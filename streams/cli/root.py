@@ -63,6 +63,7 @@ from streams.cli.training_calls import calls
 from streams.cli.tune import tune
 from streams.cli.up import up
 from streams.errors import SettingsError
+from streams.plugins.choice import read_choice, use_choice
 from streams.plugins.installed import plugin_entries
 from streams.plugins.plugin import Plugin, PluginCommand
 from streams.processes.signals import WITH_PARENT, end_with_parent
@@ -98,10 +99,12 @@ class CommandLine(Guarded):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands, section by section."""
+        choose_plugins(ctx)
         return [*(str(command.name) for commands in SECTIONS.values() for command in commands), *plugin_commands()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command; one of a plugin is imported now."""
+        choose_plugins(ctx)
         command = super().get_command(ctx, cmd_name)
         if command is None and (declaration := plugin_commands().get(cmd_name)) is not None:
             command = _load(*declaration)
@@ -123,6 +126,11 @@ class CommandLine(Guarded):
             if lines:
                 with formatter.section(title):
                     formatter.write_dl(lines)
+
+
+def choose_plugins(ctx: click.Context) -> None:
+    """Let --config and --set choose the plugins, before one of them is needed."""
+    use_choice(read_choice(ctx.params.get("config"), ctx.params.get("overrides") or ()))
 
 
 def plugin_commands(group: str = "") -> dict[str, tuple[Plugin, PluginCommand]]:
@@ -156,6 +164,7 @@ def _load(plugin: Plugin, declaration: PluginCommand) -> Any:
     "--config",
     type=click.Path(path_type=Path),
     metavar="FILE",
+    is_eager=True,
     help="Read settings from this TOML file instead of ./streamward.toml.",
 )
 @click.option(
@@ -163,6 +172,7 @@ def _load(plugin: Plugin, declaration: PluginCommand) -> Any:
     "overrides",
     multiple=True,
     metavar="SECTION.KEY=VALUE",
+    is_eager=True,
     help="Set one value; overrides file and environment. May be repeated.",
 )
 @click.option(

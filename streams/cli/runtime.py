@@ -142,6 +142,14 @@ def plugin_choice(names: Callable[[], Sequence[str]]) -> click.Choice[str]:
 class Guarded(click.Group):
     """The root group, which handles every exception of a command."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options; --help and completion already need the plugins."""
+        try:
+            return super().parse_args(ctx, args)
+        except StreamwardError as exc:
+            _print_error(str(exc))
+            ctx.exit(exc.exit_code)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and turn an exception into a message on stderr and an exit code."""
         try:

@@ -1,4 +1,4 @@
-"""Which optional parts are installed, each after those that it requires.
+"""Which optional parts are installed, and those that this process loads, each after those that it requires.
 
     plugins/NAME/__init__.py of this distribution: PLUGIN ────────────────────────┐
     entry points streamward.plugins of any other: NAME = module:PLUGIN ──► load_plugins() ──► topics, commands, …
@@ -10,7 +10,7 @@ Those of this distribution are the folders in `plugins`, next to `streams`: remo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import entry_points
@@ -20,9 +20,10 @@ from pkgutil import iter_modules
 from typing import NamedTuple, TypeVar
 
 from streams.errors import SettingsError
+from streams.plugins.choice import PluginChoice, current_choice, use_choice
 from streams.plugins.plugin import Plugin, load_reference
 
-GROUP, FOLDER, OURS = "streamward.plugins", "plugins", "streamward"
+GROUP, FOLDER, DISTRIBUTION = "streamward.plugins", "plugins", "streamward"
 T = TypeVar("T")
 
 
@@ -35,33 +36,72 @@ class InstalledPlugin(NamedTuple):
     """None: that of Streamward."""
 
 
+class Installation(NamedTuple):
+    """A plugin that is installed, and of which nothing is imported."""
+
+    name: str
+    reference: str
+    """Where its declaration is."""
+    distribution: str
+    version: str | None
+
+    def load(self) -> InstalledPlugin:
+        """Import its declaration. Raises SettingsError if that fails, or is none."""
+        plugin = load_reference(self.reference, f"plugin {self.reference} cannot be imported")
+        if not isinstance(plugin, Plugin):
+            raise SettingsError(f"plugin {self.reference} is a {type(plugin).__name__}, expected a Plugin")
+        return InstalledPlugin(plugin, self.distribution, self.version)
+
+
 @cache
 def load_plugins() -> tuple[InstalledPlugin, ...]:
-    """Return every plugin, each after those that it requires.
+    """Return the plugins that this process chooses (choice.py), each after those that it requires.
 
-    Raises SettingsError if one cannot be imported, has the name of another, requires one that is not installed, or
-    requires itself by way of others.
+    Raises SettingsError if one is not installed, cannot be imported, has the name of another, requires one that is not
+    installed or not chosen, or requires itself by way of others.
     """
-    return in_order([*_ours(), *_others()])
+    choice, names = current_choice(), [installation.name for installation in installations()]
+    if unknown := sorted((choice.names or set()) - set(names)):
+        raise SettingsError(
+            f"{choice.origin}: plugin {unknown[0]} is not installed; installed: {', '.join(names) or 'none'}"
+        )
+    chosen = set(names) if choice.names is None else choice.names
+    return in_order(installation.load() for installation in installations() if installation.name in chosen)
 
 
-def in_order(found: Iterable[InstalledPlugin]) -> tuple[InstalledPlugin, ...]:
+def check_loaded(choice: PluginChoice) -> None:
+    """Return if this process has loaded this choice; if it has loaded none, it will load this one.
+
+    Raises SettingsError if it has loaded another: its topics are fixed by now.
+    """
+    if not load_plugins.cache_info().currsize:
+        use_choice(choice)
+        return
+    names = {plugin.name for plugin, _, _ in load_plugins()}
+    if names != (choice.names if choice.names is not None else {installation.name for installation in installations()}):
+        raise SettingsError(
+            f"{choice.origin}: plugins.load={choice.text}, and this process has {', '.join(sorted(names)) or 'none'}; "
+            "it loads them once: set STREAMWARD_PLUGINS__LOAD before it starts, or use the command line's --set"
+        )
+
+
+def in_order(plugins: Iterable[InstalledPlugin]) -> tuple[InstalledPlugin, ...]:
     """Return plugins, each after those that it requires. Raises SettingsError as `load_plugins`."""
     by_name: dict[str, InstalledPlugin] = {}
-    for one in found:
-        if (other := by_name.setdefault(one.plugin.name, one)) is not one:
+    for entry in plugins:
+        if (other := by_name.setdefault(entry.plugin.name, entry)) is not entry:
             raise SettingsError(
-                f"two plugins are called {one.plugin.name}, of {other.distribution} and {one.distribution}; uninstall "
-                "one of them"
+                f"two plugins are called {entry.plugin.name}, of {other.distribution} and {entry.distribution}; "
+                "uninstall one of them"
             )
-    for one in by_name.values():
-        if missing := [name for name in one.plugin.requires if name not in by_name]:
+    for plugin, _, _ in by_name.values():
+        if missing := [name for name in plugin.requires if name not in by_name]:
             raise SettingsError(
-                f"plugin {one.plugin.name} requires {', '.join(missing)}, which is not installed; install it, or "
-                f"uninstall {one.distribution}"
+                f"plugin {plugin.name} requires {', '.join(missing)}, which is not installed or left out; install "
+                f"it, add it to plugins.load, or leave {plugin.name} out there"
             )
     try:
-        order = TopologicalSorter({name: one.plugin.requires for name, one in by_name.items()}).static_order()
+        order = TopologicalSorter({name: entry.plugin.requires for name, entry in by_name.items()}).static_order()
         return tuple(by_name[name] for name in order)
     except CycleError as exc:
         raise SettingsError(f"plugins require each other in a circle: {' -> '.join(exc.args[1])}") from exc
@@ -82,25 +122,18 @@ def plugin_entries(
     return by_name
 
 
-def _ours() -> Iterator[InstalledPlugin]:
+def installations() -> list[Installation]:
+    """Return every installed plugin: those in our folder, then those of other distributions."""
     folder = Path(__file__).parents[2] / FOLDER
     if FOLDER not in sys.modules and (folder / "__init__.py").is_file():
         spec = spec_from_file_location(FOLDER, folder / "__init__.py", submodule_search_locations=[str(folder)])
         if spec is not None:
             sys.modules[FOLDER] = module_from_spec(spec)
-    for module in iter_modules([str(folder)]):
-        yield InstalledPlugin(_import(f"{FOLDER}.{module.name}:PLUGIN"), OURS, None)
-
-
-def _others() -> Iterator[InstalledPlugin]:
-    for point in entry_points(group=GROUP):
-        plugin = _import(f"{point.module}:{point.attr}")
-        if point.dist is not None:
-            yield InstalledPlugin(plugin, point.dist.name, point.dist.version)
-
-
-def _import(reference: str) -> Plugin:
-    plugin = load_reference(reference, f"plugin {reference} cannot be imported")
-    if not isinstance(plugin, Plugin):
-        raise SettingsError(f"plugin {reference} is a {type(plugin).__name__}, expected a Plugin")
-    return plugin
+    in_folder = [
+        Installation(name, f"{FOLDER}.{name}:PLUGIN", DISTRIBUTION, None) for _, name, _ in iter_modules([str(folder)])
+    ]
+    return in_folder + [
+        Installation(point.name, f"{point.module}:{point.attr}", point.dist.name, point.dist.version)
+        for point in entry_points(group=GROUP)
+        if point.dist is not None
+    ]

@@ -27,12 +27,11 @@ from pydantic import SecretStr, TypeAdapter, ValidationError
 from schemas import json_text
 from schemas.file_text import FileTextError, whole_text
 from streams.errors import SettingsError, UnknownSettingError
+from streams.plugins import choice
+from streams.plugins.choice import CONFIG_FILE as CONFIG_FILE, ENV_CONFIG as ENV_CONFIG, ENV_PREFIX as ENV_PREFIX
+from streams.plugins.installed import check_loaded
 from streams.settings.model import Kafka, Settings, is_secret_name, without_user
 
-ENV_PREFIX = "STREAMWARD_"
-CONFIG_FILE = "streamward.toml"
-ENV_CONFIG = "STREAMWARD_CONFIG"
-"""Names the file to read instead of `streamward.toml`; not a setting itself."""
 NOT_SETTINGS = (ENV_CONFIG, "STREAMWARD_OUTPUT", "STREAMWARD_KEY")
 """Variables with our prefix that are no settings; the second is for streams/output.py."""
 NODE_FILE = "node.json"
@@ -93,6 +92,8 @@ def load_with_origins(
         settings = Settings.model_validate(tree)
     except ValidationError as exc:
         raise SettingsError(_explain(exc, origins)) from exc
+    if choice.SETTING in origins:
+        check_loaded(choice.PluginChoice(settings.plugins.load, origins[choice.SETTING]))
     node = None if BOOTSTRAP in origins else _node_address(settings.broker.data_dir)
     if node is None:
         return settings, origins

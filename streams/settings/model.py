@@ -1384,6 +1384,16 @@ class Datasets(Section):
     folder: Path = Field(Path("data/autoretrain"), description="where each build gets a folder of its own")
 
 
+class Plugins(Section):
+    """Optional parts of the program (docs/plugins.md)."""
+
+    load: str = Field(
+        "*",
+        pattern=r"^(\*|[a-z0-9_, ]*)$",
+        description="plugins that a process loads, comma separated; *: all that are installed; empty: none",
+    )
+
+
 class Settings(Section):
     """The whole tree."""
 
@@ -1418,3 +1428,4 @@ class Settings(Section):
     logging: Logging = Logging()
     tracing: Tracing = Tracing()
     broker: Broker = Broker()
+    plugins: Plugins = Plugins()

@@ -8,10 +8,12 @@ from typing import Any, get_args
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from streams.plugins.installed import load_plugins
 from streams.settings.load import ENV_CONFIG, flatten, load, to_env
 from streams.settings.model import Settings
 
 CHANGED: dict[str, dict[str, Any]] = {
+    "plugins": {"load": ",".join(plugin.name for plugin, _, _ in load_plugins())},
     "kafka": {
         "security_protocol": "SASL_SSL",
         "sasl_mechanism": "SCRAM-SHA-512",

@@ -13,13 +13,17 @@ import pytest
 from streams.errors import SettingsError
 from streams.kafka.topics import SHAPES
 from streams.plugins import installed
+from streams.plugins.choice import read_choice
 from streams.plugins.engines import engines
 from streams.plugins.installed import InstalledPlugin, in_order, load_plugins
 from streams.plugins.plugin import Plugin, PluginEngine
+from streams.settings.load import load_with_origins
 from tests.import_graph import ROOT, sources
 from tests.support.stranger_plugin import install_thumbs, run_with
 
 FOLDERS = {path.parent.name for path in (ROOT / "plugins").glob("*/__init__.py")}
+OURS = min(FOLDERS)
+"""One of them."""
 MORE = """
 from dataclasses import replace
 from streams.plugins.plugin import PluginEngine, PluginExport
@@ -79,6 +83,7 @@ def test_the_plugin_of_a_stranger_has_all_that_it_declares(stranger: Path) -> No
         "plugin": "thumbs",
         "version": "1.0",
         "from": "streamward-thumbs",
+        "loaded": True,
         "requires": [],
         "topics": ["thumbs"],
         "commands": ["thumbs", "adapters rate"],
@@ -151,6 +156,49 @@ def test_a_format_that_is_taken_and_one_that_nothing_installed_has_are_refused(
         file.write_text(file.read_text().replace('"rated"', '"sft"'))
     done = run_with(stranger, "export", "out", "--format", format)
     assert done.returncode == 2 and says in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("line", [None, " {b},{a}"])
+@pytest.mark.parametrize("variable", [None, "{a} , {b}"])
+@pytest.mark.parametrize("file", [None, "{b} ,{a}"])
+def test_the_chosen_plugins_are_read_as_any_setting_is(
+    file: str | None, variable: str | None, line: str | None, tmp_path: Path
+) -> None:
+    a, *others = sorted(one.plugin.name for one in load_plugins())
+    filled = [None if text is None else text.format(a=a, b=",".join(others)) for text in (file, variable, line)]
+    config = tmp_path / "streamward.toml"
+    config.write_text("" if filled[0] is None else f'[plugins]\nload = "{filled[0]}"\n')
+    env = {"STREAMWARD_CONFIG": str(config)}
+    env |= {} if filled[1] is None else {"STREAMWARD_PLUGINS__LOAD": filled[1]}
+    overrides = ["policy.name=p"] if filled[2] is None else [f"plugins.load={filled[2]}"]
+    choice, (settings, origins) = read_choice(None, overrides, env), load_with_origins(env=env, overrides=overrides)
+    assert choice.text == settings.plugins.load == next((text for text in filled[::-1] if text is not None), "*")
+    assert choice.origin in origins.get("plugins.load", "default")
+
+
+def test_a_process_loads_the_chosen_plugins_and_no_others(stranger: Path) -> None:
+    with (stranger / "thumbs" / "__init__.py").open("a") as file:
+        file.write("raise RuntimeError('loaded')\n")
+    assert "RuntimeError: loaded" in run_with(stranger, "plugins").stderr
+    (stranger / "ours.toml").write_text(f'[plugins]\nload = "{OURS}"\n')
+    rows = [json.loads(line) for line in run_with(stranger, "--config", "ours.toml", "plugins").stdout.splitlines()]
+    assert [row["plugin"] for row in rows if row["loaded"]] == [OURS] and len(rows) == len(load_plugins()) + 1
+    (stranger / "none.toml").write_text('[plugins]\nload = ""\n')
+    shown = run_with(stranger, "--config", "none.toml", "--help").stdout
+    assert "Connect:" in shown and "Of plugins:" not in shown
+    assert "--on [" not in run_with(stranger, "--config", "none.toml", "policy", "--help").stdout
+
+
+@pytest.mark.parametrize("words", [["--help"], ["plugins"], ["topics", "list"]])
+def test_a_chosen_plugin_that_is_not_installed_is_refused_with_those_that_are(stranger: Path, words: list[str]) -> None:
+    done = run_with(stranger, "--set", f"plugins.load={OURS},toes", *words)
+    assert done.returncode == 2 and "--set plugins.load: plugin toes is not installed; installed: " in done.stderr
+    assert "thumbs" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_settings_that_choose_others_than_the_process_has_loaded_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"--set plugins\.load: plugins\.load=, and this process has .*once"):
+        load_with_origins(env={}, overrides=["plugins.load="])
 
 
 def of(*plugins: Plugin) -> list[InstalledPlugin]:
