@@ -9,7 +9,7 @@ BENCH ?=
 JOBS ?= 100
 VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-kills test-docs test-full pytest test-deploy test-strangers test-spark test-ray test-verl test-page check lint types bench load simulate chaos soak fuzz mutants check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark setup-ray setup-verl images release docs clients lock clean
+.PHONY: demo test test-kills test-docs test-full pytest test-deploy test-strangers test-spark test-ray test-verl test-without test-page check lint types bench load simulate chaos soak fuzz mutants check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark setup-ray setup-verl images release docs clients lock clean
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(if $(TASK),--task $(TASK)) $(ARGS)
@@ -198,6 +198,11 @@ setup-ray: .venv/ready-test
 	@test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/python -m pip --disable-pip-version-check install --quiet --constraint requirements.lock 'ray[data,train]==2.60.0'
 	@$(call BESIDE,.venv-ray)
+
+# the rest of the tree without each plugin in turn: imports, --help, schemas, tests/lint; ARGS=--all runs `make test` there
+test-without: .venv/ready-test
+	@for each in $(notdir $(patsubst %/__init__.py,%,$(wildcard plugins/*/__init__.py))); do \
+	    $(BIN)/python -m tests.house --without $$each $(ARGS) || exit; done
 
 # verl takes a step on an exported batch: in an environment of its own, since it pins its own versions; torch, transformers and
 # peft are those of .venv

@@ -5,6 +5,7 @@
     python -m tests.house --worst streams/cli   each filler and each function named by a past participle
     python -m tests.house --list                long functions, many parameters, broad excepts, file names twice
     python -m tests.house --times               the slowest tests, files and fixtures of the runs here; --write: for all
+    python -m tests.house --without NAME        whether the rest holds without a plugin; --all: with make test
 
 `tests/lint/test_names.py` holds ceilings for what only may go down.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
-from tests import import_graph, times
+from tests import import_graph, times, without
 from tests.import_graph import ROOT, sources
 from tests.names import Name, bound_names
 
@@ -225,7 +227,11 @@ def main() -> None:
     )
     parser.add_argument("--times", action="store_true", help="the slowest files, cases and fixtures of the runs here")
     parser.add_argument("--write", action="store_true", help="with --times: write tests/seconds.json from them")
+    parser.add_argument("--without", metavar="NAME", help="copy the tree without this plugin, and check it there")
+    parser.add_argument("--all", action="store_true", help="with --without: run make test there, too")
     options = parser.parse_args()
+    if options.without:
+        sys.exit(without.run(options.without, with_tests=options.all))
     if options.times:
         print(*times.table(), sep="\n")
         if options.write:

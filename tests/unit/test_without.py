@@ -1,0 +1,35 @@
+"""What `tests.house --without` copies; what it runs there is run by hand and by `make test-without`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from streams.plugins.installed import InstalledPlugin, load_plugins
+from streams.plugins.plugin import Plugin
+from tests import without
+from tests.without import LINK, ROOT, copy_without, files_without, removed_with
+
+
+def test_what_requires_a_plugin_goes_with_it_and_an_unknown_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugins = [Plugin(name="a"), Plugin(name="b", requires=("a",)), Plugin(name="c", requires=("b",)), Plugin(name="d")]
+    monkeypatch.setattr(without, "load_plugins", lambda: [InstalledPlugin(plugin, "x", None) for plugin in plugins])
+    assert (removed_with("a"), removed_with("d")) == ({"a", "b", "c"}, {"d"})
+    with pytest.raises(ValueError, match=re.escape("no plugin is called e; there are a, b, c, d")):
+        removed_with("e")
+
+
+def test_the_copy_has_all_but_the_plugin_and_no_link_to_what_is_gone(tmp_path: Path) -> None:
+    name = load_plugins()[0].plugin.name
+    gone = {*files_without(())} - {*files_without((name,))}
+    assert {Path(f"plugins/{name}/__init__.py"), Path(f"docs/{name}.md")} <= gone
+    assert all(name in file.parts or file.stem == name for file in gone)
+    copy_without((name,), tmp_path)
+    pages = [*tmp_path.glob("*.md"), *tmp_path.glob("docs/*.md")]
+    links = [(page, link[2]) for page in pages for link in LINK.finditer(page.read_text())]
+    in_tree = [(page, link) for page, link in links if (ROOT / page.relative_to(tmp_path).parent / link).exists()]
+    assert len(in_tree) > 100 and all((page.parent / link).exists() for page, link in in_tree)
+    assert f"docs/{name}.md" in (ROOT / "README.md").read_text()
+    assert f"docs/{name}.md" not in (tmp_path / "README.md").read_text()

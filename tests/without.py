@@ -1,0 +1,107 @@
+"""The tree without a plugin: copied, with what lies with the plugin left out, and checked there.
+
+    this checkout ──► a folder without plugins/NAME, tests/plugins/NAME, docs/NAME.md, docs/examples/NAME
+       ──► generated files made again, links to it taken out ──► imports, --help, schemas, tests/lint, [make test]
+
+A plugin that requires NAME goes with it. Nothing here knows a plugin by name, so a check that fails has found a list
+that does, or code that needs one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+from streams.plugins.installed import load_plugins
+
+ROOT = Path(__file__).parents[1]
+LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+IMPORT_ALL = """
+import importlib, sys
+from tests.import_graph import PACKAGES, modules
+for name in modules():
+    if not name.endswith("__main__") and ".docs." not in name:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as exc:
+            if (exc.name or "").partition(".")[0] in PACKAGES:
+                sys.exit(f"{name}: {exc}")
+"""
+"""Packages of others may be missing: those of extras that are not installed."""
+
+
+def removed_with(name: str) -> set[str]:
+    """Return a plugin of this checkout and those that require it. Raises ValueError if it has no such plugin."""
+    requires = {plugin.name: plugin.requires for plugin, _, version in load_plugins() if version is None}
+    if name not in requires:
+        raise ValueError(f"no plugin is called {name}; there are {', '.join(sorted(requires))}")
+    removed = {name}
+    while more := {other for other, needed in requires.items() if removed & {*needed}} - removed:
+        removed |= more
+    return removed
+
+
+def files_without(removed: Iterable[str]) -> Iterator[Path]:
+    """Yield the files of this checkout that do not lie with one of these plugins, relative to its root."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    names = "|".join(removed) or "(?!)"
+    own = re.compile(rf"((tests/)?plugins|docs/examples)/({names})\b|docs/({names})\.md$")
+    for name in filter(None, listed):
+        if not own.match(name) and os.path.lexists(ROOT / name):
+            yield Path(name)
+
+
+def copy_without(removed: Iterable[str], folder: Path) -> None:
+    """Copy them into a folder, and take out the links of pages to what is not there."""
+    for file in files_without(removed):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / file, folder / file, follow_symlinks=False)
+    (folder / ".venv").symlink_to((ROOT / ".venv").resolve())
+    for page in [*folder.glob("*.md"), *folder.glob("docs/*.md")]:
+        text = page.read_text(encoding="utf-8")
+        page.write_text(LINK.sub(partial(_kept, page=page, folder=folder), text), encoding="utf-8")
+
+
+def _kept(link: re.Match[str], *, page: Path, folder: Path) -> str:
+    """Return a link, or its text alone if it leads to a file of the checkout that is not in the copy."""
+    target = (page.parent / link[2]).resolve()
+    is_gone = target.is_relative_to(folder) and not target.exists() and (ROOT / target.relative_to(folder)).exists()
+    return link[1] if is_gone else link[0]
+
+
+def checks(with_tests: bool) -> Iterator[tuple[str, list[str]]]:
+    """Yield what is run in the copy: a name, and the command."""
+    make = ["make", "--no-print-directory", "--old-file=.venv/ready-test"]
+    yield "generated files", [*make, "docs"]
+    yield "imports", [sys.executable, "-c", IMPORT_ALL]
+    yield "help", [sys.executable, "-m", "streams.cli", "--help"]
+    yield "schemas", [sys.executable, "-m", "schemas.generate", "--check"]
+    yield "tests/lint", [sys.executable, "-m", "pytest", "-q", "tests/lint"]
+    if with_tests:
+        yield "make test", [*make, "test"]
+
+
+def run(name: str, *, with_tests: bool) -> int:
+    """Check the tree without a plugin; print each check and what failed. Return the exit code."""
+    removed = removed_with(name)
+    print(f"without {', '.join(sorted(removed))}")
+    with tempfile.TemporaryDirectory(prefix="streamward-without-") as scratch:
+        folder = Path(scratch).resolve()
+        copy_without(removed, folder)
+        failed = False
+        for check, command in checks(with_tests):
+            env = {**os.environ, "PYTHONPATH": str(folder)}
+            done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+            print(f"{'ok' if done.returncode == 0 else 'FAILED':7} {check}", flush=True)
+            if done.returncode != 0:
+                failed = True
+                print(*(f"    {line}" for line in (done.stdout + done.stderr).splitlines()[-60:]), sep="\n", flush=True)
+    return int(failed)
