@@ -75,7 +75,8 @@ def test_the_plugin_of_a_stranger_has_all_that_it_declares(stranger: Path) -> No
     assert run_with(stranger, "thumbs").stderr.startswith("Usage: streamward thumbs")
     assert run_with(stranger, "adapters", "rate").stdout == "True\n"
     assert "  rate      Rate adapters.\n" in run_with(stranger, "adapters", "--help").stdout
-    assert "|rated]" in (shown := run_with(stranger, "export", "--help").stdout) and "batches with thumbs" in shown
+    shown = run_with(stranger, "export", "--help").stdout
+    assert "|rated]" in shown and "rated: batches with thumbs" in " ".join(shown.split())
     assert "  thumbs        Rate answers with a thumb up or down.\n" in run_with(stranger, "--help").stdout
     listed = [json.loads(line) for line in run_with(stranger, "plugins").stdout.splitlines()]
     (theirs,) = (row for row in listed if row["plugin"] == "thumbs")
