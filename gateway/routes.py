@@ -1,6 +1,6 @@
 """Every route of the server, by the rooms that answer them.
 
-    ROOMS ──► ROUTES ──► TABLE: what the door lets in         ──► gateway/openapi.json (document.py)
+    ROOMS, rooms of plugins ──► ROUTES ──► TABLE: what the door lets in         ──► gateway/openapi.json (document.py)
 
 A room is a class whose methods declare routes (http/route.py). server.py makes those that a deployment serves.
 """
@@ -51,6 +51,8 @@ from gateway.tinker.training import TinkerTraining
 from gateway.tinker.training_runs import TinkerRuns
 from gateway.tinker.training_sessions import TinkerService
 from gateway.tinker.weights import TinkerWeights
+from streams.errors import SettingsError
+from streams.plugins.installed import load_plugins
 
 
 class HealthAnswer(Answer):
@@ -78,6 +80,26 @@ ROOMS: tuple[type, ...] = (
     *(A2aCards, A2aTasks),
     *(OidcLogins, OwnPermissions, PasswordLogins),
 )
-ROUTES: tuple[Route, ...] = tuple(route for room in ROOMS for route in routes_of(room))
-"""In the order of the description."""
+PLUGIN_ROOMS: tuple[type, ...] = tuple(
+    room for plugin, _, _ in load_plugins() for room in plugin.load_all(plugin.rooms)
+)
+
+
+def _routes() -> tuple[Route, ...]:
+    """Return all routes, in the order of the description. Raises SettingsError if a plugin has one of another's."""
+    routes = [route for room in ROOMS for route in routes_of(room)]
+    taken = {name for route in routes for name in _names(route)}
+    for route in (route for room in PLUGIN_ROOMS for route in routes_of(room)):
+        if taken & (names := _names(route)):
+            raise SettingsError(f"the route {route.name} ({route.method} {route.path}) of a plugin is another's")
+        taken |= names
+        routes.append(route)
+    return tuple(routes)
+
+
+def _names(route: Route) -> set[str]:
+    return {route.name, *(f"{route.method} {path}" for path in route.paths)}
+
+
+ROUTES = _routes()
 TABLE = RouteTable([*ROUTES, DESCRIPTION, *PAGE_ROUTES, *MCP_ROUTES])

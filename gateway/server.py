@@ -68,7 +68,7 @@ from gateway.people.auth import OwnPermissions, PasswordLogins
 from gateway.people.cookie import LoginCookie, PageEntrance
 from gateway.people.door import Door
 from gateway.people.oidc_login import OidcLogins
-from gateway.routes import TABLE, Health
+from gateway.routes import PLUGIN_ROOMS, TABLE, Health
 from gateway.tinker.call_log import OpenCalls
 from gateway.tinker.futures import TinkerFutures
 from gateway.tinker.not_offered import TinkerNotOffered
@@ -247,6 +247,7 @@ def build_application(settings: Settings, parts: ServerParts) -> ASGIApp:
         *log_rooms(settings, parts.log),
         *tinker_rooms(settings, parts.calls),
         *thread_rooms(settings, parts.threads, parts.log),
+        *(room(settings, parts.log) for room in PLUGIN_ROOMS),
     ]
     if keys is not None:
         rooms += people_rooms(settings, parts.page.logins)

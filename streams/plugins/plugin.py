@@ -93,6 +93,9 @@ class Plugin:
     """By name, as `queues`; one of a group that is there by both, as `adapters import`."""
     exports: Mapping[str, PluginExport] = field(default_factory=dict)
     """Formats of `streamward export`, by name."""
+    rooms: str | None = None
+    """Where its routes are: `module:name` of a tuple of rooms (gateway/http/route.py). `serve` makes each with its
+    settings and its log (gateway/log/open_log.py)."""
     views: str | None = None
     """Where its SQL views are: `module:name` of a tuple of SqlView."""
     recounts: str | None = None
@@ -107,7 +110,7 @@ class Plugin:
         if not _NAME.fullmatch(self.name):
             raise SettingsError(f"plugin {self.name!r}: expected a name of small letters, digits and _")
         references = [
-            *filter(None, (self.topics, self.views, self.recounts)),
+            *filter(None, (self.topics, self.rooms, self.views, self.recounts)),
             *(command.command for command in self.commands.values()),
             *(export.encode for export in self.exports.values()),
             *(reference for engine in self.engines.values() for reference in engine.references()),

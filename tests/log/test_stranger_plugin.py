@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from streams.kafka import admin
 from streams.kafka.producer import Producer
-from streams.settings.model import Settings
+from streams.settings.model import Serve, Settings
 from streams.tools import doctor
 from tests.support.factories import response, task
-from tests.support.stranger_plugin import install_thumbs, run_with
+from tests.support.log.secured_node import free_ports
+from tests.support.processes import command, until
+from tests.support.stranger_plugin import add_room, environment_with, install_thumbs, run_with
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +58,31 @@ def test_doctor_names_a_topic_that_nothing_installed_reads(thumbs: Path, setting
     assert run_with(thumbs, "topics", "apply", settings=settings).returncode == 0
     (found,) = (one for one in doctor.examine(lambda: (settings, {})) if one.check == "topics" and one.state != "ok")
     assert found.what == f"{settings.topics.prefix}thumbs: nothing that is installed reads this"
+
+
+def answers(url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{url}/healthz").is_success
+    return False
+
+
+def test_the_server_answers_the_route_of_a_stranger(thumbs: Path, settings: Settings, tmp_path: Path) -> None:
+    packages = shutil.copytree(thumbs, tmp_path / "packages")
+    add_room(packages)
+    settings = settings.model_copy(update={"serve": Serve(port=free_ports(1)[0])})
+    assert run_with(packages, "topics", "apply", settings=settings).returncode == 0
+    with Producer(settings) as producer:
+        for event in (task(group_size=1), answer := response(group_size=1)):
+            producer.send(event)
+    server = subprocess.Popen(command("serve"), env=environment_with(packages, settings), cwd=tmp_path)
+    try:
+        until(lambda: answers(settings.serve.url), "the server answers")
+        body = {"task_id": answer.task_id, "answer_id": answer.response_id, "up": True}
+        done = httpx.post(f"{settings.serve.url}/thumbs", json=body, timeout=30)
+        assert done.status_code == 200, done.text
+        missing = httpx.post(f"{settings.serve.url}/thumbs", json=body | {"task_id": "none"}, timeout=30)
+        assert missing.status_code == 404
+    finally:
+        server.kill()
+        server.wait()
+    assert run_with(packages, "thumbs", "list", settings=settings).stdout.count('"up": 1') == 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from streams.plugins.installed import InstalledPlugin, in_order, load_plugins
 from streams.plugins.plugin import Plugin, PluginEngine
 from streams.settings.load import load_with_origins
 from tests.import_graph import ROOT, sources
-from tests.support.stranger_plugin import install_thumbs, run_with
+from tests.support.stranger_plugin import add_room, environment_with, install_thumbs, run_with
 
 FOLDERS = {path.parent.name for path in (ROOT / "plugins").glob("*/__init__.py")}
 OURS = min(FOLDERS)
@@ -68,6 +70,7 @@ def stranger(thumbs: Path, tmp_path: Path) -> Path:
     with (packages / "thumbs" / "__init__.py").open("a") as file:
         file.write(MORE)
     (packages / "thumbs" / "rate.py").write_text(RATE)
+    add_room(packages)
     return packages
 
 
@@ -146,6 +149,21 @@ def test_a_plugin_that_cannot_be_is_refused_when_it_is_loaded(
     path.write_text(path.read_text().replace(before, after, 1))
     done = run_with(stranger, *USED_BY.get(file, ("query", "toes")))
     assert done.returncode == 2 and says in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ('"/thumbs"', '"/rewards"', "rate_answer (POST /rewards)"),
+        ("def rate_answer", "def give_reward", "give_reward (POST /thumbs)"),
+    ],
+)
+def test_a_route_that_another_has_is_refused(stranger: Path, before: str, after: str, says: str) -> None:
+    rooms = stranger / "thumbs" / "rooms.py"
+    rooms.write_text(rooms.read_text().replace(before, after))
+    command, env = [sys.executable, "-c", "import gateway.routes"], environment_with(stranger)
+    done = subprocess.run(command, env=env, cwd=stranger, capture_output=True, text=True)
+    assert f"the route {says} of a plugin is another's" in done.stderr
 
 
 @pytest.mark.parametrize(("format", "says"), [("sft", "there is another format of export sft"), ("no", "'rated'")])
