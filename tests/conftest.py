@@ -8,9 +8,11 @@ test slower.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import gc
+import inspect
 import logging
 import os
 import shlex
@@ -58,6 +60,20 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
         atexit.register(gc.unfreeze)  # or DuckDB's client prints what is not collected at the end
         gc.enable()
+
+
+ASYNC_TEST_S = 20.0
+"""For a test that is a coroutine: what it waits for is in this process."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), ASYNC_TEST_S))
+    return True
 
 
 @pytest.fixture(scope="session", autouse=True)

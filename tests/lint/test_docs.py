@@ -29,6 +29,7 @@ from tests.strangers.mcp_conformance import UNEXPLAINED
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(page for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("schemas/*.md")])
+KINDS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 NOT_IN_PROSE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 ROOTS = ("streams/", "trainer/", "schemas/", "tests/", "docs/")
@@ -58,7 +59,7 @@ def _anchors(page: Path) -> list[str]:
 @cache
 def _defined(file: Path) -> set[str]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return {node.name for node in ast.walk(tree) if isinstance(node, KINDS)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -36,7 +36,7 @@ class Rows(dict[bytes, bytes]):
             self[key] = row
 
 
-def test_nothing_is_decided_without_the_rows_that_a_rebalance_has_kept_from_being_written(
+async def test_nothing_is_decided_without_the_rows_that_a_rebalance_has_kept_from_being_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The last reward closes a group; while that is acknowledged, a rebalance begins, and its deadline waits behind."""
@@ -65,19 +65,15 @@ def test_nothing_is_decided_without_the_rows_that_a_rebalance_has_kept_from_bein
     asked_for = task(task_id="t", group_size=2)
     answers = [response(task_id="t", slot=slot, group_size=2) for slot in range(2)]
     rewards = [reward(answer) for answer in answers]
-
-    async def run() -> None:
-        for offset, one in enumerate([asked_for, *answers, rewards[0]]):
-            await stage._on_events([event(offset, one)])
-        closing = asyncio.create_task(stage._on_events([event(9, rewards[1])]))
-        await asked.wait()
-        waiting = asyncio.create_task(stage._on_events([event(0, control(task_id="t"))]))
-        await asyncio.sleep(0)
-        app.rebalancing = True
-        acknowledged.set()
-        await asyncio.gather(closing, waiting)
-
-    asyncio.run(run())
+    for offset, one in enumerate([asked_for, *answers, rewards[0]]):
+        await stage._on_events([event(offset, one)])
+    closing = asyncio.create_task(stage._on_events([event(9, rewards[1])]))
+    await asked.wait()
+    waiting = asyncio.create_task(stage._on_events([event(0, control(task_id="t"))]))
+    await asyncio.sleep(0)
+    app.rebalancing = True
+    acknowledged.set()
+    await asyncio.gather(closing, waiting)
     groups = [one for one in written if isinstance(one, AdvantagedGroup)]
     assert [len(group.responses) for group in groups] == [2]
 

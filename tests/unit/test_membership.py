@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,13 +98,6 @@ class Outbox:
         return asyncio.ensure_future(self.sender._send_produce_req(1, {CHANGELOG: batch}))
 
 
-def run(scene: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        await asyncio.wait_for(scene(), 20)
-
-    asyncio.run(limited())
-
-
 def test_every_function_that_is_replaced_is_installed_and_guarded_by_its_hash(now: list[float]) -> None:
     for owner, functions in REPLACED.items():
         for function in functions:
@@ -127,122 +120,97 @@ def test_membership_is_in_doubt_once_the_last_answer_is_older_than_the_session()
     assert not one.in_doubt()
 
 
-def test_answer_of_the_group_counts_from_when_it_was_asked_for(now: list[float]) -> None:
+async def test_answer_of_the_group_counts_from_when_it_was_asked_for(now: list[float]) -> None:
     # stopped while the answer was on its way: the group may have expired the member since
-    async def scene() -> None:
-        coordinator = member(OK, OK)
-        await coordinator._send_req(SyncGroupRequest("streams", 3, "me", "", []))
-        send = coordinator._client.send
+    coordinator = member(OK, OK)
+    await coordinator._send_req(SyncGroupRequest("streams", 3, "me", "", []))
+    send = coordinator._client.send
 
-        async def slow(*_: Any, **__: Any) -> Any:
-            now[0] += 8
-            return await send()
+    async def slow(*_: Any, **__: Any) -> Any:
+        now[0] += 8
+        return await send()
 
-        coordinator._client.send = slow
-        assert await coordinator._do_heartbeat()
-        assert membership.in_doubt()
-
-    run(scene)
+    coordinator._client.send = slow
+    assert await coordinator._do_heartbeat()
+    assert membership.in_doubt()
 
 
-def test_a_group_of_workers_of_the_other_driver_is_asked_again_until_it_is_free(
+async def test_a_group_of_workers_of_the_other_driver_is_asked_again_until_it_is_free(
     now: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # aiokafka ends for good at this answer; at LOADING it asks again
     monkeypatch.setattr(membership_module, "ASK_AGAIN_S", 0.0)
-
-    async def scene() -> None:
-        coordinator = member(OTHER_PROTOCOL, OK)
-        join = JoinGroupRequest("streams", 6000, 12000, "", None, "consumer", [])
-        assert (await coordinator._send_req(join)).error_code == LOADING
-        assert membership.waits and not membership.lost
-        await coordinator._send_req(SyncGroupRequest("streams", 3, "me", "", []))
-        assert not membership.waits
-
-    run(scene)
+    coordinator = member(OTHER_PROTOCOL, OK)
+    join = JoinGroupRequest("streams", 6000, 12000, "", None, "consumer", [])
+    assert (await coordinator._send_req(join)).error_code == LOADING
+    assert membership.waits and not membership.lost
+    await coordinator._send_req(SyncGroupRequest("streams", 3, "me", "", []))
+    assert not membership.waits
 
 
 @pytest.mark.parametrize("error", [OK, REBALANCE_IN_PROGRESS])
-def test_heartbeat_that_is_answered_confirms_the_membership(now: list[float], error: int) -> None:
-    async def scene() -> None:
-        membership.join(now[0])
-        now[0] += 100  # a broker that was away
-        assert membership.in_doubt()
-        assert await member(error)._do_heartbeat()
-        assert not membership.in_doubt() and not membership.lost
-
-    run(scene)
+async def test_heartbeat_that_is_answered_confirms_the_membership(now: list[float], error: int) -> None:
+    membership.join(now[0])
+    now[0] += 100  # a broker that was away
+    assert membership.in_doubt()
+    assert await member(error)._do_heartbeat()
+    assert not membership.in_doubt() and not membership.lost
 
 
-def test_heartbeat_that_is_rejected_ends_the_membership_until_the_next_join(now: list[float]) -> None:
-    async def scene() -> None:
-        membership.join(now[0])
-        coordinator = member(UNKNOWN_MEMBER, OK)
-        assert not await coordinator._do_heartbeat()
-        assert membership.lost and membership.epoch == 1
-        await coordinator._send_req(SyncGroupRequest("streams", 4, "me", "", []))
-        assert not membership.lost and membership.epoch == 1
-
-    run(scene)
+async def test_heartbeat_that_is_rejected_ends_the_membership_until_the_next_join(now: list[float]) -> None:
+    membership.join(now[0])
+    coordinator = member(UNKNOWN_MEMBER, OK)
+    assert not await coordinator._do_heartbeat()
+    assert membership.lost and membership.epoch == 1
+    await coordinator._send_req(SyncGroupRequest("streams", 4, "me", "", []))
+    assert not membership.lost and membership.epoch == 1
 
 
-def test_member_that_leaves_by_itself_has_lost_nothing(now: list[float]) -> None:
+async def test_member_that_leaves_by_itself_has_lost_nothing(now: list[float]) -> None:
     # what a stopping worker still has to send, it sends
-    async def scene() -> None:
-        membership.join(now[0])
-        coordinator = member()
-        coordinator._closing.set_result(None)
-        coordinator.reset_generation()
-        assert not membership.lost
-
-    run(scene)
+    membership.join(now[0])
+    coordinator = member()
+    coordinator._closing.set_result(None)
+    coordinator.reset_generation()
+    assert not membership.lost
 
 
-def test_row_waits_for_the_group_to_answer_and_is_sent_then(now: list[float]) -> None:
+async def test_row_waits_for_the_group_to_answer_and_is_sent_then(now: list[float]) -> None:
     # a broker that was away for longer than the session: nobody took over
-    async def scene() -> None:
-        outbox = Outbox()
-        membership.join(now[0])
-        await outbox.fill()
-        now[0] += 100
-        sending = outbox.flush()
-        await asyncio.sleep(0.1)
-        assert outbox.sent == 0
-        membership.confirm(now[0])
-        await sending
-        assert outbox.sent == 1
-
-    run(scene)
+    outbox = Outbox()
+    membership.join(now[0])
+    await outbox.fill()
+    now[0] += 100
+    sending = outbox.flush()
+    await asyncio.sleep(0.1)
+    assert outbox.sent == 0
+    membership.confirm(now[0])
+    await sending
+    assert outbox.sent == 1
 
 
 @pytest.mark.parametrize("joined_again", [False, True])
-def test_row_of_a_membership_that_was_lost_is_not_sent_and_the_process_ends(
+async def test_row_of_a_membership_that_was_lost_is_not_sent_and_the_process_ends(
     now: list[float], exits: None, joined_again: bool
 ) -> None:
-    async def scene() -> None:
-        outbox = Outbox()
+    outbox = Outbox()
+    membership.join(now[0])
+    await outbox.fill()
+    now[0] += 100
+    membership.lose()
+    if joined_again:
         membership.join(now[0])
-        await outbox.fill()
-        now[0] += 100
-        membership.lose()
-        if joined_again:
-            membership.join(now[0])
-        with pytest.raises(Ended, match="75"):
-            await outbox.flush()
-        assert outbox.sent == 0
-
-    run(scene)
+    with pytest.raises(Ended, match="75"):
+        await outbox.flush()
+    assert outbox.sent == 0
 
 
-def test_commit_of_a_worker_that_is_no_member_is_not_sent(now: list[float]) -> None:
+async def test_commit_of_a_worker_that_is_no_member_is_not_sent(now: list[float]) -> None:
     # a group whose members are all gone takes commits without a generation, also those that go back
-    async def scene() -> None:
-        coordinator = member()
-        coordinator.generation = OffsetCommitRequest.DEFAULT_GENERATION_ID
-        offsets = {TopicPartition("tasks", 0): OffsetAndMetadata(3, "")}
-        with pytest.raises(UnknownMemberIdError):
-            await coordinator._do_commit_offsets(None, offsets)
-        with pytest.raises(CommitFailedError, match="already rebalanced"):
-            await coordinator.commit_offsets(None, offsets)
-
-    run(scene)
+    coordinator = member()
+    coordinator.generation = OffsetCommitRequest.DEFAULT_GENERATION_ID
+    offsets = {TopicPartition("tasks", 0): OffsetAndMetadata(3, "")}
+    with pytest.raises(UnknownMemberIdError):
+        await coordinator._do_commit_offsets(None, offsets)
+    with pytest.raises(CommitFailedError, match="already rebalanced"):
+        await coordinator.commit_offsets(None, offsets)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -69,67 +68,55 @@ def test_rows_of_a_group_that_was_deleted_and_begins_again_come_after_the_old_on
     assert fence.generation(1, current=1) == 1
 
 
-def test_row_carries_its_generation_and_so_does_its_tombstone(table: Any) -> None:
-    async def scene() -> None:
-        table.app.consumer_generation_id = 4
-        table.send_changelog(2, b"k", b"row")
-        table.send_changelog(2, b"k", None, value_serializer="raw")
-        assert written(table) == [(b"k", b"row", 2, 4), (b"k", None, 2, 4)]
-
-    asyncio.run(scene())
+async def test_row_carries_its_generation_and_so_does_its_tombstone(table: Any) -> None:
+    table.app.consumer_generation_id = 4
+    table.send_changelog(2, b"k", b"row")
+    table.send_changelog(2, b"k", None, value_serializer="raw")
+    assert written(table) == [(b"k", b"row", 2, 4), (b"k", None, 2, 4)]
 
 
-def test_rows_and_tombstones_of_a_zombie_are_passed_over_and_what_they_cover_is_written_again(
+async def test_rows_and_tombstones_of_a_zombie_are_passed_over_and_what_they_cover_is_written_again(
     table: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scene() -> None:
-        table.app.consumer_generation_id = 7
-        table.apply_changelog_batch(
-            [
-                row(0, b"a", b"old", 5),
-                row(1, b"a", b"new", 6),
-                row(2, b"b", b"kept", 6),
-                row(3, b"c", b"gone", 6),
-                row(4, b"c", None, 6),
-                row(5, b"a", b"stale", 5),  # a zombie's, flushed late, from here on
-                row(6, b"b", None, 5),
-                row(7, b"c", b"risen", 5),
-            ]
-        )
-        assert dict(table.data) == {b"a": b"new", b"b": b"kept"}
-        assert f"{CHANGELOG}[0]@5: a row of generation 5 comes after rows of a newer one" in caplog.text
-        await table.on_recovery_completed({TP(CHANGELOG, 0)}, set())
-        assert written(table) == [(b"a", b"new", 0, 7), (b"b", b"kept", 0, 7), (b"c", None, 0, 7)]
-        await table.on_recovery_completed({TP(CHANGELOG, 0)}, set())
-        assert written(table) == []
-
-    asyncio.run(scene())
+    table.app.consumer_generation_id = 7
+    table.apply_changelog_batch(
+        [
+            row(0, b"a", b"old", 5),
+            row(1, b"a", b"new", 6),
+            row(2, b"b", b"kept", 6),
+            row(3, b"c", b"gone", 6),
+            row(4, b"c", None, 6),
+            row(5, b"a", b"stale", 5),  # a zombie's, flushed late, from here on
+            row(6, b"b", None, 5),
+            row(7, b"c", b"risen", 5),
+        ]
+    )
+    assert dict(table.data) == {b"a": b"new", b"b": b"kept"}
+    assert f"{CHANGELOG}[0]@5: a row of generation 5 comes after rows of a newer one" in caplog.text
+    await table.on_recovery_completed({TP(CHANGELOG, 0)}, set())
+    assert written(table) == [(b"a", b"new", 0, 7), (b"b", b"kept", 0, 7), (b"c", None, 0, 7)]
+    await table.on_recovery_completed({TP(CHANGELOG, 0)}, set())
+    assert written(table) == []
 
 
-def test_key_that_was_written_since_is_not_written_again(table: Any) -> None:
-    async def scene() -> None:
-        table.apply_changelog_batch([row(0, b"a", b"1", 6), row(1, b"a", b"stale", 5), row(2, b"a", b"2", 6)])
-        await table.on_recovery_completed({TP(CHANGELOG, 0)}, set())
-        assert written(table) == []
-        assert table.data[b"a"] == b"2"
-
-    asyncio.run(scene())
+async def test_key_that_was_written_since_is_not_written_again(table: Any) -> None:
+    table.apply_changelog_batch([row(0, b"a", b"1", 6), row(1, b"a", b"stale", 5), row(2, b"a", b"2", 6)])
+    await table.on_recovery_completed({TP(CHANGELOG, 0)}, set())
+    assert written(table) == []
+    assert table.data[b"a"] == b"2"
 
 
-def test_state_of_a_membership_that_was_lost_is_forgotten_and_read_again_from_the_start(table: Any) -> None:
+async def test_state_of_a_membership_that_was_lost_is_forgotten_and_read_again_from_the_start(table: Any) -> None:
     # A zombie may get its partition back. Rows that it made and could not write are in its memory alone, and an event
     # that it then finds done writes none.
-    async def scene() -> None:
-        table.apply_changelog_batch([row(0, b"a", b"1", 5)])
-        offsets = table.app.tables.recovery.active_offsets
-        offsets[TP(CHANGELOG, 0)] = offsets[TP("another", 0)] = 0
-        await table.on_rebalance(set(), set(), set(), 6)
-        assert dict(table.data) == {b"a": b"1"}
-        membership.lose()
-        await table.on_rebalance(set(), set(), set(), 8)
-        assert dict(table.data) == {} and set(offsets) == {TP("another", 0)}
-        table.apply_changelog_batch([row(0, b"a", b"1", 5)])
-        await table.on_rebalance(set(), set(), set(), 9)
-        assert dict(table.data) == {b"a": b"1"}
-
-    asyncio.run(scene())
+    table.apply_changelog_batch([row(0, b"a", b"1", 5)])
+    offsets = table.app.tables.recovery.active_offsets
+    offsets[TP(CHANGELOG, 0)] = offsets[TP("another", 0)] = 0
+    await table.on_rebalance(set(), set(), set(), 6)
+    assert dict(table.data) == {b"a": b"1"}
+    membership.lose()
+    await table.on_rebalance(set(), set(), set(), 8)
+    assert dict(table.data) == {} and set(offsets) == {TP("another", 0)}
+    table.apply_changelog_batch([row(0, b"a", b"1", 5)])
+    await table.on_rebalance(set(), set(), set(), 9)
+    assert dict(table.data) == {b"a": b"1"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import ssl
 import weakref
@@ -81,21 +80,18 @@ def test_settings_that_do_not_reach_faust_are_named_in_a_warning(caplog: pytest.
     assert "socket.keepalive.enable" in caplog.text
 
 
-def test_event_of_an_earlier_generation_cannot_write_to_a_table() -> None:
+async def test_event_of_an_earlier_generation_cannot_write_to_a_table() -> None:
     # It waited for an acknowledgement while its partition went to another worker and came back with newer state.
-    async def scene() -> None:
-        app = build()
-        table = apps.table(app, "groups", 4)
-        table.data[b"k"] = b"newer"
-        message = SimpleNamespace(topic="t", partition=0, offset=9, generation_id=3, headers=None)
-        event = Event(app, b"k", b"v", None, message)
-        _current_event.set(weakref.ref(event))
-        app.consumer_generation_id = 4
-        table[b"k"] = b"old"
-        del table[b"k"]
-        assert table.data[b"k"] == b"newer"
-
-    asyncio.run(scene())
+    app = build()
+    table = apps.table(app, "groups", 4)
+    table.data[b"k"] = b"newer"
+    message = SimpleNamespace(topic="t", partition=0, offset=9, generation_id=3, headers=None)
+    event = Event(app, b"k", b"v", None, message)
+    _current_event.set(weakref.ref(event))
+    app.consumer_generation_id = 4
+    table[b"k"] = b"old"
+    del table[b"k"]
+    assert table.data[b"k"] == b"newer"
 
 
 def test_log_lines_of_one_kind_are_passed_once_a_period_and_then_counted() -> None:
