@@ -1,71 +1,46 @@
-"""The Faust worker on a real broker: killed, stopped, crashed, and without a broker.
+"""Stream workers of both drivers on a real broker: killed, stopped, crashed, and without a broker.
 
-Every test runs tests/support/log/join_worker.py in processes of its own, and compares what it wrote with what the log
-says it should have written.
+Every test runs tests/support/log/join_worker.py or join_loop.py in processes of their own, and compares what they wrote
+with what the log says they should have written.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import time
-from typing import Any
 
 import pytest
 from confluent_kafka import admin
 
 from streams.worker.faust.faust_agent import MAX_EVENTS
-from tests.support.log.join_bench import Bench, bench, wait_until
-from tests.support.log.join_worker import ANSWERS, PARTITIONS
+from tests.support.log.join_bench import Bench, Traffic, bench, wait_until
+from tests.support.log.join_worker import PARTITIONS
 
 __all__ = ["bench"]
 
 pytestmark = [pytest.mark.kafka, pytest.mark.kills]
 
 SESSION = {"STREAMWARD_KAFKA__SESSION_TIMEOUT_S": "3"}
+of_both_drivers = pytest.mark.parametrize("driver", ["faust", "loop"])
 
 
-def test_two_workers_killed_under_traffic_lose_nothing_and_keep_the_order(bench: Bench) -> None:
+@of_both_drivers
+def test_two_workers_killed_under_traffic_lose_nothing_and_keep_the_order(bench: Bench, driver: str) -> None:
     # Stock Faust loses events here: a restarted or remaining worker resumes partitions before it seeks them, commits
     # over records it never delivered, and the payload names an offset that is not the first.
-    rng = random.Random(7)
-    groups = [f"g{i}" for i in range(400)]
-    waiting: list[tuple[str, str, dict[str, Any]]] = []
-    for group in groups:
-        parts = [("questions", group, {})] + [("answers", group, {"slot": str(slot)}) for slot in range(ANSWERS)]
-        waiting += parts + ([rng.choice(parts)] if rng.random() < 0.33 else [])
-    window: list[tuple[str, str, dict[str, Any]]] = []
-    one, two = bench.start(**SESSION), bench.start(**SESSION)
+    one, two = (bench.start(driver=driver, **SESSION) for _ in range(2))
     wait_until(lambda: sum(len(w.told()[-1]["owned"]) if w.told() else 0 for w in (one, two)) == PARTITIONS, one.log)
-
-    def another() -> None:
-        bench.start(**SESSION)
-
-    began, sent = time.monotonic(), 0
-    deaths = [(1.5, one.process.kill), (2.5, another), (6.5, two.process.kill), (7.0, another)]
-    while waiting or window or deaths:
-        passed = time.monotonic() - began
-        while deaths and deaths[0][0] < passed:
-            deaths.pop(0)[1]()
-        while sent < passed * 250 and (waiting or window):
-            while waiting and len(window) < 200:  # many groups are open at once, their parts mixed
-                window.append(waiting.pop(0))
-            bench.send(*window.pop(rng.randrange(len(window))))
-            sent += 1
-        time.sleep(0.01)
-    bench.producer.flush()
-
-    wait_until(lambda: bench.lag() == 0, lambda: "\n".join(p.read_text() for p in bench.folder.glob("*.err")))
-    expected, joined = bench.expected(), bench.joined()
-    assert len(expected) == len(groups)
-    assert [group for group in expected if group not in joined] == []
-    assert [group for group, found in joined.items() if any(one != expected[group] for one in found)] == []
-    logs = "".join(p.read_text() for p in bench.folder.glob("*.err"))
-    assert "exit code 75" not in logs
-    assert "are not in the log" not in logs
+    traffic = Traffic(bench, 400)
+    for worker, before_s, after_s in ((one, 1.5, 1.0), (two, 4.0, 0.5)):
+        traffic.during(before_s)
+        worker.process.kill()
+        traffic.during(after_s)
+        bench.start(driver=driver, **SESSION)
+    traffic.judge()
+    assert "are not in the log" not in bench.logs()
 
 
-@pytest.mark.parametrize("driver", ["faust", "loop"])
+@of_both_drivers
 def test_worker_waits_for_a_topic_that_the_broker_does_not_know_yet(bench: Bench, driver: str) -> None:
     # As where a broker is slow: it lists a topic seconds after it was created. The wait outlasts the session.
     topic = bench.prefix + "answers"
@@ -97,18 +72,20 @@ def test_worker_that_waits_for_a_topic_stops_at_once_when_it_is_told_to(bench: B
     assert time.monotonic() - began < 10
 
 
-def test_sigterm_under_work_drains_and_nothing_is_written_twice(bench: Bench) -> None:
+@of_both_drivers
+def test_sigterm_under_work_drains_and_nothing_is_written_twice(bench: Bench, driver: str) -> None:
     for i in range(300):
         bench.send_group(f"g{i}")
     bench.producer.flush()
     for _ in range(2):  # stopped in the middle, twice
-        worker = bench.start()
-        before = bench.written("joined")
+        worker, before = bench.start(driver=driver), bench.written("joined")
+        # a signal ends who has not yet begun
+        wait_until(lambda one=worker: any(told["owned"] for told in one.told()), worker.log)
         wait_until(lambda n=before: bench.written("joined") > min(n + 20, 299), worker.log)
         worker.stop()
         worker.ends(with_code=0)
-    last = bench.start()
-    wait_until(lambda: bench.lag() == 0, last.log)
+    last = bench.start(driver=driver)
+    wait_until(lambda: any(told["owned"] for told in last.told()) and bench.lag() == 0, last.log)
     last.stop()
     last.ends(with_code=0)
     joined = bench.joined()
@@ -144,11 +121,12 @@ def test_an_agent_of_many_takes_what_has_come_at_once_and_no_more_than_it_may(be
     assert sorted(map(len, bench.joined().values())) == [1] * 100
 
 
-def test_event_that_cannot_be_used_goes_to_dead_letters_and_the_partition_moves_on(bench: Bench) -> None:
+@of_both_drivers
+def test_event_that_cannot_be_used_goes_to_dead_letters_and_the_partition_moves_on(bench: Bench, driver: str) -> None:
     bench.send("questions", "g", {"bad": True})
     bench.send_group("g")
     bench.producer.flush()
-    bench.start()
+    bench.start(driver=driver)
     wait_until(lambda: bench.lag() == 0)
     assert [json.loads(m.value()) for m in bench.records(bench.prefix + "rejected")] == [
         {"reason": "unusable", "text": "a bad event"}
@@ -156,25 +134,30 @@ def test_event_that_cannot_be_used_goes_to_dead_letters_and_the_partition_moves_
     assert set(bench.joined()) == {"g"}
 
 
-def test_fault_in_a_handler_ends_the_worker_and_the_event_comes_again(bench: Bench) -> None:
+@of_both_drivers
+def test_fault_in_a_handler_ends_the_worker_and_the_event_comes_again(bench: Bench, driver: str) -> None:
     bench.send("questions", "g", {"poison": True})
     bench.producer.flush()
     for _ in range(2):
-        worker = bench.start()
+        worker = bench.start(driver=driver)
         worker.ends(with_code=1)
         assert f"{bench.prefix}questions[" in worker.log() and "a fault in the program" in worker.log()
         assert bench.lag() == 1
 
 
-def test_worker_without_a_broker_says_so_and_exits_with_5(bench: Bench) -> None:
-    worker = bench.start(STREAMWARD_KAFKA__BOOTSTRAP="127.0.0.1:1", STREAMWARD_KAFKA__REQUEST_TIMEOUT_S="1")
+@of_both_drivers
+def test_worker_without_a_broker_says_so_and_exits_with_5(bench: Bench, driver: str) -> None:
+    worker = bench.start(
+        driver=driver, STREAMWARD_KAFKA__BOOTSTRAP="127.0.0.1:1", STREAMWARD_KAFKA__REQUEST_TIMEOUT_S="1"
+    )
     worker.ends(with_code=5)
     assert "Kafka at 127.0.0.1:1 did not answer" in worker.log()
     assert "Traceback" not in worker.log()
 
 
-def test_changelog_with_the_wrong_partition_count_is_refused(bench: Bench) -> None:
+@of_both_drivers
+def test_changelog_with_the_wrong_partition_count_is_refused(bench: Bench, driver: str) -> None:
     bench.admin.create_topics([admin.NewTopic(bench.changelog, PARTITIONS + 1, 1)])[bench.changelog].result()
-    worker = bench.start()
+    worker = bench.start(driver=driver)
     worker.ends(with_code=2)
     assert f"has {PARTITIONS + 1} partitions, expected {PARTITIONS}" in worker.log()

@@ -93,10 +93,11 @@ def test_agent_that_waits_for_ever_ends_the_worker_with_75(bench: Bench) -> None
     assert "questions[" in worker.log() and "has waited for" in worker.log()
 
 
-def test_event_loop_that_stands_still_ends_the_worker_with_75_and_says_where(bench: Bench) -> None:
+@pytest.mark.parametrize("driver", ["faust", "loop"])
+def test_event_loop_that_stands_still_ends_the_worker_with_75_and_says_where(bench: Bench, driver: str) -> None:
     bench.send("questions", "g", {"block_s": 3600})
     bench.producer.flush()
-    worker = bench.start(JOIN_FROZEN_S="2")
+    worker = bench.start(driver=driver, JOIN_FROZEN_S="2")
     worker.ends(with_code=75)
     assert "time.sleep(block)" in worker.log()
 

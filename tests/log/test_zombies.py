@@ -11,13 +11,13 @@ import signal
 import pytest
 
 from streams.kafka.record import partition_of
-from streams.worker.faust.faust_table import generation_of
+from streams.worker.fence import generation_of
 from tests.support.log.join_bench import Bench, bench, wait_until
 from tests.support.log.join_worker import ANSWERS, PARTITIONS
 
 __all__ = ["bench"]
 
-pytestmark = [pytest.mark.kafka, pytest.mark.kills]
+pytestmark = [pytest.mark.kafka, pytest.mark.kills, pytest.mark.parametrize("driver", ["faust", "loop"])]
 
 SESSION = {"STREAMWARD_KAFKA__SESSION_TIMEOUT_S": "1.5"}
 
@@ -32,12 +32,12 @@ def generations(bench: Bench) -> dict[int, list[int]]:
     return found
 
 
-def test_stale_rows_behind_newer_ones_are_passed_over_and_covered_again(bench: Bench) -> None:
+def test_stale_rows_behind_newer_ones_are_passed_over_and_covered_again(bench: Bench, driver: str) -> None:
     groups = [f"g{i}" for i in range(20)]
     for group in groups:
         bench.send("questions", group, {})
     bench.producer.flush()
-    first = bench.start(**SESSION)
+    first = bench.start(driver=driver, **SESSION)
     wait_until(lambda: bench.lag() == 0, first.log)
     first.stop()
     first.ends(with_code=0)
@@ -50,16 +50,18 @@ def test_stale_rows_behind_newer_ones_are_passed_over_and_covered_again(bench: B
         for slot in range(ANSWERS):
             bench.send("answers", group, {"slot": str(slot)})
     bench.producer.flush()
-    second = bench.start(**SESSION)
+    second = bench.start(driver=driver, **SESSION)
     wait_until(lambda: bench.lag() == 0, second.log)
     assert second.log().count("comes after rows of a newer one") == len(groups) + 1
     assert bench.joined() == {group: [made] for group, made in bench.expected().items()}
+    newest = {m.key(): generation_of(m.headers()) for m in bench.records(bench.changelog)}
+    assert set(newest.values()) == {max(filter(None, newest.values()))}
 
 
-def test_zombie_writes_nothing_over_its_successor(bench: Bench) -> None:
+def test_zombie_writes_nothing_over_its_successor(bench: Bench, driver: str) -> None:
     # One event is in its hands when it is stopped. Its successor works on that event and on more of the group; then the
     # zombie wakes up and finishes: without a lease, its row lies last, and the next recovery forgets three answers.
-    one, two = bench.start(**SESSION), bench.start(**SESSION)
+    one, two = (bench.start(driver=driver, **SESSION) for _ in range(2))
     wait_until(lambda: all(w.told() and len(w.told()[-1]["owned"]) == PARTITIONS // 2 for w in (one, two)), one.log)
     key = next(k for k in map(str, range(99)) if partition_of(k, PARTITIONS) in one.told()[-1]["owned"])
     bench.send("questions", key, {"pause_s": 1.5})
@@ -86,7 +88,7 @@ def test_zombie_writes_nothing_over_its_successor(bench: Bench) -> None:
         worker.process.wait()
     bench.send("answers", key, {"slot": str(ANSWERS - 1)})
     bench.producer.flush()
-    last = bench.start(**SESSION)
+    last = bench.start(driver=driver, **SESSION)
     wait_until(lambda: bench.lag() == 0, last.log)
     expected, joined = bench.expected(), bench.joined()
     assert len(expected) == 31 and joined.keys() == expected.keys()

@@ -43,7 +43,7 @@ IMPORTED = (
     "gateway.server",
 )
 """What brings the libraries. One that starts a thread cannot be here; pyarrow's allocator has one, and minds forks."""
-CHANGES = ("STREAMWARD_", "PYTEST_", "SSL_CERT_", "TMPDIR", "TRACEPARENT")
+CHANGES = ("STREAMWARD_", "PYTEST_", "SSL_CERT_", "TMPDIR", "TRACEPARENT", "JOIN_")
 """What in an environment no library reads when it is imported. A process with another one is no fork."""
 OPTIONS = {"env", "cwd", "stdin", "stdout", "stderr", "text", "bufsize", "start_new_session"}
 LENGTH = struct.Struct(">I")

@@ -1,12 +1,14 @@
 """A set of topics for one test, join_worker processes on them, and what they should have written.
 
 send ──► questions, answers ──► Worker processes ──► joined          expected(): the same join, from the log itself
+Traffic: groups whose parts come mixed, at a rate
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ import confluent_kafka as ck
 import pytest
 from confluent_kafka import admin
 
+from tests.support.fork_server import spawn
 from tests.support.log.join_worker import ANSWERS, PARTITIONS
 
 REPO = Path(__file__).parents[3]
@@ -84,6 +87,10 @@ class Bench:
         consumer.close()
         return found
 
+    def logs(self) -> str:
+        """What all workers have logged."""
+        return "\n".join(path.read_text() for path in self.folder.glob("*.err"))
+
     def joined(self) -> dict[str, list[dict[str, Any]]]:
         found = defaultdict(list)
         for message in self.records(self.prefix + "joined"):
@@ -131,6 +138,44 @@ class Bench:
         return self.written(*SOURCES) - sum(max(tp.offset, 0) for tp in committed)
 
 
+class Traffic:
+    """Groups whose parts are written mixed, some of them twice, at so many a second."""
+
+    RATE = 250
+    OPEN = 200
+
+    def __init__(self, bench: Bench, groups: int) -> None:
+        self.bench, self.rng = bench, random.Random(7)
+        self.groups = [f"g{i}" for i in range(groups)]
+        self.waiting: list[tuple[str, str, dict[str, Any]]] = []
+        for group in self.groups:
+            parts = [("questions", group, {})] + [("answers", group, {"slot": str(slot)}) for slot in range(ANSWERS)]
+            self.waiting += parts + ([self.rng.choice(parts)] if self.rng.random() < 0.33 else [])
+        self.window: list[tuple[str, str, dict[str, Any]]] = []
+
+    def during(self, seconds: float) -> None:
+        """Send for so many seconds, or until all is sent."""
+        began, sent = time.monotonic(), 0
+        while (passed := time.monotonic() - began) < seconds and (self.waiting or self.window):
+            while sent < passed * self.RATE and (self.waiting or self.window):
+                while self.waiting and len(self.window) < self.OPEN:
+                    self.window.append(self.waiting.pop(0))
+                self.bench.send(*self.window.pop(self.rng.randrange(len(self.window))))
+                sent += 1
+            time.sleep(0.01)
+        self.bench.producer.flush()
+
+    def judge(self) -> None:
+        """Send the rest, wait until it is read, and compare what was written with what the log says."""
+        self.during(600)
+        wait_until(lambda: self.bench.lag() == 0, self.bench.logs)
+        expected, joined = self.bench.expected(), self.bench.joined()
+        assert len(expected) == len(self.groups)
+        assert [group for group in expected if group not in joined] == []
+        assert [group for group, found in joined.items() if any(one != expected[group] for one in found)] == []
+        assert "exit code 75" not in self.bench.logs()
+
+
 class Worker:
     """One process of join_worker.py, or of join_loop.py."""
 
@@ -138,16 +183,16 @@ class Worker:
         number, driver = len(bench.workers), {"faust": "worker", "loop": "loop"}[env.pop("driver", "faust")]
         self.out, self.err = bench.folder / f"worker{number}.out", bench.folder / f"worker{number}.err"
         with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, Path(__file__).with_name(f"join_{driver}.py")],
+            self.process = spawn(
+                [sys.executable, "-m", f"tests.support.log.join_{driver}"],
                 env={
                     **os.environ,
-                    "PYTHONPATH": str(REPO),
                     "STREAMWARD_KAFKA__BOOTSTRAP": bench.bootstrap,
                     "STREAMWARD_TOPICS__PREFIX": bench.prefix,
                     "STREAMWARD_TOPICS__PARTITIONS": str(PARTITIONS),
                     **env,
                 },
+                cwd=REPO,
                 stdout=out,
                 stderr=err,
             )

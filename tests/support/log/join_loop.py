@@ -67,10 +67,10 @@ class Join:
             raise EventError("a bad event")
         if value.get("poison"):
             raise RuntimeError("a fault in the program")
-        if pause := value.get("pause_s"):
+        if block := value.get("pause_s") or value.get("block_s"):
             self.working = 1
             self.tell()
-            time.sleep(pause)
+            time.sleep(block)
             self.working = 0
         if size := value.get("row_bytes"):
             self.groups[key] = b"x" * size
