@@ -72,7 +72,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), ASYNC_TEST_S))
+
+    async def limited() -> None:
+        async with asyncio.timeout(ASYNC_TEST_S):
+            await pyfuncitem.obj(**arguments)
+
+    asyncio.run(limited())
     return True
 
 

@@ -17,23 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 
 from schemas import ids as numbering, versions
 from schemas.events import AdvantagedGroup, DeadLetter, Message, Response, Reward, RewardSource, Sampling, Task
 from schemas.serde import decode, encode
-from streams.cli.root import cli
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.topics import topic_of, topics
-from streams.settings.load import to_env
 from streams.settings.model import Kafka, Metrics, Policy, Schemas, Settings, Topics
 from tests import skips
 from tests.chaos.proxy import free_ports
 from tests.deploy.test_rendered import containers
+from tests.support.commands import invoke, rows_of
 from tests.support.deploy.apicurio import Apicurio, NotHere, running as apicurio_running
 from tests.support.deploy.container import Host, Process
 from tests.support.deploy.rendered_chart import needs_helm
@@ -83,13 +81,9 @@ def registered(apicurio: Apicurio, settings: Settings) -> Settings:
     """Settings whose topics exist and whose schemas are registered; this process uses the ids of lock.json."""
     with_registry = settings.model_copy(update={"schemas": Schemas(registry_url=apicurio.url)})
     admin.apply_topics(with_registry)
-    assert run(with_registry, "schemas", "register").exit_code == 0
+    assert invoke(with_registry, "schemas", "register").exit_code == 0
     numbering.use(numbering.LOCK_IDS)
     return with_registry
-
-
-def run(settings: Settings, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, arguments, env=to_env(settings))
 
 
 def alone(apicurio: Apicurio, prefix: str) -> Settings:
@@ -116,12 +110,11 @@ def test_register_puts_every_version_there_and_each_subject_reads_all_it_has(
     apicurio: Apicurio, client: SchemaRegistryClient
 ) -> None:
     settings, before = alone(apicurio, "one."), everything(client)
-    dry = run(settings, "schemas", "register", "--dry-run", "--output", "jsonl")
+    dry = invoke(settings, "schemas", "register", "--dry-run", "--output", "jsonl")
     assert dry.exit_code == 0 and everything(client) == before
     for result in ("registered", "there"):
-        done = run(settings, "schemas", "register", "--output", "jsonl")
-        assert done.exit_code == 0, done.stderr
-        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        done = invoke(settings, "schemas", "register", "--output", "jsonl")
+        rows = rows_of(done)
         assert {row["result"] for row in rows} == {result}
     assert len(rows) == len(versions.files().schemas)
     for row in rows:
@@ -138,7 +131,7 @@ def test_what_cannot_be_read_is_refused_before_anything_changes(
     strange = {"type": "record", "name": "Batch", "fields": [{"name": "size", "type": "int"}]}
     client.register_schema("bad.batches-value", Schema(json.dumps(strange), "AVRO"))
     before = everything(client)
-    result = run(alone(apicurio, "bad."), "schemas", "register")
+    result = invoke(alone(apicurio, "bad."), "schemas", "register")
     assert result.exit_code == 4
     assert "bad.batches-value: version 1 in the registry" in result.stderr and "Nothing was changed" in result.stderr
     assert everything(client) == before
@@ -147,7 +140,7 @@ def test_what_cannot_be_read_is_refused_before_anything_changes(
 def test_the_registry_itself_refuses_what_is_not_compatible_from_then_on(
     apicurio: Apicurio, client: SchemaRegistryClient
 ) -> None:
-    assert run(alone(apicurio, "kept."), "schemas", "register").exit_code == 0
+    assert invoke(alone(apicurio, "kept."), "schemas", "register").exit_code == 0
     definition = versions.files().newest(Reward).definition
     broken = definition | {"fields": definition["fields"][1:]}
     with pytest.raises(Exception, match="409"):
@@ -296,9 +289,8 @@ def test_a_command_reads_a_log_of_both_numberings(registered: Settings, tmp_path
     schema_registry.wait(registered)
     with Producer(registered) as producer:
         producer.send(asked(1))
-    found = run(registered, "query", "SELECT task_id, _schema_id FROM tasks ORDER BY 1", "--output", "jsonl")
-    assert found.exit_code == 0, found.stderr
-    rows = [json.loads(line) for line in found.stdout.splitlines()]
+    found = invoke(registered, "query", "SELECT task_id, _schema_id FROM tasks ORDER BY 1", "--output", "jsonl")
+    rows = rows_of(found)
     assert rows == [
         {"task_id": "t0", "_schema_id": versions.files().newest(Task).id},
         {"task_id": "t1", "_schema_id": numbering.current().id_of(versions.files().newest(Task))},

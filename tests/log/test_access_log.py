@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from schemas.events import AccessEvent
 from streams.access.access_log import AccessLog
 from streams.access.keys import AccessKey
-from streams.cli.root import cli
 from streams.kafka.admin import read_topic
-from streams.settings.load import to_env
 from streams.settings.model import Settings
+from tests.support.commands import invoke, rows_of
 from tests.support.log.shared_node import own_topics
 
 pytestmark = pytest.mark.kafka
@@ -24,10 +21,6 @@ WITHIN_S = 30.0
 @pytest.fixture(scope="module")
 def made(kafka_bootstrap: str) -> Settings:
     return own_topics(kafka_bootstrap)
-
-
-def run(settings: Settings, *args: str) -> Result:
-    return CliRunner().invoke(cli, args, env=to_env(settings))
 
 
 def test_a_key_opens_until_a_server_that_follows_reads_that_it_was_revoked(made: Settings) -> None:
@@ -42,24 +35,24 @@ def test_a_key_opens_until_a_server_that_follows_reads_that_it_was_revoked(made:
 
 
 def test_a_key_is_made_listed_checked_and_revoked_by_commands_and_the_log_has_no_secret(made: Settings) -> None:
-    result = run(made, "access", "keys", "create", "--role", "viewer", "--name", "notebook", "--expires", "30d")
+    result = invoke(made, "access", "keys", "create", "--role", "viewer", "--name", "notebook", "--expires", "30d")
     assert result.exit_code == 0, result.output
     text = result.stdout.strip()
     key_id, secret = text.split("_", 2)[1:]
     assert secret not in result.stderr
 
-    listed = [json.loads(line) for line in run(made, "access", "keys", "list", "--output", "jsonl").stdout.splitlines()]
+    listed = rows_of(invoke(made, "access", "keys", "list"))
     [row] = [row for row in listed if row["key_id"] == key_id]
     assert (row["name"], row["role"], row["status"]) == ("notebook", "viewer", "valid")
 
-    assert run(made, "access", "check", key_id, "jobs.read").exit_code == 0
-    denied = run(made, "access", "check", key_id, "code.run")
+    assert invoke(made, "access", "check", key_id, "jobs.read").exit_code == 0
+    denied = invoke(made, "access", "check", key_id, "code.run")
     assert denied.exit_code == 4 and "code.run is for: admin" in denied.output
 
-    assert run(made, "access", "keys", "revoke", key_id).exit_code == 0
-    assert "was revoked" in run(made, "access", "check", key_id, "jobs.read").output
+    assert invoke(made, "access", "keys", "revoke", key_id).exit_code == 0
+    assert "was revoked" in invoke(made, "access", "check", key_id, "jobs.read").output
 
-    given_whole = run(made, "access", "keys", "revoke", text)
+    given_whole = invoke(made, "access", "keys", "revoke", text)
     assert given_whole.exit_code == 3 and secret not in given_whole.output
     records: list[Any] = list(read_topic(made, "access"))
     assert any(isinstance(record.decode(AccessEvent), AccessEvent) for record in records)

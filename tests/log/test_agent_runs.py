@@ -18,7 +18,6 @@ from openai import BadRequestError, OpenAI
 from schemas.events import EpisodeStart, Message, Observed, Response, Sampling, TrajectoryEvent, derive_id
 from streams.environments.episodes.environment import Action, Environment, Observation, StepResult
 from streams.environments.listed import open_listed
-from streams.kafka.producer import Producer
 from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
@@ -33,7 +32,7 @@ from streams.stages.tasks.submit import submit
 from tests.support.agent_server import serving, settings_of, turns
 from tests.support.documented import as_documented
 from tests.support.factories import PROGRAM, task
-from tests.support.processes import read, until
+from tests.support.processes import read, until, write
 from tests.support.scrape import parse
 
 pytestmark = pytest.mark.kafka
@@ -230,8 +229,7 @@ def test_a_server_that_is_started_again_knows_its_runs_and_makes_the_responses_t
     # and if that server was killed between the end of a run and its response:
     [of_ended] = [event for event in events(settings, ended, TrajectoryEvent) if event.kind == "ended"]
     of_killed = {"event_id": derive_id(killed.trajectory_id, "ended"), "trajectory_id": killed.trajectory_id}
-    with Producer(settings) as producer:
-        producer.send(replace(of_ended, **of_killed, task_id="task-killed", sampling_id="killed"))
+    write(settings, replace(of_ended, **of_killed, task_id="task-killed", sampling_id="killed"))
     with serving(settings) as url:
         assert opened.begin(metadata={"manager": "m2"}).json()["metadata"] == {"manager": "m1"}
         with pytest.raises(BadRequestError, match="max_turns"):

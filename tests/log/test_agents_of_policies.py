@@ -11,18 +11,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from schemas.events import EpisodeStart, Response, RewardSource, Task
-from streams.cli.root import cli
 from streams.kafka import admin, times
 from streams.kafka.producer import Producer
-from streams.settings.load import to_env
 from streams.settings.model import Policy, Settings
 from streams.stages.agents.runs.agent_runner import MANAGER_GONE
 from streams.stages.agents.runs.episode_agent import AGENT
 from streams.tools.unbegun_tasks import unbegun_tasks
+from tests.support import processes
 from tests.support.agent_server import check_audit, serving, settings_of
+from tests.support.commands import invoke
 from tests.support.factories import task
 from tests.support.processes import command, environment, read, said, spawn, until
 
@@ -54,10 +53,7 @@ def episode(policy: str, number: int, **changes: object) -> Task:
 
 
 def write(settings: Settings, numbers: range) -> None:
-    with Producer(settings) as producer:
-        for number in numbers:
-            for policy in POLICIES:
-                producer.send(episode(policy, number))
+    processes.write(settings, *(episode(policy, number) for number in numbers for policy in POLICIES))
 
 
 def answered(settings: Settings) -> set[str]:
@@ -119,7 +115,7 @@ def test_doctor_names_tasks_that_nobody_serves_and_those_past_their_deadline_tha
         producer.send(task(task_id="plain", policy="pd", purpose="eval"))
 
     def doctor() -> list[dict[str, str]]:
-        told = CliRunner().invoke(cli, ["doctor", "--output", "jsonl"], env=to_env(settings))
+        told = invoke(settings, "doctor", "--output", "jsonl")
         return [row for row in map(json.loads, told.stdout.splitlines()) if row["check"] in ("tasks", "agents")]
 
     found = {(row["state"], row["what"], row["do"]) for row in doctor()}
@@ -145,5 +141,5 @@ def test_doctor_names_tasks_that_nobody_serves_and_those_past_their_deadline_tha
         until(lambda: len(answered(settings)) == 12, "answers to those of pb", folder=tmp_path)
         assert any("no tasks of policy pb wait for agent environment, and " in row["what"] for row in doctor())
     assert {entry.task_id for entry in unbegun_tasks(settings)} == {"pc-0", "plain"}
-    told = CliRunner().invoke(cli, ["audit", "--settled", "--output", "json"], env=to_env(settings))
+    told = invoke(settings, "audit", "--settled", "--output", "json")
     assert "no process answered task pc-0 of policy pc and agent environment; `streamward doctor`" in told.stdout

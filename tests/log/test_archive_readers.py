@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import duckdb
@@ -17,7 +16,6 @@ from streams.settings.model import Settings
 from streams.tools.archive.compact import compact
 from streams.tools.archive.segments import ArchiveReader
 from streams.tools.archive.sync import sync
-from tests.skips import needs
 from tests.support.log.archived import ONE, in_the_log, settings, small, write, write_odd
 from tests.support.spark import environment
 from tests.support.spark.environment import Filters
@@ -25,7 +23,6 @@ from tests.support.spark.environment import Filters
 __all__ = ["settings"]
 pytestmark = pytest.mark.kafka
 
-SPARK_PROMISED = "TEST_SPARK"
 COLUMNS = ["_partition", "_offset", "reward_id", "value", "task_id"]
 
 
@@ -66,12 +63,9 @@ def test_pandas_reads_the_same_rows(made: Settings, expected: list[tuple[object,
 
 @pytest.mark.spark
 def test_spark_reads_the_same_rows(made: Settings, expected: list[tuple[object, ...]], tmp_path: Path) -> None:
-    try:
-        question = Filters(where(made), tuple(COLUMNS), ("_bad IS NULL",))
+    question = Filters(where(made), tuple(COLUMNS), ("_bad IS NULL",))
+    with environment.promised():
         ((rows,),) = environment.answers([question], tmp_path)
-    except environment.NoSpark as exc:
-        assert os.environ.get(SPARK_PROMISED) != "1", f"Spark was promised, but there is no {exc}"
-        pytest.skip(needs(str(exc), "make setup-spark && make test-spark"))
     assert sorted(map(tuple, rows)) == expected
 
 

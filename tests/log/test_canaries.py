@@ -15,19 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Task
 from schemas.serde import Poison
 from streams.adapters.versions import read_state
-from streams.cli.root import cli
 from streams.kafka import admin
 from streams.kafka.producer import Producer
-from streams.settings.load import to_env
 from streams.settings.model import Canary, Guard, Rollouts, Settings
 from tests.support import factories
+from tests.support.commands import invoke
 from tests.support.factories import group
-from tests.support.processes import command, environment, spawn, until
+from tests.support.processes import command, environment, spawn, until, write
 
 pytestmark = pytest.mark.kafka
 
@@ -75,7 +73,7 @@ def decisions(settings: Settings) -> list[AdapterEvent]:
 
 
 def status(settings: Settings, output: str = "json") -> str:
-    result = CliRunner().invoke(cli, ["rollout", "status", "--output", output], env=to_env(settings))
+    result = invoke(settings, "rollout", "status", "--output", output)
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -182,8 +180,7 @@ def test_watching_shows_it_again_when_it_changes_and_ctrl_c_is_no_error(made: Se
     try:
         assert watching.stdout is not None
         before = json.loads(watching.stdout.readline())
-        with Producer(made) as producer:
-            producer.send(trained(1))
+        write(made, trained(1))
         after = json.loads(watching.stdout.readline())
         watching.send_signal(signal.SIGINT)
         more, said = watching.communicate(timeout=60)

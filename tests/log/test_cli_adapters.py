@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from schemas.events import AdapterEvent, AdapterKind, AdvantagedGroup, Reward
 from streams.adapters import decisions, store as adapter_store
 from streams.adapters.versions import read_state
-from streams.cli.root import cli
 from streams.engines.base_model import digest_of_weights
 from streams.errors import RefusedError
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.kafka.record import Record
-from streams.settings.load import to_env
 from streams.settings.model import Model, Settings
+from tests.support.commands import invoke, rows_of
 from tests.support.factories import adapter_event
 from tests.support.log.shared_node import own_prefix
 from tests.support.log.whole_run import BY_NAME, SETTINGS, event_of, whole_log
@@ -46,12 +45,7 @@ def made(settings: Settings) -> Settings:
 
 
 def run(settings: Settings, *args: str) -> Result:
-    return CliRunner().invoke(cli, ["adapters", *args], env=to_env(settings))
-
-
-def rows(result: Result) -> list[dict[str, Any]]:
-    assert result.exit_code == 0, result.stderr
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    return invoke(settings, "adapters", *args)
 
 
 def event(version: int, kind: AdapterKind = "trained", **changed: Any) -> AdapterEvent:
@@ -88,11 +82,11 @@ WHY = ("--reason", "it did well")
 
 def test_a_promotion_takes_effect_and_says_where_it_lies(made: Settings) -> None:
     write(made, event(1), event(2))
-    (row,) = rows(run(made, "promote", "--version", "1", "--actor", "ada", *WHY))
+    (row,) = rows_of(run(made, "promote", "--version", "1", "--actor", "ada", *WHY))
     topic = f"{made.topics.prefix}adapters"
     assert row["at"].startswith(f"{topic}[") and row["at"].endswith("]@2")
     assert (row["primary"], row["before"], row["again"]) == (1, 0, False)
-    (shown,) = rows(run(made, "show", "1"))
+    (shown,) = rows_of(run(made, "show", "1"))
     assert [(one["kind"], one["actor"], one["reason"]) for one in shown["events"]][1] == ("promoted", "ada", WHY[1])
     assert shown["status"] == "primary"
 
@@ -100,13 +94,13 @@ def test_a_promotion_takes_effect_and_says_where_it_lies(made: Settings) -> None
 def test_the_same_decision_said_again_is_not_written_again_and_a_later_one_is(made: Settings) -> None:
     write(made, event(1), event(2))
     promote = ("promote", "--version", "1", "--actor", "ada", *WHY)
-    rows(run(made, *promote))
-    (row,) = rows(run(made, *promote))
+    rows_of(run(made, *promote))
+    (row,) = rows_of(run(made, *promote))
     assert row["again"]
     assert kinds(made) == [("trained", 1), ("trained", 2), ("promoted", 1)]
     # another version was primary in between: the same words are another fact
-    rows(run(made, "promote", "--version", "2", *WHY))
-    (row,) = rows(run(made, *promote))
+    rows_of(run(made, "promote", "--version", "2", *WHY))
+    (row,) = rows_of(run(made, *promote))
     assert (row["again"], row["primary"]) == (False, 1)
 
 
@@ -151,17 +145,17 @@ def test_a_roll_back_leads_to_the_version_before_and_agrees_with_what_was_expect
     moves = [event(version, "promoted", expected_version=version - 1) for version in (1, 2, 3)]
     write(made, *map(event, (1, 2, 3)), *moves)
     back = ("rollback", "--expect", "3", "--actor", "ada", "--reason", "it is worse")
-    (row,) = rows(run(made, *back))
+    (row,) = rows_of(run(made, *back))
     assert (row["kind"], row["version"], row["primary"], row["before"]) == ("rolled_back", 2, 2, 3)
-    (row,) = rows(run(made, *back))  # the terminal was lost before the answer came, and ada says it again
+    (row,) = rows_of(run(made, *back))  # the terminal was lost before the answer came, and ada says it again
     assert (row["version"], row["again"]) == (2, True)
     late = run(made, "rollback", "--expect", "3", "--actor", "bob", "--reason", "it is worse")
     assert late.exit_code == 4
     assert "expected version 3 to be primary, and it is 2" in late.stderr
-    (row,) = rows(run(made, "rollback", "--expect", "2", "--to", "0", "--reason", "all of them are"))
+    (row,) = rows_of(run(made, "rollback", "--expect", "2", "--to", "0", "--reason", "all of them are"))
     assert row["primary"] == 0
     assert [kind for kind, _ in kinds(made)].count("rolled_back") == 2
-    (shown,) = rows(run(made, "show", "3"))
+    (shown,) = rows_of(run(made, "show", "3"))
     assert [(one["kind"], one["version"]) for one in shown["events"]][-1] == ("rolled_back", 2)  # what replaced it
 
 
@@ -204,7 +198,7 @@ def refusing(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_a_version_that_somebody_forged_is_listed_as_refused_with_the_reason(refusing: Settings) -> None:
-    *_, waiting, forged = rows(run(refusing, "list"))
+    *_, waiting, forged = rows_of(run(refusing, "list"))
     assert (waiting["version"], waiting["status"], waiting["refused"]) == (2, "trained", None)
     assert (forged["version"], forged["status"], forged.keys()) == (9, "refused", waiting.keys())
     assert "none made this" in run(refusing, "list", "--output", "table").stdout
@@ -223,20 +217,20 @@ def test_gc_shows_what_would_go_and_then_deletes_just_that(made: Settings, tmp_p
     arguments = ("gc", "--keep-best", "1", "--keep-primaries", "1")
     planned = run(made, *arguments)
     assert f"its files at {tmp_path} are not in this store" in planned.stdout
-    assert {row["version"]: row["what"] for row in rows(planned)} == {
+    assert {row["version"]: row["what"] for row in rows_of(planned)} == {
         1: "keep", 2: "keep", 3: "delete", 4: "keep", 5: "retire",
     }  # fmt: skip
     assert "1 of 5 versions would be deleted" in planned.stderr
     assert all((store / str(version)).is_dir() for version in (1, 2, 3, 4))
-    size = {row["version"]: row["bytes"] for row in rows(planned)}
+    size = {row["version"]: row["bytes"] for row in rows_of(planned)}
     assert size[3] == sum(path.stat().st_size for path in (store / "3").iterdir())
 
-    done = {row["version"]: row["what"] for row in rows(run(made, *arguments, "--yes"))}
+    done = {row["version"]: row["what"] for row in rows_of(run(made, *arguments, "--yes"))}
     assert (done[3], done[5]) == ("deleted", "retired")
     assert sorted(path.name for path in store.iterdir()) == ["1", "2", "4"]
     assert tmp_path.is_dir()
-    assert {one["version"]: one["status"] for one in rows(run(made, "list"))}[3] == "retired"
-    again = {row["version"]: row["what"] for row in rows(run(made, *arguments, "--yes"))}
+    assert {one["version"]: one["status"] for one in rows_of(run(made, "list"))}[3] == "retired"
+    again = {row["version"]: row["what"] for row in rows_of(run(made, *arguments, "--yes"))}
     assert again == {1: "keep", 2: "keep", 3: "gone", 4: "keep", 5: "gone"}
 
 
@@ -252,7 +246,7 @@ def test_gc_deletes_the_files_of_what_is_retired_already_and_what_killed_publish
     collected = run(made, "gc", "--keep-best", "5", "--yes")
     assert "1 half-written folders of killed publishers were removed" in collected.stderr
     assert (left.exists(), in_progress.exists()) == (False, True)
-    (row,) = rows(collected)
+    (row,) = rows_of(collected)
     assert (row["what"], row["why"]) == ("deleted", "is retired")
     assert not (Path(made.adapters.store) / "default" / "1").exists()
     assert kinds(made) == [("trained", 1), ("retired", 1)]
@@ -274,7 +268,7 @@ def test_lineage_names_every_record_that_made_a_version(made: Settings) -> None:
     log = whole_log(BEGIN_MS)
     put(made, log.records)
     newest = read_state(made, "default").newest
-    steps = rows(run(made, "lineage", str(newest)))
+    steps = rows_of(run(made, "lineage", str(newest)))
     assert [(step["version"], step["parent_version"]) for step in steps] == [(n, n - 1) for n in range(newest, 0, -1)]
     batches = {event_of(record).sequence: event_of(record) for record in log.of("batches") if record.key == b"default"}
     groups = {record.at: event_of(record) for record in log.of("groups")}
@@ -297,7 +291,7 @@ def test_lineage_names_every_record_that_made_a_version(made: Settings) -> None:
         assert (found["first"], found["last"]) == (min(batch.groups_offsets), max(batch.groups_offsets))
     assert {BY_NAME[record.at.topic].label for record in log.records} >= {"tasks", "rewards"}
 
-    assert len(rows(run(made, "lineage", str(newest), "--steps", "1"))) == 1
+    assert len(rows_of(run(made, "lineage", str(newest), "--steps", "1"))) == 1
     table = run(made, "lineage", str(newest), "--output", "table").stdout
     assert f"version {newest} (primary), from version {newest - 1} by batches {newest - 1}-{newest - 1}" in table
     assert "version 0 is the base model" in table
@@ -313,7 +307,7 @@ def test_diff_shows_what_differs_down_to_the_tensors(made: Settings, tmp_path: P
         save_file({"lora_A": torch.tensor([3.0, weight])}, local / "adapter_model.safetensors")
         uri, files = adapter_store.publish(local, made.adapters.store, "default", version)
         write(made, event(version, uri=uri, files=files, recipe={"loss": "dapo", "seed": str(version)}))
-    (found,) = rows(run(made, "diff", "1", "2", "--weights"))
+    (found,) = rows_of(run(made, "diff", "1", "2", "--weights"))
     assert found["recipe"] == {"seed": ["1", "2"]}
     assert found["tensors"] == [{"tensor": "lora_A", "shape": [2], "norm": 5.0, "relative": 0.2}]
     table = run(made, "diff", "1", "2", "--weights", "--output", "table")
@@ -337,8 +331,8 @@ def test_an_exported_version_is_what_peft_and_transformers_load_as_it_is(made: S
     write(made, event(1, uri=uri, files=files, base_digest=digest_of_weights(tiny_model())))
     settings = made.model_copy(update={"model": Model(base=str(base))})
 
-    (alone,) = rows(run(settings, "export", "1", str(tmp_path / "alone")))
-    (whole,) = rows(run(settings, "export", "1", str(tmp_path / "whole"), "--merge"))
+    (alone,) = rows_of(run(settings, "export", "1", str(tmp_path / "alone")))
+    (whole,) = rows_of(run(settings, "export", "1", str(tmp_path / "whole"), "--merge"))
     assert (alone["base"], whole["base"]) == (str(base), "")
     loaded = [
         trained,
@@ -374,7 +368,7 @@ def test_an_exported_version_is_what_peft_and_transformers_load_as_it_is(made: S
 
 
 def test_a_policy_that_the_log_does_not_know_names_those_that_it_does(made: Settings) -> None:
-    assert [row["version"] for row in rows(run(made, "list", "--policy", "new"))] == [0]  # nobody was trained yet
+    assert [row["version"] for row in rows_of(run(made, "list", "--policy", "new"))] == [0]  # nobody was trained yet
     write(made, event(1), event(1, policy="lab"))
     for typed in ("list", "lineage 1", "promote --version 1 --reason x"):
         result = run(made, *typed.split(), "--policy", "defualt")
@@ -387,7 +381,7 @@ def test_list_shows_digest_age_and_the_share_of_a_canary(made: Settings, tmp_pat
     write(made, published(made, tmp_path, 1), event(1, "canary_started", expected_version=0, share=0.25))
     write(made, event(1, "evaluated", suite="mine@1", metrics=metrics))
     registry = tmp_path / "adapter_registry.json"
-    base, one = rows(run(made, "list", "--registry", str(registry)))
+    base, one = rows_of(run(made, "list", "--registry", str(registry)))
     assert json.loads(registry.read_text())["adapters"]["default@1"]["status"] == one["status"]
     assert (base["sha256"], one["status"], one["share"]) == (None, "canary", 0.25)
     table = run(made, "list", "--output", "table").stdout

@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from schemas.conventions import RatedAnswer, feedback
 from schemas.events import AgentEvent, Reward, RewardSource, derive_id
-from streams.cli.root import cli
 from streams.kafka.producer import Producer, encoded
 from streams.kafka.times import now_ms
 from streams.kafka.topics import topic_of
-from streams.settings.load import to_env
 from streams.settings.model import Archive, Settings
 from streamward import ConversationTracker
 from tests.support.agent_calls import ADD, Recorded, system, user
+from tests.support.commands import invoke, rows_of
 from tests.support.factories import T0, trajectory
 from tests.support.log.shared_node import own_topics
 from tests.support.processes import command, environment, spawn, until
@@ -57,13 +56,13 @@ def made(kafka_bootstrap: str) -> Settings:
 
 
 def run(settings: Settings, *args: str) -> Result:
-    result = CliRunner().invoke(cli, args, env=to_env(settings))
+    result = invoke(settings, *args)
     assert result.exit_code == 0, result.output
     return result
 
 
 def rows(settings: Settings, *args: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in run(settings, *args).stdout.splitlines()]
+    return rows_of(run(settings, *args))
 
 
 def test_agents_are_listed_with_their_runs_and_calls(made: Settings) -> None:
@@ -103,7 +102,7 @@ def test_feedback_is_shown_with_the_answer_or_run_that_it_is_about(made: Setting
 
 def test_a_run_or_an_agent_that_is_unknown_is_not_found_with_those_there_are(made: Settings) -> None:
     for args, said in ((("list", "nobody"), "there are calc"), (("show", "nothing"), "no run begins with 'nothing'")):
-        result = CliRunner().invoke(cli, ("agents", *args), env=to_env(made))
+        result = invoke(made, "agents", *args)
         assert result.exit_code == 3 and said in result.stderr
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -13,20 +12,19 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from confluent_kafka.admin import AdminClient
 
 from schemas import serde
 from schemas.events import Coordinates, DeadLetter, Event, derive_id
-from streams.cli.root import cli
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.kafka.record import Record, dead_letter, encoded, key_of, partition_of
 from streams.kafka.topics import topic_of, topics
-from streams.settings.load import to_env
 from streams.settings.model import Kafka, Settings, Topics
 from streams.tools.dead_letters.letters import RedriveTarget, decision, load
 from streams.tools.dead_letters.redrive import RETRY_HEADER, STALE_S, RedriveOrder, decide
+from tests.support.commands import invoke, rows_of
 from tests.support.factories import response, task
 from tests.support.log.shared_node import own_prefix
 
@@ -34,11 +32,7 @@ pytestmark = pytest.mark.kafka
 
 
 def run(settings: Settings, *args: str) -> Result:
-    return CliRunner().invoke(cli, ["dlq", *args], env=to_env(settings))
-
-
-def lines(result: Result) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    return invoke(settings, "dlq", *args)
 
 
 MARK: dict[tuple[str, int], int] = {}
@@ -77,7 +71,7 @@ def records(settings: Settings, label: str) -> list[Record]:
 
 def listed(settings: Settings, *args: str) -> list[dict[str, Any]]:
     letters = {str(letter.at): letter for letter in load(settings).matching()}
-    return [row for row in lines(run(settings, "list", *args)) if own(letters[row["at"]].at)]
+    return [row for row in rows_of(run(settings, "list", *args)) if own(letters[row["at"]].at)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -154,7 +148,7 @@ def test_list_prints_open_letters_newest_last_and_filters_them(alone: Settings) 
     _, second = buried(alone, response(), reason="late", stage="advantages")
     _, third = buried(alone, task(task_id="t2"), stage="policy")
 
-    assert [(row["letter"], row["state"]) for row in lines(run(alone, "list"))] == [
+    assert [(row["letter"], row["state"]) for row in rows_of(run(alone, "list"))] == [
         (letter, "open") for letter in (first, second, third)
     ]
     for filters, expected in {
@@ -164,7 +158,7 @@ def test_list_prints_open_letters_newest_last_and_filters_them(alone: Settings) 
         ("--since", "2100-01-01"): [],
         ("--limit", "1"): [third],
     }.items():
-        assert [row["letter"] for row in lines(run(alone, "list", *filters))] == expected, filters
+        assert [row["letter"] for row in rows_of(run(alone, "list", *filters))] == expected, filters
 
 
 def test_a_table_has_one_line_a_letter(alone: Settings) -> None:
@@ -178,11 +172,11 @@ def test_a_table_has_one_line_a_letter(alone: Settings) -> None:
 def test_show_decodes_what_can_be_decoded(made: Settings) -> None:
     event = response(text="eleven")
     record, letter = buried(made, event)
-    (shown,) = lines(run(made, "show", letter[:6]))
+    (shown,) = rows_of(run(made, "show", letter[:6]))
     assert shown["payload"]["event"]["text"] == "eleven"
     assert shown["key"] == event.task_id
     assert shown["headers"] == {"trace": repr(b"\x00\x01")}
-    assert lines(run(made, "show", f"responses[{record.at.partition}]@{record.at.offset}")) == [shown]
+    assert rows_of(run(made, "show", f"responses[{record.at.partition}]@{record.at.offset}")) == [shown]
     assert '"text": "eleven"' in run(made, "show", letter, "--output", "table").stdout
 
 
@@ -201,7 +195,7 @@ def test_show_dumps_what_cannot_be_decoded_and_gives_the_bytes_back(made: Settin
 def test_show_has_the_fields_before_the_damage(made: Settings) -> None:
     cut_short = serde.encode(task(task_id="t9"))[:-3]
     letter = bury(made, put(made, "tasks", b"t9", cut_short), stage="advantages", reason="undecodable")
-    (shown,) = lines(run(made, "show", letter))
+    (shown,) = rows_of(run(made, "show", letter))
     assert shown["payload"]["poison"]["reason"] == "undecodable"
     fields = shown["payload"]["fields"]
     assert (fields["task_id"], fields["group_size"]) == ("t9", 4) and "messages" not in fields
@@ -226,7 +220,7 @@ def test_a_record_of_the_topic_that_is_no_letter_is_passed_over_with_its_coordin
     junk = put(alone, "dead-letters", b"t1", b"junk")
     _, letter = buried(alone)
     result = run(alone, "list")
-    assert [row["letter"] for row in lines(result)] == [letter]
+    assert [row["letter"] for row in rows_of(result)] == [letter]
     assert f"{junk.at}" in result.stderr
 
 
@@ -235,7 +229,7 @@ def test_a_record_of_the_topic_that_is_no_letter_is_passed_over_with_its_coordin
 
 def test_a_retried_record_keeps_key_payload_headers_and_partition(made: Settings) -> None:
     record, letter = buried(made)
-    (outcome,) = lines(run(made, "retry", letter, "--why", "the task was submitted late"))
+    (outcome,) = rows_of(run(made, "retry", letter, "--why", "the task was submitted late"))
     assert outcome["result"] == "retried"
 
     before, back = records(made, "responses")
@@ -247,7 +241,7 @@ def test_a_retried_record_keeps_key_payload_headers_and_partition(made: Settings
     assert headers == dict(record.headers)
     assert listed(made) == []
     assert [row["state"] for row in listed(made, "--all")] == ["retried"]
-    assert "the task was submitted late" in lines(run(made, "show", letter))[0]["decisions"][0]["said"]
+    assert "the task was submitted late" in rows_of(run(made, "show", letter))[0]["decisions"][0]["said"]
 
 
 def test_a_record_without_a_key_goes_back_to_its_partition(made: Settings) -> None:
@@ -255,7 +249,7 @@ def test_a_record_without_a_key_goes_back_to_its_partition(made: Settings) -> No
     letter = bury(made, record)
     assert run(made, "retry", letter).exit_code == 0
     assert [found.at.partition for found in records(made, "responses")] == [5, 5]
-    assert lines(run(made, "retry", letter))[0]["result"] == "already"
+    assert rows_of(run(made, "retry", letter))[0]["result"] == "already"
 
 
 def test_a_record_in_the_wrong_partition_goes_back_to_the_one_that_its_key_belongs_to(made: Settings) -> None:
@@ -274,7 +268,7 @@ def test_a_second_retry_says_so_and_writes_nothing(made: Settings) -> None:
     before = records(made, "responses"), records(made, "dead-letters")
     again = run(made, "retry", letter)
     assert again.exit_code == 0
-    assert lines(again)[0]["result"] == "already"
+    assert rows_of(again)[0]["result"] == "already"
     assert (records(made, "responses"), records(made, "dead-letters")) == before
 
 
@@ -314,10 +308,10 @@ def test_a_retry_killed_between_claim_and_record_is_finished_by_a_later_one(made
     claimed(made, record, age_s=STALE_S + 10)
     assert len(records(made, "responses")) == 1
 
-    assert lines(run(made, "retry", letter))[0]["result"] == "retried"
+    assert rows_of(run(made, "retry", letter))[0]["result"] == "retried"
     back = records(made, "responses")[1]
     assert dict(back.headers)[RETRY_HEADER] == derive_id("dlq", *record.at, 2).encode()
-    assert lines(run(made, "retry", letter))[0]["result"] == "already"
+    assert rows_of(run(made, "retry", letter))[0]["result"] == "already"
     assert len(records(made, "responses")) == 2
 
 
@@ -326,8 +320,8 @@ def test_unfinished_retries_are_found_among_all(alone: Settings) -> None:
     _, finished = buried(alone, response(slot=1))
     run(alone, "retry", finished)
     claimed(alone, record, age_s=STALE_S + 10)
-    assert lines(run(alone, "retry", "--all-matching")) == []
-    outcomes = lines(run(alone, "retry", "--all-matching", "--unfinished"))
+    assert rows_of(run(alone, "retry", "--all-matching")) == []
+    outcomes = rows_of(run(alone, "retry", "--all-matching", "--unfinished"))
     assert [(row["letter"], row["result"]) for row in outcomes] == [(letter, "retried")]
 
 
@@ -345,7 +339,7 @@ def test_a_retry_killed_behind_its_record_was_done(made: Settings) -> None:
     claimed(made, record, age_s=0)
     header = {RETRY_HEADER: derive_id("dlq", *record.at, 1).encode()}
     put(made, "responses", record.key, record.payload, headers=header)
-    assert lines(run(made, "retry", letter))[0]["result"] == "already"
+    assert rows_of(run(made, "retry", letter))[0]["result"] == "already"
     assert len(records(made, "responses")) == 2
 
 
@@ -361,10 +355,10 @@ def test_a_retried_record_that_fails_again_is_open_again(made: Settings) -> None
 def test_two_letters_about_one_record_share_its_fate(alone: Settings) -> None:
     record, letter = buried(alone)
     bury(alone, record, stage="advantages")
-    assert len(lines(run(alone, "retry", "--all-matching"))) == 1
-    assert lines(run(alone, "list")) == []
-    assert len(lines(run(alone, "show", str(record.at)))) == 2
-    assert lines(run(alone, "retry", letter))[0]["result"] == "already"
+    assert len(rows_of(run(alone, "retry", "--all-matching"))) == 1
+    assert rows_of(run(alone, "list")) == []
+    assert len(rows_of(run(alone, "show", str(record.at)))) == 2
+    assert rows_of(run(alone, "retry", letter))[0]["result"] == "already"
     assert len(records(alone, "responses")) == 2
 
 
@@ -382,8 +376,8 @@ def test_bytes_that_cannot_be_decoded_here_either_are_not_redriven(alone: Settin
     poison = bury(alone, put(alone, "tasks", b"t1", b"junk"), stage="advantages", reason="not_avro")
     mended = bury(alone, put(alone, "tasks", b"t1", serde.encode(task())), stage="advantages", reason="unknown_schema")
     result = run(alone, "retry", "--all-matching")
-    assert result.exit_code == 4
-    assert {row["letter"]: row["result"] for row in lines(result)} == {poison: "refused", mended: "retried"}
+    results = {row["letter"]: row["result"] for row in rows_of(result, code=4)}
+    assert results == {poison: "refused", mended: "retried"}
     assert "1 refused" in result.stderr
 
 
@@ -437,7 +431,7 @@ def test_a_letter_whose_source_is_deleted_is_redriven_only_if_asked_to(alone: Se
     deleted.result()
     refused = run(alone, "retry", letter)
     assert (refused.exit_code, "--source-gone" in refused.stderr) == (4, True), refused.stderr
-    assert lines(run(alone, "retry", letter, "--source-gone"))[0]["result"] == "retried"
+    assert rows_of(run(alone, "retry", letter, "--source-gone"))[0]["result"] == "retried"
     assert [found.payload for found in records(alone, "responses")] == [record.payload]
 
 
@@ -448,8 +442,8 @@ def test_a_letter_without_its_record_is_shown_and_redriven_from_the_source(made:
     key, payload = encoded(whole, topics(small.topics)["dead-letters"])
     put(made, "dead-letters", key, payload)
     assert key is None and len(payload) < 1000
-    assert lines(run(made, "show", whole.dead_letter_id))[0]["payload"]["event"]["text"] == "x" * 100_000
-    assert lines(run(made, "retry", whole.dead_letter_id))[0]["result"] == "retried"
+    assert rows_of(run(made, "show", whole.dead_letter_id))[0]["payload"]["event"]["text"] == "x" * 100_000
+    assert rows_of(run(made, "retry", whole.dead_letter_id))[0]["result"] == "retried"
     assert [found.payload for found in records(made, "responses")] == [record.payload] * 2
 
 
@@ -474,8 +468,8 @@ def test_a_record_larger_than_its_topic_takes_now_is_an_error_before_anything_is
 def test_a_dry_run_writes_nothing(alone: Settings) -> None:
     _, letter = buried(alone)
     before = records(alone, "responses"), records(alone, "dead-letters")
-    assert lines(run(alone, "retry", "--all-matching", "--dry-run"))[0]["result"] == "would retry"
-    assert lines(run(alone, "drop", letter, "--dry-run"))[0]["result"] == "would drop"
+    assert rows_of(run(alone, "retry", "--all-matching", "--dry-run"))[0]["result"] == "would retry"
+    assert rows_of(run(alone, "drop", letter, "--dry-run"))[0]["result"] == "would drop"
     assert (records(alone, "responses"), records(alone, "dead-letters")) == before
 
 
@@ -484,10 +478,10 @@ def test_a_dry_run_writes_nothing(alone: Settings) -> None:
 
 def test_dropped_letters_are_closed_and_nothing_comes_back(made: Settings) -> None:
     _, letter = buried(made)
-    assert lines(run(made, "drop", letter, "--why", "a test run"))[0]["result"] == "dropped"
+    assert rows_of(run(made, "drop", letter, "--why", "a test run"))[0]["result"] == "dropped"
     assert listed(made) == []
     assert listed(made, "--all")[0]["state"] == "dropped"
-    assert lines(run(made, "drop", letter))[0]["result"] == "already"
+    assert rows_of(run(made, "drop", letter))[0]["result"] == "already"
     assert len(records(made, "responses")) == 1
 
 
@@ -497,7 +491,7 @@ def test_a_dropped_letter_is_retried_only_by_force(made: Settings) -> None:
     refused = run(made, "retry", letter)
     assert refused.exit_code == 4
     assert "a test run" in refused.stderr
-    assert lines(run(made, "retry", letter, "--force"))[0]["result"] == "retried"
+    assert rows_of(run(made, "retry", letter, "--force"))[0]["result"] == "retried"
     assert listed(made, "--all")[0]["state"] == "retried"
 
 
@@ -511,8 +505,8 @@ def test_what_was_redriven_cannot_be_dropped(made: Settings) -> None:
 def test_filters_choose_what_is_dropped(alone: Settings) -> None:
     buried(alone, reason="late", stage="advantages")
     _, other = buried(alone, response(slot=1))
-    assert len(lines(run(alone, "drop", "--all-matching", "--reason", "late"))) == 1
-    assert [row["letter"] for row in lines(run(alone, "list"))] == [other]
+    assert len(rows_of(run(alone, "drop", "--all-matching", "--reason", "late"))) == 1
+    assert [row["letter"] for row in rows_of(run(alone, "list"))] == [other]
 
 
 def test_a_damaged_letter_is_told_as_one_and_can_still_be_dropped(made: Settings) -> None:

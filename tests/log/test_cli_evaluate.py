@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Task
-from streams.cli.root import cli
 from streams.evaluation import results, version_scores
 from streams.kafka import admin
-from streams.kafka.producer import Producer
-from streams.settings.load import to_env
 from streams.settings.model import Kafka, Settings, Topics
 from streams.stages.tasks import suites
+from tests.support.commands import invoke
 from tests.support.factories import adapter_event, group, member
 from tests.support.log.shared_node import own_prefix
-from tests.support.processes import read
+from tests.support.processes import read, write
 
 pytestmark = pytest.mark.kafka
 SUITE = """\
@@ -34,12 +31,6 @@ scenarios:
 
 
 about = partial(adapter_event, policy="p", created_at=1, actor="trainer")
-
-
-def send(settings: Settings, events: Iterable[AdapterEvent]) -> None:
-    with Producer(settings) as producer:
-        for event in events:
-            producer.send(event)
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +46,13 @@ def source(kafka_bootstrap: str) -> Settings:
     settings = Settings(kafka=Kafka(bootstrap=kafka_bootstrap), topics=Topics(prefix=own_prefix()))
     admin.apply_topics(settings)
     promotion = about("promoted", 1, expected_version=0)
-    send(settings, [about("trained", 1), promotion, about("trained", 2), about("trained", 3), about("retired", 3)])
+    write(settings, about("trained", 1), promotion, about("trained", 2), about("trained", 3), about("retired", 3))
     return settings
 
 
 def run(settings: Settings, file: Path, *args: str) -> Result:
     options = ("evaluate", "--policy", "p", "--version", "2", "--suite", str(file))
-    return CliRunner().invoke(cli, (*options, *args), env=to_env(settings))
+    return invoke(settings, *options, *args)
 
 
 def row(result: Result) -> dict[str, Any]:
@@ -102,8 +93,8 @@ def test_a_version_the_primary_and_the_base_are_asked_waited_for_and_compared(so
     assert {(task.adapter_version, task.purpose, task.policy) for task in asked} == {
         (number, "eval", "p") for number in (0, 1, 2)
     }
-    send(source, [result_of(source, 1, right=10), result_of(source, 0, right=0)])
-    later = threading.Timer(1.0, send, (source, [result_of(source, 2, right=30)]))
+    write(source, result_of(source, 1, right=10), result_of(source, 0, right=0))
+    later = threading.Timer(1.0, write, (source, result_of(source, 2, right=30)))
     later.start()
     found = row(run(source, file))
     later.join()
@@ -126,7 +117,7 @@ def test_a_version_the_primary_and_the_base_are_asked_waited_for_and_compared(so
 
 
 def test_a_wait_says_who_does_not_move(made: Settings, file: Path) -> None:
-    send(made, [about("trained", 1)])
+    write(made, about("trained", 1))
     suite, stop = suites.load(file), threading.Event()
     said: list[str] = []
 
@@ -162,6 +153,6 @@ def test_refuses_what_cannot_be_asked(
 
 
 def test_asks_for_a_suite_if_none_is_named(source: Settings) -> None:
-    result = CliRunner().invoke(cli, ["evaluate"], env=to_env(source))
+    result = invoke(source, "evaluate")
     assert result.exit_code == 2
     assert "name its file with --suite, or set guard.suite" in result.stderr

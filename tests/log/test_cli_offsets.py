@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
-from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from confluent_kafka import admin
 
 from schemas.events import Coordinates
-from streams.cli.root import cli
 from streams.kafka.client import client_config
 from streams.kafka.offsets import positions
 from streams.kafka.producer import Producer
-from streams.settings.load import to_env
 from streams.settings.model import Settings
+from tests.support.commands import invoke, rows_of
 from tests.support.factories import reward
 from tests.support.log.members import member_of
 
@@ -26,12 +23,7 @@ METADATA = '{"changelog": 7}'
 
 
 def run(settings: Settings, *args: str) -> Result:
-    return CliRunner().invoke(cli, ["offsets", *args], env=to_env(settings))
-
-
-def lines(result: Result) -> list[dict[str, Any]]:
-    assert result.exit_code == 0, result.output
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    return invoke(settings, "offsets", *args)
 
 
 def commit(settings: Settings, group: str, at: Coordinates, *offsets: tuple[int, int]) -> None:
@@ -67,9 +59,8 @@ def test_list_tells_lag_and_what_was_cut_of_the_groups_of_this_deployment_only(m
     commit(made, "agents-adder@p", at, (at.partition, 6))
     commit(made, "somebody", at, (at.partition, 5))
     result = run(made, "list", "--output", "jsonl")
-    told = [
-        (r["group"], r["partition"], r["committed"], r["first"], r["next"], r["lag"], r["state"]) for r in lines(result)
-    ]
+    columns = ("group", "partition", "committed", "first", "next", "lag", "state")
+    told = [tuple(row[column] for column in columns) for row in rows_of(result)]
     assert sorted(told) == sorted(
         [
             ("agents-adder@p", at.partition, 6, 4, 6, 0, "ok"),
@@ -89,7 +80,7 @@ def test_skip_commits_the_first_offset_there_is_where_it_was_cut_and_keeps_metad
     other = (at.partition + 1) % made.topics.partitions
     commit(made, "scoring", at, (at.partition, 1), (other, 0))
     for arguments, expected in ((["--dry-run"], {at.partition: 1, other: 0}), ([], {at.partition: 4, other: 0})):
-        (given_up,) = lines(run(made, "skip", "--group", "scoring", *arguments, "--output", "jsonl"))
+        (given_up,) = rows_of(run(made, "skip", "--group", "scoring", *arguments, "--output", "jsonl"))
         assert (given_up["partition"], given_up["committed"], given_up["first"], given_up["gone"]) == (
             at.partition,
             1,
@@ -100,7 +91,7 @@ def test_skip_commits_the_first_offset_there_is_where_it_was_cut_and_keeps_metad
         assert {p.partition: p.committed for p in found} == expected
         assert {p.metadata for p in found} == {METADATA}
     again = run(made, "skip", "--group", "scoring", "--output", "jsonl")
-    assert lines(again) == [] and "Nothing was deleted" in again.stderr
+    assert rows_of(again) == [] and "Nothing was deleted" in again.stderr
     with member_of(made, "scoring", ["rewards"]) as consumer:  # it reads again, what is left
         deadline = time.monotonic() + 120
         while not (records := consumer.poll()):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from schemas.events import AdapterEvent, Reward
 from streams.cli.root import cli
@@ -21,10 +21,11 @@ from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
-from streams.settings.load import load, to_env
+from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.tools.replay import experiments
 from tests.support import factories
+from tests.support.commands import invoke, rows_of
 from tests.support.log.replay_source import NUMBER, SIZE, append, shaped, trained, write
 from tests.support.log.shared_node import own_prefix
 from tests.support.processes import command, environment, read, spawn
@@ -51,19 +52,12 @@ def source(kafka_bootstrap: str, folder: Path) -> Settings:
     return settings
 
 
-def run(settings: Settings, *args: str) -> Result:
-    return CliRunner().invoke(cli, args, env=to_env(settings))
-
-
-def rows(result: Result) -> list[dict[str, Any]]:
-    assert result.exit_code == 0, result.stderr
-    return [json.loads(line) for line in result.stdout.splitlines()]
-
-
 @pytest.fixture(scope="module")
 def dr(source: Settings) -> dict[str, Any]:
     """What the run of an experiment printed."""
-    (row,) = rows(run(source, "replay", "run", "dr", "--advantage", "dr_grpo", "--scenario", "even", "--no-train"))
+    (row,) = rows_of(
+        invoke(source, "replay", "run", "dr", "--advantage", "dr_grpo", "--scenario", "even", "--no-train")
+    )
     return row
 
 
@@ -73,14 +67,14 @@ def test_a_run_prints_what_came_of_it_and_where_its_settings_are(source: Setting
     assert (own.policy.name, own.advantages.formula, own.trainer.off_policy) == ("dr", "dr_grpo", True)
     assert own.topics.prefix == f"{source.topics.prefix}experiment.dr."
     described = CliRunner().invoke(cli, ["--config", dr["config"], "topics", "list"])
-    assert {row["label"]: row["records"] for row in rows(described)}["groups"] == NUMBER // 2
+    assert {row["label"]: row["records"] for row in rows_of(described)}["groups"] == NUMBER // 2
 
 
 def test_an_odd_event_of_an_experiment_does_not_hide_the_others(source: Settings, dr: dict[str, Any]) -> None:
     odd = replace(experiments.read(source)["dr"].events[0], event_id="odd", experiment="../../odd\0")
     with Producer(source) as producer:
         producer.send(odd)
-    listed = {row["experiment"]: row for row in rows(run(source, "experiments", "list"))}
+    listed = {row["experiment"]: row for row in rows_of(invoke(source, "experiments", "list"))}
     assert (listed["dr"]["state"], listed["../../odd\0"]["state"]) == ("finished", "unreadable")
     assert "policy.name" in listed["../../odd\0"]["reason"]
 
@@ -94,50 +88,52 @@ def test_a_name_that_no_command_gives_is_cut_in_the_table_and_odd_times_are_name
         for second in range(10):
             tp = (topics(source.topics)["experiments"].name, 0)
             producer.send_bytes(tp, b"odd", b"no event", timestamp_ms=second)
-    table = run(source, "experiments", "list", "--output", "table")
+    table = invoke(source, "experiments", "list", "--output", "table")
     assert "n" * 200 in table.stdout and "unreadable" in table.stdout
     assert max(map(len, table.stdout.splitlines())) < 3000
     assert table.stderr.count("its record time is") == 1
-    assert all(len(line) < 10_000 for line in run(source, "experiments", "list").stdout.splitlines())
+    assert all(len(line) < 10_000 for line in invoke(source, "experiments", "list").stdout.splitlines())
 
 
 def test_a_condition_in_sql_chooses_tasks(source: Settings) -> None:
-    (plan,) = rows(run(source, "replay", "plan", "some", "--no-train", "--where", "scenario = 'odd' -- and no more"))
+    (plan,) = rows_of(
+        invoke(source, "replay", "plan", "some", "--no-train", "--where", "scenario = 'odd' -- and no more")
+    )
     assert (plan["tasks"], plan["scenarios"], plan["groups"], plan["steps"]) == (4, {"odd": 4}, 4, 0)
-    wrong = run(source, "replay", "plan", "some", "--where", "scenari = 'odd'")
+    wrong = invoke(source, "replay", "plan", "some", "--where", "scenari = 'odd'")
     assert wrong.exit_code == 2 and "scenari" in wrong.stderr
 
 
 def test_a_plan_with_a_scorer_says_how_many_scores(source: Settings) -> None:
-    (plan,) = rows(run(source, "replay", "plan", "some", "--scorer", 'length={"limit": 9}'))
+    (plan,) = rows_of(invoke(source, "replay", "plan", "some", "--scorer", 'length={"limit": 9}'))
     assert (plan["rewards_to_score"], plan["groups_at_most"], plan["steps"]) == (NUMBER * SIZE, NUMBER, NUMBER // 2)
 
 
 def test_lists_and_shows_where_an_experiment_came_from(source: Settings, dr: dict[str, Any]) -> None:
-    (row,) = [row for row in rows(run(source, "experiments", "list")) if row["experiment"] == "dr"]
+    (row,) = [row for row in rows_of(invoke(source, "experiments", "list")) if row["experiment"] == "dr"]
     assert (row["policy"], row["state"], row["groups"], row["newest"]) == ("default", "finished", NUMBER // 2, 0)
-    (shown,) = rows(run(source, "experiments", "show", "dr"))
+    (shown,) = rows_of(invoke(source, "experiments", "show", "dr"))
     assert shown["selection"] == {"policy": "default", "scenario": "even", "--scenario": "even"}
     assert shown["changed"] == {"advantages.formula": "dr_grpo", "trainer.off_policy": "True"}
     assert any(text.startswith(f"{source.topics.prefix}responses[") for text in shown["ranges"])
     assert [event["kind"] for event in shown["events"]] == ["started", "finished"]
-    table = run(source, "experiments", "show", "dr", "--output", "table").stdout
+    table = invoke(source, "experiments", "show", "dr", "--output", "table").stdout
     assert "code_version" in table and "finished  replay" in table
-    assert "dr" in run(source, "experiments", "list", "--output", "table").stdout
+    assert "dr" in invoke(source, "experiments", "list", "--output", "table").stdout
 
 
 def test_compares_an_experiment_with_the_policy_it_came_from(source: Settings, dr: dict[str, Any]) -> None:
-    nothing = run(source, "experiments", "compare", "dr", "default")
+    nothing = invoke(source, "experiments", "compare", "dr", "default")
     assert nothing.exit_code == 3
     assert "dr has no held-out score; evaluate it with `streamward replay evaluate dr`" in nothing.stderr
     own = load(file=Path(dr["config"]), env={})
     for settings, policy, exact in ((source, "default", 0.25), (own, "dr", 0.75)):
         with Producer(settings) as producer:
             producer.send(evaluated(policy, exact))
-    (row,) = rows(run(source, "experiments", "compare", "default", "dr"))
+    (row,) = rows_of(invoke(source, "experiments", "compare", "default", "dr"))
     assert (row["suite"], row["version"], row["default"], row["dr"], row["n"]) == (SUITE, 0, 0.25, 0.75, [4, 4])
     assert row["difference"] == 0.5 and row["within"] == pytest.approx(1.96 * (2 * 0.1875 / 4) ** 0.5)
-    assert "0.75" in run(source, "experiments", "compare", "default", "dr", "--output", "table").stdout
+    assert "0.75" in invoke(source, "experiments", "compare", "default", "dr", "--output", "table").stdout
 
 
 def evaluated(policy: str, exact: float) -> AdapterEvent:
@@ -162,7 +158,7 @@ def evaluated(policy: str, exact: float) -> AdapterEvent:
 def test_what_cannot_be_is_refused_with_its_exit_code(
     source: Settings, dr: dict[str, Any], args: tuple[str, ...], code: int, says: str
 ) -> None:
-    result = run(source, *args)
+    result = invoke(source, *args)
     assert result.exit_code == code, result.output
     assert says in result.stderr and "Traceback" not in result.stderr
 
@@ -182,7 +178,7 @@ def test_what_cannot_be_is_refused_with_its_exit_code(
 )
 def test_a_bad_recipe_is_refused(source: Settings, folder: Path, recipe: str, says: str) -> None:
     (folder / "bad.toml").write_text(recipe)
-    result = run(source, "replay", "run", "x", "--recipe", "bad.toml")
+    result = invoke(source, "replay", "run", "x", "--recipe", "bad.toml")
     assert (result.exit_code, says in result.stderr) == (2, True), result.stderr
 
 
@@ -192,10 +188,10 @@ def test_records_that_cannot_be_read_make_the_exit_code_1_unless_they_are_to_be_
     name = topics(source.topics)["responses"].name
     with Producer(source) as producer:
         producer.send_bytes((name, partition_of("task-1", source.topics.partitions)), b"task-1", b"no event")
-    once = run(source, "replay", "run", "spoilt", "--key", "task-1", "--no-train")
+    once = invoke(source, "replay", "run", "spoilt", "--key", "task-1", "--no-train")
     assert once.exit_code == 1 and "1 records could not be read and were left out" in once.stderr
-    again = run(source, "replay", "run", "spoilt", "--key", "task-1", "--no-train", "--skip-bad")
-    assert rows(again)[0]["unreadable"] == 1
+    again = invoke(source, "replay", "run", "spoilt", "--key", "task-1", "--no-train", "--skip-bad")
+    assert rows_of(again)[0]["unreadable"] == 1
 
 
 @pytest.mark.kills

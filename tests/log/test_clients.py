@@ -20,6 +20,7 @@ from streams.settings.model import Settings
 from streams.tools.replay import driver
 from tests.support.factories import response, reward, task
 from tests.support.java import java_program
+from tests.support.processes import write
 
 pytestmark = pytest.mark.kafka
 
@@ -151,10 +152,14 @@ def check(settings: Settings, command: list[str], folder: Path) -> None:
             messages=(Message(role="user", content="What is 2 + 3? Only the number."),),
         )
         assert abs(asked.created_at - record.timestamp_ms) < 60_000
-        with Producer(settings) as producer:
-            producer.send(reward(response(task_id="another")))
-            for slot, value in ((0, 1.0), (1, 0.25)):
-                producer.send(reward(response(task_id=task_id, slot=slot, group_size=2), value=value))
+        write(
+            settings,
+            reward(response(task_id="another")),
+            *(
+                reward(response(task_id=task_id, slot=slot, group_size=2), value=value)
+                for slot, value in ((0, 1.0), (1, 0.25))
+            ),
+        )
         said, _ = client.communicate(timeout=120)
         assert (client.returncode, said) == (0, "reward 0 1.0\nreward 1 0.25\n"), errors(folder)
 

@@ -11,27 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from schemas.events import CurationEvent, Message, RunVerdict
-from streams.cli.root import cli
 from streams.errors import NotFoundError, RefusedError
 from streams.improve.curation.curation_log import CurationLog, PersonDecision
 from streams.improve.curation.curator import run_once
 from streams.improve.curation.run_lookup import find_case
 from streams.kafka import admin
 from streams.kafka.history import LogHistory
-from streams.kafka.producer import Producer
 from streams.scorers import ScoreError
-from streams.settings.load import to_env
 from streams.settings.model import RunCuration, Scoring, Settings
 from streams.tools.audit.reading import Audit
 from streams.tools.query.finished import FinishedSelection
 from streams.tools.views.log_view import LogView
+from tests.support.commands import invoke, rows_of
 from tests.support.doubles.judge import JudgeServer, judging, raw, says
-from tests.support.factories import trajectory
-from tests.support.processes import command, environment, read, spawn, until
-from tests.support.runs import chat_turn, finished
+from tests.support.processes import command, environment, read, spawn, until, write
+from tests.support.runs import chat_turn, events_of_chat
 
 pytestmark = pytest.mark.kafka
 VERDICTS: tuple[RunVerdict, ...] = ("promote", "reject")
@@ -56,16 +53,9 @@ def log(settings: Settings, judge: JudgeServer) -> Settings:
 
 def write_runs(settings: Settings, names: list[str], *, turns: int = 1, text: str = "11") -> None:
     """Write runs that have ended."""
-    with Producer(settings) as producer:
-        for name in names:
-            reply = Message(role="assistant", content=text)
-            calls = [chat_turn(number, run=name, reply=reply) for number in range(turns)]
-            run = finished(*calls, run=name)
-            assert run.ended is not None
-            chat = {"sampling_id": None, "slot": None, "group_size": None, "purpose": "serve"}
-            for event in (trajectory("started", trajectory_id=name, task_id=name, **chat), *calls, run.ended):
-                producer.send(event)
-        producer.flush()
+    reply = Message(role="assistant", content=text)
+    calls = {name: [chat_turn(number, run=name, reply=reply) for number in range(turns)] for name in names}
+    write(settings, *(event for name in names for event in events_of_chat(name, *calls[name])))
 
 
 def verdicts(settings: Settings) -> list[CurationEvent]:
@@ -229,7 +219,7 @@ def test_curators_that_are_killed_and_share_the_runs_judge_each_once(
 
 
 def run_cli(settings: Settings, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, list(arguments), env=to_env(settings), catch_exceptions=False)
+    return invoke(settings, *arguments, catch_exceptions=False)
 
 
 def test_the_commands_judge_show_decide_and_measure(log: Settings, judge: JudgeServer) -> None:
@@ -237,7 +227,7 @@ def test_the_commands_judge_show_decide_and_measure(log: Settings, judge: JudgeS
     write_runs(log, ["long"], turns=4)
     counts = json.loads(run_cli(log, "curate", "run", "--output", "jsonl").stdout)
     assert counts == {"promote": 0, "reject": 1, "needs_human": 1, "elsewhere": 0}
-    [queued] = [json.loads(line) for line in run_cli(log, "curate", "queue").stdout.splitlines()]
+    [queued] = rows_of(run_cli(log, "curate", "queue"))
     assert queued["run"] == "run-0" and "verdict" not in queued and "rationale" not in queued
     shown = json.loads(run_cli(log, "curate", "show", "run").stdout)
     assert shown["verdicts"] == [] and shown["transcript"][0]["role"] == "user"
@@ -246,7 +236,7 @@ def test_the_commands_judge_show_decide_and_measure(log: Settings, judge: JudgeS
     assert run_cli(log, "curate", "queue").stdout == ""
     judged = json.loads(run_cli(log, "curate", "show", "run-0").stdout)["verdicts"]
     assert [verdict["labeller"] for verdict in judged] == ["person", "judge"], "the judge's comes after one's own"
-    [agreement] = [json.loads(line) for line in run_cli(log, "curate", "agreement").stdout.splitlines()]
+    [agreement] = rows_of(run_cli(log, "curate", "agreement"))
     assert (agreement["model"], agreement["runs"], agreement["false_promotions"]) == ("m", 1, 1.0)
     assert agreement["promotes_alone"] is False
     table = run_cli(log, "curate", "agreement", "--output", "table").stdout

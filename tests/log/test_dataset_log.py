@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx
 import pytest
-from click.testing import CliRunner, Result
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
@@ -22,7 +21,6 @@ from gateway.page import app
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import DatasetEvent, Message, OutsideTuning
 from streams.access.keys import AccessKey
-from streams.cli.root import cli
 from streams.data.contamination.contamination_report import CONTAMINATION
 from streams.errors import ContaminatedError, NotFoundError, RefusedError
 from streams.improve.datasets import dataset_log, dataset_rebuild
@@ -35,9 +33,10 @@ from streams.tools.views.log_view import LogView
 from streamward import DatasetCurationHostedService
 from tests.support import factories
 from tests.support.agent_server import serving, settings_of
+from tests.support.commands import invoke, rows_of
 from tests.support.documented import HOOKS
-from tests.support.log.judged_log import judge, promoted, sent, served
-from tests.support.processes import command as command_line, environment, read, spawn, until
+from tests.support.log.judged_log import judge, promoted, served
+from tests.support.processes import command as command_line, environment, read, spawn, until, write
 
 pytestmark = pytest.mark.kafka
 QUESTIONS = ("4 + 7 =", "What is the capital of France?", "Who wrote Faust?")
@@ -56,10 +55,6 @@ def order(folder: Path, **rule: Any) -> DatasetOrder:
 
 def built(settings: Settings) -> list[DatasetEvent]:
     return [event for _, event in read(settings, DatasetEvent)]
-
-
-def command(settings: Settings, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, arguments, env=environment(settings))
 
 
 def test_a_build_that_is_repeated_is_one_event_and_one_folder(settings: Settings, tmp_path: Path) -> None:
@@ -95,7 +90,7 @@ def test_a_build_that_was_killed_before_its_event_is_repeated_into_the_same_fold
 def test_two_builds_at_once_are_one_fact(settings: Settings, tmp_path: Path) -> None:
     promoted(settings, *QUESTIONS)
     event, _ = build(settings, order(tmp_path / "sets"), LogHistory(settings))
-    sent(settings, event)
+    write(settings, event)
     log = dataset_log.read(settings)
     assert [placed.event for placed in log.placed] == [event] and len(built(settings)) == 2
 
@@ -110,13 +105,13 @@ def test_a_later_verdict_of_a_person_makes_another_build_and_leaves_the_first_wh
     judge(settings, "run-1", end, "reject")
     second, _ = build(settings, order(tmp_path / "sets"), LogHistory(settings))
     assert (first.counts["train"], second.counts["train"]) == (2, 1)
-    audited = json.loads(command(settings, "audit", "--output", "json").stdout)
+    audited = json.loads(invoke(settings, "audit", "--output", "json").stdout)
     assert not any(
         "datasets" in entry["at"] for found in audited.values() if isinstance(found, list) for entry in found
     )
     for event in (first, second):
         to = tmp_path / event.digest
-        result = command(settings, "datasets", "rebuild", f"coach@{event.digest[:8]}", "--to", str(to))
+        result = invoke(settings, "datasets", "rebuild", f"coach@{event.digest[:8]}", "--to", str(to))
         assert result.exit_code == 0, result.output
         assert json.loads(result.stdout)["manifest_equal"] is True
         assert event.folder is not None
@@ -129,8 +124,8 @@ def test_a_rebuild_that_differs_ends_with_4_and_names_the_files(settings: Settin
     promoted(settings, *QUESTIONS)
     event, _ = build(settings, order(tmp_path / "sets"), LogHistory(settings))
     forged = replace(event, event_id="forged", dataset="other", digest="0" * 64)
-    sent(settings, forged)
-    result = command(settings, "datasets", "rebuild", "other", "--to", str(tmp_path / "again"))
+    write(settings, forged)
+    result = invoke(settings, "datasets", "rebuild", "other", "--to", str(tmp_path / "again"))
     assert (result.exit_code, json.loads(result.stdout)["equal"]) == (4, False)
     assert "expected 000000000000" in result.stderr
 
@@ -145,7 +140,7 @@ def test_questions_that_are_others_than_in_the_build_before_are_in_event_command
     second, _ = build(settings, order(tmp_path / "sets"), LogHistory(settings))
     assert second.drift_from == first.digest
     assert second.drift["script"] == 1.0 > second.drift["script.bound"] > second.drift["messages"] == 0.0
-    shown = json.loads(command(settings, "datasets", "show", "coach").stdout)
+    shown = json.loads(invoke(settings, "datasets", "show", "coach").stdout)
     assert "script" in shown["moved"] and shown["inputs"] == {**second.inputs}
 
     with TestClient(app.create_app(LogView(settings, "log")), base_url="http://127.0.0.1") as page:
@@ -153,30 +148,30 @@ def test_questions_that_are_others_than_in_the_build_before_are_in_event_command
     greek = [json.dumps({"question": f"Ποιος το έγραψε {number};"}) for number in range(24)]
     (tmp_path / "new.jsonl").write_text("\n".join(greek))
     against = f"coach@{first.digest[:8]}"
-    checked = command(settings, "data", "check", str(tmp_path / "new.jsonl"), "--against", against, "--output", "jsonl")
+    checked = invoke(settings, "data", "check", str(tmp_path / "new.jsonl"), "--against", against, "--output", "jsonl")
     assert checked.exit_code == 0, checked.output
     assert json.loads(checked.stdout)["drift"]["script"] == 1.0
 
     forged = replace(second, event_id="forged", inputs={"script:latin": 48})
-    sent(settings, forged)
-    audited = command(settings, "audit").output
+    write(settings, forged)
+    audited = invoke(settings, "audit").output
     assert "its rows make another profile of questions" in audited
 
 
 def test_the_commands_list_and_show_what_was_built(settings: Settings, tmp_path: Path) -> None:
     promoted(settings, *QUESTIONS)
     settings = settings.model_copy(update={"datasets": Datasets(folder=tmp_path / "sets")})
-    result = command(settings, "datasets", "build", "coach", "--policy", "default", "--eval", "0")
+    result = invoke(settings, "datasets", "build", "coach", "--policy", "default", "--eval", "0")
     assert result.exit_code == 0, result.output
     made = json.loads(result.stdout)
     assert Path(made["folder"]).parent == tmp_path / "sets"
     assert (made["train"], made["eval"], made["recorded"]) == (3, 0, True)
-    (listed,) = map(json.loads, command(settings, "datasets", "list").stdout.splitlines())
+    (listed,) = rows_of(invoke(settings, "datasets", "list"))
     assert (listed["dataset"], listed["digest"]) == ("coach", made["digest"])
-    shown = json.loads(command(settings, "datasets", "show", "coach").stdout)
+    shown = json.loads(invoke(settings, "datasets", "show", "coach").stdout)
     assert shown["labellers"] == {"person": 3} and shown["rule"]["eval_share"] == "0.0"
-    assert command(settings, "datasets", "show", "coch").exit_code == 3
-    assert command(settings, "datasets", "build", "A B").exit_code == 2
+    assert invoke(settings, "datasets", "show", "coch").exit_code == 3
+    assert invoke(settings, "datasets", "build", "A B").exit_code == 2
 
 
 def test_a_build_is_found_by_the_beginning_of_its_digest_and_by_its_tenant(settings: Settings, tmp_path: Path) -> None:
@@ -231,9 +226,9 @@ def test_data_sets_are_listed_over_http_and_a_tenants_key_sees_its_own(kafka_boo
     outside = OutsideTuning(endpoint="https://tuner/v1", job="ftjob-1", model="m", result="m:1", cost_usd=0.5)
     for kind in ("submitted", "succeeded"):
         about: dict[str, Any] = {"kind": kind, "outside": outside, "manifest_sha256": None, "files": ()}
-        sent(settings, replace(event, event_id=f"{kind}", **about))
+        write(settings, replace(event, event_id=f"{kind}", **about))
     theirs = replace(event, event_id="theirs", dataset="other", tenant="acme")
-    sent(settings, theirs)
+    write(settings, theirs)
     with serving(settings) as url, httpx.Client(base_url=url, event_hooks=HOOKS) as client:
         listed = client.get("/datasets").json()["data"]
         one = client.get("/datasets", params={"dataset": "coach"}).json()["data"]
@@ -276,7 +271,7 @@ def test_a_follower_that_is_killed_at_random_moments_leaves_whole_sets_and_one_e
             process.wait()
     process = spawn(follow, env=environment(settings), stderr=subprocess.DEVNULL)
     try:
-        until(lambda: bool(built(settings)) and rows_of(built(settings)[-1]) == 4, "a set of all runs")
+        until(lambda: bool(built(settings)) and examples_in(built(settings)[-1]) == 4, "a set of all runs")
     finally:
         process.kill()
         process.wait()
@@ -290,7 +285,7 @@ def test_a_follower_that_is_killed_at_random_moments_leaves_whole_sets_and_one_e
     assert set(whole) >= {event.folder for event in events}
 
 
-def rows_of(event: DatasetEvent) -> int:
+def examples_in(event: DatasetEvent) -> int:
     return event.counts["train"] + event.counts["eval"]
 
 
@@ -300,7 +295,9 @@ def test_no_data_set_is_built_of_held_out_questions_and_who_allows_it_is_recorde
     promoted(settings, *QUESTIONS)
     messages = (Message(role="user", content=QUESTIONS[1].upper()),)
     metadata = {"suite": "cities@1", "suite_size": "1", "suite_index": "0"}
-    sent(settings, factories.task(policy="default", purpose="eval", group_size=1, metadata=metadata, messages=messages))
+    write(
+        settings, factories.task(policy="default", purpose="eval", group_size=1, metadata=metadata, messages=messages)
+    )
     wanted = order(tmp_path / "sets")
     with pytest.raises(ContaminatedError, match="data set coach: contaminated: 1 of 3 rows"):
         build(settings, wanted, LogHistory(settings))

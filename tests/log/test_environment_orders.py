@@ -11,21 +11,19 @@ from typing import Any, NamedTuple
 import httpx
 import httpx2
 import pytest
-from click.testing import CliRunner
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from schemas.events import JobEnvironment, RequestEvent
 from streams.access.access_log import AccessLog
 from streams.access.roles import ROLES
-from streams.cli.root import cli
 from streams.jobs import controller
 from streams.jobs.job_log import JobLog
 from streams.kafka import admin
 from streams.kafka.producer import Producer
-from streams.settings.load import to_env
 from streams.settings.model import Environments, Scoring, Settings
 from tests.support.agent_server import serving, settings_of
+from tests.support.commands import invoke
 from tests.support.documented import HOOKS
 from tests.support.factories import episodes_spec, job_event
 from tests.support.processes import read, until
@@ -94,7 +92,7 @@ class Door(NamedTuple):
         words += ["--environment", environment.pop("name"), "--output", "jsonl"]
         for name, value in environment.items():
             words += [f"--{name.replace('_', '-')}", json.dumps(value) if name == "settings" else str(value)]
-        result = CliRunner(env=to_env(self.settings)).invoke(cli, words)
+        result = invoke(self.settings, *words)
         return str(json.loads(result.stdout)["job_id"]) if result.exit_code == 0 else " ".join(result.stderr.split())
 
     @property

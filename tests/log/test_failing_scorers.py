@@ -9,16 +9,14 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from schemas.events import AdvantagedGroup, DeadLetter, LeftOut, Response, Reward, RewardSource, Task, derive_id
-from streams.cli.root import cli
 from streams.kafka.record import dead_letter
-from streams.settings.load import to_env
 from streams.settings.model import Policy, Scoring, Settings
 from streams.stages.tasks.resubmit import sent_again
 from streams.tools.replay import held_out
 from streams.tools.replay.copy import commit_ends
+from tests.support.commands import invoke
 from tests.support.factories import T0, group, response, task
 from tests.support.processes import read, running, until, write
 
@@ -48,7 +46,7 @@ def shares(settings: Settings) -> list[Reward]:
 
 
 def streamward(settings: Settings, *arguments: str) -> dict[str, object]:
-    result = CliRunner().invoke(cli, [*arguments, "--output", "jsonl"], env=to_env(settings))
+    result = invoke(settings, *arguments, "--output", "jsonl")
     assert result.exit_code == 0, result.stderr
     found: dict[str, object] = json.loads(result.stdout)
     return found
@@ -68,7 +66,7 @@ def test_a_scorer_that_raises_spends_nothing_and_after_its_repair_every_group_is
         until(lambda: len(letters(settings, "scorer_paused")) == 1, "a pause", folder=tmp_path)
         assert log.read_text().count("scorer shares:share fails: exception:") == 1, "one loud line"
         assert shares(settings) == [], "an error in rewards would be final"
-        again = CliRunner().invoke(cli, ["rescore", "--failed", "--output", "jsonl"], env=to_env(settings))
+        again = invoke(settings, "rescore", "--failed", "--output", "jsonl")
         assert (again.exit_code, json.loads(again.stdout)["failed"]) == (1, 2)
         assert "2 failed again, the last: exception: shares:share raised KeyError: 'anwser'" in again.stderr
         scorer.write_text(REPAIRED)
@@ -85,7 +83,7 @@ def test_a_scorer_that_raises_spends_nothing_and_after_its_repair_every_group_is
     assert streamward(settings, "rescore", "--failed")["rewards"] == 0, "nothing is scored twice"
     dropped = [letter for _, letter in read(settings, DeadLetter) if letter.stage == "dlq"]
     assert len(dropped) == 3, "no letter stays open"
-    audit = CliRunner().invoke(cli, ["audit"], env=to_env(settings))
+    audit = invoke(settings, "audit")
     assert audit.exit_code == 0, audit.stdout
 
 
@@ -130,7 +128,7 @@ def dropped(task_id: str, why: str, *reasons: str, **changes: str) -> Advantaged
 
 def resubmitted(settings: Settings, *options: str) -> dict[str, Task]:
     """Run `tasks resubmit`, and return all tasks in the log that were sent again, by the id of the lost one."""
-    result = CliRunner().invoke(cli, ["tasks", "resubmit", *options], env=to_env(settings))
+    result = invoke(settings, "tasks", "resubmit", *options)
     assert result.exit_code == 0, result.stderr
     tasks = [one for _, one in read(settings, Task) if "resubmitted_from" in one.metadata]
     return {one.metadata["resubmitted_from"]: one for one in tasks}

@@ -28,7 +28,7 @@ from tests.support import factories
 from tests.support.agent_server import serving, settings_of
 from tests.support.documented import HOOKS, as_documented
 from tests.support.log.loop_on_log import LoopOnLog
-from tests.support.processes import read, until
+from tests.support.processes import read, until, write
 
 pytestmark = pytest.mark.kafka
 SCRIPT = {"replies": [{"when": "1 + 1", "reply": "2"}], "context_tokens": 4096}
@@ -307,10 +307,12 @@ def test_a_job_that_failed_says_why_and_its_events_have_levels(served: Gateway) 
         return factories.job_event(kind, sequence, **whole)
 
     spent = {"prompt_tokens": 3.0, "completion_tokens": 4.0}
-    with Producer(served.settings) as producer:
-        producer.send(event("started", 1))
-        producer.send(event("budget_warned", 2, metrics=spent))
-        producer.send(event("budget_exceeded", 3, code="BUDGET_EXCEEDED", reason="spent", suggested_action="pay"))
+    write(
+        served.settings,
+        event("started", 1),
+        event("budget_warned", 2, metrics=spent),
+        event("budget_exceeded", 3, code="BUDGET_EXCEEDED", reason="spent", suggested_action="pay"),
+    )
     until(lambda: served.client.fine_tuning.jobs.retrieve(job.id).status == "failed", "the job to have failed")
     found = served.client.fine_tuning.jobs.retrieve(job.id)
     assert found.error is not None

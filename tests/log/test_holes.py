@@ -9,15 +9,13 @@ from collections.abc import Iterator, Mapping
 
 import confluent_kafka as ck
 import pytest
-from click.testing import CliRunner
 from confluent_kafka import admin
 
-from streams.cli.root import cli
 from streams.kafka import admin as cluster, times
 from streams.kafka.client import client_config
 from streams.kafka.topics import topics
-from streams.settings.load import to_env
 from streams.settings.model import Settings
+from tests.support.commands import invoke
 from tests.support.log.archived import ONE, held, in_the_log, name, of, run, settings, write
 from tests.support.log.join_bench import Bench, bench, wait_until
 from tests.support.log.join_worker import PARTITIONS
@@ -100,7 +98,7 @@ def test_tools_read_a_topic_with_compacted_and_deleted_ranges(made: Settings, cl
     assert sorted(each.record.at.offset for each in tailed) == there
 
     def invoke(*arguments: str) -> str:
-        result = CliRunner().invoke(cli, arguments, env=to_env(made))
+        result = invoke(made, *arguments)
         assert result.exit_code == 0, result.output
         return result.stdout
 
@@ -117,5 +115,5 @@ def test_tools_read_a_topic_with_compacted_and_deleted_ranges(made: Settings, cl
 
 def invoke_doctor(settings: Settings) -> str:
     """Return what doctor finds, as a JSON list; it ends with the code of the worst."""
-    rows = CliRunner().invoke(cli, ["doctor", "--output", "jsonl"], env=to_env(settings)).stdout.splitlines()
+    rows = invoke(settings, "doctor", "--output", "jsonl").stdout.splitlines()
     return f"[{','.join(rows)}]"

@@ -8,11 +8,9 @@ import pytest
 
 from schemas.events import CurationEvent, DatasetEvent, JobEvent, Message, TriggerEvent
 from streams.kafka import admin
-from streams.kafka.producer import Producer
 from streams.settings.model import Jobs, RunCuration, Settings
-from tests.support.factories import trajectory
-from tests.support.processes import read, running, until
-from tests.support.runs import chat_turn, finished
+from tests.support.processes import read, running, until, write
+from tests.support.runs import chat_turn, events_of_chat
 
 pytestmark = pytest.mark.kafka
 RULE = """
@@ -30,18 +28,11 @@ dataset = "good"
 
 def serve_runs(settings: Settings, count: int) -> None:
     """Write runs that reached their goal."""
-    with Producer(settings) as producer:
-        for number in range(count):
-            name = f"run-{number}"
-            question = Message(role="user", content=f"{number} + 1 =")
-            turn = chat_turn(
-                0, run=name, messages=(question,), reply=Message(role="assistant", content=str(number + 1))
-            )
-            run = finished(turn, run=name, success=True)
-            assert run.ended is not None
-            chat = {"sampling_id": None, "slot": None, "group_size": None, "purpose": "serve"}
-            for event in (trajectory("started", trajectory_id=name, task_id=name, **chat), turn, run.ended):
-                producer.send(event)
+    for number in range(count):
+        question = Message(role="user", content=f"{number} + 1 =")
+        reply = Message(role="assistant", content=str(number + 1))
+        turn = chat_turn(0, run=f"run-{number}", messages=(question,), reply=reply)
+        write(settings, *events_of_chat(f"run-{number}", turn, success=True))
 
 
 def test_served_runs_are_judged_collected_and_a_reason_to_retrain_by_one_command(

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from schemas.events import JobEvent, JobPrices, JobQuestion, JobTuning, Sampling, Task, derive_id
-from streams.cli.root import cli
 from streams.errors import NotFoundError, RefusedError
 from streams.jobs.controller import JobController
 from streams.jobs.job_log import JobCommand, JobLog
@@ -27,13 +25,13 @@ from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import DAY_MS
 from streams.observability import catalog
 from streams.observability.metrics import Meter
-from streams.settings.load import to_env
 from streams.settings.model import Batches, Model, Settings
+from tests.support.commands import invoke, rows_of
 from tests.support.factories import T0, group, job_spec, member, response, scoreless
 from tests.support.log.loop_on_log import LoopOnLog
 from tests.support.log.shared_node import own_topics
 from tests.support.models.tiny import save_tiny
-from tests.support.processes import command, environment, read, spawn, until
+from tests.support.processes import command, environment, read, spawn, until, write
 from tests.support.scrape import parse
 
 pytestmark = pytest.mark.kafka
@@ -96,7 +94,7 @@ def test_controllers_killed_again_and_again_ask_for_every_task_and_end_every_ite
         tasks = [task for _, task in read(made, Task) if task.policy == job.policy]
         assert Counter(task.task_id for task in tasks).most_common(1)[0][1] == 1
         assert Counter(task.purpose for task in tasks)["train"] == 4 * 4
-    costs = [row for row in rows(made, "costs", "--by", "policy,job") if row["policy"].startswith("killed")]
+    costs = [row for row in rows_of(invoke(made, "costs", "--by", "policy,job")) if row["policy"].startswith("killed")]
     assert len(costs) == 3 and all(row["cost_usd"] > 0 and row["trainer_s"] == 4.0 for row in costs)
 
 
@@ -185,8 +183,7 @@ def test_a_job_that_tunes_is_left_to_the_tuner(made: Settings) -> None:
     tuning = JobTuning(method="sft", epochs=1, batch=1, groups_policy="tuned")
     with JobLog(made) as log, JobController(made, BrokerOutage(made.kafka, threading.Event())) as controller:
         tuned = log.start(order("tuned", tuning=tuning, questions=(), reward_sources=()), actor="ann")
-        with Producer(made) as producer:
-            producer.send(tuning_reducer.start_event(tuned, newest=0, groups_next=0, now_ms=times.now_ms()))
+        write(made, tuning_reducer.start_event(tuned, newest=0, groups_next=0, now_ms=times.now_ms()))
         later = log.start(order("sums", held_out_share=0.0), actor="ann")
 
         def is_read() -> bool:
@@ -230,21 +227,12 @@ def test_a_draw_that_its_scorer_gave_up_on_is_replaced_by_another_before_its_dea
         log.start(order("unscored", held_out_share=0.0), actor="ann")
         works_until(4)
         lost, *others = asked()
-        with Producer(made) as producer:
-            producer.send(scoreless(response(task_id=lost.task_id, policy="unscored")))
-            for one in others:
-                producer.send(group(task_id=one.task_id, policy="unscored", metadata=one.metadata))
+        write(
+            made,
+            scoreless(response(task_id=lost.task_id, policy="unscored")),
+            *(group(task_id=one.task_id, policy="unscored", metadata=one.metadata) for one in others),
+        )
         works_until(5)
-
-
-def run(settings: Settings, *args: str, **options: Any) -> Result:
-    return CliRunner().invoke(cli, args, env=to_env(settings), **options)
-
-
-def rows(settings: Settings, *args: str, **options: Any) -> list[dict[str, Any]]:
-    result = run(settings, *args, "--output", "jsonl", **options)
-    assert result.exit_code == 0, result.output
-    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -255,34 +243,39 @@ def started(made: Settings) -> Iterator[dict[str, Any]]:
         "max_tokens": 4,
         "prices": {"prompt": 1, "completion": 2, "trainer_hour": 3},
     }
-    (job,) = rows(
+    (job,) = rows_of(invoke(
         made, "jobs", "start", "default", "--queries", "-", "--iterations", "3", "--budget", "5", "--tenant", "shop",
         "--idempotency-key", "one", "--config", json.dumps(config), input=lines,
-    )  # fmt: skip
+    ))  # fmt: skip
     yield job
 
 
 def test_a_job_is_started_listed_and_shown(made: Settings, started: dict[str, Any]) -> None:
     assert (started["policy"], started["status"], started["total_iterations"]) == ("default", "queued", 3)
     assert (started["budget_usd"], started["cost_usd"]) == (5.0, 0.0)
-    listed = {row["job_id"]: row for row in rows(made, "jobs", "list", "--policy", "default")}
+    listed = {row["job_id"]: row for row in rows_of(invoke(made, "jobs", "list", "--policy", "default"))}
     assert listed[started["job_id"]]["tenant"] == "shop"
-    shown = json.loads(run(made, "jobs", "show", started["job_id"][:8], "--output", "json").stdout)
+    shown = json.loads(invoke(made, "jobs", "show", started["job_id"][:8], "--output", "json").stdout)
     assert shown["order"]["questions"] == 12 and shown["order"]["batch_size"] == 4
     assert shown["order"]["prices"] == {"prompt": 1.0, "completion": 2.0, "trainer_hour": 3.0}
-    assert started["job_id"] in run(made, "jobs", "show", started["job_id"], "--output", "table").stdout
+    assert started["job_id"] in invoke(made, "jobs", "show", started["job_id"], "--output", "table").stdout
 
 
 def test_a_job_is_paused_resumed_cancelled_and_watched(made: Settings, started: dict[str, Any]) -> None:
     name = started["job_id"]
-    assert rows(made, "jobs", "pause", name, "--reason", "night")[0]["status"] == "paused"
-    assert "the job is paused; paused needs" in run(made, "jobs", "pause", name).stderr
-    assert rows(made, "jobs", "resume", name)[0]["status"] == "queued"
-    assert rows(made, "jobs", "cancel", name)[0]["status"] == "cancelled"
-    refused = run(made, "jobs", "pause", name)
+    assert rows_of(invoke(made, "jobs", "pause", name, "--reason", "night"))[0]["status"] == "paused"
+    assert "the job is paused; paused needs" in invoke(made, "jobs", "pause", name).stderr
+    assert rows_of(invoke(made, "jobs", "resume", name))[0]["status"] == "queued"
+    assert rows_of(invoke(made, "jobs", "cancel", name))[0]["status"] == "cancelled"
+    refused = invoke(made, "jobs", "pause", name)
     assert refused.exit_code == 4 and "the job is cancelled" in refused.stderr
-    assert [row["kind"] for row in rows(made, "jobs", "watch", name)] == ["created", "paused", "resumed", "cancelled"]
-    assert "night" in run(made, "jobs", "watch", name, "--output", "table").stdout
+    assert [row["kind"] for row in rows_of(invoke(made, "jobs", "watch", name))] == [
+        "created",
+        "paused",
+        "resumed",
+        "cancelled",
+    ]
+    assert "night" in invoke(made, "jobs", "watch", name, "--output", "table").stdout
 
 
 def test_the_answers_of_a_job_are_exported_by_reward_and_success(made: Settings) -> None:
@@ -305,7 +298,7 @@ def test_the_answers_of_a_job_are_exported_by_reward_and_success(made: Settings)
             producer.send(group(policy="exported", created_at=T0, metadata=metadata, responses=members))
 
     def exported(*options: str) -> list[str]:
-        result = run(made, "jobs", "export", job.job_id, *options)
+        result = invoke(made, "jobs", "export", job.job_id, *options)
         assert result.exit_code == 0, result.output
         return [json.loads(line)["text"] for line in result.stdout.splitlines()]
 
@@ -338,8 +331,7 @@ def test_a_month_that_is_spent_refuses_orders_ends_jobs_and_is_closed_once(made:
         until(lambda: steps("running"), "the job to run")
         said = {"completion_token_ids": (1,) * 50, "logprobs": (0.0,) * 50, "loss_mask": (True,) * 50}
         answers = tuple(member(slot, **said) for slot in range(2))
-        with Producer(made) as producer:
-            producer.send(group(policy="spends", created_at=now_ms, metadata={"job": job.job_id}, responses=answers))
+        write(made, group(policy="spends", created_at=now_ms, metadata={"job": job.job_id}, responses=answers))
         until(lambda: steps("failed"), "its end")
         ended = log.get(job.job_id)
         assert ended.code == "BUDGET_EXCEEDED" and "for tenant bakery in" in ended.reason
@@ -352,16 +344,16 @@ def test_a_month_that_is_spent_refuses_orders_ends_jobs_and_is_closed_once(made:
         controller.close_months(now_ms + 32 * DAY_MS)
     closed = [event for _, event in read(made, JobEvent) if event.kind == "month_closed" and event.tenant == "bakery"]
     assert [event.metrics["cost_usd"] for event in closed] == [100.0]
-    (row,) = [row for row in rows(made, "costs", "--by", "tenant,month") if row["tenant"] == "bakery"]
+    (row,) = [row for row in rows_of(invoke(made, "costs", "--by", "tenant,month")) if row["tenant"] == "bakery"]
     assert (row["closed"], row["cost_usd"]) == (True, 100.0)
-    assert "closed" in run(made, "costs", "--by", "tenant,month").stdout
+    assert "closed" in invoke(made, "costs", "--by", "tenant,month").stdout
 
 
 def test_costs_are_summed_by_what_is_asked_for(made: Settings) -> None:
-    assert {row["tenant"] for row in rows(made, "costs", "--by", "tenant")} == {"shop", "bakery"}
-    found = rows(made, "costs", "--by", "policy,job,month")
+    assert {row["tenant"] for row in rows_of(invoke(made, "costs", "--by", "tenant"))} == {"shop", "bakery"}
+    found = rows_of(invoke(made, "costs", "--by", "policy,job,month"))
     assert [row["cost_usd"] for row in found if row["policy"] == "spends"] == [100.0]
-    assert run(made, "costs", "--by", "colour").exit_code == 2
+    assert invoke(made, "costs", "--by", "colour").exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -388,7 +380,7 @@ def test_an_order_that_cannot_be_carried_out_is_refused_with_its_reason_and_noth
 ) -> None:
     before = len(read(made, JobEvent))
     text = "\n".join(map(json.dumps, lines))
-    result = run(made, "jobs", "start", *args, "--queries", "-", "--iterations", "3", input=text)
+    result = invoke(made, "jobs", "start", *args, "--queries", "-", "--iterations", "3", input=text)
     assert result.exit_code == code and says in result.stderr, result.stderr
     assert len(read(made, JobEvent)) == before
 
@@ -398,17 +390,17 @@ def test_questions_that_the_model_cannot_read_whole_are_refused_where_its_files_
 ) -> None:
     tiny = made.model_copy(update={"model": Model(base=str(save_tiny(tmp_path / "tiny")))})
     text = "\n".join(json.dumps({**one, "query": one["query"] * 1000}) for one in QUERIES)
-    result = run(tiny, "jobs", "start", "default", "--queries", "-", "--iterations", "3", input=text)
+    result = invoke(tiny, "jobs", "start", "default", "--queries", "-", "--iterations", "3", input=text)
     assert result.exit_code == 2 and "fit the context of 256" in result.stderr, result.stderr
 
 
 def test_a_line_of_queries_that_is_no_json_is_named(made: Settings, tmp_path: Path) -> None:
     (tmp_path / "q.jsonl").write_text('{"query": "1 + 1 =", "expected_outcome": "2"}\n{oh\n')
-    result = run(made, "jobs", "start", "default", "--queries", str(tmp_path / "q.jsonl"), "--iterations", "3")
+    result = invoke(made, "jobs", "start", "default", "--queries", str(tmp_path / "q.jsonl"), "--iterations", "3")
     assert result.exit_code == 2 and "q.jsonl:2: not JSON" in result.stderr
 
 
 def test_a_job_that_nobody_created_is_not_found(made: Settings) -> None:
-    assert run(made, "jobs", "show", "nobody").exit_code == 3
+    assert invoke(made, "jobs", "show", "nobody").exit_code == 3
     with JobLog(made) as log, pytest.raises(NotFoundError, match="streamward jobs list"):
         log.get("nobody")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import reduce
 from typing import Any
 
@@ -15,20 +15,19 @@ import pytest
 from gateway.http.application import Application
 from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import NOT_FOUND, REFUSED, JsonRpc
-from schemas.events import Coordinates, Event, JobEvent, ResponseTurn, Task
+from schemas.events import JobEvent, ResponseTurn, Task
 from streams.jobs import state as job_state
 from streams.jobs.job_answers import tool_accuracy, tool_accuracy_by_version
 from streams.jobs.job_log import JobLog
 from streams.jobs.questions import ITERATION, JOB, suite_name
 from streams.kafka import times
 from streams.kafka.followed import FollowedOnDemand
-from streams.kafka.producer import Producer
 from streams.knowledge.agent_log import AgentLog
 from streams.settings.model import Batches, Settings
 from tests.support.documented import as_documented
 from tests.support.factories import adapter_event, group, job_event, job_spec, member, response
 from tests.support.log.shared_node import own_topics
-from tests.support.processes import read
+from tests.support.processes import read, write
 
 pytestmark = pytest.mark.kafka
 QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(12)]
@@ -99,16 +98,6 @@ def test_a_job_is_started_and_its_status_read_at_both_paths(client: Client, path
     assert set(status["metrics"]) >= {"success_rate", "avg_reward", "tool_accuracy"}
 
 
-def written(settings: Settings, events: Sequence[Event]) -> list[Coordinates]:
-    """Write events, and return where they are."""
-    places: list[Coordinates] = []
-    with Producer(settings) as producer:
-        for event in events:
-            producer.send(event, on_ack=places.append)
-            producer.flush()
-    return places
-
-
 def test_the_tool_accuracy_of_a_job_is_that_of_its_newest_iterations_answers(client: Client) -> None:
     def called(*outcomes: bool | None) -> tuple[ResponseTurn, ...]:
         return tuple(
@@ -120,11 +109,11 @@ def test_the_tool_accuracy_of_a_job_is_that_of_its_newest_iterations_answers(cli
     answers = [response(sampling_id=f"i{n}", agent_id="calc", turns=turns)
                for n, turns in enumerate((called(False), called(True, False, None), called(True, True)))]  # fmt: skip
     groups = []
-    for number, (place, answer) in enumerate(zip(written(settings, answers), answers, strict=True)):
+    for number, (place, answer) in enumerate(zip(write(settings, *answers), answers, strict=True)):
         own = member(response_id=answer.response_id, partition=place.partition, offset=place.offset)
         place_of_task = {JOB: "job-1", ITERATION: str(max(1, number))}
         groups.append(group(task_id=f"i{number}", policy="walker", responses=(own,), metadata=place_of_task))
-    end = written(settings, groups)[-1].offset + 1
+    end = write(settings, *groups)[-1].offset + 1
     spec = job_spec(agent="calc")
     events = [job_event("created", spec=spec, policy="walker"), job_event("started", 1, policy="walker"),
               job_event("iteration", 2, iteration=2, version=2, groups_next=end, policy="walker")]  # fmt: skip
@@ -151,18 +140,18 @@ def test_the_tool_accuracy_of_held_out_questions_is_that_of_each_version(client:
     answers = [(0, called(False, True)), (0, called(False)), (1, called(True)), (1, called(True, True, False)), (2, ())]
     stored = [response(sampling_id=f"h{n}", agent_id="calc", turns=turns) for n, (_, turns) in enumerate(answers)]
     groups = []
-    for n, (place, answer, (version, _)) in enumerate(zip(written(settings, stored), stored, answers, strict=True)):
+    for n, (place, answer, (version, _)) in enumerate(zip(write(settings, *stored), stored, answers, strict=True)):
         own = member(response_id=answer.response_id, partition=place.partition, offset=place.offset)
         held_out = {"suite": suite_name(job), "suite_size": "2", "pinned_version": str(version)}
         groups.append(group(task_id=f"h{n}", policy="caller", purpose="eval", responses=(own,), metadata=held_out))
     other = dataclasses.replace(groups[0], task_id="else", metadata=groups[0].metadata | {"suite": "another"})
-    written(settings, [*groups, groups[0], other])
+    write(settings, *groups, groups[0], other)
     assert tool_accuracy_by_version(settings, job) == {0: pytest.approx(1 / 3), 1: 0.75}
     assert tool_accuracy_by_version(settings, dataclasses.replace(job, held_out=())) == {}
     assert tool_accuracy_by_version(settings, dataclasses.replace(job, spec=job_spec())) == {}, "no agent, no tools"
     figures = {"success": 0.5, "mean_reward": 0.4}
     measured = adapter_event("evaluated", 1, policy="caller", suite=suite_name(job), metrics=figures)
-    written(settings, [*events, adapter_event("trained", 1, policy="caller"), measured])
+    write(settings, *events, adapter_event("trained", 1, policy="caller"), measured)
     evaluated = client.call("evaluate", {"job_id": "tools", "version": 1})
     assert evaluated["metrics"] == {"success_rate": 0.5, "avg_reward": 0.4, "tool_accuracy": 0.75}
     assert client.call("evaluate", {"job_id": "tools", "version": 0})["metrics"]["tool_accuracy"] is None, "pending"

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
 
 from schemas.events import AgentEvent, ExperimentEvent
 from streams.access import keys, passwords, users
@@ -14,16 +13,15 @@ from streams.access.access_log import AccessLog
 from streams.access.keys import AccessKey, NewSecret
 from streams.adapters.decisions import read_history
 from streams.adapters.versions import read_state, read_states
-from streams.cli.root import cli
 from streams.jobs.job_log import known_policies
 from streams.kafka import admin, times
-from streams.kafka.producer import Producer
-from streams.settings.load import to_env
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import register, registrations
 from streams.tools.replay import experiments
+from tests.support.commands import invoke
 from tests.support.factories import T0, one_of_each, trained
 from tests.support.log.unchecked import write_unchecked
+from tests.support.processes import write
 
 pytestmark = pytest.mark.kafka
 TIMES = 4
@@ -71,7 +69,7 @@ def new_key(secret: NewSecret) -> users.AccessEvent:
 
 def misplaced(settings: Settings) -> list[str]:
     """Return the coordinates of what the audit names so."""
-    result = CliRunner().invoke(cli, ["audit", "--settled", "--output", "json"], env=to_env(settings))
+    result = invoke(settings, "audit", "--settled", "--output", "json")
     return [finding["at"] for finding in json.loads(result.stdout)["misplaced"]]
 
 
@@ -82,9 +80,7 @@ def test_agents_experiments_and_versions_are_those_of_their_own_partitions(made:
     assert isinstance(helper, AgentEvent) and isinstance(experiment, ExperimentEvent)
     agent = register(made, helper)
     policy = made.policy.name
-    with Producer(made) as producer:
-        producer.send(experiment)
-        producer.send(trained(1, policy=policy))
+    write(made, experiment, trained(1, policy=policy))
     for forged in (
         replace(agent, event_id="forged", name="forged"),
         replace(experiment, reason="forged", policy="forged"),

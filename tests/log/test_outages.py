@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ import pytest
 from openai import APIConnectionError, InternalServerError, OpenAI
 
 from gateway import server as serve
-from schemas.events import AdvantagedGroup, Event, Message, Response, Reward, RewardSource, Task, TriggerEvent, Turn
+from schemas.events import AdvantagedGroup, Event, Response, Reward, Task, TriggerEvent, Turn
 from streams.errors import LogError
 from streams.kafka import admin, retry as patience_module
 from streams.kafka.consumer import GroupConsumer
@@ -35,7 +35,10 @@ from streams.settings.model import Broker, Kafka, Metrics, Policy as PolicySetti
 from streams.stages.policy import policy_agent as policy
 from streams.stages.scoring import scoring_agent as scoring
 from tests.chaos.proxy import free_ports
+from tests.support import processes
+from tests.support.beside import running_beside
 from tests.support.factories import reward
+from tests.support.log.policy_agents import sum_task
 from tests.support.log.shared_node import own_prefix
 from tests.support.processes import command, environment, running, said, spawn, until
 from tests.support.scrape import get, parse
@@ -67,20 +70,7 @@ E = TypeVar("E", bound=Event)
 
 
 def write(settings: Settings, *names: str) -> None:
-    with Producer(settings) as producer:
-        for name in names:
-            producer.send(
-                Task(
-                    task_id=name,
-                    created_at=1,
-                    policy="p",
-                    purpose="eval",
-                    group_size=2,
-                    verifier='{"answer": "2"}',
-                    reward_sources=(RewardSource(name="exact"),),
-                    messages=(Message(role="user", content="1 + 1 ="),),
-                )
-            )
+    processes.write(settings, *(sum_task(name, group_size=2) for name in names))
 
 
 def read(settings: Settings, label: str, kind: type[E]) -> list[E]:
@@ -110,26 +100,8 @@ def lag(settings: Settings, group: str, label: str) -> int:
 @contextmanager
 def working(settings: Settings) -> Iterator[None]:
     """Run a policy and a scoring agent beside the test. Leaving stops them, and raises what they raised."""
-    stop, raised = threading.Event(), []
-
-    def work(run: Callable[..., None]) -> None:
-        try:
-            run(settings, stop=stop)
-        except Exception as exc:
-            raised.append(exc)
-
-    threads = [threading.Thread(target=work, args=(run,)) for run in (policy.run, scoring.run)]
-    for thread in threads:
-        thread.start()
-    try:
+    with running_beside(lambda stop: policy.run(settings, stop=stop), lambda stop: scoring.run(settings, stop=stop)):
         yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(60)
-        if raised:
-            raise raised[0]  # why the test saw nothing happen
-    assert not any(thread.is_alive() for thread in threads)
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])

@@ -27,14 +27,12 @@ from urllib.parse import parse_qsl, urlsplit
 import httpx
 import psutil
 import pytest
-from click.testing import CliRunner
 from pydantic import SecretStr
 
 from streams.access import core_files
-from streams.cli.root import cli
 from streams.kafka import admin
-from streams.settings.load import to_env
 from streams.settings.model import Adapters, Kafka, Login, Metrics, Policy, Serve, Settings, Topics
+from tests.support.commands import invoke
 from tests.support.log.secured_node import free_ports, running_node
 from tests.support.processes import command, environment, spawn, until
 
@@ -157,7 +155,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def run(settings: Settings, *args: str, typed: str | None = None) -> str:
-    found = CliRunner().invoke(cli, args, env=to_env(settings), input=typed)
+    found = invoke(settings, *args, input=typed)
     assert found.exit_code == 0, found.output
     return found.output
 

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from confluent_kafka import admin
 
 from schemas.events import (
@@ -26,16 +27,13 @@ from schemas.events import (
     Message,
     Response,
     Reward,
-    RewardSource,
     Task,
     derive_id,
 )
 from schemas.serde import encode
-from streams.adapters import store
 from streams.adapters.admission import held_back
 from streams.adapters.admission.policy_log import PolicyLog
 from streams.adapters.versions import read_state
-from streams.cli.root import cli
 from streams.engines.protocol import Completion, SamplingRequest
 from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.errors import SettingsError, StreamwardError
@@ -46,7 +44,6 @@ from streams.kafka.producer import Producer
 from streams.kafka.record import Record, dead_letter, key_of, partition_of
 from streams.kafka.retry import BrokerOutage, StoppedReading
 from streams.kafka.topics import topic_of, topics
-from streams.settings.load import to_env
 from streams.settings.model import Batches, Policy as PolicySettings, Settings
 from streams.stages.policy import policy_agent as policy
 from streams.stages.tasks.submit import submit
@@ -54,7 +51,9 @@ from streams.stages.tasks.suites import generated
 from streams.tools.dead_letters.refusals import Refusals
 from tests.support import factories
 from tests.support.beside import running_beside
+from tests.support.commands import invoke
 from tests.support.factories import group, member
+from tests.support.log.policy_agents import forget_commits, patient, stored, sum_task
 from tests.support.processes import until, write
 
 pytestmark = pytest.mark.kafka
@@ -73,18 +72,8 @@ def settings(settings: Settings) -> Settings:
     return here
 
 
-def task(name: str, **changed: object) -> Task:
-    fields: dict[str, object] = {
-        "task_id": name,
-        "created_at": 1,
-        "policy": "p",
-        "purpose": "eval",
-        "group_size": 3,
-        "verifier": '{"answer": "2"}',
-        "reward_sources": (RewardSource(name="exact"),),
-        "messages": (Message(role="user", content="1 + 1 ="),),
-    }
-    return Task(**fields | changed)  # type: ignore[arg-type]
+def task(name: str, **changes: Any) -> Task:
+    return sum_task(name, **{"group_size": 3} | changes)
 
 
 def group_of(number: str, *, teaches: bool) -> AdvantagedGroup:
@@ -92,21 +81,12 @@ def group_of(number: str, *, teaches: bool) -> AdvantagedGroup:
     return group(task_id=number, policy="p", group_size=3, responses=responses)
 
 
-def trained(settings: Settings, version: int, folder: Path) -> AdapterEvent:
-    """Put an adapter into the store and return the event that says so."""
-    local = folder / f"made-{version}"
-    local.mkdir()
-    (local / "adapter_model.safetensors").write_bytes(b"weights %d" % version)
-    uri, files = store.publish(local, settings.adapters.store, "p", version)
-    return factories.trained(version, policy="p", created_at=version, uri=uri, files=files)
-
-
 SHOWN = {"adapters show 1": "jsonl", "rollout status": "json"}
 
 
 def told(settings: Settings, *command: str) -> str:
     """Run a command about policy `p`, and return what it prints."""
-    result = CliRunner().invoke(cli, list(command), env=to_env(settings))
+    result = invoke(settings, *command)
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -143,11 +123,6 @@ def until_answered(settings: Settings, *names: str) -> dict[str, list[Response]]
     return answers(settings)
 
 
-def patient(settings: Settings) -> BrokerOutage:
-    """Return what asks again where the node says that its coordinator is still loading."""
-    return BrokerOutage(settings.kafka, threading.Event())
-
-
 def committed(settings: Settings) -> int:
     """Return how many tasks are committed, over all partitions."""
     name = topics(settings.topics)["tasks"].name
@@ -156,17 +131,6 @@ def committed(settings: Settings) -> int:
     found = patient(settings).ask(lambda: consumer.committed(asked, timeout=10), "for commits")
     consumer.close()
     return sum(max(tp.offset, 0) for tp in found)
-
-
-def forget_commits(settings: Settings) -> None:
-    """Leave the log as an agent leaves it that is killed between an answer and its commit."""
-    name = topics(settings.topics)["tasks"].name
-    client = admin.AdminClient(client_config(settings.kafka))
-    back = [ck.TopicPartition(name, p, 0) for p in range(settings.topics.partitions)]
-    group = ck.ConsumerGroupTopicPartitions(f"{settings.topics.prefix}policy-p", back)
-    patient(settings).ask(
-        lambda: client.alter_consumer_group_offsets([group])[group.group_id].result(), "to forget commits"
-    )
 
 
 # --- whole samplings --------------------------------------------------------------------------------------------------
@@ -325,7 +289,7 @@ def test_a_version_promoted_while_the_agent_runs_answers_what_comes_after(settin
     write(settings, task("before"))
     with running(settings):
         until_answered(settings, "before")
-        write(settings, trained(settings, 1, tmp_path), promoted(1))
+        write(settings, stored(settings, 1, tmp_path), promoted(1))
         until(lambda: read_state(settings, "p").primary == 1, "the promotion")
         names = [f"after-{n}" for n in range(4)]
         for name in names:
@@ -338,7 +302,7 @@ def test_a_version_promoted_while_the_agent_runs_answers_what_comes_after(settin
 
 
 def test_an_agent_that_starts_late_begins_with_the_version_in_force(settings: Settings, tmp_path: Path) -> None:
-    write(settings, trained(settings, 1, tmp_path), promoted(1), task("t"))
+    write(settings, stored(settings, 1, tmp_path), promoted(1), task("t"))
     with running(settings):
         found = until_answered(settings, "t")["t"]
     assert {one.adapter_version for one in found} == {1}
@@ -353,7 +317,7 @@ def test_an_agent_that_should_stop_while_it_starts_reads_no_further(settings: Se
 
 
 def test_a_pinned_task_is_answered_by_its_version_whatever_is_in_force(settings: Settings, tmp_path: Path) -> None:
-    first, second = trained(settings, 1, tmp_path), trained(settings, 2, tmp_path)
+    first, second = stored(settings, 1, tmp_path), stored(settings, 2, tmp_path)
     write(settings, first, promoted(1), second, promoted(2))
     write(settings, *(task(f"t{v}", adapter_version=v) for v in (0, 1, 2)), task("free"))
     with running(settings):
@@ -365,14 +329,14 @@ def test_a_task_pinned_to_a_version_to_come_waits_for_it(settings: Settings, tmp
     write(settings, task("early", adapter_version=1), task("free"))
     with running(settings):
         assert until_answered(settings, "free").keys() == {"free"}
-        write(settings, trained(settings, 1, tmp_path))
+        write(settings, stored(settings, 1, tmp_path))
         found = until_answered(settings, "early")["early"]
     assert {one.adapter_version for one in found} == {1}
     assert committed(settings) == 2
 
 
 def test_an_agent_looks_at_the_store_before_any_task_comes(settings: Settings, tmp_path: Path) -> None:
-    event = trained(settings, 1, tmp_path)
+    event = stored(settings, 1, tmp_path)
     (Path(settings.adapters.store) / "p" / "1" / "adapter_model.safetensors").write_bytes(b"weights 2")
     write(settings, event, promoted(1))
     with running(settings):
@@ -396,7 +360,7 @@ def test_an_agent_looks_at_the_store_before_any_task_comes(settings: Settings, t
 
 
 def test_a_damaged_adapter_is_dead_lettered_and_the_old_version_goes_on(settings: Settings, tmp_path: Path) -> None:
-    event = trained(settings, 1, tmp_path)
+    event = stored(settings, 1, tmp_path)
     (Path(settings.adapters.store) / "p" / "1" / "adapter_model.safetensors").write_bytes(b"weights 2")
     write(settings, event, promoted(1), task("free"), task("pinned", adapter_version=1))
     with running(settings):
@@ -440,7 +404,7 @@ def test_train_tasks_wait_for_the_trainer_and_eval_tasks_do_not(
         assert len(answers(settings)) == 4  # the batch is full, and version 0 can add nothing to the next one
 
         batch = factories.batch(policy="p", created_at=1, max_policy_lag=0, groups_offsets=(1, 2))
-        write(settings, batch, trained(settings, 1, tmp_path), promoted(1))
+        write(settings, batch, stored(settings, 1, tmp_path), promoted(1))
         until(lambda: len(answers(settings)) == 6, "two train tasks of version 1")
         time.sleep(1)
     versions = Counter(found[0].adapter_version for name, found in answers(settings).items() if name != "eval")
@@ -518,7 +482,7 @@ def test_an_agent_killed_before_its_commit_loses_no_task_and_answers_none_twice(
     write(settings, *map(task, names[:6]))
     with running(settings):
         until_answered(settings, *names[:6])
-    forget_commits(settings)
+    forget_commits(settings, "policy-p")
     write(settings, *map(task, names[6:]))
     with running(settings):
         until_answered(settings, *names)
@@ -531,7 +495,7 @@ def test_a_sampling_that_was_cut_short_by_a_kill_is_made_again_whole(settings: S
     write(settings, asked)
     with running(settings):
         whole = until_answered(settings, "t")["t"]
-    forget_commits(settings)
+    forget_commits(settings, "policy-p")
     write(settings, replace(asked, task_id="cut"))
     topic = topic_of(Response, settings.topics)
     cut = [replace(one, task_id="cut", sampling_id="s", response_id=derive_id("s", one.slot)) for one in whole[:2]]
@@ -573,7 +537,7 @@ def test_an_agent_that_dies_in_a_round_leaves_its_tasks_to_the_next(settings: Se
 
 def test_a_question_is_answered_by_the_running_agent_and_what_somebody_thinks_of_it_is_kept(settings: Settings) -> None:
     def run(*words: str) -> Result:
-        return CliRunner().invoke(cli, words, env=to_env(settings))
+        return invoke(settings, *words)
 
     with running(settings, ScriptedEngine('{"answers": "echo"}')):
         asked = run("ask", "4 + 7 =", "--max-tokens", "30")
@@ -598,5 +562,5 @@ def test_a_question_is_answered_by_the_running_agent_and_what_somebody_thinks_of
 
 
 def test_a_question_that_nobody_answers_says_what_to_start(settings: Settings) -> None:
-    result = CliRunner().invoke(cli, ["ask", "4 + 7 =", "--wait", "0.2"], env=to_env(settings))
+    result = invoke(settings, "ask", "4 + 7 =", "--wait", "0.2")
     assert result.exit_code == 1 and "does a policy agent of p run?" in result.stderr

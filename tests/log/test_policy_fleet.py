@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import confluent_kafka as ck
 import pytest
-from confluent_kafka import admin
 
-from schemas.events import AdapterEvent, Message, Response, RewardSource, Task
-from streams.adapters import store
+from schemas.events import AdapterEvent, Response, Task
 from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.kafka import admin as cluster
-from streams.kafka.client import client_config
-from streams.kafka.retry import BrokerOutage
-from streams.kafka.topics import topics
 from streams.settings.model import Batches, Fleet, Policy, Settings
 from streams.stages.policy import policy_agent
 from tests.support import factories
 from tests.support.beside import running_beside
+from tests.support.log.policy_agents import forget_commits, stored, sum_task
 from tests.support.processes import until, write
 
 pytestmark = pytest.mark.kafka
@@ -42,27 +37,8 @@ def settings(settings: Settings) -> Settings:
     return here
 
 
-def task(policy: str, number: int, **changed: object) -> Task:
-    fields: dict[str, object] = {
-        "task_id": f"{policy}-{number}",
-        "created_at": 1,
-        "policy": policy,
-        "purpose": "eval",
-        "group_size": 2,
-        "verifier": '{"answer": "2"}',
-        "reward_sources": (RewardSource(name="exact"),),
-        "messages": (Message(role="user", content="1 + 1 ="),),
-    }
-    return Task(**fields | changed)  # type: ignore[arg-type]
-
-
-def trained(settings: Settings, policy: str, folder: Path, base: str | None = None) -> AdapterEvent:
-    """Put version 1 of a policy into the store, and return the event that says so."""
-    local = folder / policy
-    local.mkdir()
-    (local / "adapter_model.safetensors").write_bytes(policy.encode())
-    uri, files = store.publish(local, settings.adapters.store, policy, 1)
-    return factories.trained(1, policy=policy, created_at=1, uri=uri, files=files, base_digest=base)
+def task(policy: str, number: int, **changes: Any) -> Task:
+    return sum_task(f"{policy}-{number}", **{"policy": policy, "group_size": 2} | changes)
 
 
 def promoted(policy: str) -> AdapterEvent:
@@ -88,29 +64,18 @@ def running(settings: Settings, engine: ScriptedEngine | None = None) -> Iterato
         yield
 
 
-def forget_commits(settings: Settings) -> None:
-    """Leave the log as a fleet leaves it that is killed between an answer and its commit."""
-    client = admin.AdminClient(client_config(settings.kafka))
-    name = topics(settings.topics)["tasks"].name
-    back = [ck.TopicPartition(name, p, 0) for p in range(settings.topics.partitions)]
-    group = ck.ConsumerGroupTopicPartitions(f"{settings.topics.prefix}policy-@{settings.fleet.name}", back)
-    BrokerOutage(settings.kafka, threading.Event()).ask(
-        lambda: client.alter_consumer_group_offsets([group])[group.group_id].result(), "to forget commits"
-    )
-
-
 def test_each_policy_is_answered_by_its_own_version_once_and_a_fleet_that_died_is_continued(
     settings: Settings, tmp_path: Path
 ) -> None:
     """With one adapter in memory, every round of `new` and `old` in turn exchanges it."""
-    write(settings, trained(settings, "new", tmp_path), promoted("new"))
+    write(settings, stored(settings, 1, tmp_path, policy="new"), promoted("new"))
     names = ("new", "old")
     write(settings, *(task(policy, number) for number in range(4) for policy in names))
     with running(settings):
         until(lambda: len(answered(settings)) == 8, "eight answers")
     versions = {(one.policy, one.adapter_version) for one in responses(settings)}
     assert versions == {("new", 1), ("old", 0)}
-    forget_commits(settings)
+    forget_commits(settings, f"policy-@{settings.fleet.name}")
     write(settings, *(task(policy, 4) for policy in (*names, "later")))
     with running(settings):
         until(lambda: len(answered(settings)) == 11, "three more")
@@ -141,7 +106,9 @@ def test_a_policy_of_another_base_model_and_those_of_another_fleet_are_left_alon
     settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = settings.model_copy(update={"fleet": Fleet(policies="ours*, foreign")})
-    write(settings, trained(settings, "foreign", tmp_path, "another base model"), promoted("foreign"))
+    write(
+        settings, stored(settings, 1, tmp_path, policy="foreign", base_digest="another base model"), promoted("foreign")
+    )
     write(settings, *(task(policy, 0) for policy in ("foreign", "theirs", "../outside", "ours-1", "ours-2")))
     with running(ours, WithWeights()):
         until(lambda: len(answered(settings)) == 2, "answers")

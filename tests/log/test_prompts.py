@@ -11,33 +11,28 @@ from typing import Any
 
 import httpx
 import pytest
-from click.testing import CliRunner, Result
 
 from schemas.events import Message, PromptEvent, PromptVariable, RequestEvent, Task, Turn
 from streams.access.access_log import AccessLog
 from streams.access.roles import ROLES
-from streams.cli.root import cli
 from streams.errors import RefusedError
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.prompts import prompt_log, prompt_use
 from streams.prompts.prompt_log import Activation, PromptLog, PromptText
 from streams.prompts.prompt_use import PromptReference
-from streams.settings.load import load, to_env
+from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.stages.tasks import suites
 from tests.support.agent_server import serving, settings_of
+from tests.support.commands import invoke, rows_of
 from tests.support.documented import HOOKS
 from tests.support.factories import group, job_event, job_spec, member, prompt_event
 from tests.support.log.unchecked import write_unchecked
-from tests.support.processes import read, until
+from tests.support.processes import read, until, write
 
 pytestmark = pytest.mark.kafka
 QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(12)]
-
-
-def command(settings: Settings, *words: str) -> Result:
-    return CliRunner(env=to_env(settings)).invoke(cli, list(words))
 
 
 def texts(*contents: str) -> list[PromptText]:
@@ -59,7 +54,7 @@ def test_writers_at_once_number_their_versions_without_a_gap_and_the_same_text_o
     [state] = prompt_log.read(made).values()
     assert [version.number for version in state.versions] == list(range(1, 7))
     assert {version.messages[0].content for version in state.versions} == {f"Say {number}." for number in range(6)}
-    audited = command(made, "audit")
+    audited = invoke(made, "audit")
     assert audited.exit_code == 0, audited.output
 
 
@@ -79,7 +74,7 @@ def test_an_alias_moves_only_from_the_version_that_was_expected(made: Settings) 
         with pytest.raises(RefusedError, match="production means version 3, and version 2 was expected"):
             log.activate(activation(3, expect=2, job_id="job-2"))
     assert sum(event.kind == "activated" for _, event in read(made, PromptEvent)) == 3
-    typed = command(made, "prompts", "activate", "greet@3", "production", "--expect", "1")
+    typed = invoke(made, "prompts", "activate", "greet@3", "production", "--expect", "1")
     words = "production means version 3, and version 1 was expected"
     assert (typed.exit_code, words in typed.stderr) == (4, True), typed.stderr
 
@@ -93,13 +88,13 @@ def test_a_version_is_withdrawn_by_command_or_over_http_and_then_named_by_nothin
             log.create(text)
         log.activate(activation(1))
         withdraw = f"{url}/prompts/templates/greet/withdraw"
-        meant = command(settings, "prompts", "withdraw", "greet@1")
+        meant = invoke(settings, "prompts", "withdraw", "greet@1")
         words = "prompt greet: production means version 1; let it mean another one first"
         assert (meant.exit_code, words in meant.stderr) == (4, True), meant.stderr
         refused = client.post(withdraw, json={"version": 1})
         assert (refused.status_code, refused.json()["error"]["message"]) == (409, words)
         assert client.post(withdraw, json={"version": 4}).status_code == 404
-        typed = command(settings, "prompts", "withdraw", "greet@2", "--reason", "names a person")
+        typed = invoke(settings, "prompts", "withdraw", "greet@2", "--reason", "names a person")
         assert typed.exit_code == 0, typed.stderr
         sent = client.post(withdraw, json={"version": 3, "reason": "too long"})
         assert (sent.status_code, sent.json()["withdrawn"]) == (200, "too long")
@@ -114,11 +109,11 @@ def test_a_version_is_withdrawn_by_command_or_over_http_and_then_named_by_nothin
             answer = client.post(f"{url}/{path}", json=body)
             assert (answer.status_code, "version 2 was withdrawn by" in answer.text) == (status, True), answer.text
     (tmp_path / "task.jsonl").write_text(json.dumps({"prompt": "Hi.", "answer": "Hello.", "prompt_version": "greet@3"}))
-    task = command(settings, "tasks", "submit", str(tmp_path / "task.jsonl"))
+    task = invoke(settings, "tasks", "submit", str(tmp_path / "task.jsonl"))
     assert task.exit_code != 0 and "version 3 was withdrawn by" in task.stderr, task.stderr
-    shown = command(settings, "prompts", "show", "greet@2", "--output", "jsonl")
+    shown = invoke(settings, "prompts", "show", "greet@2", "--output", "jsonl")
     assert (json.loads(shown.stdout)["aliases"], "Two." in shown.stdout) == (["withdrawn"], True), shown.stderr
-    audited = command(settings, "audit")
+    audited = invoke(settings, "audit")
     assert audited.exit_code == 0, audited.output
 
 
@@ -131,7 +126,7 @@ def test_a_bad_prompt_gets_the_same_words_from_the_command_the_server_and_the_lo
     with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client:
         file = tmp_path / "greet.json"
         file.write_text(json.dumps(bad), encoding="utf-8")
-        typed = command(settings, "prompts", "create", "greet", str(file))
+        typed = invoke(settings, "prompts", "create", "greet", str(file))
         assert (typed.exit_code, typed.stderr.strip().splitlines()[-1]) == (1, f"Error: {words}")
         sent = client.post(f"{url}/prompts/templates", json={"name": "greet", **bad})
         assert (sent.status_code, sent.json()["error"]["message"]) == (400, words)
@@ -158,10 +153,10 @@ def test_a_task_keeps_the_version_that_its_prompt_meant_when_it_was_written(made
         ]
         file = tmp_path / "tasks.jsonl"
         file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-        assert command(made, "tasks", "submit", str(file)).exit_code == 0
+        assert invoke(made, "tasks", "submit", str(file)).exit_code == 0
         log.activate(activation(2))
-        assert command(made, "tasks", "submit", str(file)).exit_code == 0
-        assert command(made, "tasks", "submit", str(file)).exit_code == 0  # adds nothing
+        assert invoke(made, "tasks", "submit", str(file)).exit_code == 0
+        assert invoke(made, "tasks", "submit", str(file)).exit_code == 0  # adds nothing
     tasks = [task for _, task in read(made, Task)]
     assert [str(task.prompt_version) for task in tasks] == ["greet@1"] * 3 + ["greet@2"] * 3
     assert {task.messages[0].content for task in tasks} == {"Answer in a {{b}}.", "Reply in a {{b}}, in one word."}
@@ -175,11 +170,10 @@ def test_a_missing_or_extra_variable_is_named_alike_in_a_file_and_over_http(
     line = {"prompt": "Hi.", "answer": "x", "prompt_version": {"name": "greet@1", "variables": {"nome": "Ann"}}}
     words = "prompt_version: prompt greet@1: variable name (string) has no value; give it one"
     with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client:
-        with Producer(settings) as producer:
-            producer.send(prompt_event())
+        write(settings, prompt_event())
         file = tmp_path / "tasks.jsonl"
         file.write_text(json.dumps(line), encoding="utf-8")
-        typed = command(settings, "tasks", "submit", str(file))
+        typed = invoke(settings, "tasks", "submit", str(file))
         assert words in typed.stderr and typed.exit_code == 1
         sent = client.post(f"{url}/tasks", json=line)
         assert (sent.status_code, sent.json()["error"]["message"]) == (400, words)
@@ -196,7 +190,7 @@ def test_what_each_version_earned_is_one_query_and_two_are_compared_on_equal_que
         "\n".join(json.dumps({"prompt": f"{n} + 1 =", "answer": n + 1}) for n in range(4)), encoding="utf-8"
     )
     for version in (1, 2):
-        assert command(made, "tasks", "submit", str(file), "--prompt", f"greet@{version}").exit_code == 0
+        assert invoke(made, "tasks", "submit", str(file), "--prompt", f"greet@{version}").exit_code == 0
     with Producer(made) as producer:
         for _, task in read(made, Task):
             assert task.prompt_version is not None
@@ -207,13 +201,12 @@ def test_what_each_version_earned_is_one_query_and_two_are_compared_on_equal_que
     sql = (
         "SELECT version, count(*) AS tasks, avg(reward) AS reward FROM prompt_rewards GROUP BY version ORDER BY version"
     )
-    shown = command(made, "query", sql, "--output", "jsonl")
-    assert shown.exit_code == 0, shown.stderr
-    assert [json.loads(row) for row in shown.stdout.splitlines()] == [
+    shown = invoke(made, "query", sql, "--output", "jsonl")
+    assert rows_of(shown) == [
         {"version": 1, "tasks": 4, "reward": 0.0},
         {"version": 2, "tasks": 4, "reward": 1.0},
     ]
-    against = json.loads(command(made, "prompts", "compare", "greet", "2", "1", "--output", "jsonl").stdout)
+    against = json.loads(invoke(made, "prompts", "compare", "greet", "2", "1", "--output", "jsonl").stdout)
     assert (against["n"], against["gain"], against["mean_reward"]) == (4, 1.0, 1.0)
 
 
@@ -224,16 +217,14 @@ def test_a_policy_in_training_keeps_its_prompt_until_its_job_ends(made: Settings
         log.activate(activation(1))
         version = log.get("greet").versions[0]
     spec = job_spec(prompt_version=prompt_use.use(version, PromptReference.parse("greet@production"), {}))
-    with Producer(made) as producer:
-        producer.send(job_event("created", spec=spec))
-    refused = command(made, "prompts", "activate", "greet@2", "production")
+    write(made, job_event("created", spec=spec))
+    refused = invoke(made, "prompts", "activate", "greet@2", "production")
     assert (refused.exit_code, "policy default is in training with greet@1 until job job-1 ends" in refused.stderr) == (
         4,
         True,
     )
-    with Producer(made) as producer:
-        producer.send(job_event("cancelled", 1))
-    assert command(made, "prompts", "activate", "greet@2", "production").exit_code == 0
+    write(made, job_event("cancelled", 1))
+    assert invoke(made, "prompts", "activate", "greet@2", "production").exit_code == 0
 
 
 def test_a_tenant_sees_and_names_prompts_of_its_own_alone(kafka_bootstrap: str, tmp_path: Path) -> None:
@@ -412,7 +403,7 @@ def test_a_suite_names_a_prompt_and_is_another_suite_once_its_alias_moves(made: 
     parts["file"]["prompt"] = {"name": "greet@2"}
     suite.write_text(json.dumps({"name": "greetings", "scenarios": parts}), encoding="utf-8")
     words = "prompt_version: prompt greet@2: variable language (string) has no value; give it one"
-    refused = command(made, "evaluate", "--suite", str(suite))
+    refused = invoke(made, "evaluate", "--suite", str(suite))
     assert (refused.exit_code, words in refused.stderr) == (2, True), refused.stderr
 
 
@@ -427,30 +418,28 @@ def test_recorded_tasks_are_asked_again_with_another_prompt_in_an_experiment_of_
     line = {"system": "Be brief.", "group_size": 2}
     lines = [line | {"prompt": f"{n % 3} + 1 =", "answer": n % 3 + 1, "metadata": {"n": str(n)}} for n in range(4)]
     (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    assert command(scripted, "tasks", "submit", "tasks.jsonl").exit_code == 0
-    refused = command(scripted, "replay", "run", "x", "--prompt", "greet@1")
+    assert invoke(scripted, "tasks", "submit", "tasks.jsonl").exit_code == 0
+    refused = invoke(scripted, "replay", "run", "x", "--prompt", "greet@1")
     assert (refused.exit_code, "add --no-train" in refused.stderr) == (2, True)
-    missing = command(scripted, "replay", "run", "x", "--no-train", "--prompt", "greet@2")
+    missing = invoke(scripted, "replay", "run", "x", "--no-train", "--prompt", "greet@2")
     assert "prompt greet@2: variable language (string) has no value; give it one" in missing.stderr
     others = {"a": ("greet@1",), "b": ("greet@2", "--values", '{"language": "French"}')}
     for name, prompt in others.items():
         for _ in range(2):  # repeating it adds nothing
-            done = command(scripted, "replay", "run", name, "--no-train", "--prompt", *prompt, "--output", "jsonl")
+            done = invoke(scripted, "replay", "run", name, "--no-train", "--prompt", *prompt, "--output", "jsonl")
             assert (done.exit_code, json.loads(done.stdout)["groups"]) == (0, 3), done.stderr
-    again = command(
-        scripted, "replay", "run", "a", "--no-train", "--prompt", "greet@2", "--values", '{"language": "x"}'
-    )
+    again = invoke(scripted, "replay", "run", "a", "--no-train", "--prompt", "greet@2", "--values", '{"language": "x"}')
     assert (again.exit_code, "exists (finished) with prompt=greet@1 {}" in again.stderr) == (4, True)
     log_of_b = load(file=tmp_path / ".streamward" / "experiments" / "b" / "streamward.toml")
     asked = [task for _, task in read(log_of_b, Task)]
     assert {task.messages[0].content for task in asked} == {"Answer in French."} and len(asked) == 3
-    shown = command(
+    shown = invoke(
         log_of_b, "query", "SELECT prompt, version, count(*) AS n FROM prompt_rewards GROUP BY ALL", "--output", "jsonl"
     )
     assert json.loads(shown.stdout) == {"prompt": "greet", "version": 2, "n": 3}, shown.stderr
-    compared = command(scripted, "experiments", "compare", "a", "b", "--output", "jsonl")
+    compared = invoke(scripted, "experiments", "compare", "a", "b", "--output", "jsonl")
     assert compared.exit_code == 0, (compared.stdout, compared.stderr)
-    [row] = [json.loads(text) for text in compared.stdout.splitlines()]
+    [row] = rows_of(compared)
     assert row["suite"].startswith("recorded@"), row
 
 
@@ -479,7 +468,7 @@ def test_a_prompt_based_agent_answers_calls_and_tasks_with_the_prompt_it_is_regi
         assert task.status_code == 201, task.text
     line = json.dumps({"prompt": "Hi!", "answer": "Hello.", "agent": "host"})
     (tmp_path / "tasks.jsonl").write_text(line, encoding="utf-8")
-    assert command(settings, "tasks", "submit", str(tmp_path / "tasks.jsonl")).exit_code == 0
+    assert invoke(settings, "tasks", "submit", str(tmp_path / "tasks.jsonl")).exit_code == 0
     turns = sorted((turn for _, turn in read(settings, Turn)), key=lambda turn: turn.created_at)
     assert [turn.prompt_version for turn in turns] == ["greet@1", None]
     assert [str(task.prompt_version) for _, task in read(settings, Task)] == ["greet@1"] * 2

@@ -11,26 +11,25 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from confluent_kafka import admin
 from pyarrow import parquet
 
 from schemas.events import LeftOut, Response, Task
 from streams.arrow import rules
-from streams.cli.root import cli
 from streams.errors import LogError, RefusedError
 from streams.kafka import admin as cluster
 from streams.kafka.client import client_config
 from streams.kafka.producer import Producer
 from streams.kafka.record import Record
-from streams.settings.load import to_env
 from streams.settings.model import Kafka, Settings
 from streams.tools.archive import sync
 from streams.tools.archive.segments import ArchiveReader
 from streams.tools.query import formats
 from streams.tools.query.session import Session, connect
 from streams.tools.query.source import Scope
-from tests.support import older_schemas
+from tests.support import older_schemas, processes
+from tests.support.commands import invoke
 from tests.support.doubles.object_store import bucket
 from tests.support.factories import group, in_version_1, member, task
 from tests.support.log import finished_run
@@ -81,13 +80,11 @@ def answer(session: Session, sql: str) -> list[list[Any]]:
 
 
 def write(settings: Settings, *ids: str) -> None:
-    with Producer(settings) as producer:
-        for name in ids:
-            producer.send(task(task_id=name))
+    processes.write(settings, *(task(task_id=name) for name in ids))
 
 
 def run(settings: Settings, *args: str, **more: Any) -> Result:
-    return CliRunner().invoke(cli, ["query", *args], env=to_env(settings), **more)
+    return invoke(settings, "query", *args, **more)
 
 
 def places(records: list[Record]) -> list[list[int]]:
@@ -294,10 +291,10 @@ def test_what_was_never_scored_has_no_mean_reward_anywhere(own: Settings) -> Non
             ["bare", None, None], ["rated", 0.5, 1.0], ["scored", 0.5, 1.0], ["served", None, None],
         ]  # fmt: skip
     tail = ["events", "tail", "groups", "--until-end"]
-    printed = CliRunner().invoke(cli, [*tail, "--output", "jsonl"], env=to_env(own)).stdout.splitlines()
+    printed = invoke(own, *tail, "--output", "jsonl").stdout.splitlines()
     events = [json.loads(line)["event"] for line in printed]
     assert {event["task_id"]: event["reward_mean"] for event in events} == means
-    table = CliRunner().invoke(cli, [*tail, "--output", "table"], env=to_env(own)).stdout
+    table = invoke(own, *tail, "--output", "table").stdout
     assert "0/2                    unanswered" in table
 
 

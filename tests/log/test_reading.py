@@ -27,6 +27,7 @@ from streams.kafka.record import Record
 from streams.kafka.retry import BrokerOutage, StoppedReading
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
+from tests.support import processes
 from tests.support.factories import response, reward
 from tests.support.log.members import member_of
 
@@ -39,11 +40,8 @@ def name(settings: Settings, label: str) -> str:
 
 def write(settings: Settings, count: int, *, first: int = 0, task_id: str = "t1") -> list[Coordinates]:
     """Write rewards with rising values, all of one task, and return where they lie."""
-    found: list[Coordinates] = []
-    with Producer(settings) as producer:
-        for number in range(first, first + count):
-            producer.send(reward(task_id=task_id, value=float(number)), on_ack=found.append)
-    return found
+    values = range(first, first + count)
+    return processes.write(settings, *(reward(task_id=task_id, value=float(value)) for value in values))
 
 
 def numbers(records: Iterable[Record]) -> list[float | None]:

@@ -7,9 +7,7 @@ import time
 
 import confluent_kafka as ck
 import pytest
-from click.testing import CliRunner
 
-from streams.cli.root import cli
 from streams.errors import LogError, StreamwardError
 from streams.kafka import admin, topic_ids
 from streams.kafka.client import consumer
@@ -18,9 +16,9 @@ from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.tracked import TrackedConsumer
-from streams.settings.load import to_env
 from streams.settings.model import Settings
 from streams.tools.archive.sync import sync
+from tests.support.commands import invoke
 from tests.support.log.archived import ONE, deleted, held, in_the_log, name, of, run, settings, write
 from tests.support.log.join_bench import SOURCES, Bench, bench, wait_until
 
@@ -45,7 +43,7 @@ def test_an_archive_is_not_continued_by_another_log_of_the_same_length(made: Set
     assert f"{name(made)}[{ONE}]@4: holds another record than the archive" in result.stderr
     with pytest.raises(LogError, match=r"@4: the log holds another record here than the archive"):
         held(of(made, "auto"))
-    query = CliRunner().invoke(cli, ["query", "SELECT count(*) FROM rewards"], env=to_env(made))
+    query = invoke(made, "query", "SELECT count(*) FROM rewards")
     assert query.exit_code == 5 and "the log holds another record here than the archive" in query.stderr
     assert held(of(made, "log")) == in_the_log(made) != held(of(made, "archive"))
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import httpx
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
@@ -24,7 +24,6 @@ from schemas.events import AccessRole, EpisodeStart, RequestEvent, Task, ToolCal
 from schemas.tool_text import offer_digest
 from streams.access.access_log import AccessLog
 from streams.access.roles import ROLES
-from streams.cli.root import cli
 from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episodes.environment import Action, EpisodeError
 from streams.environments.registry import tool_log
@@ -33,9 +32,9 @@ from streams.environments.registry.tool_state import Offer
 from streams.kafka import admin
 from streams.observability import catalog
 from streams.observability.metrics import Meter
-from streams.settings.load import to_env
 from streams.settings.model import Environments, Settings
 from tests.support.agent_server import audited, settings_of
+from tests.support.commands import invoke
 from tests.support.documented import HOOKS
 from tests.support.processes import read, until
 from tests.support.scrape import parse
@@ -106,7 +105,7 @@ class Registry(NamedTuple):
         return connect(f"ws{self.url.removeprefix('http')}/mcp/stream", additional_headers=headers)
 
     def command(self, *words: str) -> Result:
-        return CliRunner(env=to_env(self.settings)).invoke(cli, list(words))
+        return invoke(self.settings, *words)
 
 
 @pytest.fixture(scope="module")

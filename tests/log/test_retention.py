@@ -19,6 +19,7 @@ from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.stages.scoring import scoring_agent as scoring
+from tests.support import processes
 from tests.support.factories import reward
 from tests.support.log.members import member_of
 
@@ -27,11 +28,7 @@ pytestmark = pytest.mark.kafka
 
 def write(settings: Settings, count: int) -> Coordinates:
     """Write rewards of one task; return where the first lies."""
-    found: list[Coordinates] = []
-    with Producer(settings) as producer:
-        for _ in range(count):
-            producer.send(reward(task_id="t1"), on_ack=found.append)
-    return found[0]
+    return processes.write(settings, *(reward(task_id="t1") for _ in range(count)))[0]
 
 
 def cut(settings: Settings, at: Coordinates, before: int) -> None:

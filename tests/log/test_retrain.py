@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from schemas.events import Event, JobEvent, Message, RewardSource, TriggerEvent, derive_id
 from schemas.serde import encode
-from streams.cli.root import cli
 from streams.improve.triggers.retrain_controller import RetrainController
 from streams.improve.triggers.rule import RetrainRule, rule_of
 from streams.improve.triggers.trigger_log import TriggerLog
@@ -24,8 +22,8 @@ from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
-from streams.settings.load import to_env
 from streams.settings.model import Batches, Settings
+from tests.support.commands import invoke, rows_of
 from tests.support.factories import T0, curation_event, group, member, task
 from tests.support.log.shared_node import own_topics
 from tests.support.processes import command, environment, read, spawn, until, write
@@ -280,14 +278,11 @@ def test_the_commands_show_a_rule_and_what_it_has_started(made: Settings, tmp_pa
         encoding="utf-8",
     )
     serve(made, 0, 4)
-    runner = CliRunner(env=to_env(made))
-    checked = runner.invoke(cli, ["retrain", "check", "--rule", str(file), "--output", "jsonl"], catch_exceptions=False)
-    rows = {row["signal"]: row for row in map(json.loads, checked.output.splitlines())}
+    rows = {row["signal"]: row for row in rows_of(invoke(made, "retrain", "check", "--rule", str(file)))}
     assert (rows["promotable"]["now"], rows["promotable"]["due"]) == ("4", "no")
     assert rows["reward"]["now"] == "4 values"
     serve(made, 4, 1)
     with Follower(made, rule()) as follower:
         follower.steps()
-    listed = runner.invoke(cli, ["retrain", "list", "--output", "jsonl"], catch_exceptions=False)
-    [row] = map(json.loads, listed.output.splitlines())
+    [row] = rows_of(invoke(made, "retrain", "list"))
     assert (row["signal"], row["action"], row["status"]) == ("promotable", "train", "queued")

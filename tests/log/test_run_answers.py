@@ -10,15 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
-from click.testing import CliRunner
 from openai import OpenAI
 
 from schemas.events import Response, TrajectoryEvent, derive_id
-from streams.cli.root import cli
-from streams.settings.load import to_env
 from streams.settings.model import Settings
 from streams.tools.agent_manager import AgentManager
 from tests.support.agent_server import check_audit, serving, settings_of
+from tests.support.commands import invoke
 from tests.support.documented import as_documented
 from tests.support.processes import read
 
@@ -79,10 +77,8 @@ def ran(settings: Settings, file: Path, agent: str, *options: str, quiet: bool =
     tasks.write_text(json.dumps({"task_id": agent, "prompt": "what is 4 + 7?", "answer": "11", "group_size": 2}))
     line = f"{sys.executable} {file}" + (" quiet" if quiet else "")
     folder = str(file.parent / "runs")
-    done = CliRunner().invoke(
-        cli,
-        ["agents", "run", agent, "--tasks", str(tasks), "--command", line, "--folder", folder, *options],
-        env=to_env(settings),
+    done = invoke(
+        settings, "agents", "run", agent, "--tasks", str(tasks), "--command", line, "--folder", folder, *options
     )
     assert done.exit_code == 0 and '"completed": 2' in done.stdout, done.output
     return [event for _, event in read(settings, Response) if event.agent_id == agent]
@@ -101,10 +97,10 @@ def test_a_command_that_prints_nothing_has_an_answer_in_doubt_or_the_one_that_is
     for made in ran(settings, client_file, "quiet", quiet=True):
         assert made.error is not None and made.error.startswith("doubtful_answer: turn 1 answers '11', and turn 2")
         assert "'Nothing to save.'" in made.error and made.error in caplog.text
-    shown = CliRunner().invoke(cli, ["agents", "list", "quiet", "--output", "jsonl"], env=to_env(settings))
+    shown = invoke(settings, "agents", "list", "quiet", "--output", "jsonl")
     assert all("'Nothing to save.'" in json.loads(line)["doubt"] for line in shown.stdout.splitlines())
     query = "SELECT reason FROM runs WHERE agent_id = 'quiet'"
-    rows = CliRunner().invoke(cli, ["query", query, "--output", "jsonl"], env=to_env(settings)).stdout.splitlines()
+    rows = invoke(settings, "query", query, "--output", "jsonl").stdout.splitlines()
     assert len(rows) == 2 and all("doubtful_answer" in row for row in rows)
     for rule, text in (("first_agent", "11"), ("last_call", "Nothing to save.")):
         made_by_rule = ran(settings, client_file, rule, "--answer", rule, quiet=True)

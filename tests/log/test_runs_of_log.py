@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from schemas.events import CurationEvent, Event, derive_id
+from schemas.events import CurationEvent, derive_id
 from streams.improve.curation.verdicts import VerdictFold
 from streams.improve.runs.run_archive import RunArchiveService
 from streams.improve.runs.run_row import RunRow, RunRules, run_row
 from streams.kafka import admin
-from streams.kafka.producer import Producer
 from streams.settings.model import Archive, Jobs, Settings
 from streams.tools.archive import history, sync
 from streams.tools.query import formats
@@ -22,17 +21,12 @@ from streams.tools.query.session import NO_LIMITS, Session
 from streams.tools.query.source import Scope
 from streamward import RunTracker
 from tests.support.log.shared_node import own_topics
+from tests.support.processes import write
 from tests.unit.test_runs_view import EVERYTHING, chat, check_equal, direct_answers, verdict, walk
 
 pytestmark = pytest.mark.kafka
 DIRECT = {*(derive_id("t1", slot) for slot in range(3)), derive_id("t2", 0), derive_id("t3", 0)}
 """The answers without an agent."""
-
-
-def write(settings: Settings, events: list[Event]) -> None:
-    with Producer(settings) as producer:
-        for event in events:
-            producer.send(event)
 
 
 def view_rows(settings: Settings, scope: Scope = NO_LIMITS) -> dict[str, dict[str, Any]]:
@@ -65,9 +59,9 @@ def test_runs_are_the_same_rows_of_log_and_archive_whoever_reads_them(kafka_boot
     )
     events = [*direct_answers(), *chat("red.chat"), *walk(5), verdict("red.chat", "person", "promote", 0)]
     half = len(events) // 2
-    write(settings, events[:half])
+    write(settings, *events[:half])
     sync.sync(settings)
-    write(settings, events[half:])
+    write(settings, *events[half:])
     live, fold = view_rows(settings), fold_rows(settings)
     assert live.keys() == fold.keys() == DIRECT | {"red.chat", derive_id("t4", 0)}
     check_equal(live, fold)

@@ -11,22 +11,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
-from click.testing import CliRunner, Result
 
 from schemas import ids, versions
 from schemas.events import Reward, Task
 from schemas.serde import encode
 from schemas.versions import FIRST_ID
-from streams.cli.root import cli
 from streams.errors import NotFoundError, SettingsError
 from streams.kafka.registry import client as schema_registry, register as schema_register, server as schema_server
 from streams.kafka.registry.client import RegistryUnavailable
 from streams.kafka.retry import StoppedWaiting
 from streams.observability.metrics import Meter
-from streams.settings.load import to_env
 from streams.settings.model import Kafka, Schemas, Settings, Topics
 from streams.tools.replay.experiments import settings_of
 from tests.chaos.proxy import free_ports
+from tests.support.commands import invoke, rows_of
 from tests.support.factories import one_of_each
 from tests.support.log.confluent_events import registry_client
 
@@ -46,10 +44,6 @@ def ours() -> Iterator[Settings]:
         yield Settings(schemas=Schemas(registry_url=url))
 
 
-def run(settings: Settings, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, arguments, env=to_env(settings))
-
-
 def test_our_own_registry_gives_our_own_ids(ours: Settings) -> None:
     before = [encode(event) for event in one_of_each()]
     ids.use(schema_registry.connect(ours))
@@ -66,9 +60,9 @@ def test_an_experiments_records_have_the_ids_of_its_sources_subjects(
 
 def test_registering_what_is_there_changes_nothing(ours: Settings) -> None:
     for arguments in (["--dry-run"], []):
-        result = run(ours, "schemas", "register", *arguments, "--output", "jsonl")
+        result = invoke(ours, "schemas", "register", *arguments, "--output", "jsonl")
         assert (result.exit_code, result.stderr) == (0, "")
-        rows = [json.loads(line) for line in result.stdout.splitlines()]
+        rows = rows_of(result)
         assert [(row["id"], row["result"]) for row in rows] == [(id_, "there") for id_ in versions.files().schemas]
         assert rows[0]["subject"] == "streamward.tasks-value"
 
@@ -81,18 +75,18 @@ def test_other_topics_have_other_subjects_which_are_not_there(ours: Settings) ->
 
 def test_a_registry_that_registers_nothing_is_a_refusal(ours: Settings) -> None:
     lab = ours.model_copy(update={"topics": Topics(prefix="lab.")})
-    dry = run(lab, "schemas", "register", "--dry-run", "--output", "jsonl")
+    dry = invoke(lab, "schemas", "register", "--dry-run", "--output", "jsonl")
     assert dry.exit_code == 0
     assert {json.loads(line)["result"] for line in dry.stdout.splitlines()} == {"missing"}
-    result = run(lab, "schemas", "register")
+    result = invoke(lab, "schemas", "register")
     assert result.exit_code == 4 and "this registry is read only" in result.stderr
 
 
 def test_a_registry_that_is_away_is_unreachable_and_none_at_all_a_setting() -> None:
-    result = run(NOBODY, "schemas", "register")
+    result = invoke(NOBODY, "schemas", "register")
     assert result.exit_code == 5
     assert "the Schema Registry at http://127.0.0.1:1 does not answer" in result.stderr
-    result = run(Settings(), "schemas", "register")
+    result = invoke(Settings(), "schemas", "register")
     assert result.exit_code == 2 and "schemas.registry_url is not set" in result.stderr
 
 
@@ -135,14 +129,14 @@ def silent(said: bytes) -> Iterator[str]:
 
 
 def test_a_command_that_needs_no_ids_asks_nobody() -> None:
-    assert run(NOBODY, "config", "show", "schemas.registry_url").exit_code == 0
+    assert invoke(NOBODY, "config", "show", "schemas.registry_url").exit_code == 0
     with pytest.raises(RegistryUnavailable):
         encode(one_of_each()[0])
 
 
 def test_doctor_says_what_becomes_of_the_registry(ours: Settings) -> None:
     def findings(settings: Settings) -> list[str]:
-        rows = [json.loads(line) for line in run(settings, "doctor", "--output", "jsonl").stdout.splitlines()]
+        rows = [json.loads(line) for line in invoke(settings, "doctor", "--output", "jsonl").stdout.splitlines()]
         return [f"{row['state']}: {row['what']}" for row in rows if row["check"] == "schemas"]
 
     kafka = NOBODY.kafka.model_copy(update={"request_timeout_s": 0.5})

@@ -8,23 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from schemas.events import Task, TriggerEvent, derive_id
-from streams.cli.root import cli
 from streams.improve.selfplay.catalogue import Catalogue, catalogue_of
 from streams.improve.selfplay.curriculum import CELL
 from streams.improve.selfplay.selfplay_runner import GRACE_MS
 from streams.improve.triggers.retrain_reducer import tick_event
 from streams.improve.triggers.tick_schedule import TickSchedule
 from streams.improve.triggers.trigger_log import TriggerLog
-from streams.kafka.producer import Producer
-from streams.settings.load import to_env
 from streams.settings.model import Settings
 from streams.tools.audit.reading import Audit
 from streamward import SelfPlayRunner
+from tests.support.commands import invoke, rows_of
 from tests.support.factories import T0, group, member, trigger_event
-from tests.support.processes import read
+from tests.support.processes import read, write
 
 pytestmark = pytest.mark.kafka
 HOUR_MS = 3_600_000
@@ -96,9 +93,7 @@ def test_a_curriculum_asks_by_the_success_that_the_log_has_and_its_event_says_wh
             )
             for task in first
         ]
-        with Producer(made) as producer:
-            for answer in answers:
-                producer.send(answer)
+        write(made, *answers)
         SelfPlayRunner(made, of, log).step(HOURLY, T0 + HOUR_MS)
         crossing = log.state(of.rule).crossing
     assert crossing is not None
@@ -113,20 +108,13 @@ def test_a_curriculum_asks_by_the_success_that_the_log_has_and_its_event_says_wh
 def test_the_commands_ask_once_show_figures_and_the_audit_counts_the_run(made: Settings, tmp_path: Path) -> None:
     file = tmp_path / "catalogue.yaml"
     file.write_text(json.dumps({"name": "arithmetic", "scenarios": [{"name": "s", "questions": QUESTIONS}]}), "utf-8")
-    runner = CliRunner(env=to_env(made))
-    ran = runner.invoke(cli, ["selfplay", "run", str(file), "--output", "jsonl"], catch_exceptions=False)
-    assert json.loads(ran.stdout)["questions"] == len(QUESTIONS)
-    with Producer(made) as producer:
-        for _, task in read(made, Task):
-            right = member(0, reward=1.0, components={"exact": 1.0}, response_id=task.task_id)
-            producer.send(
-                group(
-                    task_id=task.task_id, purpose="serve", scenario="s", group_size=1, reward_mean=1.0,
-                    metadata=dict(task.metadata), responses=(right,),
-                )
-            )  # fmt: skip
-    shown = runner.invoke(cli, ["selfplay", "show", "arithmetic", "--output", "jsonl"], catch_exceptions=False)
-    row = json.loads(shown.stdout)
+    (ran,) = rows_of(invoke(made, "selfplay", "run", str(file)))
+    assert ran["questions"] == len(QUESTIONS)
+    about: dict[str, Any] = {"purpose": "serve", "scenario": "s", "group_size": 1, "reward_mean": 1.0}
+    for _, task in read(made, Task):
+        right = member(0, reward=1.0, components={"exact": 1.0}, response_id=task.task_id)
+        write(made, group(task_id=task.task_id, metadata=dict(task.metadata), responses=(right,), **about))
+    (row,) = rows_of(invoke(made, "selfplay", "show", "arithmetic"))
     assert (row["category"], row["answers"], row["success"]) == ("default", len(QUESTIONS), 1.0)
     report = Audit(made).look()
     assert report.counts["crossings without a job"] == 1

@@ -15,7 +15,6 @@ from typing import Any
 
 import httpx
 import pytest
-from click.testing import CliRunner
 from openai import (
     APIConnectionError,
     APIError,
@@ -30,17 +29,16 @@ from openai import (
 from schemas.events import Message, Reward, Sampling, TrajectoryEvent, Turn
 from schemas.tokens import TokenIds
 from streams.access.access_log import AccessLog
-from streams.cli.root import cli
 from streams.engines.build import build_tokens
 from streams.engines.token_stream import Generation, TokenStream
 from streams.kafka import admin
 from streams.observability.metrics import OFF
-from streams.settings.load import to_env
 from streams.settings.model import Metrics, Policy, Serve, Settings
 from streams.stages.agents.recording.calls import Delta, Done, ModelCall
 from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.service import open_recorder
 from streams.stages.agents.trajectories.fold import of_each
+from tests.support.commands import invoke
 from tests.support.log.secured_node import free_ports
 from tests.support.log.shared_node import own_prefix, own_topics
 from tests.support.processes import read, said, until
@@ -289,7 +287,7 @@ def test_feedback_on_an_answer_becomes_one_reward_however_often_it_is_sent(serve
 
 def test_who_chats_can_say_what_the_answer_was_worth(server: Server) -> None:
     said = "/good\nhello\n/bad\nhello again\n/good well put\n"
-    result = CliRunner().invoke(cli, ["chat"], input=said, env=to_env(server.settings))
+    result = invoke(server.settings, "chat", input=said)
     assert (result.exit_code, result.stdout) == (0, "hello\nhello again\n")
     assert "no answer to rate yet" in result.stderr
     answers = {turn.turn_id: turn.reply.content for turn in server.turns("chat")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import date, datetime
 from itertools import chain
@@ -17,14 +16,12 @@ from deltalake import DeltaTable
 from schemas.events import Reward
 from streams.settings.model import Settings
 from streams.tools.archive.compact import compact
-from tests.skips import needs
 from tests.support.archive_filters import Filter, archive, by_sql, columns_of, files_of, filters_on, label_of
 from tests.support.factories import one_of_each
 from tests.support.spark import environment
 from tests.support.spark.environment import Filters
 
 pytestmark = pytest.mark.spark
-SPARK_PROMISED = "TEST_SPARK"
 OPERATORS = ("=", "<>", "<", ">=", "IS NULL", "IS NOT NULL")
 
 
@@ -61,13 +58,12 @@ def expected(columns: pa.Table, filters: list[Filter]) -> list[list[int]]:
 @pytest.fixture
 def ask(tmp_path: Path) -> Callable[[list[Filters]], list[list[list[int]]]]:
     """Return the offsets that Spark finds by each condition of each question."""
+    with environment.promised():  # before anything is archived for it
+        environment.variables(tmp_path)
 
     def offsets(questions: list[Filters]) -> list[list[list[int]]]:
-        try:
+        with environment.promised():
             answers = environment.answers(questions, tmp_path)
-        except environment.NoSpark as exc:
-            assert os.environ.get(SPARK_PROMISED) != "1", f"Spark was promised, but there is no {exc}"
-            pytest.skip(needs(str(exc), "make setup-spark && make test-spark"))
         return [[sorted(offset for (offset,) in rows) for rows in answer] for answer in answers]
 
     return offsets

@@ -23,6 +23,7 @@ from streams.settings.model import Batches, Serve, Settings
 from streams.stages.scoring.breaker import GROUP_WAITS, PAUSED, PAUSED_REASON
 from streams.tools.status import look
 from streams.tools.unreachable_tasks import unreached
+from tests.support.commands import invoke
 from tests.support.factories import batch, group, member, one_of_each, promoted, response, task, trained
 from tests.support.log.members import member_of
 from tests.support.processes import read, write
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.kafka
 
 
 def run(settings: Settings, *args: str) -> Result:
-    return CliRunner().invoke(cli, ["status", *args], env=to_env(settings))
+    return invoke(settings, "status", *args)
 
 
 def shown(settings: Settings) -> dict[str, Any]:
@@ -94,13 +95,13 @@ def test_who_submits_more_than_is_answered_without_a_trainer_is_told_so_and_so_i
     settings = made.model_copy(update={"batches": Batches(groups=1, max_policy_lag=1)})
     for count, says in ((2, ""), (3, "Up to 3 tasks of policy default wait, and no trainer lives: 2 train tasks are")):
         args = ["tasks", "generate", "sums", "--count", str(count), "--submit"]
-        result = CliRunner().invoke(cli, args, env=to_env(settings))
+        result = invoke(settings, *args)
         assert result.exit_code == 0
         assert (says in result.stderr) and ("wait" in result.stderr) == bool(says)
     assert "start `streamward train`" in result.stderr
 
     def doctor() -> str:
-        return CliRunner().invoke(cli, ["doctor", "--output", "table"], env=to_env(settings)).stdout
+        return invoke(settings, "doctor", "--output", "table").stdout
 
     assert "no batches wait for a trainer of policy default, and none lives" in doctor()
     write(settings, batch(sequence=0))
@@ -119,7 +120,7 @@ def test_tasks_of_an_agent_that_nobody_runs_are_shown_and_doctor_says_what_is_mi
     )
     assert "agents default guide" in run(settings, "--output", "table").stdout
     asked = ["doctor", "--output", "table"]
-    said = CliRunner().invoke(cli, asked, env=to_env(settings)).stdout
+    said = invoke(settings, *asked).stdout
     assert "3 tasks of policy default wait for agent guide: no process serves them" in said
     assert f"http://127.0.0.1:{port}, which answers the calls of agents, does not: " in said
 
@@ -194,7 +195,7 @@ def test_groups_that_do_not_differ_are_explained_with_answers_and_what_was_expec
     )
     assert "'tall 0' (expected 'blue')" in said
     assert f"default: {said}" in run(settings, "--output", "table").stdout
-    findings = CliRunner().invoke(cli, ["doctor", "--output", "jsonl"], env=to_env(settings)).stdout.splitlines()
+    findings = invoke(settings, "doctor", "--output", "jsonl").stdout.splitlines()
     (finding,) = [row for row in map(json.loads, findings) if row["check"] == "learning"]
     assert f"{finding['what']}. {finding['do']}" == f"policy default: {said}"
 
@@ -214,7 +215,7 @@ def test_a_scorer_that_fails_is_named_with_its_last_error_until_its_answers_are_
     trainer = processes(made)["trainer default"]
     assert trainer["is_held_up"] and processes(made)["scoring"]["is_held_up"]
     assert "waits for batch 0: 0 of 16 groups; group of task t1 lacks a score since 20" in trainer["waits_for"]
-    findings = CliRunner().invoke(cli, ["doctor", "--output", "jsonl"], env=to_env(made)).stdout
+    findings = invoke(made, "doctor", "--output", "jsonl").stdout
     assert "policy default: group of task t1 lacks a score since 20" in findings and "tasks resubmit" in findings
     assert "Repair own:own, then `streamward rescore --failed`" in findings
     assert look(made, now_ms=now_ms() + 3_601_000).failing == []

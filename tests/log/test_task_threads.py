@@ -14,7 +14,7 @@ from streams.kafka import admin
 from streams.kafka.producer import Producer
 from tests.support.agent_server import settings_of
 from tests.support.factories import response, task
-from tests.support.processes import read, until
+from tests.support.processes import read, until, write
 from tests.support.thread_server import SCRIPT, Client, Served, ServeProcess, served_with_keys
 
 pytestmark = pytest.mark.kafka
@@ -42,8 +42,7 @@ def submit(client: Client, thread: str, text: str, **fields: Any) -> str:
 
 
 def answer(served: Served, task_id: str, text: str, **fields: Any) -> None:
-    with Producer(served.settings) as producer:
-        producer.send(response(task_id=task_id, text=text, sampling_id=str(uuid.uuid4()), **fields))
+    write(served.settings, response(task_id=task_id, text=text, sampling_id=str(uuid.uuid4()), **fields))
 
 
 def listed(client: Client, **body: Any) -> list[Any]:

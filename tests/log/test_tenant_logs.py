@@ -8,14 +8,13 @@ Not covered: that a tenant's processes need no more than this; its rights are th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import confluent_kafka as ck
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from confluent_kafka import admin
 from pydantic import SecretStr
 
@@ -23,13 +22,12 @@ from schemas.events import Task
 from streams.access import tenant_grants
 from streams.access.access_log import AccessLog
 from streams.access.tenants.tenant_rights import rights_of
-from streams.cli.root import cli
 from streams.errors import NotFoundError, RefusedError
 from streams.kafka import acls, admin as kafka_admin
 from streams.kafka.acls import AclRight
-from streams.settings.load import to_env
 from streams.settings.model import Kafka, Settings, Topics
 from streams.stages.tasks.submit import submit
+from tests.support.commands import invoke, rows_of
 from tests.support.factories import task
 from tests.support.log.secured_node import Right, running_node
 from tests.support.processes import read
@@ -75,12 +73,11 @@ class Tenanted(NamedTuple):
     of: dict[str, Settings]
 
     def run(self, who: str, *args: str) -> Result:
-        return CliRunner().invoke(cli, args, env=to_env(self.of[who]))
+        return invoke(self.of[who], *args)
 
     def rows(self, *args: str) -> list[dict[str, Any]]:
         found = self.run("operator", "access", "tenants", *args, "--output", "jsonl")
-        assert found.exit_code == 0, found.output
-        return [json.loads(line) for line in found.stdout.splitlines()]
+        return rows_of(found)
 
     def listed(self, tenant: str) -> dict[str, Any]:
         return next(row for row in self.rows("list") if row["tenant"] == tenant)
@@ -367,7 +364,7 @@ def test_what_cannot_be_is_said(tenanted: Tenanted, who: str, args: tuple[str, .
 
 
 def test_a_kafka_without_an_authorizer_says_so_and_what_to_do(made: Settings) -> None:
-    found = CliRunner().invoke(cli, ["access", "tenants", "create", "red", "--principal", "User:red"], env=to_env(made))
+    found = invoke(made, "access", "tenants", "create", "red", "--principal", "User:red")
     assert found.exit_code == 2 and "has no authorizer" in found.output, found.output
     assert "authorizer.class.name" in found.output
     with AccessLog(made) as log:

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import httpx
 import jwt
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from pydantic import SecretStr
 from streamward_client import ApiError, AsyncClient
@@ -30,14 +29,13 @@ from gateway.routes import TABLE
 from schemas.events import JobEvent, RequestEvent, Reward, Turn
 from streams.access import logins, tokens
 from streams.access.access_log import AccessLog
-from streams.cli.root import cli
 from streams.kafka import admin
-from streams.settings.load import to_env
 from streams.settings.model import Batches, Login, Settings
 from streams.stages.agents.runs.agent_process import AgentProcess, run_process
 from streams.stages.agents.runs.agent_runner import AgentPlan, RunWork, run
 from streams.stages.tasks.submit import submit
 from tests.support.agent_server import serving, settings_of
+from tests.support.commands import invoke
 from tests.support.documented import document
 from tests.support.factories import task
 from tests.support.processes import read, until
@@ -388,7 +386,7 @@ def test_what_was_asked_is_in_the_log_without_a_body_or_a_key(tenants: Tenants) 
         assert hidden.encode() not in raw
 
     def printed(*args: str) -> list[dict[str, Any]]:
-        found = CliRunner().invoke(cli, ["access", "audit", "--output", "jsonl", *args], env=to_env(tenants.settings))
+        found = invoke(tenants.settings, "access", "audit", "--output", "jsonl", *args)
         assert found.exit_code == 0, found.output
         return [json.loads(line)["event"] for line in found.stdout.splitlines()]
 
@@ -396,7 +394,7 @@ def test_what_was_asked_is_in_the_log_without_a_body_or_a_key(tenants: Tenants) 
     assert {one["allowed"] for one in printed("--denied")} <= {False}
     assert {one["subject_id"] for one in printed("--key", key_id)} == {key_id}
     sql = "SELECT tenant, requests > 0, completion_tokens > 0 FROM key_use WHERE tenant = 'blue' AND name IS NULL"
-    used = CliRunner().invoke(cli, ["query", "--output", "csv", sql], env=to_env(tenants.settings))
+    used = invoke(tenants.settings, "query", "--output", "csv", sql)
     assert used.stdout.splitlines()[1:] == ["blue,true,true"], used.output
 
 

@@ -26,11 +26,10 @@ from streams.adapters import stored_tensors
 from streams.calls.call_rules import line_refusal
 from streams.jobs.job_log import JobLog
 from streams.kafka import times
-from streams.kafka.producer import Producer
 from streams.settings.model import Adapters, Jobs, Settings
 from tests.support.factories import T0
 from tests.support.log.shared_node import own_topics
-from tests.support.processes import read
+from tests.support.processes import read, write
 
 pytestmark = pytest.mark.kafka
 BASE = "smollm2-135m-instruct"
@@ -93,8 +92,7 @@ class Loop:
             call_id=call_id, model=call.model, kind=call.kind, session_id=call.session_id, seq_id=call.seq_id,
             tenant=call.tenant, source_partition=0, source_offset=0, **{"created_at": T0} | fields,
         )  # fmt: skip
-        with Producer(self.settings) as producer:
-            producer.send(result)
+        write(self.settings, result)
         while not self._calls.log.has_result(call_id):
             pass
 

@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 import confluent_kafka as ck
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from confluent_kafka import admin as config
 from confluent_kafka.admin import AdminClient
 
 from schemas.events import Coordinates
-from streams.cli.root import cli
 from streams.errors import LogError
 from streams.kafka import admin, times
 from streams.kafka.offsets import positions
@@ -28,13 +27,13 @@ from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import NEWEST, topics
 from streams.kafka.tracked import TrackedConsumer
 from streams.kafka.transactions import unread_offsets
-from streams.settings.load import to_env
 from streams.settings.model import Settings
 from streams.tools import doctor
 from streams.tools.archive.history import ArchiveHistory
+from tests.support.commands import invoke
 from tests.support.factories import reward
 from tests.support.log.transactions import Transactions
-from tests.support.processes import until
+from tests.support.processes import until, write
 
 pytestmark = pytest.mark.kafka
 
@@ -49,10 +48,7 @@ class Partition(NamedTuple):
 
     def write(self, settings: Settings, count: int) -> list[int]:
         """Write rewards, and return their offsets."""
-        coordinates: list[Coordinates] = []
-        with Producer(settings) as producer:
-            for number in range(count):
-                producer.send(reward(task_id="t1", value=float(number)), on_ack=coordinates.append)
+        coordinates = write(settings, *(reward(task_id="t1", value=float(number)) for number in range(count)))
         assert {at[:2] for at in coordinates} == {self.tp}
         return [at.offset for at in coordinates]
 
@@ -191,7 +187,7 @@ def test_archive_sync_says_that_a_topic_has_holes_and_restore_makes_them_again(
     partition.foreign.abort(RECORD, RECORD)
 
     def archive(*arguments: str) -> Result:
-        return CliRunner().invoke(cli, ["archive", *arguments], env=to_env(made))
+        return invoke(made, "archive", *arguments)
 
     result = archive("sync", "rewards")
     assert result.exit_code == 0 and "4 records archived" in result.stderr, result.output
@@ -270,19 +266,12 @@ def test_status_names_the_partition_and_the_producer_of_an_open_transaction(
     made: Settings, partition: Partition
 ) -> None:
     partition.foreign.begin(RECORD)
-    shown = CliRunner().invoke(cli, ["status"], env=to_env(made))
-    (row,) = json.loads(CliRunner().invoke(cli, ["status", "--output", "json"], env=to_env(made)).stdout)[
-        "open_transactions"
-    ]
+    shown = invoke(made, "status")
+    (row,) = json.loads(invoke(made, "status", "--output", "json").stdout)["open_transactions"]
     partition.foreign.end(commit=True)
     assert (row["topic"], row["partition"], row["offset"]) == (*partition.tp, 1)
     assert row["what"] in shown.stdout and f"producer {row['producer_id']} (epoch " in row["what"]
-    assert (
-        json.loads(CliRunner().invoke(cli, ["status", "--output", "json"], env=to_env(made)).stdout)[
-            "open_transactions"
-        ]
-        == []
-    )
+    assert json.loads(invoke(made, "status", "--output", "json").stdout)["open_transactions"] == []
 
 
 COMMANDS = (
@@ -300,7 +289,7 @@ def test_a_command_says_what_it_did_not_read_behind_an_open_transaction(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     partition.foreign.begin(RECORD)
-    shown = CliRunner().invoke(cli, arguments, env=to_env(made))
+    shown = invoke(made, *arguments)
     partition.foreign.end(commit=True)
     topic, number = partition.tp
     assert shown.stderr.count(f"{topic}[{number}]@1: a transaction is open from here on") == 1, shown.stderr
@@ -311,7 +300,7 @@ def test_a_file_that_is_submitted_again_says_first_what_it_cannot_know(made: Set
     foreign = Transactions(made.kafka.bootstrap, at)
     foreign.begin(RECORD)
     (tmp_path / "tasks.jsonl").write_text('{"prompt": "2 + 2 =", "answer": 4, "purpose": "eval"}\n')
-    shown = CliRunner().invoke(cli, ["tasks", "submit", str(tmp_path / "tasks.jsonl")], env=to_env(made))
+    shown = invoke(made, "tasks", "submit", str(tmp_path / "tasks.jsonl"))
     foreign.end(commit=False)
     foreign.close()
     assert f"{at[0]}[0]@0: a transaction is open from here on" in shown.stderr

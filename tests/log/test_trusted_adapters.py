@@ -6,13 +6,11 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from schemas.events import AdapterEvent, DeadLetter, Message, Response, RewardSource, Task
-from streams.adapters import store
+from schemas.events import AdapterEvent, DeadLetter, Response, Task
 from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.errors import SettingsError
 from streams.kafka import admin
@@ -22,6 +20,8 @@ from streams.tools.audit import audit_metrics
 from streams.tools.audit.reading import Audit
 from tests import skips
 from tests.support import factories
+from tests.support.beside import running_beside
+from tests.support.log.policy_agents import stored, sum_task
 from tests.support.processes import read, until, write
 
 pytestmark = pytest.mark.kafka
@@ -46,22 +46,8 @@ class Based(ScriptedEngine):
 @contextmanager
 def agent(settings: Settings) -> Iterator[None]:
     """Run an agent beside the test."""
-    stop, engine = threading.Event(), Based(json.dumps({}))
-    thread = threading.Thread(target=policy.run, args=(settings,), kwargs={"stop": stop, "engine": engine})
-    thread.start()
-    try:
+    with running_beside(lambda stop: policy.run(settings, stop=stop, engine=Based(json.dumps({})))):
         yield
-    finally:
-        stop.set()
-        thread.join(60)
-
-
-def trained(settings: Settings, version: int, folder: Path, signing_key: Path | None = None) -> AdapterEvent:
-    local = folder / f"made-{version}"
-    local.mkdir()
-    (local / "adapter_model.safetensors").write_bytes(b"weights %d" % version)
-    uri, files = store.publish(local, settings.adapters.store, "p", version, signing_key)
-    return factories.trained(version, policy="p", created_at=version, uri=uri, files=files, base_digest="b" * 64)
 
 
 def promoted(version: int) -> AdapterEvent:
@@ -69,10 +55,7 @@ def promoted(version: int) -> AdapterEvent:
 
 
 def task(name: str) -> Task:
-    return Task(
-        task_id=name, created_at=1, policy="p", purpose="eval", group_size=1, verifier='{"answer": "2"}',
-        reward_sources=(RewardSource(name="exact"),), messages=(Message(role="user", content="1 + 1 ="),),
-    )  # fmt: skip
+    return sum_task(name, group_size=1)
 
 
 def served(settings: Settings) -> dict[str, int]:
@@ -97,10 +80,10 @@ def test_an_agent_with_a_key_serves_what_is_signed_and_refuses_the_rest(made: Se
     private.write_bytes(key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()))
     public.write_bytes(key.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo))
     made = made.model_copy(update={"adapters": made.adapters.model_copy(update={"verify_key": public})})
-    write(made, trained(made, 1, tmp_path, private), promoted(1), task("signed"))
+    write(made, stored(made, 1, tmp_path, key=private, base_digest=Based.base_digest), promoted(1), task("signed"))
     with agent(made):
         until(lambda: served(made) == {"signed": 1}, "the signed version")
-        write(made, trained(made, 2, tmp_path), promoted(2))
+        write(made, stored(made, 2, tmp_path, base_digest=Based.base_digest), promoted(2))
         write(made, task("unsigned"))
         until(lambda: len(served(made)) == 2, "an answer by the version that goes on")
     assert served(made)["unsigned"] == 1
@@ -109,7 +92,7 @@ def test_an_agent_with_a_key_serves_what_is_signed_and_refuses_the_rest(made: Se
 
 
 def test_an_agent_refuses_an_adapter_of_another_base_model(made: Settings, tmp_path: Path) -> None:
-    write(made, replace(trained(made, 1, tmp_path), base_digest="c" * 64), promoted(1), task("asked"))
+    write(made, stored(made, 1, tmp_path, base_digest="c" * 64), promoted(1), task("asked"))
     with agent(made):
         until(lambda: served(made) == {"asked": 0}, "an answer of the base model")
     assert letters(made) == [("policy", "wrong_base")]

@@ -14,20 +14,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from openai import OpenAI
 
 from schemas.events import AdvantagedGroup, AgentEvent, Batch, Message, Response, Reward, Task, TrajectoryEvent
-from streams.cli.root import cli
 from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import EventError, SettingsError
-from streams.settings.load import to_env
 from streams.settings.model import Batches, Settings
 from streams.stages.scoring import scoring_agent as scoring
 from streams.stages.tasks.generators import TaskSpec, generate
 from streams.stages.tasks.submit import submit
 from streamward import AgentManager, ConversationTracker
 from tests.support.agent_server import serving, settings_of, turns
+from tests.support.commands import invoke
 from tests.support.models.chat import KEEPS, chat_tokenizer
 from tests.support.processes import command, environment, read, running, said, spawn, until
 from trainer.step.token_chains import chains
@@ -100,7 +98,7 @@ def agent(tmp_path: Path) -> list[str]:
 
 
 def run(settings: Settings, *arguments: str) -> str:
-    result = CliRunner().invoke(cli, arguments, env=to_env(settings))
+    result = invoke(settings, *arguments)
     assert result.exit_code == 0, result.output
     return result.stdout
 

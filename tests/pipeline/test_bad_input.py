@@ -55,6 +55,7 @@ from tests.support.processes import (
     running,
     spawn_and_wait,
     until,
+    write,
 )
 
 pytestmark = pytest.mark.kafka
@@ -185,16 +186,17 @@ def poisoned(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
     )
     cluster.apply_topics(settings)
     at = poison(settings)
-    with Producer(settings) as producer:
-        for event in (
+    write(
+        settings,
+        *(
             damaged_adapter(folder),
             UNKNOWN_SCORER,
             EMPTY,
             DAMAGED,
             *outside_answers(),
             STRAY,
-        ):
-            producer.send(event)
+        ),
+    )
     (folder / "tasks.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in LINES))
     submitted = spawn_and_wait(
         command("tasks", "submit", "--skip-bad", str(folder / "tasks.jsonl")),

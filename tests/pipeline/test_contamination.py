@@ -26,6 +26,7 @@ from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from tests.pipeline.test_tuning import DPO, SFT, lines, made
 from tests.support import factories
+from tests.support.commands import invoke
 from tests.support.models.chat_tiny import base
 from tests.support.models.tiny_log import groups_of, trained, write
 from tests.support.models.tiny_settings import settings
@@ -81,7 +82,7 @@ def train(settings: Settings, steps: int, allowed_by: str | None = None) -> list
 
 
 def shown(settings: Settings, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, ("adapters", "show", *arguments), env=environment(settings))
+    return invoke(settings, "adapters", "show", *arguments)
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ def check_export(settings: Settings, base: Base, *arguments: str, nothing: Calla
     write(settings, base, range(2))
 
     def exported(*more: str) -> Result:
-        return CliRunner().invoke(cli, (*arguments, "--batch", "0-1", *more), env=environment(settings))
+        return invoke(settings, *arguments, "--batch", "0-1", *more)
 
     refused = exported()
     assert refused.exit_code == 4 and "batch 1 of default: contaminated: 1 of 2 rows" in refused.stderr
@@ -154,7 +155,7 @@ def test_a_task_of_a_job_that_may_be_trained_on_is(settings: Settings, base: Bas
 
 def contradictions(settings: Settings) -> list[str]:
     """Return what the audit says of the versions of the log."""
-    plain = json.loads(CliRunner().invoke(cli, ("audit",), env=environment(settings)).stdout)
+    plain = json.loads(invoke(settings, "audit").stdout)
     return [finding["what"] for finding in plain["contradictory"] if ".adapters[" in finding["at"]]
 
 

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from streams.cli.root import cli
 from streams.kafka import admin
-from streams.settings.load import to_env
 from streams.settings.model import Settings
+from tests.support.commands import invoke
 from tests.support.log.foreign_program import ForeignProgram, reward, task
 from tests.support.processes import running, until
 
@@ -63,7 +61,7 @@ def counts(settings: Settings) -> dict[str, int]:
 
 
 def said(settings: Settings, name: str) -> dict[str, Any]:
-    result = CliRunner().invoke(cli, [name, "--output", "json"], env=to_env(settings))
+    result = invoke(settings, name, "--output", "json")
     assert result.exit_code == 0, result.output
     answer: dict[str, Any] = json.loads(result.stdout)
     return answer

@@ -18,19 +18,18 @@ from typing import NamedTuple
 
 import confluent_kafka as ck
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Coordinates, DeadLetter
 from schemas.serde import encode
-from streams.cli.root import cli
 from streams.kafka import admin as cluster, times
 from streams.kafka.client import client_config
 from streams.kafka.headers import LEFT_OUT
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
-from streams.settings.load import to_env
 from streams.settings.model import Settings
 from streams.tools.replay import driver
+from tests.support.commands import invoke
 from tests.support.factories import response, reward, task, trained
 from tests.support.log import raw_header
 from tests.support.log.shared_node import own_prefix
@@ -71,7 +70,7 @@ class Hostile(NamedTuple):
 
     def run(self, *arguments: str) -> Result:
         """Run a command on this log."""
-        return CliRunner().invoke(cli, arguments, env=to_env(self.settings))
+        return invoke(self.settings, *arguments)
 
 
 @pytest.fixture(scope="module")

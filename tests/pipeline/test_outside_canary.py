@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Message, Response, RewardSource
 from streams.adapters.versions import read_state
-from streams.cli.root import cli
 from streams.kafka import admin
-from streams.kafka.producer import Producer
-from streams.settings.load import to_env
 from streams.settings.model import Canary, Outside, Policy, Rollouts, Settings
 from tests.support.agent_server import serving, settings_of
+from tests.support.commands import invoke, rows_of
 from tests.support.factories import task
-from tests.support.processes import read, running, until
+from tests.support.processes import read, running, until, write
 
 pytestmark = pytest.mark.kafka
 
@@ -28,25 +25,16 @@ KNOWS = {"replies": [{"when": "4 + 7", "reply": "11"}]}
 
 
 def command(settings: Settings, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, [*arguments, "--output", "jsonl"], env=to_env(settings))
-
-
-def rows(result: Result) -> list[dict[str, Any]]:
-    assert result.exit_code == 0, result.output
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    return invoke(settings, *arguments, "--output", "jsonl")
 
 
 def ask(settings: Settings, name: str, count: int, **changes: Any) -> None:
     """Submit tasks whose right answer is 11."""
-    with Producer(settings) as producer:
-        for number in range(count):
-            producer.send(
-                task(
+    write(settings, *(task(
                     task_id=f"{name}-{number}", created_at=int(time.time() * 1000), group_size=2,
                     verifier='{"answer": "11"}', reward_sources=(RewardSource(name="exact"),),
                     messages=(Message(role="user", content="4 + 7 ="),), **{"purpose": "serve", **changes},
-                )
-            )  # fmt: skip
+                ) for number in range(count)))  # fmt: skip
 
 
 def test_a_model_of_another_server_is_tried_promoted_and_rolled_back(settings: Settings, tmp_path: Path) -> None:
@@ -64,13 +52,13 @@ def test_a_model_of_another_server_is_tried_promoted_and_rolled_back(settings: S
         refused = command(ours, "adapters", "adopt", "--model", "nobody")
         assert (refused.exit_code, "Nothing was written" in refused.stderr) == (4, True), refused.output
         for again in (False, True):
-            (row,) = rows(command(ours, "adapters", "adopt", "--model", "sums"))
+            (row,) = rows_of(command(ours, "adapters", "adopt", "--model", "sums"))
             assert (row["version"], row["model"], row["again"]) == (1, "sums", again)
         with running(ours, tmp_path, "streams", "scoring", "policy"):
             _canary(ours)
             _what_is_on_record(ours)
             undone = command(ours, "adapters", "rollback", "--expect", "1", "--reason", "back to ours")
-            assert rows(undone)[0]["primary"] == 0
+            assert rows_of(undone)[0]["primary"] == 0
     _what_it_cannot_do(ours, tmp_path)
 
 
@@ -101,14 +89,14 @@ def _what_is_on_record(ours: Settings) -> None:
     assert all(group.is_outside for group in groups)
     first = answers[0]
     cost = (first.prompt_tokens * 1.0 + first.completion_tokens * 4.0) / 1e6
-    (run,) = rows(command(ours, "runs", "show", first.response_id))
+    (run,) = rows_of(command(ours, "runs", "show", first.response_id))
     assert run["cost_usd"] == pytest.approx(cost)
     query = f"SELECT cost_usd FROM runs WHERE answer_id = '{first.response_id}'"  # noqa: S608
-    assert rows(command(ours, "query", query)) == [{"cost_usd": pytest.approx(cost)}]
+    assert rows_of(command(ours, "query", query)) == [{"cost_usd": pytest.approx(cost)}]
 
 
 def _what_it_cannot_do(ours: Settings, folder: Path) -> None:
-    audited = CliRunner().invoke(cli, ["audit"], env=to_env(ours))
+    audited = invoke(ours, "audit")
     assert audited.exit_code == 0, audited.output
     for arguments in (
         ("reproduce", "--version", "1"),

@@ -23,6 +23,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Advantages, Batches, Environments, Model, Policy, Serve, Settings
 from streams.tools.audit.reading import Audit
 from tests.support.agent_server import serving, settings_of
+from tests.support.commands import invoke
 from tests.support.log.shared_node import own_prefix
 from tests.support.models.calling_tiny import KEYS, save_calling_tiny
 from tests.support.processes import read, running, said, until
@@ -106,7 +107,7 @@ def test_two_steps_are_trained_on_calls_that_our_own_server_answered_and_come_ou
         settings = trained_settings(server_settings, server, tmp_path)
         admin.apply_topics(settings)
         (tmp_path / "tasks.jsonl").write_text(lines(server))
-        sent = CliRunner().invoke(cli, ["tasks", "submit", str(tmp_path / "tasks.jsonl")], env=to_env(settings))
+        sent = invoke(settings, "tasks", "submit", str(tmp_path / "tasks.jsonl"))
         assert sent.exit_code == 0, sent.output
         players = ("serve", f"agents run --environments --server {settings.serve.url}")
         with running(settings, tmp_path, "streams", "scoring", "train", *players):
@@ -118,5 +119,5 @@ def test_two_steps_are_trained_on_calls_that_our_own_server_answered_and_come_ou
     assert any(text.startswith("n") for text in answers), said(tmp_path)
     report = Audit(settings, settled=True).look()
     assert report.balanced, report.wrong
-    made = CliRunner().invoke(cli, ["reproduce", "--output", "jsonl"], env=to_env(settings))
+    made = invoke(settings, "reproduce", "--output", "jsonl")
     assert made.exit_code == 0, made.output

@@ -8,24 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from schemas.events import AdapterEvent, AdvantagedGroup, DeadLetter, Response
-from streams.cli.root import cli
 from streams.cli.task_file import TaskFileOptions, read_tasks
-from streams.engines.base_model import load_base
 from streams.errors import NotFoundError, RefusedError
-from streams.settings.load import to_env
-from streams.settings.model import Model, Settings
+from streams.settings.model import Settings
 from streams.stages.tasks import suites
 from streams.tools.archive import history
 from streams.tools.replay import comparison, experiments, held_out, run_replay as replay
 from streams.tools.replay.held_out import HeldOutSuite
 from streams.tools.replay.run_replay import ReplayRequest, ReplayResult
 from streams.tools.replay.selection import Selection
-from tests.support.log.replay_source import NUMBER, shaped, write
-from tests.support.log.shared_node import own_prefix
-from tests.support.models.tiny import save_tiny
+from tests.support.commands import invoke
+from tests.support.log.replay_source import NUMBER, write_tiny
 from tests.support.processes import read
 from trainer.reproduce import retrain
 
@@ -43,22 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def source(kafka_bootstrap: str, folder: Path) -> Settings:
     """The settings of a log whose responses are of the tiny model's tokens."""
-    model = {"base": str(save_tiny(folder / "tiny"))}
-    base = load_base(Model(**model))
-    settings = shaped(
-        Settings.model_validate(
-            {"kafka": {"bootstrap": kafka_bootstrap}, "topics": {"prefix": own_prefix()}, "model": model}
-        )
-    )
-    write(
-        settings,
-        version=SAMPLED_BY,
-        base_digest=base.base_digest,
-        tokenizer_digest=base.tokenizer_digest,
-        prompt_token_ids=(1, 5, 6),
-        completion_token_ids=(7, 2),
-    )
-    return settings
+    return write_tiny(kafka_bootstrap, folder, SAMPLED_BY)
 
 
 def run(source: Settings, folder: Path, name: str, steps: int | None = None) -> ReplayResult:
@@ -130,7 +110,7 @@ def test_its_versions_answer_the_held_out_file_of_up_under_the_name_that_up_give
     (tmp_path / "own.csv").write_text("question,answer\n20 + 1,21\n20 + 2,22\n")
     words = ["replay", "evaluate", "whole", "--held-out", str(tmp_path / "own.csv"), "--map", "prompt=question"]
     words += ["--group-size", "1", "--max-tokens", "4", "--versions", "last", "--output", "jsonl"]
-    result = CliRunner().invoke(cli, words, env=to_env(source))
+    result = invoke(source, *words)
     assert result.exit_code == 0, result.stderr
     row = json.loads(result.stdout)
     reading = TaskFileOptions(names=("prompt=question",), group_size=1, max_tokens=4, purpose="eval")
@@ -140,7 +120,7 @@ def test_its_versions_answer_the_held_out_file_of_up_under_the_name_that_up_give
 
 def test_its_versions_play_held_out_episodes(source: Settings, whole: ReplayResult) -> None:
     asked = ["replay", "evaluate", "whole", "--suite", "distractor", "--options", '{"turns": 2}', "--count", "2"]
-    result = CliRunner().invoke(cli, [*asked, "--versions", "last", "--output", "jsonl"], env=to_env(source))
+    result = invoke(source, *asked, "--versions", "last", "--output", "jsonl")
     assert result.exit_code == 0, result.stderr
     row = json.loads(result.stdout)
     assert (row["version"], row["n"], row["suite"]) == (4, 2, 'distractor/n=2/seed=0/{"turns": 2}')

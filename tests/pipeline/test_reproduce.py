@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from schemas.events import AdvantagedGroup, Coordinates, Sampling
 from streams.adapters.local import fetch_version
 from streams.adapters.versions import manifest_digest, read_state
-from streams.cli.root import cli
 from streams.engines.base_model import Base
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.files import sha256_of
@@ -28,6 +26,7 @@ from streams.kafka.topics import LABELS
 from streams.settings.model import Adapters, Archive, Model, Settings, Topics, Trainer
 from streams.tools.archive import history, sync
 from streams.tools.query import session
+from tests.support.commands import invoke, rows_of
 from tests.support.factories import in_version_1
 from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny_log import batch_of, cut, groups_of, manifests, trained, write
@@ -82,10 +81,6 @@ def verdicts(made: list[ReproducedVersion]) -> list[tuple[int, bool]]:
     return [(one.version, one.equal) for one in made]
 
 
-def command(settings: Settings, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, arguments, env=environment(settings))
-
-
 def rewritten(settings: Settings, finished: Settings, base: Base, **changes: Any) -> None:
     """Write the finished log anew, with `changes` in the first group of batch 1."""
     write(settings, base, range(1))
@@ -119,15 +114,15 @@ def test_a_folder_that_was_moved_is_served_exported_reproduced_tuned_and_cleaned
     assert {path.name: sha256_of(path) for path in served.iterdir()} == {
         file.path: file.sha256 for file in newest.files
     }
-    given = command(moved, "adapters", "export", "2", str(tmp_path / "exported"))
+    given = invoke(moved, "adapters", "export", "2", str(tmp_path / "exported"))
     assert given.exit_code == 0, given.output
     assert verdicts(again(moved, 2, start=1)) == [(2, True)]
     rows = tmp_path / "rows.jsonl"
     question, answer = {"role": "user", "content": "21 22"}, {"role": "assistant", "content": "23"}
     rows.write_text(json.dumps({"messages": [question, answer]}) + "\n")
-    tuned = command(moved, "tune", "sft", str(rows))
+    tuned = invoke(moved, "tune", "sft", str(rows))
     assert tuned.exit_code == 0, tuned.output
-    shown = command(moved, "adapters", "gc", "--keep-best", "0", "--keep-primaries", "0", "--output", "jsonl")
+    shown = invoke(moved, "adapters", "gc", "--keep-best", "0", "--keep-primaries", "0", "--output", "jsonl")
     assert shown.exit_code == 0 and "not in this store" not in shown.output, shown.output
     assert all(json.loads(line)["bytes"] > 0 for line in shown.stdout.splitlines())
 
@@ -399,22 +394,21 @@ def test_a_fresh_process_in_another_folder_prints_one_object_in_a_pipe(finished:
 
 
 def test_the_command_ends_with_1_and_names_the_difference(finished: Settings, log_as_before: None) -> None:
-    result = command(finished, "--set", "trainer.seed=5", "reproduce", "--version", "2")
+    result = invoke(finished, "--set", "trainer.seed=5", "reproduce", "--version", "2")
     assert result.exit_code == 1, result.stderr
     said = json.loads(result.stdout)
     assert (said["version"], said["equal"], said["reproduced"]) == (2, False, None)
     assert {"version": 1, "kind": "recipe", "name": "trainer.seed", "recorded": "0", "reproduced": "5"} in said[
         "differences"
     ]
-    shown = command(finished, "--set", "trainer.seed=5", "reproduce", "--version", "1", "--output", "table")
+    shown = invoke(finished, "--set", "trainer.seed=5", "reproduce", "--version", "1", "--output", "table")
     assert "NOT equal from version 1 on" in shown.stdout
     assert "likely cause: trainer.seed is 5 here, recorded 0" in shown.stdout
 
 
 def test_the_command_has_a_line_for_each_version_if_asked(finished: Settings, log_as_before: None) -> None:
-    result = command(finished, "reproduce", "--output", "jsonl", "--source", "log")
-    assert result.exit_code == 0, result.stderr
-    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    result = invoke(finished, "reproduce", "--output", "jsonl", "--source", "log")
+    lines = rows_of(result)
     assert [(line["version"], line["equal"], line["batches"]) for line in lines] == [
         (1, True, [0, 0]),
         (2, True, [0, 1]),
@@ -424,5 +418,5 @@ def test_the_command_has_a_line_for_each_version_if_asked(finished: Settings, lo
 
 
 def test_the_command_ends_with_3_for_a_version_nobody_knows(finished: Settings, log_as_before: None) -> None:
-    result = command(finished, "reproduce", "--version", "9")
+    result = invoke(finished, "reproduce", "--version", "9")
     assert result.exit_code == 3 and "no adapter version 9" in result.stderr

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from peft import PeftModel
 from safetensors.numpy import save
 
@@ -18,16 +18,14 @@ from schemas.events import AdapterEvent, Message, Response, RewardSource, Sampli
 from schemas.tokens import Octets
 from streams.adapters.versions import read_state
 from streams.calls.call_names import policy_of
-from streams.cli.root import cli
 from streams.engines.base_model import Base
-from streams.kafka.producer import Producer
-from streams.settings.load import to_env
 from streams.settings.model import Canary, Policy, Rollouts, Settings
 from tests.chaos.proxy import free_ports
+from tests.support.commands import invoke, rows_of
 from tests.support.factories import task
 from tests.support.models.tiny import tiny_model
 from tests.support.models.tiny_log import settings_in
-from tests.support.processes import read, running, until
+from tests.support.processes import read, running, until, write
 from tests.support.training_calls import MODEL, begin_session, create_model, numbered
 from trainer.calls import call_worker
 
@@ -46,12 +44,7 @@ scenarios:
 
 
 def command(settings: Settings, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, [*arguments, "--output", "jsonl"], env=to_env(settings))
-
-
-def rows(result: Result) -> list[dict[str, Any]]:
-    assert result.exit_code == 0, result.output
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    return invoke(settings, *arguments, "--output", "jsonl")
 
 
 def example(base: Base) -> Octets:
@@ -78,9 +71,7 @@ def settings(kafka_bootstrap: str, tmp_path: Path, base: Base) -> Settings:
         )
     ]
     saves = [numbered("save_weights", 1, path="first"), numbered("save_weights_for_sampler", 2 * STEPS + 2, path="end")]
-    with Producer(made) as producer:
-        for call in (begin_session(), create_model(), saves[0], *passes, saves[1]):
-            producer.send(call)
+    write(made, *(begin_session(), create_model(), saves[0], *passes, saves[1]))
     call_worker.run(made, stop=threading.Event(), calls=2 * STEPS + 3)
     assert {result.error for _, result in read(made, TrainingResult)} == {None}
     (tmp_path / "suite.yaml").write_text(SUITE)
@@ -98,29 +89,25 @@ def settings(kafka_bootstrap: str, tmp_path: Path, base: Base) -> Settings:
 
 def ask(settings: Settings, count: int) -> None:
     """Submit live tasks."""
-    with Producer(settings) as producer:
-        for number in range(count):
-            producer.send(
-                task(
+    write(settings, *(task(
                     task_id=f"live {number}", policy=POLICY, purpose="serve", group_size=2,
                     verifier=json.dumps({"answer": ANSWER}), sampling=Sampling(max_tokens=4),
                     reward_sources=(RewardSource(name="exact"),), messages=(Message(role="user", content=QUESTION),),
-                )
-            )  # fmt: skip
+                ) for number in range(count)))  # fmt: skip
 
 
 def test_a_saved_version_is_evaluated_tried_promoted_served_and_exported(
     settings: Settings, tmp_path: Path, base: Base
 ) -> None:
-    listed = rows(command(settings, "adapters", "list"))
+    listed = rows_of(command(settings, "adapters", "list"))
     assert [(row["version"], row["parent_version"]) for row in listed] == [(0, None), (1, None), (2, 1)]
     with running(settings, tmp_path, "streams", "scoring", "policy"):
-        (result,) = rows(
+        (result,) = rows_of(
             command(settings, "evaluate", "--suite", str(tmp_path / "suite.yaml"), "--version", "2", "--against", "1")
         )
         assert {row["version"]: row["success"] for row in result["scores"]} == {2: 1.0, 1: 0.0, 0: 0.0}
         until(lambda: read_state(settings, POLICY).serving.candidate == 1, "the first canary to begin", folder=tmp_path)
-        assert rows(command(settings, "adapters", "reject", "--version", "1", "--reason", "it has learned nothing"))
+        assert rows_of(command(settings, "adapters", "reject", "--version", "1", "--reason", "it has learned nothing"))
         until(lambda: read_state(settings, POLICY).serving.candidate == 2, "the canary to begin", folder=tmp_path)
         ask(settings, 80)
         until(lambda: read_state(settings, POLICY).primary == 2, "the promotion", folder=tmp_path)
@@ -131,16 +118,16 @@ def test_a_saved_version_is_evaluated_tried_promoted_served_and_exported(
         answer = served_answer(settings)
     assert (answer["choices"][0]["message"]["content"], answer["model"]) == (ANSWER, f"{POLICY}@2")
     for arguments in (("show", "2"), ("lineage", "2"), ("diff", "1", "2", "--weights")):
-        assert rows(command(settings, "adapters", *arguments)), arguments
+        assert rows_of(command(settings, "adapters", *arguments)), arguments
     held_out = ("--purpose", "serve", "--with-held-out")  # it is the suite's question
-    assert rows(command(settings, "export", str(tmp_path / "data"), *held_out, "--format", "prompts"))
-    assert rows(command(settings, "adapters", "export", "2", str(tmp_path / "out")))
+    assert rows_of(command(settings, "export", str(tmp_path / "data"), *held_out, "--format", "prompts"))
+    assert rows_of(command(settings, "adapters", "export", "2", str(tmp_path / "out")))
     exported = PeftModel.from_pretrained(tiny_model(), tmp_path / "out").eval()
     prompt = base.tokenizer(QUESTION, return_tensors="pt").input_ids
     assert (
         base.tokenizer.decode(exported.generate(input_ids=prompt, max_new_tokens=1, do_sample=False)[0, -1]) == ANSWER
     )
-    audited = CliRunner().invoke(cli, ["audit"], env=to_env(settings))
+    audited = invoke(settings, "audit")
     assert audited.exit_code == 0, audited.output
 
 

@@ -9,21 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from schemas.events import AdapterEvent, Response, Task
-from streams.cli.root import cli
-from streams.engines.base_model import load_base
 from streams.errors import StreamwardError
 from streams.improve.sweep import sweep_file, sweep_runner
 from streams.improve.sweep.sweep_runner import Sweep, SweepRun
-from streams.settings.load import to_env
-from streams.settings.model import Model, Settings
+from streams.settings.model import Settings
 from streams.tools.replay import experiments
 from streams.tools.replay.replay_context import Stopped
-from tests.support.log.replay_source import name_of, shaped, write
-from tests.support.log.shared_node import own_prefix
-from tests.support.models.tiny import save_tiny
+from tests.support.commands import invoke, rows_of
+from tests.support.log.replay_source import name_of, write_tiny
 from tests.support.processes import command, environment, read, spawn, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
@@ -40,16 +35,7 @@ trainer.learning_rate = [0.003, 0.01]
 @pytest.fixture(scope="module")
 def source(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """The settings of a log whose responses are of the tiny model's tokens."""
-    model = {"base": str(save_tiny(tmp_path_factory.mktemp("sweep") / "tiny"))}
-    base = load_base(Model(**model))
-    settings = shaped(
-        Settings.model_validate(
-            {"kafka": {"bootstrap": kafka_bootstrap}, "topics": {"prefix": own_prefix()}, "model": model}
-        )
-    )
-    digests = {"base_digest": base.base_digest, "tokenizer_digest": base.tokenizer_digest}
-    write(settings, version=7, prompt_token_ids=(1, 5, 6), completion_token_ids=(7, 2), **digests)
-    return settings
+    return write_tiny(kafka_bootstrap, tmp_path_factory.mktemp("sweep"), version=7)
 
 
 def prepare(source: Settings, folder: Path, text: str) -> Sweep:
@@ -105,7 +91,7 @@ def test_a_sweep_that_is_killed_and_stopped_ends_as_one_and_pays_for_nothing_twi
     work = [key[0] for counter in before.values() for key in counter]
     assert (work.count("trained"), work.count("evaluated")) == (3, 5)
 
-    result = CliRunner().invoke(cli, ["sweep", "sweep.toml", "--output", "jsonl"], env=to_env(source))
+    result = invoke(source, "sweep", "sweep.toml", "--output", "jsonl")
     assert result.exit_code == 0, result.output
     row = json.loads(result.stdout)
     assert (row["best"], row["n"], row["rounds"]) == (end.verdict.best, 2, "1 of 1")
@@ -118,7 +104,7 @@ def test_a_larger_grid_continues_what_is_there_until_its_budget_is_spent(
     monkeypatch.chdir(tmp_path)
     text = SWEEP.replace('"rates"', '"spent"') + "[budget]\nmax_tokens = 1\n"
     (tmp_path / "sweep.toml").write_text(text)
-    result = CliRunner().invoke(cli, ["sweep", "sweep.toml", "--output", "jsonl"], env=to_env(source))
+    result = invoke(source, "sweep", "sweep.toml", "--output", "jsonl")
     assert result.exit_code == 4, result.output
     assert "tokens are used: the sweep ended before its report" in result.stderr
     row = json.loads(result.stdout)
@@ -137,7 +123,7 @@ def test_a_suite_whose_questions_were_trained_on_is_refused_before_anything_is_p
     (tmp_path / "suite.yaml").write_text("name: own\nscenarios: {all: {file: questions.jsonl}}\n")
     text = SWEEP.replace('"rates"', '"leak"').replace('generator = "sums"\ncount = 4', 'file = "suite.yaml"')
     (tmp_path / "sweep.toml").write_text(text)
-    result = CliRunner().invoke(cli, ["sweep", "sweep.toml"], env=to_env(source))
+    result = invoke(source, "sweep", "sweep.toml")
     assert result.exit_code == 4 and "sweep leak: contaminated" in result.stderr, result.output
     assert not [name for name in experiments.read(source) if name.startswith("leak-")]
 
@@ -147,8 +133,8 @@ def test_recipes_are_shown_before_anything_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sweep.toml").write_text(SWEEP.replace('"rates"', '"plan"'))
-    result = CliRunner().invoke(cli, ["sweep", "sweep.toml", "--dry-run", "--output", "jsonl"], env=to_env(source))
-    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    result = invoke(source, "sweep", "sweep.toml", "--dry-run", "--output", "jsonl")
+    rows = rows_of(result)
     assert [row["settings"] for row in rows] == [
         {},
         {"trainer.learning_rate": "0.003"},

@@ -24,7 +24,7 @@ from tests.support.doubles.otlp_receiver import Seen, receiving
 from tests.support.factories import task
 from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny import save_tiny
-from tests.support.processes import command, environment, read, running, spawn_and_wait, until
+from tests.support.processes import command, environment, read, running, spawn_and_wait, until, write
 from tests.support.vllm.contract import replay, request, save_all, settings_for as settings_for_vllm
 
 pytestmark = pytest.mark.kafka
@@ -129,8 +129,7 @@ def test_a_traced_task_is_followed_to_its_batch_and_to_the_version_trained_on_it
             tracing={"otlp_endpoint": receiver.url},
         )
         traced = submitted(settings, tmp_path)
-        with Producer(settings) as producer:
-            producer.send(asked("untold"))
+        write(settings, asked("untold"))
         with running(settings, tmp_path, "streams", "scoring", "policy", "train"):
             kinds = lambda: {event.kind for _, event in read(settings, AdapterEvent)}  # noqa: E731
             until(lambda: kinds() >= {"trained", "promoted"}, "a version, promoted", folder=tmp_path)

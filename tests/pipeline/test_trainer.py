@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from schemas.events import AnsweringAgent, Coordinates, DeadLetter, Sampling, derive_id
 from streams.adapters import store
 from streams.adapters.versions import read_state
-from streams.cli.root import cli
 from streams.engines.base_model import Base, load_base
 from streams.errors import RefusedError, SettingsError
 from streams.kafka import admin
@@ -28,6 +26,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.retry import BrokerOutage
 from streams.settings.load import to_env
 from streams.settings.model import Model, Settings
+from tests.support.commands import invoke
 from tests.support.factories import PROGRAM
 from tests.support.models.tiny import save_tiny, tiny_model
 from tests.support.models.tiny_log import PER_BATCH, batch_of, cut, groups_of, manifests, settings_in, trained, write
@@ -235,7 +234,7 @@ def test_a_batch_without_one_good_group_is_a_version_that_changes_nothing(settin
     assert second.metrics["skipped"] == 1
     assert second.files == first.files
     assert second.reason == "batch 1; changes nothing: none of its groups could be used"
-    shown = CliRunner().invoke(cli, ["status", "--output", "table"], env=to_env(settings)).stdout
+    shown = invoke(settings, "status", "--output", "table").stdout
     assert "2 (changes nothing)" in shown
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from schemas.events import (
     AdapterEvent,
@@ -26,7 +25,6 @@ from schemas.events import (
 )
 from streams.adapters import store
 from streams.adapters.versions import manifest_digest, read_state
-from streams.cli.root import cli
 from streams.engines.base_model import Base
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.kafka import admin
@@ -35,12 +33,13 @@ from streams.kafka.producer import Producer
 from streams.kafka.topics import LABELS
 from streams.settings.model import Archive, Settings
 from streams.tools.archive import history, sync
+from tests.support.commands import invoke
 from tests.support.factories import PROGRAM, changed, response, trained
 from tests.support.models.chat_tiny import base
 from tests.support.models.tiny import tiny_group, tiny_model
 from tests.support.models.tiny_log import cut, write
 from tests.support.models.tiny_settings import settings
-from tests.support.processes import command as process, environment
+from tests.support.processes import command as process, environment, spawn, write as send
 from trainer import fleet
 from trainer.reproduce import retrain
 from trainer.reproduce.recorded import ExampleSources, ReproducedVersion
@@ -59,12 +58,6 @@ def groups(base: Base, count: int = 5, **changes: Any) -> list[AdvantagedGroup]:
     """Groups of four answers whose rewards are their slots."""
     digests = {"base_digest": base.base_digest, "tokenizer_digest": base.tokenizer_digest}
     return [tiny_group(tiny_model(), seed, **{**digests, **changes}) for seed in range(count)]
-
-
-def sent(settings: Settings, events: list[Any]) -> None:
-    with Producer(settings) as producer:
-        for event in events:
-            producer.send(event)
 
 
 def order(method: Any, **more: Any) -> TuningOrder:
@@ -91,10 +84,6 @@ def verdicts(found: list[ReproducedVersion]) -> list[tuple[int, bool]]:
     return [(one.version, one.equal) for one in found]
 
 
-def command(settings: Settings, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, arguments, env=environment(settings))
-
-
 def lines(path: Path, *rows: dict[str, Any]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -118,7 +107,7 @@ def test_sft_on_the_log_then_dpo_on_top_come_out_equal_and_reproducing_writes_no
     *given, last = groups(base)
     *rejected, best = last.responses
     by_agent = (*(replace(one, agent_id="other") for one in rejected), replace(best, agent_id="calc", program=PROGRAM))
-    sent(settings, [*given, replace(last, responses=by_agent)])
+    send(settings, *given, replace(last, responses=by_agent))
     first = made(settings, "sft", epochs=2)
     assert first.agents == (AnsweringAgent(agent_id="calc", program=PROGRAM),), "not those of answers left out"
     second = made(settings, "dpo", margin=1.0)
@@ -137,23 +126,21 @@ def test_sft_on_the_log_then_dpo_on_top_come_out_equal_and_reproducing_writes_no
 
 
 def test_a_tuned_version_serves_like_any_other(settings: Settings, base: Base, tmp_path: Path) -> None:
-    sent(settings, groups(base))
+    send(settings, *groups(base))
     event = made(settings, "sft")
     state = read_state(settings, "default")
     assert (state.newest, state.versions[1].tuned_by, state.refused) == (1, "sft", ())
     assert event.uri is not None
     store.fetch(settings.adapters.store, event.uri, event.files, tmp_path / "fetched")
-    shown = command(settings, "adapters", "list", "--output", "jsonl")
+    shown = invoke(settings, "adapters", "list", "--output", "jsonl")
     assert [json.loads(line)["tuned_by"] for line in shown.stdout.splitlines()] == [None, "sft"]
-    lineage = command(settings, "adapters", "lineage", "1", "--output", "table")
+    lineage = invoke(settings, "adapters", "lineage", "1", "--output", "table")
     assert "version 1 (trained), from version 0 by sft on 5 examples (5 groups of default)" in lineage.stdout
     assert about_adapters(settings) == []
     beyond = (TunedGroup(offset=99, slots=(0,)),)
     forged = changed(event.tuning, start_version=1, groups=beyond)
-    sent(
-        settings,
-        [changed(event, version=2, parent_version=1, event_id=derive_id("default", 2, "trained"), tuning=forged)],
-    )
+    event_id = derive_id("default", 2, "trained")
+    send(settings, changed(event, version=2, parent_version=1, event_id=event_id, tuning=forged))
     ((category, what),) = about_adapters(settings)
     assert category == "phantom"
     assert "groups[0]@99, but the topic ends before that" in what
@@ -161,7 +148,7 @@ def test_a_tuned_version_serves_like_any_other(settings: Settings, base: Base, t
 
 def about_adapters(settings: Settings) -> list[tuple[str, str]]:
     """What the audit finds wrong with adapters; the groups of this log have no tasks, which it finds, too."""
-    found = json.loads(command(settings, "audit", "--output", "json").stdout)
+    found = json.loads(invoke(settings, "audit", "--output", "json").stdout)
     return [
         (category, one["what"])
         for category, several in found.items()
@@ -175,7 +162,7 @@ def test_answers_whose_tokens_a_group_left_in_their_responses_are_fetched_and_th
     settings: Settings, base: Base, tmp_path: Path
 ) -> None:
     settings = settings.model_copy(update={"archive": Archive(store=str(tmp_path / "archive"))})
-    sent(settings, [without_tokens(settings, one) for one in groups(base)])
+    send(settings, *(without_tokens(settings, one) for one in groups(base)))
     slim = made(settings, "dpo")
     sync.sync(settings, ["groups", "responses", "adapters"])
     cut(settings, "groups", 3)
@@ -235,7 +222,7 @@ def test_a_trained_policy_is_tuned_under_another_name_from_its_version(settings:
     assert (event.tuning.start_policy, event.tuning.start_version) == ("default", 2)
     assert event.tuning.groups_policy == "default"
     assert verdicts(again(settings, policy="coach")) == [(1, True)]
-    lineage = command(settings, "adapters", "lineage", "1", "--policy", "coach", "--output", "table")
+    lineage = invoke(settings, "adapters", "lineage", "1", "--policy", "coach", "--output", "table")
     assert "version 1 (trained), from version 2 of default by sft" in lineage.stdout
     assert about_adapters(settings) == []
 
@@ -252,7 +239,7 @@ class Crash(BaseException):
 def test_killed_between_store_and_log_it_is_no_version_and_the_next_command_makes_it(
     settings: Settings, base: Base, monkeypatch: pytest.MonkeyPatch, then: dict[str, Any]
 ) -> None:
-    sent(settings, groups(base))
+    send(settings, *groups(base))
     with monkeypatch.context() as patch:
         patch.setattr(announce, "Producer", lambda *_: (_ for _ in ()).throw(Crash()))
         with pytest.raises(Crash):
@@ -268,26 +255,26 @@ def test_killed_between_store_and_log_it_is_no_version_and_the_next_command_make
 def test_killed_while_it_trains_it_leaves_nothing_and_the_same_command_makes_the_version(
     settings: Settings, base: Base
 ) -> None:
-    sent(settings, groups(base))
+    send(settings, *groups(base))
     arguments = ("tune", "sft", "--epochs", "100000", "--batch", "2", "--output", "jsonl")
-    running = subprocess.Popen(process(*arguments), env=environment(settings), stderr=subprocess.PIPE, text=True)
+    running = spawn(process(*arguments), env=environment(settings), stderr=subprocess.PIPE, text=True)
     assert running.stderr is not None
     assert any("step 20 of" in line for line in running.stderr), "it ended before its 20th step"
     running.send_signal(signal.SIGKILL)
     running.communicate()
     assert not list(admin.read_topic(settings, "adapters"))
     assert not Path(settings.adapters.store).exists()
-    done = command(settings, "tune", "sft", "--batch", "2", "--output", "jsonl")
+    done = invoke(settings, "tune", "sft", "--batch", "2", "--output", "jsonl")
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["version"], found["examples"], found["start"]) == (1, 5, "default:0")
-    shown = command(settings, "reproduce", "--output", "json")
+    shown = invoke(settings, "reproduce", "--output", "json")
     assert shown.exit_code == 0, shown.stderr
     assert json.loads(shown.stdout)["reproduced"] == found["sha256"]
 
 
 def test_two_at_once_are_one_and_a_refusal(settings: Settings, base: Base) -> None:
-    sent(settings, groups(base))
+    send(settings, *groups(base))
     with (
         checkpoint.hold_line(settings.trainer.checkpoints, "default"),
         pytest.raises(RefusedError, match="policy default is already being tuned"),
@@ -299,7 +286,7 @@ def test_a_version_that_somebody_else_made_meanwhile_counts_and_ours_is_made_aga
     settings: Settings, base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On another machine, which shares no lock with this one."""
-    sent(settings, groups(base))
+    send(settings, *groups(base))
     there = settings.model_copy(
         update={"trainer": settings.trainer.model_copy(update={"checkpoints": tmp_path / "there"})}
     )
@@ -322,12 +309,12 @@ def test_a_version_that_somebody_else_made_meanwhile_counts_and_ours_is_made_aga
 def test_a_tuning_that_is_overtaken_each_time_is_refused_with_the_way_out(
     settings: Settings, base: Base, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent(settings, groups(base))
+    send(settings, *groups(base))
     publish = store.publish
 
     def late(local: Path, place: str, policy: str, version: int, *rest: Any, **named: Any) -> Any:
         uri, files = publish(local, place, policy, version, *rest, **named)
-        sent(settings, [trained(version, policy=policy, uri=uri, files=files, base_digest=None)])
+        send(settings, trained(version, policy=policy, uri=uri, files=files, base_digest=None))
         return uri, files
 
     monkeypatch.setattr(store, "publish", late)
@@ -344,7 +331,7 @@ def test_an_empty_selection_says_how_many_groups_were_looked_at_and_why_none_fit
     flat, *others = groups(base, 3)
     equal = tuple(changed(one, reward=0.5) for one in flat.responses)
     other_tokenizer = changed(others[1], tokenizer_digest="another")
-    sent(settings, [changed(flat, responses=equal), others[0], others[0], other_tokenizer])
+    send(settings, changed(flat, responses=equal), others[0], others[0], other_tokenizer)
     with pytest.raises(NotFoundError, match=r"3 train groups of policy default were looked at and none fits \(3 b"):
         made(settings, "sft", min_reward=4.0)
     with pytest.raises(NotFoundError, match=r"\(2 best and worst are too close, 1 all rewards are equal\)"):
@@ -358,14 +345,14 @@ def test_an_empty_selection_says_how_many_groups_were_looked_at_and_why_none_fit
 
 def test_greedy_answers_and_those_of_another_model_may_be_imitated(settings: Settings, base: Base) -> None:
     """Their logprobs are of no use, and none are needed."""
-    sent(settings, groups(base, 2, sampling=Sampling(temperature=0.0), base_digest="a larger one"))
+    send(settings, *groups(base, 2, sampling=Sampling(temperature=0.0), base_digest="a larger one"))
     assert made(settings, "sft").tuning is not None
 
 
 def test_answers_that_do_not_fit_the_model_are_left_out(settings: Settings, base: Base) -> None:
     long = groups(base, 1, prompt=260)
     odd = [changed(one, prompt_token_ids=(1, 99)) for one in groups(base, 2)[1:]]
-    sent(settings, [*long, *odd])
+    send(settings, *long, *odd)
     with pytest.raises(NotFoundError, match=r"1 longer than the context of 256 tokens, 1 of tokens that the vocab"):
         made(settings, "sft")
 
@@ -384,7 +371,7 @@ def test_settings_without_effect_are_refused_before_anything_is_read(settings: S
 
 
 def test_another_learning_rate_makes_other_bytes_and_is_named(settings: Settings, base: Base) -> None:
-    sent(settings, groups(base))
+    send(settings, *groups(base))
     made(settings, "sft")
     trainer = settings.trainer.model_copy(update={"learning_rate": 0.5})
     other = settings.model_copy(update={"trainer": trainer})
@@ -396,7 +383,7 @@ def test_another_learning_rate_makes_other_bytes_and_is_named(settings: Settings
 
 
 def test_groups_that_retention_has_deleted_are_reported_before_the_first_step(settings: Settings, base: Base) -> None:
-    sent(settings, groups(base))
+    send(settings, *groups(base))
     made(settings, "sft")
     cut(settings, "groups", 2)
     with pytest.raises(RefusedError, match=r"version 1 of default: .*@0: 2 of 5 groups .*--source archive"):
@@ -405,7 +392,7 @@ def test_groups_that_retention_has_deleted_are_reported_before_the_first_step(se
 
 def test_a_log_with_other_answers_in_their_place_is_found_out(settings: Settings, base: Base) -> None:
     """The same event over other groups, as in a log that somebody restored wrongly."""
-    sent(settings, groups(base))
+    send(settings, *groups(base))
     event = made(settings, "sft")
     other = settings.model_copy(update={"topics": settings.topics.model_copy(update={"prefix": "other-tuned."})})
     admin.apply_topics(other)
@@ -414,13 +401,13 @@ def test_a_log_with_other_answers_in_their_place_is_found_out(settings: Settings
                                      for each in one.responses))
         for one in groups(base)
     ]  # fmt: skip
-    sent(other, [*moved, event])
+    send(other, *moved, event)
     (found,) = again(other)
     assert ("data", "digest of the examples") in [(one.kind, one.name) for one in found.differences]
 
 
 def test_a_version_cannot_be_made_again_from_one_that_it_does_not_come_from(settings: Settings, base: Base) -> None:
-    sent(settings, groups(base))
+    send(settings, *groups(base))
     for start in (0, 0, 1):
         made(settings, "sft", start=StartVersion("default", start), epochs=1 + read_state(settings, "default").newest)
     with pytest.raises(SettingsError, match=r"version 3 does not come from version 2: 3 <- 1 <- version 0"):

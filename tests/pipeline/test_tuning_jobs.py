@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from schemas.events import AdapterEvent, AgentEvent, JobEvent
 from streams.adapters.versions import empty, read_state
-from streams.cli.root import cli
 from streams.engines.base_model import Base
 from streams.engines.local.lora import read_lora
 from streams.errors import JobRequestError
@@ -29,16 +27,16 @@ from streams.jobs.tuning.job_tuner import TuningWorker
 from streams.kafka import times
 from streams.kafka.history import LogHistory
 from streams.observability import catalog
-from streams.settings.load import to_env
 from streams.settings.model import Metrics, Model, Policy, Settings
 from streams.stages.agents.runs.registration import register
 from tests.chaos.proxy import free_ports
 from tests.log.test_fine_tuning_over_http import gateway
-from tests.pipeline.test_tuning import DPO, SFT, Crash, groups, order as tuning_order, sent
+from tests.pipeline.test_tuning import DPO, SFT, Crash, groups, order as tuning_order
 from tests.support.agent_server import settings_of
+from tests.support.commands import invoke
 from tests.support.models.chat_tiny import base
 from tests.support.models.tiny_settings import settings
-from tests.support.processes import read, running, until
+from tests.support.processes import read, running, until, write as send
 from tests.support.scrape import get, parse
 from trainer.reproduce import retrain
 from trainer.reproduce.recorded import ExampleSources
@@ -103,7 +101,7 @@ def kinds(settings: Settings) -> list[str]:
 def test_a_job_on_answers_of_the_log_and_one_on_a_file_are_each_done_once_and_made_again(
     settings: Settings, base: Base, log: JobLog, tmp_path: Path
 ) -> None:
-    sent(settings, groups(base, 3))
+    send(settings, *groups(base, 3))
     first = log.start(ordered(settings, "sft", epochs=2, batch=2, prices=PRICES), actor="ann")
     second = log.start(ordered(settings, "dpo", lines_in_store(settings, DPO)), actor="ann")
     with Worker(settings, log) as worker:
@@ -131,7 +129,7 @@ def test_a_job_on_answers_of_the_log_and_one_on_a_file_are_each_done_once_and_ma
 def test_a_job_may_choose_the_shape_of_its_adapter_and_the_next_one_keeps_it_and_both_are_made_again(
     settings: Settings, base: Base, log: JobLog
 ) -> None:
-    sent(settings, groups(base, 2))
+    send(settings, *groups(base, 2))
     shape = {"lora_rank": 2, "lora_alpha": 4, "lora_targets": "v_proj, q_proj"}
     jobs = [log.start(ordered(settings, "sft", **config), actor="ann") for config in (shape, {}, {"start": "0"})]
     with Worker(settings, log) as worker:
@@ -156,7 +154,7 @@ def test_a_job_may_choose_the_shape_of_its_adapter_and_the_next_one_keeps_it_and
 def test_a_job_whose_start_in_another_policy_has_another_shape_fails_with_what_to_do(
     settings: Settings, base: Base, log: JobLog
 ) -> None:
-    sent(settings, groups(base, 2))
+    send(settings, *groups(base, 2))
     first = log.start(ordered(settings, "sft", lora_rank=2), actor="ann")
     request = {"policy": "other", "method": "sft"}
     config = {"start": "default:1", "groups_of": "default", "lora_rank": 4}
@@ -172,7 +170,7 @@ def test_a_job_whose_start_in_another_policy_has_another_shape_fails_with_what_t
 def test_a_job_whose_version_was_announced_before_its_process_died_is_ended_and_nothing_is_tuned_again(
     settings: Settings, base: Base, log: JobLog
 ) -> None:
-    sent(settings, groups(base, 2))
+    send(settings, *groups(base, 2))
     job = log.start(ordered(settings, "sft"), actor="ann")
     log.append(tuning_reducer.start_event(job, newest=0, groups_next=2, now_ms=times.now_ms()))
     tune(settings, replace(tuning_order("sft"), job_id=job.job_id), LogHistory(settings))
@@ -184,14 +182,14 @@ def test_a_job_whose_version_was_announced_before_its_process_died_is_ended_and_
 def test_a_job_whose_process_died_between_store_and_log_is_made_again_with_the_same_bytes(
     settings: Settings, base: Base, log: JobLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent(settings, groups(base, 2))
+    send(settings, *groups(base, 2))
     job = log.start(ordered(settings, "sft"), actor="ann")
     with monkeypatch.context() as patch, Worker(settings, log) as worker:
         patch.setattr(announce, "Producer", lambda *_: (_ for _ in ()).throw(Crash()))
         with pytest.raises(Crash):
             worker.works_until(log, job, "completed", "failed")
     assert (log.get(job.job_id).status, versions(settings)) == ("running", [])
-    sent(settings, groups(base, 5)[2:])  # they came after it had started, so they are none of its examples
+    send(settings, *groups(base, 5)[2:])  # they came after it had started, so they are none of its examples
     with Worker(settings, log) as worker:
         assert worker.works_until(log, job, "completed", "failed").status == "completed"
     (made,) = versions(settings)
@@ -248,7 +246,7 @@ def test_jobs_are_ordered_by_the_command_line_and_carried_out_by_the_command(
     (tmp_path / "a.jsonl").write_text(json.dumps(SFT) + "\n")
 
     def command(*words: str) -> Any:
-        return CliRunner().invoke(cli, ("jobs", *words), env=to_env(settings))
+        return invoke(settings, "jobs", *words)
 
     refused = command("start", "default", "--method", "sft", "--iterations", "3")
     assert refused.exit_code == 2 and "sft takes --examples" in refused.stderr
@@ -279,7 +277,7 @@ def test_a_job_that_tunes_an_agent_by_the_command_line_tunes_its_policy(settings
     agent = {"agent_id": "helper", "kind": "registered", "name": "Helper", "type": "FINE_TUNED", "model_id": "coach"}
     register(settings, AgentEvent(event_id="", created_at=0, **agent))  # type: ignore[arg-type]
     words = ("jobs", "start", "helper", "--method", "sft", "--config", '{"groups_of": "default"}', "--output", "jsonl")
-    found = CliRunner().invoke(cli, words, env=to_env(settings))
+    found = invoke(settings, *words)
     assert found.exit_code == 0, found.output
     created = next(event for _, event in read(settings, JobEvent))
     assert (created.policy, created.spec and created.spec.agent) == ("coach", "helper")

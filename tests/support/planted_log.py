@@ -17,9 +17,9 @@ from schemas.tool_text import offer_digest
 from streams.access.tenants.tenant_names import named
 from streams.environments.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
 from streams.environments.registry.tool_state import Offer
-from streams.kafka.producer import Producer
 from streams.settings.model import Settings
 from tests.support.factories import T0
+from tests.support.processes import write
 
 QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(12)]
 DATASET = DatasetEvent(
@@ -65,5 +65,4 @@ def plant(settings: Settings, url: str, key: str, word: str, tenant: str | None)
     with ToolLog(settings) as log:
         offer = Offer(tools=tools, digest=offer_digest(tools))
         log.add(EntryOrder(named(tenant, word), "os:getcwd"), offer, RegistryDecision("ann", "read it"))
-    with Producer(settings) as producer:
-        producer.send(replace(DATASET, event_id=derive_id(word), dataset=word, tenant=tenant))
+    write(settings, replace(DATASET, event_id=derive_id(word), dataset=word, tenant=tenant))

@@ -15,27 +15,31 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import confluent_kafka as ck
 import fastavro
 import psutil
 
 from schemas import versions
-from schemas.events import Event
-from schemas.serde import Poison
-from streams.kafka import admin
-from streams.kafka.producer import Producer
-from streams.kafka.record import Record
-from streams.kafka.topics import topics
+from schemas.events import Coordinates, DeadLetter, Event
+from schemas.serde import Poison, encode
+from streams.kafka import admin, client
+from streams.kafka.producer import ANY_BYTES, PARTITIONER
+from streams.kafka.record import Record, key_of, trace_of
+from streams.kafka.topics import topic_of, topics
 from streams.settings.load import to_env
 from streams.settings.model import Settings
 from tests.support.factories import plain
 from tests.support.fork_server import spawn, spawn_and_wait as spawn_and_wait
 
 E = TypeVar("E", bound=Event)
+WRITE_S = 60.0
+"""For the node to take what a test writes."""
 READERS = {
     "tasks": "advantages",
     "responses": "advantages",
@@ -139,11 +143,41 @@ def read(settings: Settings, kind: type[E]) -> list[tuple[Record, E]]:
     return [(record, event) for record, event in pairs if not isinstance(event, Poison)]
 
 
-def write(settings: Settings, *events: Event) -> None:
-    """Write events into their topics."""
-    with Producer(settings) as producer:
-        for event in events:
-            producer.send(event)
+class Writer:
+    """Writes events into their topics, in order.
+
+    Its client is not idempotent, as ours are: such a one asks for its number, and again half a second later.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        in_order = {"partitioner": PARTITIONER, "max.in.flight.requests.per.connection": 1, "linger.ms": 0}
+        self._topics = settings.topics
+        self._client = client.producer(settings.kafka, {**in_order, "message.max.bytes": ANY_BYTES})
+
+    def write(
+        self, *events: Event, encoder: Callable[[Event], bytes] = encode, headers: Mapping[str, bytes] | None = None
+    ) -> list[Coordinates]:
+        """Return where the events are, once all are in the log."""
+        places: dict[int, Coordinates] = {}
+
+        def delivered(number: int, error: ck.KafkaError | None, message: ck.Message) -> None:
+            assert error is None, error
+            places[number] = Coordinates(message.topic(), message.partition(), message.offset())
+
+        for number, event in enumerate(events):
+            topic = topic_of(type(event), self._topics)
+            given = headers or (trace_of(event) if isinstance(event, DeadLetter) else {})
+            self._client.produce(
+                topic.name, encoder(event), key_of(event, topic), headers=[*given.items()],
+                on_delivery=partial(delivered, number),
+            )  # fmt: skip
+        assert self._client.flush(WRITE_S) == 0
+        return [places[number] for number in range(len(events))]
+
+
+def write(settings: Settings, *events: Event) -> list[Coordinates]:
+    """Write events into their topics, in order, and return where they are."""
+    return Writer(settings).write(*events)
 
 
 def is_running(pid: int) -> bool:

@@ -43,6 +43,14 @@ def result(text: str, number: int = 0) -> Message:
     return Message(role="tool", content=text, name="add", tool_call_id=f"c{number}")
 
 
+def events_of_chat(run: str, *turns: Turn, **changes: Any) -> tuple[TrajectoryEvent | Turn, ...]:
+    """Return the beginning of a chat of these calls, the calls and its end, as the log has them."""
+    ended = finished(*turns, run=run, **changes).ended
+    assert ended is not None
+    chat: dict[str, Any] = {"sampling_id": None, "slot": None, "group_size": None, "purpose": "serve"}
+    return trajectory("started", trajectory_id=run, task_id=run, **chat), *turns, ended
+
+
 def finished(*turns: Turn, run: str = "run-1", **changes: Any) -> Finished:
     """Return a chat of these calls that ended well; `changes` are of its end."""
     steps = turns or (tool_turn(0, run=run), chat_turn(1, run=run, messages=(result("11"),)))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas.serde import encode
-from tests.benchmarks.__main__ import NAMES
+from tests.benchmarks.__main__ import NAMES, main
 from tests.benchmarks.peers import PeerGroup, PeerMember, difference, peer_group
 from tests.benchmarks.side_by_side import by_turns, line
 from tests.benchmarks.table import BEGIN, END, write
@@ -21,19 +19,18 @@ from tests.support.factories import group, member, response
 REPO = Path(__file__).parents[2]
 
 
-def test_every_benchmark_is_listed_with_what_it_measures() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks", "--list"], cwd=REPO, check=True, capture_output=True, text=True
-    )
-    listed = {text.split()[0]: text.split(maxsplit=1)[1] for text in done.stdout.splitlines()}
+def test_every_benchmark_is_listed_with_what_it_measures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    listed = {text.split()[0]: text.split(maxsplit=1)[1] for text in capsys.readouterr().out.splitlines()}
     assert tuple(listed) == NAMES and {"join", "page"} < set(NAMES)
     assert all(listed.values())
 
 
-def test_an_unknown_benchmark_is_a_usage_error_that_names_those_there_are() -> None:
-    done = subprocess.run([sys.executable, "-m", "tests.benchmarks", "jion"], cwd=REPO, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "'jion'" in done.stderr and "join" in done.stderr
+def test_an_unknown_benchmark_is_a_usage_error_that_names_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["jion"])
+    printed = capsys.readouterr().err
+    assert "'jion'" in printed and "join" in printed
 
 
 def test_ours_and_peer_take_turns() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import io
 from pathlib import Path
 
@@ -105,28 +104,3 @@ def test_nor_from_what_is_drawn_anew_in_a_terminal(tmp_path: Path, monkeypatch: 
     with Display(show.console(out, width=200), steps=None, scored=False, started_at=0.0) as display:
         display.update(failing(CONTROL, tmp_path), 0)
     assert "\\x1b]0;title" in out.getvalue() and "\x1b]0;title" not in out.getvalue()
-
-
-def test_only_one_function_makes_a_console_and_nothing_reads_markup() -> None:
-    found = []
-    for folder in ("streams", "gateway", "trainer", "streamward"):
-        for file in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text())):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rich"):
-                    names = {name.name for name in node.names}
-                    found += [
-                        f"{file}:{node.lineno} {name}" for name in names & {"print", "inspect", "Spinner", "Status"}
-                    ]
-                if not isinstance(node, ast.Call):
-                    continue
-                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-                plain = any(keyword.arg == "markup" and keyword.value.value is False for keyword in node.keywords)
-                reads_markup = name in ("Console", "TextColumn") and not plain
-                titled = name == "Panel" and any(
-                    keyword.arg in ("title", "subtitle") and not isinstance(keyword.value, ast.Call)
-                    for keyword in node.keywords
-                )
-                other = name == "Console" and file != ROOT / "streams" / "output.py"
-                if reads_markup or titled or other or name in ("from_markup", "render_markup"):
-                    found.append(f"{file}:{node.lineno} {name}")
-    assert not found, "make it with streams.output.console, and give texts as Text"

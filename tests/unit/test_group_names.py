@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
-from itertools import combinations, product
+from itertools import product
 
 import pytest
 
 from streams.kafka import group_names
-from streams.kafka.group_names import GroupScope, agent_in, policy_in
+from streams.kafka.group_names import GroupScope
 from streams.settings.model import Fleet
-from tests.import_graph import ROOT
 
 NAMES = ("pa", "pa-b", "team-a", "default", "serve")
 AGENTS = (None, "environment", "guide", "a-b", "tutor:v1")
@@ -19,16 +17,6 @@ BASES = (None, *(hashlib.sha256(name.encode()).hexdigest() for name in ("small",
 FLEETS = [
     Fleet(name=name, policies=policies) for name, policies in product(("default", "serve"), ("*", "team-*", "pa"))
 ]
-READERS = {
-    "GroupConsumer",
-    "TrackedConsumer",
-    "KeyMembership",
-    "FleetConsumer",
-    "TaskReader",
-    "IdleMember",
-    "SoleMember",
-}
-"""Classes that join a group; its name, or a GroupScope, is their second argument."""
 
 
 def all_servings() -> list[GroupScope]:
@@ -71,47 +59,3 @@ def test_curators_and_builders_of_data_sets_that_select_different_ones_are_in_gr
     names = [group_names.of_curators(*selection) for selection in selections]
     names += [group_names.of_dataset(name) for name in ("sums", "talks")]
     assert len(set(names)) == len(selections) + 2
-
-
-def test_readers_take_the_names_of_their_groups_from_one_place_alone() -> None:
-    """A name that is made elsewhere may lack what decides; a class that joins passes on what it was given."""
-    wrong = []
-    for path in sorted(path for folder in ("streams", "trainer", "gateway") for path in (ROOT / folder).rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        named = {
-            alias.asname or alias.name
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom) and node.module == "streams.kafka.group_names"
-            for alias in node.names
-        }
-        for node in ast.walk(tree):
-            is_reader = isinstance(node, ast.Call) and getattr(node.func, "id", None) in READERS
-            if is_reader and path.name not in ("tracked.py", "task_reader.py") and not named:
-                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
-            if isinstance(node, ast.JoinedStr) and _is_group(node):
-                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
-    assert [place for place in wrong if "group_names.py" not in place] == []
-
-
-def _is_group(text: ast.JoinedStr) -> bool:
-    """Return whether an f-string makes the name of a group: it begins with a stage and a dash."""
-    first = text.values[0]
-    return isinstance(first, ast.Constant) and str(first.value).startswith(
-        ("policy-@", "agents-", "trainer-@", "curate-", "datasets-")
-    )
-
-
-def test_a_name_says_what_its_members_serve() -> None:
-    for serving in all_servings():
-        if serving.agent is None:
-            assert policy_in(serving.group) == serving.policy
-        else:
-            assert agent_in(serving.group) == (serving.agent, serving.policy)
-    assert [policy_in(group) for group in ("streams", "scoring", group_names.of_calls(FLEETS[0]))] == [None] * 3
-    assert agent_in("agents-adder") is None, "of a version before 1.0, which named the agent alone"
-
-
-def test_a_fleet_of_any_base_model_is_the_fleet_of_the_settings_and_no_other_is() -> None:
-    for one, other in combinations([serving for serving in all_servings() if serving.policy is None], 2):
-        if one.base is None and one.includes(other.group):
-            assert (one.stage, one.agent, one.fleet) == (other.stage, other.agent, other.fleet)

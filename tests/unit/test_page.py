@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import cache
 from html.parser import HTMLParser
@@ -14,18 +14,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 from gateway.page import app, chart, export
 from schemas.events import Coordinates, DeadLetter, Event, derive_id
 from schemas.serde import Poison, encode
-from streams.cli.root import cli
 from streams.errors import NotFoundError
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
-from streams.settings.load import to_env
 from streams.settings.model import Archive, Settings
 from streams.tools.views import answer_tokens, curves, group_list, overview, places, policy_versions, record_line
 from streams.tools.views.bounded_query import answer_statement
@@ -33,6 +31,7 @@ from streams.tools.views.log_view import WHOLE_LOG, LogReader, LogView
 from streams.tools.views.record_line import RecordLine
 from streams.tools.views.rights import LogRights
 from streams.tools.views.side_by_side import shared_by_token, shared_words
+from tests.support.commands import invoke
 from tests.support.factories import (
     T0,
     adapter_event,
@@ -413,9 +412,7 @@ def test_a_policy_shows_its_versions_what_they_are_made_of_and_who_decided(clien
 
 def test_every_figure_of_a_curve_equals_that_of_streamward_query(view: LogView, client: TestClient) -> None:
     sql = curves.rewards_sql("default")
-    printed = CliRunner().invoke(
-        cli, ["query", sql, "--source", "archive", "--output", "json"], env=to_env(view.settings)
-    )
+    printed = invoke(view.settings, "query", sql, "--source", "archive", "--output", "json")
     rows = json.loads(printed.stdout)
     assert [(row["version"], row["groups"]) for row in rows] == [(0, 5)]
     assert rows[0]["mean"] == pytest.approx((0.5 + 0 + 1 + 1 + 0.5) / 5)
@@ -699,21 +696,29 @@ def test_our_own_javascript_is_small_and_the_rest_is_as_it_was_released() -> Non
 # --- what others wrote ------------------------------------------------------------------------------------------------
 
 
-def every_page(client: TestClient) -> Iterator[str]:
-    """Follow every link from the overview on, and yield each page; of the many statements a few."""
-    ahead, seen = ["/"], {"/"}
-    statements = {f"/sql?q=FROM%20{name}%20LIMIT%2020" for name in ("tasks", "responses", "dead_letters")}
+def linked_pages(
+    get: Callable[[str], httpx.Response], begin: str, leads: Callable[[str], object]
+) -> Iterator[tuple[str, str]]:
+    """Follow every link that leads on, from a page on, and yield path and text of each page."""
+    ahead, seen = [begin], {begin}
     while ahead:
         path = ahead.pop()
-        answer = client.get(path)
+        answer = get(path)
         assert answer.status_code in (200, 404), f"{path}: {answer.text}"
         if "text/html" not in answer.headers["content-type"]:
             continue
-        yield answer.text
-        found = {attributes.get("href") or "" for tag, attributes in Words(answer.text).tags if tag == "a"}
-        new = {link for link in found if link in statements or re.match("/(?!sql[?])", link)} - seen
+        yield path, answer.text
+        links = {attributes.get("href") or "" for tag, attributes in Words(answer.text).tags if tag == "a"}
+        new = {link.partition("#")[0] for link in links if leads(link)} - seen
         seen |= new
         ahead += sorted(new)
+
+
+def every_page(client: TestClient) -> Iterator[str]:
+    """Yield each page that links from the overview lead to; of the many statements a few."""
+    statements = {f"/sql?q=FROM%20{name}%20LIMIT%2020" for name in ("tasks", "responses", "dead_letters")}
+    pages = linked_pages(client.get, "/", lambda link: link in statements or re.match("/(?!sql[?])", link))
+    return (text for _, text in pages)
 
 
 def test_hostile_texts_are_shown_as_text_on_every_page(hostile: TestClient) -> None:
@@ -755,9 +760,7 @@ def test_a_view_is_kept_for_as_long_as_it_was_costly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "said"), [("taught", "It taught something"), ("default", "Policy default")])
 def test_a_page_is_exported_to_a_file_that_loads_nothing(view: LogView, tmp_path: Path, name: str, said: str) -> None:
     out = tmp_path / "page.html"
-    run = CliRunner().invoke(
-        cli, ["page", "export", name, "--out", str(out), "--source", "archive"], env=to_env(view.settings)
-    )
+    run = invoke(view.settings, "page", "export", name, "--out", str(out), "--source", "archive")
     assert run.exit_code == 0, run.output
     found = Words(out.read_text(encoding="utf-8"))
     assert said in found.text

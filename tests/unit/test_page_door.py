@@ -36,7 +36,7 @@ from tests.support.log import page_log
 from tests.support.log.archive_of import archived
 from tests.support.thoroughness import FULL
 from tests.unit.test_door import BEARER, Known, Written
-from tests.unit.test_page import Words
+from tests.unit.test_page import Words, linked_pages
 
 HERE = "https://streamward.example"
 COOKIE = LoginCookie(over_tls=True, lasts_s=3600)
@@ -257,20 +257,11 @@ def test_what_the_page_itself_sends_is_taken(view: LogView) -> None:
 
 def every_page(http: AtThePage) -> dict[str, str]:
     """Return every page that links lead to."""
-    ahead, seen = ["/page/"], {"/page/"}
-    found: dict[str, str] = {}
-    while ahead:
-        path = ahead.pop()
-        answer = http.get(path, headers=BEARER)
-        assert answer.status_code in (200, 404), f"{path}: {answer.text}"
-        if "text/html" not in answer.headers["content-type"]:
-            continue
-        found[path] = answer.text
-        links = {attributes.get("href") or "" for tag, attributes in Words(answer.text).tags if tag == "a"}
-        new = {link.partition("#")[0] for link in links if link.startswith("/page/") and "/sql?" not in link} - seen
-        seen |= new
-        ahead += sorted(new)
-    return found
+
+    def leads(link: str) -> bool:
+        return link.startswith("/page/") and "/sql?" not in link
+
+    return dict(linked_pages(lambda path: http.get(path, headers=BEARER), "/page/", leads))
 
 
 @pytest.mark.parametrize(

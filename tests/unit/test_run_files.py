@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from schemas.events import Event, derive_id
-from streams.cli.root import cli
 from streams.errors import NotFoundError, RefusedError
 from streams.improve.runs.run_archive import COLUMNS, RunArchiveService, append_lines, write_database
 from streams.improve.runs.run_tracker import RunTracker
 from streams.kafka.topics import topics
-from streams.settings.load import to_env
 from streams.settings.model import Archive, Settings
+from tests.support.commands import invoke, rows_of
 from tests.support.factories import T0, response, reward, task, trajectory
 from tests.support.log.archive_of import archived
 from tests.unit.test_runs_view import chat, direct_answers
@@ -53,9 +51,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 
 def printed(settings: Settings, *args: str) -> list[dict[str, Any]]:
-    result = CliRunner().invoke(cli, ("runs", *args, "--source", "archive"), env=to_env(settings))
-    assert result.exit_code == 0, result.output
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    return rows_of(invoke(settings, "runs", *args, "--source", "archive"))
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -57,11 +57,8 @@ class Executors:
 def executors(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Executors]:
     """Those of Ray, and those of Spark."""
     if request.param == "spark":
-        try:
+        with environment.promised():
             env = environment.variables(tmp_path)
-        except environment.NoSpark as exc:
-            assert os.environ.get("TEST_SPARK") != "1", f"Spark was promised, but there is no {exc}"
-            pytest.skip(needs(str(exc), "make setup-spark && make test-spark"))
         yield Executors("spark", environment.PYTHON, env, tmp_path)
         return
     if not RAY_PYTHON.exists():

@@ -15,6 +15,7 @@ import pytest
 
 from streams.settings.load import to_env
 from streams.settings.model import Settings
+from tests.support.fork_server import spawn
 from tests.support.log.shared_node import own_topics
 from tests.support.verl.queue_accounts import QueueAccounts
 
@@ -44,7 +45,7 @@ def test_a_writer_that_is_killed_again_and_again_loses_nothing_and_clears_for_go
     draw, accounts = random.Random(seed), QueueAccounts()
     environment = {**os.environ, **to_env(settings)}
     for kill in range(KILLS + 1):
-        process = subprocess.Popen(
+        process = spawn(
             [sys.executable, "-m", "tests.support.verl.queue_writer", "load", f"{seed}{kill}"],
             env=environment, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip

@@ -8,20 +8,19 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from confluent_kafka import admin
 
 from schemas.serde import encode
-from streams.cli.root import cli
 from streams.kafka import admin as cluster
 from streams.kafka.client import client_config
 from streams.kafka.history import History
 from streams.kafka.producer import Producer
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
-from streams.settings.load import to_env
 from streams.settings.model import Settings
 from streams.tools.archive import history
+from tests.support.commands import invoke
 from tests.support.factories import reward, task
 
 ONE = 1
@@ -113,7 +112,7 @@ def of(settings: Settings, source: Any = "archive") -> History:
 
 
 def run(settings: Settings, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["archive", *arguments], env=to_env(settings))
+    return invoke(settings, "archive", *arguments)
 
 
 def elsewhere(settings: Settings) -> Settings:

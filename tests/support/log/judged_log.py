@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from schemas.events import Coordinates, CurationEvent, Event, Message, RunVerdict, TrajectoryEvent, Turn, derive_id
+from schemas.events import Coordinates, CurationEvent, Message, RunVerdict, TrajectoryEvent, Turn, derive_id
 from schemas.tokens import TokenIds
-from streams.kafka.producer import Producer
 from streams.settings.model import Settings
 from tests.support.agent_calls import Recorded, assistant, user
 from tests.support.factories import curation_event, trajectory
+from tests.support.processes import write
 
 PROMPT = (6, 20, 7, 21)
 """Tokens of every question."""
-
-
-def sent(settings: Settings, *events: Event) -> list[Coordinates]:
-    """Write events, and return where they are."""
-    places: list[Coordinates] = []
-    with Producer(settings) as producer:
-        for event in events:
-            producer.send(event, on_ack=places.append)
-            producer.flush()
-    return places
 
 
 def run_of(name: str, question: str, answer: str = "11", **changes: Any) -> tuple[Turn, TrajectoryEvent]:
@@ -45,7 +35,7 @@ def run_of(name: str, question: str, answer: str = "11", **changes: Any) -> tupl
 
 def served(settings: Settings, name: str, question: str, answer: str = "11", **changes: Any) -> Coordinates:
     """Write a run of one call, and return where its end is; `changes` are of its turn."""
-    return sent(settings, *run_of(name, question, answer, **changes))[-1]
+    return write(settings, *run_of(name, question, answer, **changes))[-1]
 
 
 def verdict_on(name: str, end: Coordinates, decision: RunVerdict = "promote", **changes: Any) -> CurationEvent:
@@ -66,7 +56,7 @@ def verdict_on(name: str, end: Coordinates, decision: RunVerdict = "promote", **
 
 def judge(settings: Settings, name: str, end: Coordinates, decision: RunVerdict = "promote", **changes: Any) -> None:
     """Write a verdict on a run."""
-    sent(settings, verdict_on(name, end, decision, **changes))
+    write(settings, verdict_on(name, end, decision, **changes))
 
 
 def promoted(settings: Settings, *questions: str, **changes: Any) -> None:
@@ -74,6 +64,6 @@ def promoted(settings: Settings, *questions: str, **changes: Any) -> None:
     names = {derive_id("run", question): question for question in questions}
     runs = [event for name, question in names.items() for event in run_of(name, question, **changes)]
     ends = [
-        place for place, event in zip(sent(settings, *runs), runs, strict=True) if isinstance(event, TrajectoryEvent)
+        place for place, event in zip(write(settings, *runs), runs, strict=True) if isinstance(event, TrajectoryEvent)
     ]
-    sent(settings, *map(verdict_on, names, ends))
+    write(settings, *map(verdict_on, names, ends))

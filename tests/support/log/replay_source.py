@@ -11,17 +11,21 @@ Not covered: groups and batches as a live worker writes them. Whoever compares a
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Event, Response, Reward, RewardSource
 from schemas.serde import encode
+from streams.engines.base_model import load_base
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.kafka.record import key_of
 from streams.kafka.topics import topic_of, topics
-from streams.settings.model import Batches, Settings, Topics
+from streams.settings.model import Batches, Kafka, Model, Settings, Topics
 from tests.support import factories
 from tests.support.factories import T0, response, reward, task
+from tests.support.log.shared_node import own_prefix
+from tests.support.models.tiny import save_tiny
 
 NUMBER, SIZE, HALF = 8, 3, 4
 FRESH = 4
@@ -92,6 +96,16 @@ def write(settings: Settings, **sampled: Any) -> int:
             log.append(trained(1))
         log += about(number, **sampled)
     return append(settings, log, BEGUN_MS)
+
+
+def write_tiny(bootstrap: str, folder: Path, version: int) -> Settings:
+    """Write the log with responses of a version that are tokens of the tiny model, saved in `folder`."""
+    model = Model(base=str(save_tiny(folder / "tiny")))
+    base = load_base(model)
+    settings = shaped(Settings(kafka=Kafka(bootstrap=bootstrap), topics=Topics(prefix=own_prefix()), model=model))
+    digests = {"base_digest": base.base_digest, "tokenizer_digest": base.tokenizer_digest}
+    write(settings, version=version, prompt_token_ids=(1, 5, 6), completion_token_ids=(7, 2), **digests)
+    return settings
 
 
 def append(settings: Settings, log: list[Event], begun_ms: int) -> int:

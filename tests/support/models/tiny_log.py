@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from schemas.serde import encode
 from streams.engines.base_model import Base
 from streams.kafka import admin as cluster
 from streams.kafka.client import client_config
-from streams.kafka.producer import Producer
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
+from tests.support.factories import changed
 from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny import tiny_group, tiny_model
+from tests.support.processes import Writer
 
 PER_BATCH = 2
 
@@ -43,17 +45,15 @@ def settings_in(folder: Path, bootstrap: str, base: Base) -> Settings:
 def groups_of(base: Base, sequence: int, policy: str = "default") -> list[AdvantagedGroup]:
     """The groups of a batch; those of another policy than the default are other groups."""
     first = 0 if policy == "default" else 1000 * sum(policy.encode())
-    return [
-        tiny_group(
-            tiny_model(),
-            first + 10 * sequence + n,
-            policy=policy,
-            base_digest=base.base_digest,
-            tokenizer_digest=base.tokenizer_digest,
-            adapter_version=max(0, sequence - 1),
-        )
-        for n in range(PER_BATCH)
-    ]
+    of_base = {"base_digest": base.base_digest, "tokenizer_digest": base.tokenizer_digest}
+    about = {"policy": policy, "adapter_version": max(0, sequence - 1), **of_base}
+    return [changed(sampled(first + 10 * sequence + number), **about) for number in range(PER_BATCH)]
+
+
+@cache
+def sampled(seed: int) -> AdvantagedGroup:
+    """A group of the tiny model, which is sampled once."""
+    return tiny_group(tiny_model(), seed)
 
 
 def batch_of(sequence: int, offsets: list[Coordinates], policy: str = "default") -> Batch:
@@ -83,15 +83,11 @@ def write(
     **changes: Any,
 ) -> None:
     """Write batches of `policy`, with `headers`, and their groups; `changes` go into the first group of each batch."""
-    topic = topics(settings.topics)["groups"].name
-    with Producer(settings) as producer:
-        for sequence in sequences:
-            offsets: list[Coordinates] = []
-            first, *rest = groups_of(base, sequence, policy)
-            for group in (replace(first, **changes), *rest):
-                producer.send_bytes(topic, group.policy.encode(), encoded(group), on_ack=offsets.append)
-            producer.flush()
-            producer.send(batch_of(sequence, offsets, policy), headers=headers)
+    writer = Writer(settings)
+    for sequence in sequences:
+        first, *rest = groups_of(base, sequence, policy)
+        offsets = writer.write(replace(first, **changes), *rest, encoder=encoded)
+        writer.write(batch_of(sequence, offsets, policy), headers=headers)
 
 
 def trained(settings: Settings) -> list[AdapterEvent]:

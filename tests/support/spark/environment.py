@@ -12,10 +12,14 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
+from tests.skips import needs
 from tests.support.java import Jar, MissingJar, fetched
 
 PYTHON = Path(__file__).parents[3] / ".venv-spark" / "bin" / "python"
@@ -27,6 +31,16 @@ JAVA = ("17", "21")
 
 class NoSpark(Exception):
     """Something is missing; the message says what."""
+
+
+@contextmanager
+def promised() -> Iterator[None]:
+    """Skip the test whose block finds no Spark; fail it if there was to be one."""
+    try:
+        yield
+    except NoSpark as exc:
+        assert os.environ.get("TEST_SPARK") != "1", f"Spark was promised, but there is no {exc}"
+        pytest.skip(needs(str(exc), "make setup-spark && make test-spark"))
 
 
 class Filters(NamedTuple):
