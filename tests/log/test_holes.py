@@ -15,7 +15,7 @@ from streams.kafka import admin as cluster, times
 from streams.kafka.client import client_config
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from tests.support.commands import invoke
+from tests.support.commands import invoke, rows_of
 from tests.support.log.archived import ONE, held, in_the_log, name, of, run, settings, write
 from tests.support.log.join_bench import Bench, bench, wait_until
 from tests.support.log.join_worker import PARTITIONS
@@ -97,17 +97,16 @@ def test_tools_read_a_topic_with_compacted_and_deleted_ranges(made: Settings, cl
     tailed = times.tail(made, [topics(made.topics)["rewards"]], times.parse_begin("start"), until_end=True)
     assert sorted(each.record.at.offset for each in tailed) == there
 
-    def invoke(*arguments: str) -> str:
-        result = invoke(made, *arguments)
-        assert result.exit_code == 0, result.output
-        return result.stdout
+    def offsets() -> list[int]:
+        return [
+            row["_offset"] for row in rows_of(invoke(made, "query", "SELECT _offset FROM rewards ORDER BY _offset"))
+        ]
 
-    query = ("query", "SELECT _offset FROM rewards ORDER BY _offset", "--output", "jsonl")
-    assert [json.loads(line)["_offset"] for line in invoke(*query).splitlines()] == there
+    assert offsets() == there
     assert run(made, "sync", "rewards").exit_code == run(made, "verify").exit_code == 0
     write(made, 3, first=70)
     there += [20, 21, 22]
-    assert [json.loads(line)["_offset"] for line in invoke(*query).splitlines()] == there
+    assert offsets() == there
     assert [record.at.offset for record in held(of(made, "auto"))] == there
     (finding, *_) = [row for row in json.loads(invoke_doctor(made)) if "is compacted" in row["what"]]
     assert "which leaves gaps in the offsets" in finding["what"]

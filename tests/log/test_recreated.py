@@ -66,9 +66,10 @@ def test_an_archive_that_follows_notices_another_log_that_has_nothing_new(
     thread.start()
     wait_until(lambda: "archived 5 records" in caplog.text)
     make_anew(made, 5)
-    thread.join(30)
+    thread.join(120)
     stop.set()
-    assert failures and ("another record than the archive" in failures[0] or "does not exist" in failures[0])
+    found = ("another record than the archive", "does not exist", "the topic was recreated")  # while it is made, too
+    assert failures and any(words in failures[0] for words in found)
 
 
 class Member:

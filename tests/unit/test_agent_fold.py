@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from schemas.events import Message, Observed, Response, Sampling, Tool, ToolCall, Turn, derive_id
+from schemas.events import FinishReason, Message, Observed, Response, Sampling, Tool, ToolCall, Turn, derive_id
 from schemas.serde import encode
 from schemas.tokens import TokenIds
 from streams.stages.agents.trajectories.call_chains import Chains
@@ -393,6 +393,18 @@ def whole_chains(made: Response) -> list[list[int]]:
     for branch in made.branches:
         found.append([*found[branch.leaves][: branch.shared_tokens], *branch.completion_token_ids])
     return found
+
+
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_a_response_names_the_models_of_its_calls_and_ends_as_the_last_one_did(reason: FinishReason) -> None:
+    run = Recorded()
+    first = run.call(ASKED)
+    run.call([*run.history(first), user("and 5?")], finish_reason=reason)
+    made, (turn, *_) = of_run(run), run.turns
+    assert made.finish_reason == reason
+    assert (
+        (made.base_digest, made.tokenizer_digest) == (turn.base_digest, turn.tokenizer_digest) == ("b" * 64, "c" * 64)
+    )
 
 
 def test_a_conversation_is_a_response_with_the_environments_tokens_masked() -> None:
