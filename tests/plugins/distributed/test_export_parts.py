@@ -11,13 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from plugins.distributed import spread_export
 from plugins.distributed.pieces import pieces_of
 from plugins.distributed.spread_export import LINES, READ, Exporting, ReadingByTask
 from schemas.events import Response
 from schemas.serde import encode
 from streams.kafka.record import Record
 from streams.settings.model import Archive, Settings
-from streams.tools.query import distributed, export
+from streams.tools.query import export
 from streams.tools.query.examples import ExportOptions
 from streams.tools.query.session import Session
 from streams.tools.query.source import Scope
@@ -78,7 +79,7 @@ def in_one_piece(settings: Settings, options: ExportOptions, scope: Scope, folde
 def in_parts(settings: Settings, options: ExportOptions, scope: Scope, folder: Path, seed: int) -> export.Counts:
     draw = random.Random(seed)
     buckets = draw.choice((1, 3, 50))
-    pieces = pieces_of(settings, distributed.ranges_of(settings), export.LABELS)
+    pieces = pieces_of(settings, spread_export.ranges_of(settings), export.LABELS)
     reading = ReadingByTask(settings, Sent(pieces), options, scope, buckets)
     batches = [batch for number in range(len(pieces)) for batch in reading(number)]
     rows = pa.Table.from_batches(batches, READ)
@@ -89,7 +90,7 @@ def in_parts(settings: Settings, options: ExportOptions, scope: Scope, folder: P
         for batch in Exporting(settings, options)(rows.filter(pa.compute.equal(rows["bucket"], bucket)))
     ]
     counts = export.Counts()
-    lines = distributed.count_lines(Made(pa.Table.from_batches(made, LINES)), counts)
+    lines = spread_export.count_lines(Made(pa.Table.from_batches(made, LINES)), counts)
     export.write_lines(lines, options, folder, counts, ranges=list)
     return counts
 
