@@ -90,7 +90,7 @@ class NodeCommand(NamedTuple):
     """A command of ours, as it is sent to other nodes."""
 
     command: str
-    """Behind `streamward`, with its options."""
+    """After `streamward`, with its options."""
     log_level: str
     variables: dict[str, str]
     """The settings."""
@@ -154,7 +154,7 @@ def _no_cluster(address: str) -> str:
 
 
 def _refuse_silence(address: str) -> None:
-    """Raise ClusterError if nobody listens at `address`, SettingsError if it is none that a driver can use."""
+    """Raise ClusterError if no process listens at `address`, SettingsError if it is none that a driver can use."""
     if "://" in address:
         raise SettingsError(
             f"{ADDRESS}={address}: Ray Client does not carry processes of many hours; submit this command as a job: "

@@ -58,7 +58,7 @@ class PluginExport:
 class PluginEngine:
     """A cluster that work is sent to with `--on NAME` or `--launcher NAME`: where each kind of work is, `module:name`.
 
-    What is None, the engine does not do; then its name is no choice of that option.
+    A kind of work may be None; the engine's name is then no choice of the option for it.
     """
 
     help: str
