@@ -111,7 +111,7 @@ def _table(report: Report) -> None:
     from streams.tools.audit.report import CATEGORIES
 
     plain = report.plain()
-    show.record(report.counted(), "table")
+    show.record(report.main_counts(), "table")
     print()
     for name, text, holds in report.equations():
         print(f"{name}: {text}{'' if holds else '   does not add up'}")

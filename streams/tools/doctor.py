@@ -229,8 +229,8 @@ def _unread_topics(prefix: str, existing: Iterable[str]) -> Iterator[DoctorFindi
         yield DoctorFinding(
             "topics",
             "warning",
-            f"{', '.join(prefix + label for label in unread)}: nothing that is installed reads this",
-            "Install the plugin that wrote it (`streamward plugins` lists those there are), or delete the topic",
+            f"{', '.join(prefix + label for label in unread)}: no plugin that is loaded reads this",
+            "`streamward plugins` lists those that are installed; load the one that wrote it, or delete the topic",
         )
 
 

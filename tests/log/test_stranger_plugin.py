@@ -53,11 +53,11 @@ def test_a_plugin_of_a_stranger_writes_queries_and_recounts_its_topic(thumbs: Pa
     assert [found["what"] for found in report["phantom"]] == ["it is about answer of-nobody, which is not in the log"]
 
 
-def test_doctor_names_a_topic_that_nothing_installed_reads(thumbs: Path, settings: Settings) -> None:
+def test_doctor_names_a_topic_that_no_plugin_reads(thumbs: Path, settings: Settings) -> None:
     admin.apply_topics(settings)
     assert run_with(thumbs, "topics", "apply", settings=settings).returncode == 0
     (found,) = (one for one in doctor.examine(lambda: (settings, {})) if one.check == "topics" and one.state != "ok")
-    assert found.what == f"{settings.topics.prefix}thumbs: nothing that is installed reads this"
+    assert found.what == f"{settings.topics.prefix}thumbs: no plugin that is loaded reads this"
 
 
 def answers(url: str) -> bool:

@@ -84,7 +84,7 @@ class CallRecount(KeyedRecount[CallFact | CallResultFact]):
 
     def recount(self, facts: KeyFacts[CallFact | CallResultFact], view: AuditView) -> RecountOutcome:
         """Return what is wrong with the calls of one model."""
-        outcome, versions = RecountOutcome(), view.trained(facts.policy)
+        outcome, versions = RecountOutcome(), view.versions(facts.policy)
         answers = [fact for fact in facts.events if isinstance(fact, CallResultFact)]
         calls: dict[str, CallFact] = {}
         for call in (fact for fact in facts.events if isinstance(fact, CallFact)):

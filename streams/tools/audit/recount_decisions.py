@@ -20,7 +20,7 @@ from streams.tools.audit.subject import KeyedRecount, KeyFacts
 from streams.tools.audit.view import AuditView
 
 
-class Decision(NamedTuple):
+class DecisionFact(NamedTuple):
     """An event that names how many took effect before it."""
 
     at: Coordinates
@@ -40,16 +40,16 @@ class Decision(NamedTuple):
 class DecisionRules:
     """The rules of one key of a registry, with the fold of the events that took effect."""
 
-    def problem(self, event: Decision) -> str | None:
+    def problem(self, event: DecisionFact) -> str | None:
         """Return what is wrong with the next event; None: it takes effect."""
         raise NotImplementedError
 
-    def take(self, event: Decision, outcome: RecountOutcome) -> None:
+    def take(self, event: DecisionFact, outcome: RecountOutcome) -> None:
         """Take in an event that took effect."""
         raise NotImplementedError
 
 
-class DecisionRecount(KeyedRecount[Decision]):
+class DecisionRecount(KeyedRecount[DecisionFact]):
     """The recount of a registry."""
 
     rules: ClassVar[type[DecisionRules]]
@@ -70,12 +70,12 @@ class DecisionRecount(KeyedRecount[Decision]):
         has_own_id = event.event_id == derive_id(key, kind, sequence)
         content = content_digest(event, "created_at", "traceparent")
         said = (event.digest or "", self.about(event))
-        self.keep(key, Decision(record.at, kind, sequence, has_own_id, content, *said))
+        self.keep(key, DecisionFact(record.at, kind, sequence, has_own_id, content, *said))
 
-    def recount(self, facts: KeyFacts[Decision], view: AuditView) -> RecountOutcome:
+    def recount(self, facts: KeyFacts[DecisionFact], view: AuditView) -> RecountOutcome:
         """Return what is wrong with one key."""
         outcome, count, refused, rules = RecountOutcome(), 0, 0, self.rules()
-        taken: dict[int, Decision] = {}
+        taken: dict[int, DecisionFact] = {}
         for event in facts.events:
             is_cut = view.reach.cut(*event.at[:2])
             if not event.has_own_id:

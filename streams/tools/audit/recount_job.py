@@ -118,7 +118,7 @@ class JobRecount(KeyedRecount[JobFact]):
         outcome = RecountOutcome()
         outcome.counts["jobs"] += 1
         first: dict[str, JobFact] = {}
-        versions = view.trained(facts.policy)
+        versions = view.versions(facts.policy)
         took_effect = self._took_effect[facts.key] = list[JobFact]()
         state: str | None = None
         count = iterations = 0

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from schemas.events import PromptEvent
 from streams.tools.audit.facts import RecountOutcome
-from streams.tools.audit.recount_decisions import Decision, DecisionRecount, DecisionRules
+from streams.tools.audit.recount_decisions import DecisionFact, DecisionRecount, DecisionRules
 
 
 class NamedVersions(NamedTuple):
@@ -33,7 +33,7 @@ class PromptRules(DecisionRules):
         self._aliases: dict[str, tuple[int, ...]] = {}
         self._withdrawn: set[int] = set()
 
-    def problem(self, event: Decision) -> str | None:
+    def problem(self, event: DecisionFact) -> str | None:
         """Return what is wrong with the next event; None: it takes effect."""
         texts = self._texts
         if event.kind == "created":
@@ -50,7 +50,7 @@ class PromptRules(DecisionRules):
         meant = [alias for alias, versions in self._aliases.items() if set(versions) & set(event.about.versions)]
         return f"it withdraws what {meant[0]} means" if event.kind == "withdrawn" and meant else None
 
-    def take(self, event: Decision, outcome: RecountOutcome) -> None:
+    def take(self, event: DecisionFact, outcome: RecountOutcome) -> None:
         """Take in an event that took effect."""
         if event.kind == "created":
             self._texts += [""] * (

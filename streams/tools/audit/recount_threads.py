@@ -40,7 +40,7 @@ from streams.tools.audit.view import AuditView
 ENDINGS = {"success": "answered", "error": "failed", "timeout": "failed", "interrupted": "interrupted"}
 
 
-class RecordedTurn(NamedTuple):
+class RunTurn(NamedTuple):
     """A turn, and what it says of the run that it answers."""
 
     at: Coordinates
@@ -52,7 +52,7 @@ class RecordedTurn(NamedTuple):
         return f"turn {self.turn_id} at {self.at}"
 
 
-Turns = Mapping[tuple[int, str], list[RecordedTurn]]
+Turns = Mapping[tuple[int, str], list[RunTurn]]
 """By partition and trajectory, which is a run of a thread if they answer one."""
 
 
@@ -71,7 +71,7 @@ class ThreadRecount(KeyedRecount[ThreadFact]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._turns: dict[tuple[int, str], list[RecordedTurn]] = {}
+        self._turns: dict[tuple[int, str], list[RunTurn]] = {}
         self._actors: dict[str, KeyRights] = {}
         """Keys, by the actor that they are."""
 
@@ -80,7 +80,7 @@ class ThreadRecount(KeyedRecount[ThreadFact]):
         if isinstance(event, AccessEvent):
             take_key(self._actors, event)
         elif isinstance(event, Turn):
-            turn = RecordedTurn(record.at, event.turn_id, thread_turn(event))
+            turn = RunTurn(record.at, event.turn_id, thread_turn(event))
             self._turns.setdefault((record.at.partition, event.trajectory_id), []).append(turn)
         else:
             self.keep(event.thread_id, thread_fact(record, event))
@@ -239,7 +239,7 @@ class _ThreadCheck:
         else:
             self._judge_turn(event, answered, answered.of_thread, run)
 
-    def _judge_turn(self, event: ThreadFact, answered: RecordedTurn, turn: ThreadTurn, run: RunCount | None) -> None:
+    def _judge_turn(self, event: ThreadFact, answered: RunTurn, turn: ThreadTurn, run: RunCount | None) -> None:
         thread_id = self._story.key
         if event.messages and turn.reply != event.messages[0].content:
             self._find(event, "contradictory", f"its answer is not that of {answered}")
@@ -253,9 +253,7 @@ class _ThreadCheck:
         if run is not None and not run.is_again:
             self._judge_turn_by_request(event, answered, turn, run)
 
-    def _judge_turn_by_request(
-        self, event: ThreadFact, answered: RecordedTurn, turn: ThreadTurn, run: RunCount
-    ) -> None:
+    def _judge_turn_by_request(self, event: ThreadFact, answered: RunTurn, turn: ThreadTurn, run: RunCount) -> None:
         request = run.request
         if turn.agent_id != request.agent_id:
             problem = f"agent {turn.agent_id} gave {answered}, and the run was requested of {request.agent_id}"

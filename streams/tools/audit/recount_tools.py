@@ -14,7 +14,7 @@ from typing import NamedTuple
 from schemas.events import ToolEvent
 from schemas.tool_text import endpoint_kind
 from streams.tools.audit.facts import RecountOutcome
-from streams.tools.audit.recount_decisions import Decision, DecisionRecount, DecisionRules
+from streams.tools.audit.recount_decisions import DecisionFact, DecisionRecount, DecisionRules
 
 
 class ToolOffer(NamedTuple):
@@ -35,7 +35,7 @@ class ToolRules(DecisionRules):
         self._kind = ""
         """Of its endpoint; empty: it is not known."""
 
-    def problem(self, event: Decision) -> str | None:
+    def problem(self, event: DecisionFact) -> str | None:
         """Return what is wrong with the next event; None: it takes effect."""
         if event.kind == "added":
             return "it adds an entry that there is" if self._seen else None
@@ -52,7 +52,7 @@ class ToolRules(DecisionRules):
                 return f"it offers {event.about.tools} tools, and the endpoint of its entry is one {self._kind}"
         return None
 
-    def take(self, event: Decision, outcome: RecountOutcome) -> None:
+    def take(self, event: DecisionFact, outcome: RecountOutcome) -> None:
         """Take in an event that took effect."""
         if event.kind == "removed":
             self._seen = self._trusted = self._kind = ""

@@ -9,7 +9,7 @@ Turns are numbered in the order in which they were recorded, so a number that is
 one with a higher number is late, which is no mistake of the log. The turn that it says is the answer is one of them.
 
 A response names the turns that it is made of, and has as many as it says: each with what it continues, as many tokens
-as were sampled, and behind the same observation.
+as were sampled, and after the same observation.
 
 Not covered: whether a task's trajectory has its response, whether a turn that nothing continues should be in it, and
 whether its tokens are those of its turns. A response whose run is not in the log, such as one in an experiment, is not
@@ -42,7 +42,7 @@ class TurnFact(NamedTuple):
     parent_id: str | None
     prompt_tokens: int
     sent: int
-    """Tokens of its prompt behind its parent's."""
+    """Tokens of its prompt after its parent's."""
     said: int
     """Tokens of its completion."""
     shown: str | None
@@ -87,7 +87,7 @@ class RunStory:
 
     @property
     def policy(self) -> str:
-        """Whose it is."""
+        """The policy of the trajectory."""
         facts: list[TurnFact | RunFact] = [*self.events, *self.turns]
         return facts[0].policy
 

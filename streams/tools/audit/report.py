@@ -45,7 +45,7 @@ class Report:
     in_flight: Counter[str]
     """What is still to come: tasks without group, rewards, groups in a window, batches to train, events that wait."""
     dead_letters: Counter[str]
-    """By reason, each stage's letter about a record once."""
+    """By reason, each stage's dead letter about a record once."""
     refused_adapters: Counter[str]
     """Of these, by reason: versions that an agent would not serve."""
     headers_left_out: int = 0
@@ -83,14 +83,14 @@ class Report:
         text = " + ".join(f"{count} {name}" for name, count in parts.items())
         return one.what, f"{total} = {text}", total == sum(parts.values())
 
-    def counted(self) -> dict[str, int]:
+    def main_counts(self) -> dict[str, int]:
         """Return how many there are of what a reader looks for first."""
         names = [*LOOP_COUNTS, *(name for recount in self.recounts for name in recount.counts)]
         return {name: self.counts[name] for name in names}
 
     def plain(self) -> dict[str, Any]:
         """Return all of it, ready for JSON."""
-        whole: dict[str, Any] = dict(self.counted())
+        whole: dict[str, Any] = dict(self.main_counts())
         for category in CATEGORIES:
             whole[category] = [
                 {"at": str(found.at), "what": found.what, "accounted": found.accounted} for found in self.of(category)

@@ -62,7 +62,7 @@ class SubjectRecount:
 
 @dataclass(slots=True)
 class KeyFacts(Generic[F]):
-    """What is kept of the records of one key, in the order of its partition."""
+    """The facts about one key, in the order of its partition."""
 
     key: str
     policy: str | None

@@ -1,4 +1,4 @@
-"""What recounts look up: the facts of the loop, and how far each stage and this reading have come.
+"""The view that recounts have of the loop, and of how far each stage and this reading have come.
 
 Ledger ──► LoopFacts: tasks, policies, dead letters ──┬──► AuditView ──► every recount
 commits, begins, ends ──► Reach ──────────────────────┘
@@ -40,13 +40,13 @@ class Story:
     controls: list[ControlFact] = field(default_factory=list)
     groups: list[GroupFact] = field(default_factory=list)
     misplaced: list[Coordinates] = field(default_factory=list)
-    """Records of the task in other partitions than its own, where nobody looks for it."""
+    """Records of the task in other partitions than its own, where no stage reads it."""
     settled: RecountOutcome | None = None
     """The last result, if only a new record about this task can change it."""
 
     @property
     def policy(self) -> str | None:
-        """Whose task it is; None if unknown."""
+        """The policy of the task; None if unknown."""
         known = self.tasks or self.groups or self.responses or self.rewards
         return known[0].policy if known else None
 
@@ -73,7 +73,7 @@ class LoopFacts:
 
 
 class AuditView:
-    """What the recounts look up beside their own facts."""
+    """The facts and positions that recounts look up, next to their own facts."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class AuditView:
         """The policies that have answered anything."""
         return {response.policy for story in self.loop.tasks.values() for response in story.responses}
 
-    def trained(self, policy: str | None) -> dict[int, AdapterFact]:
+    def versions(self, policy: str | None) -> dict[int, AdapterFact]:
         """Return the first `trained` of each version of a policy."""
         ledger = self.loop.policies.get(policy or "")
         events = () if ledger is None else reversed(ledger.adapters)
@@ -108,7 +108,7 @@ class AuditView:
         """Return the process that skipped a task it should have answered by then; None if that is still to come.
 
         Without a process of its own a policy is answered by a fleet. Which one, if there are several, the log does not
-        say, so all of them have to be behind it. One that never answered may wait for a fleet of its base model.
+        say, so all of them have to be past it. One that never answered may wait for a fleet of its base model.
         """
         own, reach = task.answered_by + task.policy, self.reach
         groups = {name for name, topic, _ in reach.committed if topic == self.names["tasks"]}
@@ -123,7 +123,7 @@ class AuditView:
         return any(letter.stage in (stages or (letter.stage,)) for letter in self._letters.get(at, ()))
 
     def reason(self, at: Coordinates, stage: str) -> str | None:
-        """Return the reason in this stage's letter about the record at `at`."""
+        """Return the reason in this stage's dead letter about the record at `at`."""
         return next((letter.reason for letter in self._letters.get(at, ()) if letter.stage == stage), None)
 
     def lag(self, group: GroupFact, sequence: int) -> int:
