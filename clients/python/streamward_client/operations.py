@@ -212,7 +212,7 @@ class Operations(Sender):
         return answer
 
     def get_group(self, task_id: str) -> models.GroupAnswer:
-        """Look at the answers to a task beside each other."""
+        """Look at the answers to a task next to each other."""
         answer: models.GroupAnswer = self.send("GET", f"/groups/{part(task_id)}")
         return answer
 
@@ -559,7 +559,7 @@ class AsyncOperations(AsyncSender):
         return answer
 
     async def get_group(self, task_id: str) -> models.GroupAnswer:
-        """Look at the answers to a task beside each other."""
+        """Look at the answers to a task next to each other."""
         answer: models.GroupAnswer = await self.send("GET", f"/groups/{part(task_id)}")
         return answer
 

@@ -550,7 +550,7 @@ export const tryScorer = <ThrowOnError extends boolean = false>(options: Options
 /**
  * Get group
  *
- * Look at the answers to a task beside each other.
+ * Look at the answers to a task next to each other.
  */
 export const getGroup = <ThrowOnError extends boolean = false>(options: Options<GetGroupData, ThrowOnError>) => (options.client ?? client).get<GetGroupResponses, GetGroupErrors, ThrowOnError>({
     security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
