@@ -57,12 +57,11 @@ async def answer(
 ) -> JsonObject | list[JsonObject] | None:
     """Return the outcome, or those of a batch, ready for JSON; None if nothing is answered."""
     try:
-        body = await read_apart(json_text.parse, raw)
+        body, is_doubtful = await read_apart(_read, raw)
     except json_text.RepeatedKeyError as exc:
         return refusal(None, RpcError(PARSE_ERROR, data=str(exc)))
     except ValueError:
         return refusal(None, RpcError(PARSE_ERROR))
-    is_doubtful = await read_apart(json_text.may_be_infinite, raw)  # once, however many requests a batch has
     if not isinstance(body, list):
         return await _outcome(body, methods, is_doubtful)
     if not batches:
@@ -73,6 +72,11 @@ async def answer(
         return refusal(None, RpcError(INVALID_REQUEST, data=f"a batch has at most {MOST_REQUESTS} requests"))
     outcomes = [await _outcome(request, methods, is_doubtful) for request in body]
     return [outcome for outcome in outcomes if outcome is not None] or None
+
+
+def _read(raw: bytes) -> tuple[Any, bool]:
+    """Return the value of a body, and whether a number in it may be infinite. Raises as `json_text.parse`."""
+    return json_text.parse(raw), json_text.may_be_infinite(raw)  # once, however many requests a batch has
 
 
 async def _outcome(request: Any, methods: Mapping[str, RpcMethod], is_doubtful: bool) -> JsonObject | None:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import random
 import re
 import threading
 import zlib
@@ -185,6 +186,20 @@ def test_a_body_is_read_no_further_than_it_may_be_long(headers: list[tuple[bytes
     with pytest.raises(CallError, match="longer than 1000 bytes"):
         asyncio.run(Intake(max_bytes=1000).body(Request({"type": "http", "headers": headers}, receive)))
     assert count == read_parts
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd"])
+def test_a_body_is_unpacked_no_further_than_it_may_be_long(coding: str) -> None:
+    whole = random.Random(1).randbytes(LARGE_BYTES).hex().encode()  # its ratio alone would let it through
+    packed = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstd}[coding](whole)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": packed}
+
+    request = Request({"type": "http", "headers": [(b"content-encoding", coding.encode())]}, receive)
+    assert len(packed) < LARGE_BYTES * 1.5 < len(whole)
+    with pytest.raises(CallError, match=f"longer than {len(whole) - 1} bytes once it is unpacked"):
+        asyncio.run(Intake(max_bytes=len(whole) - 1).body(request))
 
 
 # --- tensors, and what is packed --------------------------------------------------------------------------------------
