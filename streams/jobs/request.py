@@ -245,19 +245,8 @@ def order(
     if config.prompt is not None:
         spec = replace(spec, prompt_version=prompt_of(config, tenant or request.tenant, settings))
         _check_tasks(policy, spec, settings)
-    digest = digest_of(plain_request(request))
+    digest = digest_of(request.model_dump(mode="json"))
     return JobOrder(policy, request.tenant, spec, digest, allow_contaminated=config.allow_contaminated)
-
-
-def plain_request(request: RequestPart) -> dict[str, Any]:
-    """Return what the digest of an order is of; a field that came later is left out where it changes nothing."""
-    plain = request.model_dump(mode="json")
-    for name in ("allow_contaminated", "new_policy"):
-        if not plain["config"].get(name, True):
-            del plain["config"][name]
-    if "environment" in plain and plain["environment"] is None:
-        del plain["environment"]
-    return plain
 
 
 def prompt_of(config: JobConfig, tenant: str | None, settings: Settings) -> PromptUse:

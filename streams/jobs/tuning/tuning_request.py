@@ -29,7 +29,6 @@ from streams.jobs.request import (
     check_estimate,
     digest_of,
     explain,
-    plain_request,
     prices_and_budget,
 )
 from streams.jobs.training_files import FileLine, TrainingFile
@@ -144,7 +143,7 @@ def order(
         tuning=tuning,
     )
     check_estimate(spec, "epochs")
-    plain = {**plain_request(request), "file": None}
+    plain = {**request.model_dump(mode="json"), "file": None}
     if isinstance(examples, TrainingFile):
         plain["file"] = examples.file_id
     elif examples is not None:
