@@ -21,6 +21,7 @@ def schemas() -> None:
 @output_option
 def schemas_list(output: Output) -> None:
     """Print every schema version with its id."""
+    import streams.kafka.topics  # noqa: F401 - it adds the schemas of plugins
     from schemas.versions import files
     from streams import output as show
 
@@ -45,6 +46,7 @@ def schemas_check(ctx: click.Context) -> None:
     Also checks every version of an event against every other: each must read what the other wrote. The exit code is 1
     if something is wrong.
     """
+    import streams.kafka.topics  # noqa: F401 - as above
     from schemas.versions import SchemaError, check, files
 
     try:

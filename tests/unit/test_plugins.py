@@ -81,6 +81,8 @@ def test_the_plugin_of_a_stranger_has_all_that_it_declares(stranger: Path) -> No
     shown = run_with(stranger, "export", "--help").stdout
     assert "|rated]" in shown and "rated: batches with thumbs" in " ".join(shown.split())
     assert "  thumbs        Rate answers with a thumb up or down.\n" in run_with(stranger, "--help").stdout
+    assert json.loads(run_with(stranger, "schemas", "list").stdout.splitlines()[-1])["event"] == "Thumb"
+    assert run_with(stranger, "schemas", "check").returncode == 0
     listed = [json.loads(line) for line in run_with(stranger, "plugins").stdout.splitlines()]
     (theirs,) = (row for row in listed if row["plugin"] == "thumbs")
     assert theirs == {
