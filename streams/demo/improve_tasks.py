@@ -34,7 +34,7 @@ def questions(*, held_out: bool) -> list[tuple[str, str]]:
 def messages(question: str) -> tuple[Message, ...]:
     """Return a question behind its examples."""
     turns = itertools.chain.from_iterable(
-        (Message(role="user", content=asked), Message(role="assistant", content=answer)) for asked, answer in EXAMPLES
+        (Message(role="user", content=shot), Message(role="assistant", content=answer)) for shot, answer in EXAMPLES
     )
     return (*turns, Message(role="user", content=question))
 

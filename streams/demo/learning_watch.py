@@ -116,5 +116,5 @@ class LearningWatch:
         return [f"{named}: `{shlex.join([*words, '--reason', 'later ones learnt nothing'])}`"]
 
 
-def _sentences(first: str, *others: str) -> str:
-    return ". ".join([first, *(f"{sentence[:1].upper()}{sentence[1:]}" for sentence in others)])
+def _sentences(first: str, *rest: str) -> str:
+    return ". ".join([first, *(f"{sentence[:1].upper()}{sentence[1:]}" for sentence in rest)])

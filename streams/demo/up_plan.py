@@ -111,8 +111,8 @@ class UpPlan(Plan):
             )
         if self.train is None:
             return PlannedTasks(iter(()))
-        known = len(self.train) - len(tasks)
-        return PlannedTasks(iter(tasks), f"{len(self.train)} train tasks: {len(tasks)} new, {known} known (in the log)")
+        old = len(self.train) - len(tasks)
+        return PlannedTasks(iter(tasks), f"{len(self.train)} train tasks: {len(tasks)} new, {old} known (in the log)")
 
     def task_ids(self) -> set[str] | None:
         """Return the ids of the tasks that were named; None if there are none."""

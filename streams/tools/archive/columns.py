@@ -92,8 +92,8 @@ def table_schema(event: type[Event]) -> pa.Schema:
     """Return the columns of a topic's table: `_partition`, `_day`, and those of its files, those of COUNTED first."""
     columns = segment_schema(event)
     counted = [columns.field(name) for name in COUNTED]
-    others = [column for column in columns if column.name not in COUNTED]
-    return pa.schema([pa.field("_partition", pa.int32()), pa.field("_day", pa.date32()), *counted, *others])
+    uncounted = [column for column in columns if column.name not in COUNTED]
+    return pa.schema([pa.field("_partition", pa.int32()), pa.field("_day", pa.date32()), *counted, *uncounted])
 
 
 def _as_stored(kind: pa.DataType) -> pa.DataType:

@@ -113,10 +113,10 @@ def set_back(settings: Settings, labels: Iterable[str] = LABELS, *, into: Settin
     return list(RestoredTopics(ArchiveReader(settings).store, into or settings).set_back(labels))
 
 
-def _check_unused(into: Settings, bounds: Mapping[TopicPartition, tuple[int, int]], labels: Iterable[str]) -> None:
+def _check_unused(settings: Settings, bounds: Mapping[TopicPartition, tuple[int, int]], labels: Iterable[str]) -> None:
     """Raise RefusedError if one of these topics holds records."""
     for label in labels:
-        name = topics(into.topics)[label].name
+        name = topics(settings.topics)[label].name
         if any(low < high for (topic, _), (low, high) in bounds.items() if topic == name):
             raise RefusedError(
                 f"topic {name} holds records that begin like its archive, and no restore is under way there: it may be "
@@ -127,13 +127,13 @@ def _check_unused(into: Settings, bounds: Mapping[TopicPartition, tuple[int, int
 class _Target:
     """One partition that is restored."""
 
-    def __init__(self, archive: ArchiveReader, extent: ArchiveExtent, into: Settings, key: tuple[str, int]) -> None:
-        self._archive, self._extent, self._target_settings = archive, extent, into
+    def __init__(self, archive: ArchiveReader, extent: ArchiveExtent, settings: Settings, key: tuple[str, int]) -> None:
+        self._archive, self._extent, self._target_settings = archive, extent, settings
         self._label, self._partition = key
         self._from = (archive.folder(self._label), self._partition)
         self.has_holes = sum(file.records for file in extent.segments) < extent.next - extent.first
         self.first = self._first_record() if self.has_holes else extent.first
-        self.to: TopicPartition = (topics(into.topics)[self._label].name, self._partition)
+        self.to: TopicPartition = (topics(settings.topics)[self._label].name, self._partition)
         self._position = f"{self.to[0]}[{self.to[1]}]"
 
     def check(self, bounds: dict[TopicPartition, tuple[int, int]]) -> None:

@@ -103,10 +103,10 @@ def sync(
     archived, or if this is not the log that was archived; what can be archived is archived first.
     """
     stop, labels = stop or threading.Event(), list(labels)
-    outage, lag, known = BrokerOutage(settings.kafka, stop, meter), ArchiveLag(meter), dict[str, str]()
+    outage, lag, compared_ids = BrokerOutage(settings.kafka, stop, meter), ArchiveLag(meter), dict[str, str]()
     while True:
         try:
-            done = _look(settings, labels, stop, lag, known)
+            done = _look(settings, labels, stop, lag, compared_ids)
         except BrokerUnreachable:
             if not follow:
                 raise
@@ -131,9 +131,9 @@ def _pause(seconds: float, stop: threading.Event, meter: Meter) -> bool:
 
 
 def _look(
-    settings: Settings, labels: list[str], stop: threading.Event, lag: ArchiveLag, known: dict[str, str]
+    settings: Settings, labels: list[str], stop: threading.Event, lag: ArchiveLag, compared_ids: dict[str, str]
 ) -> list[Synced]:
-    """Archive what is new. `known` has the ids of topics that were compared with their archive."""
+    """Archive what is new. `compared_ids` has the ids of topics that were compared with their archive."""
     lag.meter.begin("archives what is new")
     names = [topics(settings.topics)[label].name for label in labels]
     bounds = admin.offsets(settings, labels)
@@ -144,7 +144,7 @@ def _look(
     troubles: list[str] = []
     with ThreadPoolExecutor(WRITERS, "archive") as writers:
         tables = [
-            TopicSync(settings, label, writers, lag, is_known=ids[name] == known.get(name))
+            TopicSync(settings, label, writers, lag, is_known=ids[name] == compared_ids.get(name))
             for label, name in zip(labels, names, strict=True)
         ]
         for table, ranges in zip(tables, bounds_by_label, strict=True):
@@ -156,7 +156,7 @@ def _look(
                 table.compact_small(stop)
     if troubles:
         raise LogError("\n".join(troubles))
-    known |= ids
+    compared_ids |= ids
     return done
 
 
