@@ -57,7 +57,8 @@ async def answer(
 ) -> JsonObject | list[JsonObject] | None:
     """Return the outcome, or those of a batch, ready for JSON; None if nothing is answered."""
     try:
-        body, is_doubtful = await read_apart(_read, raw)
+        # searched once, however many requests a batch has
+        body, is_doubtful = await read_apart(lambda raw: (json_text.parse(raw), json_text.may_be_infinite(raw)), raw)
     except json_text.RepeatedKeyError as exc:
         return refusal(None, RpcError(PARSE_ERROR, data=str(exc)))
     except ValueError:
@@ -72,11 +73,6 @@ async def answer(
         return refusal(None, RpcError(INVALID_REQUEST, data=f"a batch has at most {MOST_REQUESTS} requests"))
     outcomes = [await _outcome(request, methods, is_doubtful) for request in body]
     return [outcome for outcome in outcomes if outcome is not None] or None
-
-
-def _read(raw: bytes) -> tuple[Any, bool]:
-    """Return the value of a body, and whether a number in it may be infinite. Raises as `json_text.parse`."""
-    return json_text.parse(raw), json_text.may_be_infinite(raw)  # once, however many requests a batch has
 
 
 async def _outcome(request: Any, methods: Mapping[str, RpcMethod], is_doubtful: bool) -> JsonObject | None:
