@@ -77,9 +77,10 @@ class AdapterFollower:
 
         Raises LogError if the broker does not answer.
         """
-        reader = self._open_reader
-        followed = [tp for tp in reader.position if tp[0] == self._topic and partition in (None, tp[1])]
-        return self._read_to({tp: reader.bounds(tp)[1] for tp in followed})
+        followed = [tp for tp in self._open_reader.position if tp[0] == self._topic and partition in (None, tp[1])]
+        # by a client of its own: on the reader's connection the answer waits for the fetch before it, half a second
+        bounds = self._outage.ask(lambda: offsets(self._settings, ["adapters"]), "to where adapters end")
+        return self._read_to({tp: bounds[tp][1] for tp in followed})
 
     @property
     def policies(self) -> set[str]:
