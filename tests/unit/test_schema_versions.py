@@ -12,7 +12,15 @@ import pytest
 
 from schemas import generate, versions
 from schemas.events import EVENTS, Response, Reward
-from schemas.versions import FIRST_ID, SchemaError, SchemaVersions, check
+from schemas.versions import (
+    FIRST_ID,
+    FIRST_PLUGIN_ID,
+    IDS_OF_A_PLUGIN,
+    SchemaError,
+    SchemaVersions,
+    check,
+    first_id_of,
+)
 
 
 @pytest.fixture
@@ -104,6 +112,13 @@ def test_a_version_given_twice_is_refused(folder: Path) -> None:
     (folder / "lock.json").write_text(json.dumps(lock))
     with pytest.raises(SchemaError, match="for version 1 of Reward after version 1"):
         SchemaVersions(folder)
+
+
+@pytest.mark.parametrize("package", ["acme", "beta", "plugins", "zeta"])
+def test_the_ids_of_a_plugin_are_in_a_range_of_its_own_that_the_framing_has_room_for(package: str) -> None:
+    first = first_id_of(type("Event", (), {"__module__": f"{package}.events"}))
+    assert FIRST_PLUGIN_ID <= first < 2**31 - IDS_OF_A_PLUGIN and first % IDS_OF_A_PLUGIN == 0
+    assert first_id_of(Reward) == FIRST_ID < FIRST_PLUGIN_ID
 
 
 def test_an_unknown_id_is_none() -> None:
