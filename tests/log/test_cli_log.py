@@ -29,7 +29,7 @@ from streams.settings.model import Broker, Kafka, Settings
 from streams.tools import doctor
 from tests.support.commands import invoke, rows_of
 from tests.support.factories import adapter_event
-from tests.support.processes import command, environment, spawn, write
+from tests.support.processes import command, environment, write
 
 pytestmark = pytest.mark.kafka
 
@@ -204,7 +204,9 @@ def test_agents_run_by_hand_answer_and_score_and_drain_when_told(log: Settings, 
     env = environment(log) | {"STREAMWARD_POLICY__ENGINE": "scripted"}
     invoke(log, "tasks", "generate", "sums", "--count", "2", "--group-size", "2", "--submit")
     agents = [
-        spawn(command(name), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path)
+        subprocess.Popen(
+            command(name), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path
+        )
         for name in ("policy", "scoring")
     ]
     try:
@@ -319,7 +321,7 @@ def test_a_live_tail_shows_what_comes_after_it_began_until_ctrl_c(log: Settings,
     write(log, a_task(1))
     tail = command("events", "tail", "tasks", "--from", "-1")
     pipe = subprocess.PIPE
-    with spawn(tail, stdout=pipe, stderr=pipe, text=True, env=environment(log), cwd=tmp_path) as child:
+    with subprocess.Popen(tail, stdout=pipe, stderr=pipe, text=True, env=environment(log), cwd=tmp_path) as child:
         assert child.stdout is not None
         assert json.loads(child.stdout.readline())["event"]["task_id"] == a_task(1).task_id
         write(log, a_task(2))
@@ -336,7 +338,9 @@ def test_a_command_that_waits_for_records_ends_when_its_reader_leaves(
     """As in `| grep -m 1`: no other record comes, so nothing is written that would fail."""
     write(log, a_task(1))
     pipe = subprocess.PIPE
-    with spawn(command(*words), stdout=pipe, stderr=pipe, text=True, env=environment(log), cwd=tmp_path) as child:
+    with subprocess.Popen(
+        command(*words), stdout=pipe, stderr=pipe, text=True, env=environment(log), cwd=tmp_path
+    ) as child:
         assert child.stdout is not None and child.stderr is not None
         assert a_task(1).task_id in child.stdout.readline()
         child.stdout.close()

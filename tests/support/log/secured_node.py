@@ -120,7 +120,7 @@ def _known(users: Mapping[str, str]) -> str:
 def free_ports(count: int) -> list[int]:
     """Return ports to listen on, all different; see node.PORTS for why not just any."""
     found: list[int] = []
-    for port in random.sample(node.PORTS, len(node.PORTS)):
+    for port in random.SystemRandom().sample(node.PORTS, len(node.PORTS)):  # a test may have set the seed
         with socket.socket() as probe:
             try:
                 probe.bind((node.HOST, port))
