@@ -354,7 +354,7 @@ def _whole_tool(event: ToolEvent) -> ToolEvent:
 
 def _whole_search(search: PromptSearch) -> PromptSearch:
     return dataclasses.replace(
-        search, method="pairs", max_answers=1 + abs(search.max_answers) % 2**30, alpha=0.05, versions=(1, 2)
+        search, method="pairs", max_answers=1 + abs(search.max_answers) % 2**30, alpha=0.05, versions=(1, 2), share=None
     )
 
 
