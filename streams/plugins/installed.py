@@ -122,18 +122,23 @@ def plugin_entries(
     return by_name
 
 
-def installations() -> list[Installation]:
-    """Return every installed plugin: those in our folder, then those of other distributions."""
+@cache
+def installations() -> tuple[Installation, ...]:
+    """Return every installed plugin: those in our folder, then those of other distributions.
+
+    It reads the metadata of every distribution, which takes 10 ms, so it is done once.
+    """
     folder = Path(__file__).parents[2] / FOLDER
     if FOLDER not in sys.modules and (folder / "__init__.py").is_file():
         spec = spec_from_file_location(FOLDER, folder / "__init__.py", submodule_search_locations=[str(folder)])
         if spec is not None:
             sys.modules[FOLDER] = module_from_spec(spec)
-    in_folder = [
+    in_folder = (
         Installation(name, f"{FOLDER}.{name}:PLUGIN", DISTRIBUTION, None) for _, name, _ in iter_modules([str(folder)])
-    ]
-    return in_folder + [
+    )
+    of_others = (
         Installation(point.name, f"{point.module}:{point.attr}", point.dist.name, point.dist.version)
         for point in entry_points(group=GROUP)
         if point.dist is not None
-    ]
+    )
+    return (*in_folder, *of_others)

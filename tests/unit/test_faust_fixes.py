@@ -336,7 +336,7 @@ async def test_changelog_that_lost_records_is_rebuilt_from_the_sources_once(
     consumer.ack(messages[0])
     await consumer.commit()
     assert broker.committed[SOURCE] == 1
-    await consumer.perform_seek()  # a crash in the middle of the rebuild: it goes on from there
+    await consumer.perform_seek()  # a crash in the middle of the rebuild, which continues from there
     assert broker.positions[SOURCE] == 1
 
 
