@@ -6,6 +6,7 @@
     python -m tests.house --list                long functions, many parameters, broad excepts, file names twice
     python -m tests.house --times               the slowest tests, files and fixtures of the runs here; --write: for all
     python -m tests.house --without NAME        whether the rest holds without a plugin; --all: with make test
+    python -m tests.house --core                whether the core alone learns, and its log is audited and reproduced
 
 `tests/lint/test_names.py` holds ceilings for what only may go down.
 """
@@ -228,7 +229,10 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="with --times: write tests/seconds.json from them")
     parser.add_argument("--without", metavar="NAME", help="copy the tree without this plugin, and check it there")
     parser.add_argument("--all", action="store_true", help="with --without: run make test there, too")
+    parser.add_argument("--core", action="store_true", help="copy the core, without gateway and plugins; learn there")
     options = parser.parse_args()
+    if options.core:
+        sys.exit(without.run_core())
     if options.without:
         sys.exit(without.run(options.without, with_tests=options.all))
     if options.times:

@@ -5,6 +5,8 @@
 
 A plugin that requires NAME goes with it. Nothing here knows a plugin by name, so a check that fails has found a list
 that does, or code that needs one.
+
+    the core alone: without plugins/ and gateway/ ──► the demo learns ──► audit, query, reproduce over its log
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
 from streams.plugins.installed import load_plugins
 
 ROOT = Path(__file__).parents[1]
+STREAMWARD = (sys.executable, "-m", "streams.cli")
+Check = tuple[str, list[str]]
+"""A name, and a command."""
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 IMPORT_ALL = """
 import importlib, sys
@@ -35,6 +40,13 @@ for name in modules():
                 sys.exit(f"{name}: {exc}")
 """
 """Packages of others may be missing: those of extras that are not installed."""
+OPTIONAL = re.compile(r"(tests/|gateway/|plugins/)(?!__init__.py$)|docs/")
+"""What the core alone lacks. The packages stay, empty: one that is installed would be imported in their place."""
+LEARNT = """
+import json, sys
+held_out = json.load(open(".streamward/demo/report.json"))["held_out"]
+sys.exit(held_out[-1]["exact"] < held_out[0]["exact"] + 0.5 and f"it learnt nothing: {held_out}")
+"""
 
 
 def removed_with(name: str) -> set[str]:
@@ -50,20 +62,27 @@ def removed_with(name: str) -> set[str]:
 
 def files_without(removed: Iterable[str]) -> Iterator[Path]:
     """Yield the files of this checkout that do not lie with one of these plugins, relative to its root."""
+    names = "|".join(removed) or "(?!)"
+    return _files_but(re.compile(rf"((tests/)?plugins|docs/examples)/({names})\b|docs/({names})\.md$"))
+
+
+def _files_but(left_out: re.Pattern[str]) -> Iterator[Path]:
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    names = "|".join(removed) or "(?!)"
-    own = re.compile(rf"((tests/)?plugins|docs/examples)/({names})\b|docs/({names})\.md$")
     for name in filter(None, listed):
-        if not own.match(name) and os.path.lexists(ROOT / name):
+        if not left_out.match(name) and os.path.lexists(ROOT / name):
             yield Path(name)
+
+
+def _copy(files: Iterable[Path], folder: Path) -> None:
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / file, folder / file, follow_symlinks=False)
 
 
 def copy_without(removed: Iterable[str], folder: Path) -> None:
     """Copy them into a folder, and take out the links of pages to what is not there."""
-    for file in files_without(removed):
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / file, folder / file, follow_symlinks=False)
+    _copy(files_without(removed), folder)
     (folder / ".venv").symlink_to((ROOT / ".venv").resolve())
     for page in [*folder.glob("*.md"), *folder.glob("docs/*.md")]:
         text = page.read_text(encoding="utf-8")
@@ -77,27 +96,48 @@ def _kept(link: re.Match[str], *, page: Path, folder: Path) -> str:
     return link[1] if is_gone else link[0]
 
 
-def checks(with_tests: bool) -> Iterator[tuple[str, list[str]]]:
-    """Yield what is run in the copy: a name, and the command."""
+def checks(with_tests: bool) -> Iterator[Check]:
+    """Yield what is run in the copy without a plugin."""
     make = ["make", "--no-print-directory", "--old-file=.venv/ready-test"]
     yield "generated files", [*make, "docs"]
     yield "imports", [sys.executable, "-c", IMPORT_ALL]
-    yield "help", [sys.executable, "-m", "streams.cli", "--help"]
+    yield "help", [*STREAMWARD, "--help"]
     yield "schemas", [sys.executable, "-m", "schemas.generate", "--check"]
     yield "tests/lint", [sys.executable, "-m", "pytest", "-q", "tests/lint"]
     if with_tests:
         yield "make test", [*make, "test"]
 
 
+def core_checks() -> Iterator[Check]:
+    """Yield what is run in the copy of the core alone."""
+    yield "help", [*STREAMWARD, "--help"]
+    yield "demo", [*STREAMWARD, "demo", "--minutes", "30"]
+    yield "it learnt", [sys.executable, "-c", LEARNT]
+    yield "broker start", [*STREAMWARD, "broker", "start"]
+    yield "audit", [*STREAMWARD, "audit"]
+    yield "query", [*STREAMWARD, "query", "SELECT count(*) FROM groups"]
+    yield "reproduce", [*STREAMWARD, "reproduce"]
+    yield "broker stop", [*STREAMWARD, "broker", "stop"]
+
+
 def run(name: str, *, with_tests: bool) -> int:
     """Check the tree without a plugin; print each check and what failed. Return the exit code."""
     removed = removed_with(name)
     print(f"without {', '.join(sorted(removed))}")
+    return _checked(partial(copy_without, removed), checks(with_tests))
+
+
+def run_core() -> int:
+    """Check the core without gateway and plugins, as `run` does."""
+    return _checked(partial(_copy, _files_but(OPTIONAL)), core_checks())
+
+
+def _checked(copy: Callable[[Path], None], wanted: Iterable[Check]) -> int:
     with tempfile.TemporaryDirectory(prefix="streamward-without-") as scratch:
         folder = Path(scratch).resolve()
-        copy_without(removed, folder)
+        copy(folder)
         failed = False
-        for check, command in checks(with_tests):
+        for check, command in wanted:
             env = {**os.environ, "PYTHONPATH": str(folder)}
             done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
             print(f"{'ok' if done.returncode == 0 else 'FAILED':7} {check}", flush=True)
