@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import CodeType
 from typing import Any
 
@@ -23,11 +24,12 @@ from gateway.http.body import read_call
 from schemas.conventions import FAILED_TOOLS
 from schemas.events import Message, Sampling, Tool, TrajectoryEvent, Turn
 from schemas.tokens import TokenIds
+from streams.engines.protocol import TextScores
 from streams.engines.rendering.template_rendering import ChatRendering
 from streams.engines.rendering.token_table import TokenTable
 from streams.errors import CallError
 from streams.improve.runs.tool_use import ToolUse, tool_use
-from streams.stages.agents.recording.calls import Delta, Done, ModelCall, Piece
+from streams.stages.agents.recording.calls import Delta, Done, ModelCall, Piece, PromptScores
 from streams.stages.agents.trajectories.fold import fold
 from tests.support.models import chat
 from tests.support.processes import until
@@ -425,6 +427,30 @@ def test_a_call_beyond_those_that_may_be_in_progress_is_told_to_try_again() -> N
 
         refused = server.run(both())
     assert refused.kind == "busy" and "serve.max_calls" in refused.message
+
+
+def test_texts_are_scored_one_at_a_time_and_one_beyond_those_that_may_wait_is_told_to_try_again() -> None:
+    with served(max_calls=2) as server:
+        now, most, goes_on = 0, 0, threading.Event()
+
+        def score(version: int, ids: Sequence[int], top: int) -> TextScores:
+            nonlocal now, most
+            now, most = now + 1, max(most, now + 1)
+            goes_on.wait(30)
+            now -= 1
+            return TextScores(logprobs=(-0.5,) * (len(ids) - 1), likeliest=(((END, -0.1),),) * len(ids))
+
+        async def all_three() -> list[PromptScores | BaseException]:
+            text = replace(call_of(server), protocol="completions", prompt="hi", messages=())
+            asked = [asyncio.create_task(server.recorder.score(text, 1)) for _ in range(3)]
+            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            goes_on.set()
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+        server.engine.score = score  # type: ignore[attr-defined]
+        *scored, refused = server.run(all_three())
+    assert [type(each) for each in scored] == [PromptScores] * 2 and most == 1, scored
+    assert isinstance(refused, CallError) and refused.kind == "busy" and "serve.max_calls" in refused.message
 
 
 # --- bodies -----------------------------------------------------------------------------------------------------------
