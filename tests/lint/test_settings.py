@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,6 +12,7 @@ from pydantic import SecretStr, ValidationError
 from streams.plugins.installed import load_plugins
 from streams.settings.load import ENV_CONFIG, flatten, load, to_env
 from streams.settings.model import Settings
+from tests.import_graph import sources
 
 CHANGED: dict[str, dict[str, Any]] = {
     "plugins": {"load": ",".join(plugin.name for plugin, _, _ in load_plugins())},
@@ -159,3 +161,9 @@ def test_settings_that_need_each_other_reach_a_child_together() -> None:
     defaults, given = dict(flatten(Settings())), {f"{part}.{key}" for part, keys in CHANGED.items() for key in keys}
     assert [key for key, value in flatten(settings) if (key in given) != (value != defaults[key])] == []
     assert load(env=to_env(settings)) == settings
+
+
+def test_every_setting_is_read() -> None:
+    read = {node.attr for source in sources() for node in source.nodes if isinstance(node, ast.Attribute)}
+    unread = [key for key, _ in flatten(Settings()) if key.rpartition(".")[2] not in read]
+    assert unread == [], "no code reads these settings"
