@@ -20,6 +20,7 @@ from gateway.agents.feedback import FeedbackBox
 from gateway.agents.protocols import AgentProtocols
 from gateway.http.application import DESCRIPTION
 from gateway.http.body import Answer
+from gateway.http.mcp_paths import MCP_ROUTES
 from gateway.http.route import PLAIN, Route, RouteTable, routes_of
 from gateway.jobs.environment_trials import EnvironmentTrials
 from gateway.jobs.fine_tuning import FineTuning
@@ -40,7 +41,6 @@ from gateway.log.scores import ScorerTrials
 from gateway.log.selfplay_runs import SelfPlayRuns
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
-from gateway.mcp.mcp_paths import MCP_ROUTES
 from gateway.people.auth import OwnPermissions, PasswordLogins
 from gateway.people.cookie import PAGE_ROUTES
 from gateway.people.oidc_login import OidcLogins

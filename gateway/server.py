@@ -37,6 +37,7 @@ from gateway.agents.protocols import AgentProtocols
 from gateway.http.application import Application
 from gateway.http.connection import OpenConnections
 from gateway.http.limits import HeldPlace, KeyLimits, TimeLimits
+from gateway.http.mcp_paths import SOCKET_PATH
 from gateway.http.own_machine import OwnMachine
 from gateway.http.uvicorn_server import QuietServer, TlsFiles, allow_open_files, bound, quiet_server
 from gateway.jobs.environment_trials import EnvironmentTrials
@@ -60,7 +61,6 @@ from gateway.log.selfplay_runs import SelfPlayRuns
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
 from gateway.mcp.mcp_mount import McpMount
-from gateway.mcp.mcp_paths import SOCKET_PATH
 from gateway.mcp.own_tools import record_own_tools, report_changes
 from gateway.mcp.tool_socket import ToolSocket
 from gateway.page.mount import PageMount, mount

@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http import errors
 from gateway.http.intake import Intake
-from gateway.mcp.mcp_paths import MCP_PATHS, Toolset
+from gateway.http.mcp_paths import MCP_PATHS, Toolset
 from schemas.older_forms import MCP_HEADER
 from streams.errors import CallError
 

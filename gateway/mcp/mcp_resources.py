@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urldefrag
 
-from gateway.mcp.mcp_paths import Toolset
+from gateway.http.mcp_paths import Toolset
 from gateway.mcp.toolbox import ToolBox
 from schemas.versions import FOLDER, files
 from streams.errors import CallError

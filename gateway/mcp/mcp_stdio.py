@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import httpx
 from mcp.server.stdio import stdio_server
 
-from gateway.mcp.mcp_paths import Toolset
+from gateway.http.mcp_paths import Toolset
 from gateway.mcp.mcp_server import build_server
 from gateway.mcp.toolbox import ToolBox
 from streams.errors import SettingsError

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from importlib.metadata import version
 
-from gateway.mcp.mcp_paths import MCP_PATHS, Toolset
+from gateway.http.mcp_paths import MCP_PATHS, Toolset
 from gateway.mcp.tools import tools_of
 from schemas.events import Tool
 from schemas.tool_text import offer_digest

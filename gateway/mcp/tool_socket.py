@@ -29,9 +29,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from gateway.http import errors
 from gateway.http.body import read
 from gateway.http.intake import Intake, read_apart
+from gateway.http.mcp_paths import SOCKET_PATH
 from gateway.http.route import BODY_BYTES, BODY_VALUES
 from gateway.log.registered_tools import MOST_CALLS, StreamCall
-from gateway.mcp.mcp_paths import SOCKET_PATH
 from gateway.mcp.toolbox import CREDENTIALS, OwnServer, ToolBox
 from streams.errors import CallError
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import httpx
 from starlette.types import ASGIApp
 
-from gateway.mcp.mcp_paths import Toolset
+from gateway.http.mcp_paths import Toolset
 from gateway.mcp.tools import TOOLS, LogTool, ToolRequest, in_path, tools_of
 from schemas import json_text
 from streams.access.roles import Action

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from starlette.routing import compile_path
 
 from gateway.agents.protocols import AgentProtocols
+from gateway.http.mcp_paths import Toolset
 from gateway.http.route import DECLARED, Route
 from gateway.jobs import rpc
 from gateway.jobs.job_costs import JobCosts
@@ -33,7 +34,6 @@ from gateway.log.run_verdicts import RunVerdictRoutes
 from gateway.log.scores import ScorerTrials
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
-from gateway.mcp.mcp_paths import Toolset
 from schemas.faults import excerpt_of
 from schemas.json_arguments import from_json_texts
 from streams.access.roles import Action

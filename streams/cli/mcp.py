@@ -11,7 +11,7 @@ from streams.cli.runtime import AppContext, pass_call
 from streams.errors import SettingsError
 
 if TYPE_CHECKING:
-    from gateway.mcp.mcp_paths import Toolset
+    from gateway.http.mcp_paths import Toolset
 
 
 @click.command()

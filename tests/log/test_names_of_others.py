@@ -19,8 +19,8 @@ import pytest
 from pydantic import BaseModel
 from websockets.sync.client import connect
 
+from gateway.http.mcp_paths import MCP_PATHS
 from gateway.http.route import Route
-from gateway.mcp.mcp_paths import MCP_PATHS
 from gateway.mcp.tools import TOOLS
 from gateway.routes import TABLE
 from streams.access.access_log import AccessLog

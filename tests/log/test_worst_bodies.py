@@ -22,9 +22,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from gateway.http.mcp_paths import MCP_PATHS, SOCKET_PATH
 from gateway.http.route import Route
 from gateway.jobs.answers import FINE_TUNING_JOB
-from gateway.mcp.mcp_paths import MCP_PATHS, SOCKET_PATH
 from streams.access.access_log import AccessLog
 from streams.kafka import admin
 from streams.settings.model import Settings

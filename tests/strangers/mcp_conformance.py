@@ -26,10 +26,10 @@ import httpx
 from starlette.types import ASGIApp
 
 from gateway.http.limits import TimeLimits
+from gateway.http.mcp_paths import Toolset
 from gateway.http.own_machine import OwnMachine
 from gateway.http.uvicorn_server import bound, quiet_server
 from gateway.mcp.mcp_mount import McpMount
-from gateway.mcp.mcp_paths import Toolset
 from gateway.routes import TABLE, Health
 from gateway.server import make_application
 from streams.settings.model import Settings

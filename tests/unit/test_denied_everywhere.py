@@ -31,11 +31,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.a2a.agent_tasks import PUSH_METHODS, AgentMethods
 from gateway.http.application import Application, Endpoint
 from gateway.http.limits import KeyLimits
+from gateway.http.mcp_paths import MCP_PATHS, TOOLSETS, Toolset
 from gateway.http.principal import decide_at_door, set_principal
 from gateway.http.route import Route, routes_of
 from gateway.jobs import rpc
 from gateway.mcp.mcp_mount import McpMount
-from gateway.mcp.mcp_paths import MCP_PATHS, TOOLSETS, Toolset
 from gateway.mcp.mcp_server import build_server
 from gateway.mcp.toolbox import ToolBox
 from gateway.mcp.tools import TOOLS, LogTool, tools_of

@@ -17,8 +17,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from gateway.http.application import Application
+from gateway.http.mcp_paths import MCP_PATHS, TOOLSETS, Toolset
 from gateway.mcp.mcp_mount import McpMount
-from gateway.mcp.mcp_paths import MCP_PATHS, TOOLSETS, Toolset
 from gateway.mcp.toolbox import DATA, MOST_CHARACTERS, ToolBox, cut
 from gateway.mcp.tools import MOST_TASKS, NOT_FOR_TOOLS, TOOLS, LogTool, RpcTool, ToolRequest
 from gateway.routes import TABLE
