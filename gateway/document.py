@@ -16,7 +16,7 @@ from typing import Any
 
 from gateway.http import openapi
 from gateway.http.application import TITLE
-from gateway.routes import ROUTES
+from gateway.rooms.routes import ROUTES
 from streams.files import program_version
 
 FILE = Path(__file__).with_name("openapi.json")

@@ -1,6 +1,6 @@
 """Serve the policy, or every policy of a fleet, to agents until it is asked to stop.
 
-settings ──► recorder, jobs, log, keys ──► rooms (routes.py) ──► Application, and the page ──► uvicorn
+settings ──► recorder, jobs, log, keys ──► rooms (rooms/routes.py) ──► Application, and the page ──► uvicorn
 access ──► AccessLog ──► the door, with serve.auth=keys ──► RequestLog ──► requests; Logins, with login.signing_key
 stop ──► no new connection ──► calls in progress end and are recorded ──► the end
 """
@@ -68,7 +68,7 @@ from gateway.people.auth import OwnPermissions, PasswordLogins
 from gateway.people.cookie import LoginCookie, PageEntrance
 from gateway.people.door import Door
 from gateway.people.oidc_login import OidcLogins
-from gateway.routes import PLUGIN_ROOMS, TABLE, Health
+from gateway.rooms.routes import PLUGIN_ROOMS, TABLE, Health
 from gateway.tinker.call_log import OpenCalls
 from gateway.tinker.futures import TinkerFutures
 from gateway.tinker.not_offered import TinkerNotOffered

@@ -17,7 +17,7 @@ from gateway.http.application import DESCRIPTION
 from gateway.http.body import read
 from gateway.http.openapi import JSON
 from gateway.http.route import Route
-from gateway.routes import ROUTES, TABLE
+from gateway.rooms.routes import ROUTES, TABLE
 from streams.cli.root import cli
 from tests.support.documented import differences, document, valid
 

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from gateway.http.route import BODY_BYTES, BODY_VALUES, CONVERSATION, LARGE_BODY, TINKER
-from gateway.routes import ROUTES, TABLE
+from gateway.rooms.routes import ROUTES, TABLE
 from streams.access.roles import ACTIONS, ROLES
 
 PAGE = Path(__file__).parents[2] / "docs" / "gateway.md"

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.a2a.agent_tasks import PUSH_METHODS
 from gateway.http.route import A2A, A2A_CARDS
-from gateway.routes import ROUTES
+from gateway.rooms.routes import ROUTES
 from schemas.events import AccessRole, AgentEvent, ThreadEvent, Tool, Turn
 from streams.access.roles import ALLOWED, ROLES
 from streams.kafka import admin

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from gateway.http.route import ACP
-from gateway.routes import ROUTES
+from gateway.rooms.routes import ROUTES
 from schemas.events import AccessRole, MemoryEvent, ThreadEvent, Turn
 from streams.access.roles import ALLOWED, ROLES
 from streams.kafka import admin

@@ -22,7 +22,7 @@ from websockets.sync.client import connect
 from gateway.http.mcp_paths import MCP_PATHS
 from gateway.http.route import Route
 from gateway.mcp.tools import TOOLS
-from gateway.routes import TABLE
+from gateway.rooms.routes import TABLE
 from streams.access.access_log import AccessLog
 from streams.improve.prompts.search_request import SearchConfig
 from streams.jobs.request import JobConfig

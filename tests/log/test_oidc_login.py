@@ -17,7 +17,7 @@ from gateway.people.auth import OwnPermissions, PasswordLogins
 from gateway.people.cookie import LoginCookie
 from gateway.people.door import Door
 from gateway.people.oidc_login import OidcLogins
-from gateway.routes import TABLE
+from gateway.rooms.routes import TABLE
 from streams.access.access_log import AccessLog
 from streams.access.logins import KeyFile, Logins, disable, enable, set_password
 from streams.access.oidc import Issuer

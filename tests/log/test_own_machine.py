@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gateway.http.route import Route
-from gateway.routes import TABLE
+from gateway.rooms.routes import TABLE
 from schemas.events import Task
 from streams.settings.model import Settings
 from tests.support.agent_server import serving, settings_of

@@ -21,7 +21,7 @@ from gateway.http.application import Application
 from gateway.http.limits import KeyLimits
 from gateway.people.auth import OwnPermissions, PasswordLogins
 from gateway.people.door import Door
-from gateway.routes import TABLE
+from gateway.rooms.routes import TABLE
 from streams.access import passwords, tokens, users
 from streams.access.access_log import AccessLog
 from streams.access.attempts import A_NAME_THERE

@@ -25,7 +25,7 @@ from streamward_client import ApiError, AsyncClient
 
 from gateway.jobs import rpc as jobs
 from gateway.jobs.rest import JOBS_LISTED
-from gateway.routes import TABLE
+from gateway.rooms.routes import TABLE
 from schemas.events import JobEvent, RequestEvent, Reward, Turn
 from streams.access import logins, tokens
 from streams.access.access_log import AccessLog

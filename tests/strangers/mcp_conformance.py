@@ -30,7 +30,7 @@ from gateway.http.mcp_paths import Toolset
 from gateway.http.own_machine import OwnMachine
 from gateway.http.uvicorn_server import bound, quiet_server
 from gateway.mcp.mcp_mount import McpMount
-from gateway.routes import TABLE, Health
+from gateway.rooms.routes import TABLE, Health
 from gateway.server import make_application
 from streams.settings.model import Settings
 from tests.strangers.described import HOME

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from gateway.http.jsonrpc import MOST_REQUESTS
 from gateway.http.route import Route
-from gateway.routes import ROUTES
+from gateway.rooms.routes import ROUTES
 from tests.support.thoroughness import FULL
 
 BRACES = "{{" * 15_000 + "{{" + " " * 30_000

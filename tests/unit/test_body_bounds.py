@@ -28,7 +28,7 @@ from gateway.http.body import Body, read
 from gateway.http.intake import LARGE_BYTES, MOST_LEVELS, Intake
 from gateway.http.route import Route
 from gateway.jobs.form_data import HEAD_BYTES, parts
-from gateway.routes import ROUTES
+from gateway.rooms.routes import ROUTES
 from gateway.tinker import protobuf
 from gateway.tinker.pass_calls import PROTOBUF
 from schemas import json_text

@@ -41,7 +41,7 @@ from gateway.mcp.toolbox import ToolBox
 from gateway.mcp.tools import TOOLS, LogTool, tools_of
 from gateway.people.auth import OwnPermissions
 from gateway.people.door import Door
-from gateway.routes import ROOMS, TABLE
+from gateway.rooms.routes import ROOMS, TABLE
 from schemas.events import AccessRole
 from schemas.older_forms import A2A_METHODS
 from streams.access.roles import ROLES, Action

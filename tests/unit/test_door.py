@@ -22,7 +22,7 @@ from gateway.page.mount import mount
 from gateway.people.auth import OwnPermissions
 from gateway.people.cookie import LoginCookie
 from gateway.people.door import UNLISTED, Door
-from gateway.routes import ROUTES, TABLE
+from gateway.rooms.routes import ROUTES, TABLE
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, problems
 from streams.access import keys, users
 from streams.access.keys import AccessKey

@@ -19,7 +19,7 @@ from gateway.agents.protocols import AgentProtocols
 from gateway.http.application import Application
 from gateway.http.limits import KeyLimits, TimeLimits
 from gateway.people.door import Door
-from gateway.routes import TABLE
+from gateway.rooms.routes import TABLE
 from gateway.server import job_rooms
 from streams.access.token_bucket import ROUNDING, TokenBucket, take
 from streams.settings.model import Serve, Settings

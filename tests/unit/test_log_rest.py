@@ -27,7 +27,7 @@ from gateway.log.rewards import RewardBody
 from gateway.log.sql_rows import LogOverHttp, run_query
 from gateway.log.tasks import LogNames, TaskBody, task_of
 from gateway.people.door import Door
-from gateway.routes import TABLE
+from gateway.rooms.routes import TABLE
 from gateway.server import log_rooms
 from schemas.events import AccessRole, EpisodeStart, Response, RewardSource, Task
 from streams.access import keys

@@ -21,7 +21,7 @@ from gateway.http.mcp_paths import MCP_PATHS, TOOLSETS, Toolset
 from gateway.mcp.mcp_mount import McpMount
 from gateway.mcp.toolbox import DATA, MOST_CHARACTERS, ToolBox, cut
 from gateway.mcp.tools import MOST_TASKS, NOT_FOR_TOOLS, TOOLS, LogTool, RpcTool, ToolRequest
-from gateway.routes import TABLE
+from gateway.rooms.routes import TABLE
 from schemas.json_arguments import from_json_texts
 from streams.errors import CallError, LogError
 

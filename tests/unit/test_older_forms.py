@@ -22,7 +22,7 @@ from gateway.http.body import checked
 from gateway.http.limits import KeyLimits
 from gateway.mcp.mcp_mount import McpMount
 from gateway.people.door import Door
-from gateway.routes import TABLE
+from gateway.rooms.routes import TABLE
 from schemas.older_forms import A2A_METHODS, FUNCTIONS, PATHS, older_path
 from streams.engines.scripted.scripted_engine import Script
 from streams.errors import CallError

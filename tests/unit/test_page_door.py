@@ -20,7 +20,7 @@ from gateway.page.mount import PageMount, mount
 from gateway.people import cookie as entrance
 from gateway.people.cookie import LoginCookie, PageEntrance
 from gateway.people.door import Door
-from gateway.routes import TABLE
+from gateway.rooms.routes import TABLE
 from schemas.events import AccessRole
 from streams.access import users
 from streams.access.keys import AccessKey

@@ -163,7 +163,7 @@ def test_a_plugin_that_cannot_be_is_refused_when_it_is_loaded(
 def test_a_route_that_another_has_is_refused(stranger: Path, before: str, after: str, says: str) -> None:
     rooms = stranger / "thumbs" / "rooms.py"
     rooms.write_text(rooms.read_text().replace(before, after))
-    command, env = [sys.executable, "-c", "import gateway.routes"], environment_with(stranger)
+    command, env = [sys.executable, "-c", "import gateway.rooms.routes"], environment_with(stranger)
     done = subprocess.run(command, env=env, cwd=stranger, capture_output=True, text=True)
     assert f"the route {says} of a plugin is another's" in done.stderr
 

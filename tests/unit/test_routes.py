@@ -14,7 +14,7 @@ from gateway.http.body import Answer, Body, PathQuery
 from gateway.http.limits import KeyLimits
 from gateway.http.route import REST, Reply, RouteTable, routes_of
 from gateway.people.door import Door
-from gateway.routes import ROOMS, ROUTES
+from gateway.rooms.routes import ROOMS, ROUTES
 from gateway.server import people_rooms
 from streams.errors import NotFoundError
 from streams.settings.model import Login, Serve, Settings

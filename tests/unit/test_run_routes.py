@@ -17,7 +17,7 @@ from gateway.http.limits import KeyLimits
 from gateway.log.recorded_runs import RecordedRuns, RunFigures
 from gateway.log.sql_rows import LogOverHttp
 from gateway.people.door import Door
-from gateway.routes import TABLE
+from gateway.rooms.routes import TABLE
 from schemas.events import AccessRole, derive_id
 from streams.improve.runs.run_row import RunRow
 from streams.settings.model import Archive, Serve, Settings

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from gateway.http.application import Application
 from gateway.http.limits import KeyLimits
 from gateway.people.door import Door
-from gateway.routes import TABLE
+from gateway.rooms.routes import TABLE
 from gateway.server import log_rooms
 from schemas.events import RewardSource
 from streams.cli.task_file import check_tasks

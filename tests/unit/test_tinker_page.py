@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from gateway.http.route import TINKER, routes_of
-from gateway.routes import ROUTES
+from gateway.rooms.routes import ROUTES
 from gateway.tinker.not_offered import TinkerNotOffered
 from streams.calls.call_forms import CUSTOM, LOSSES, PROVENANCE
 
