@@ -109,6 +109,7 @@ class AgentProtocols:
         takes=chat.ChatBody,
         sends={**QUESTION, "max_tokens": 64},
         example=chat.EXAMPLE,
+        tools={"ask": "Ask a version of a policy."},
     )
     async def create_chat_completion(self, request: Request, raw: bytes) -> Reply[ChatCompletion] | StreamingResponse:
         """Answer a conversation."""

@@ -157,6 +157,8 @@ class Route:
     """An example of the body."""
     example: Any = None
     """An example of the answer."""
+    tools: Mapping[str, str] = field(default_factory=dict)
+    """Names under which an assistant calls it over MCP, and what it reads there; empty: the description."""
     name: str = ""
     description: str = ""
     arguments: tuple[str, ...] = ()

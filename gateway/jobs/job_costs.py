@@ -71,7 +71,7 @@ class JobCosts:
     def __init__(self, log: JobLog) -> None:
         self._log = log
 
-    @REST.get("/costs", may="jobs.read", refuses=(), example=EXAMPLE)
+    @REST.get("/costs", may="jobs.read", refuses=(), example=EXAMPLE, tools={"costs": ""})
     def list_costs(self, request: Request, query: CostsQuery) -> CostList:
         """Sum the usage and cost of jobs and training calls; a key of a tenant sees its own."""
         try:

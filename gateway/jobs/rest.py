@@ -252,6 +252,7 @@ class TrainingJobs:
             "config": {"n_iterations": 3},
         },
         example=TRAINING_JOB,
+        tools={"start_job": ""},
     )
     def create_training_job(self, request: Request, body: TrainingOrderBody) -> TrainingJob:
         """Order a job that trains a policy by rewards, or tunes it on chosen answers or preferences."""
@@ -347,7 +348,13 @@ class TrainingJobs:
         )
         return order if agent is None else order.of_agent(body.agent_id)
 
-    @REST.get("/finetune/jobs/{job_id}/status", may="jobs.read", ids=JOBS_LISTED, example=TRAINING_JOB)
+    @REST.get(
+        "/finetune/jobs/{job_id}/status",
+        may="jobs.read",
+        ids=JOBS_LISTED,
+        example=TRAINING_JOB,
+        tools={"job_status": ""},
+    )
     def get_training_job(self, request: Request, job_id: str) -> TrainingJob:
         """Look at a job."""
         return _training_job(self._jobs_of(request).whole(job_id))
@@ -415,7 +422,9 @@ class TrainingJobs:
         self._agents.open().catch_up()  # so that the next call knows it
         return _agent(registered_event)
 
-    @REST.get("/rl/training/{job_id}/metrics", may="jobs.read", ids=JOBS_LISTED, example=METRICS)
+    @REST.get(
+        "/rl/training/{job_id}/metrics", may="jobs.read", ids=JOBS_LISTED, example=METRICS, tools={"job_metrics": ""}
+    )
     def get_training_metrics(self, request: Request, job_id: str) -> TrainingMetrics:
         """Return the figures of a job, iteration by iteration."""
         jobs = self._jobs_of(request)

@@ -166,7 +166,7 @@ class PublishedAdapters:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    @REST.get("/adapters", may="adapters.read", ids=LISTED, at_once=AT_ONCE)
+    @REST.get("/adapters", may="adapters.read", ids=LISTED, at_once=AT_ONCE, tools={"list_versions": ""})
     def list_adapters(self, request: Request, query: AdaptersQuery) -> AdapterList:
         """List policies, their versions, and who serves."""
         shared = self._settings.policy.name
@@ -178,6 +178,7 @@ class PublishedAdapters:
         ids=LISTED,
         sends={"version": 8, "expected": 7, "reason": "it answers more questions"},
         example=DECISION,
+        tools={"promote": ""},
     )
     def promote_adapter(self, request: Request, policy: str, body: PromoteBody) -> AdapterDecisionAnswer:
         """Make a version primary."""
@@ -189,6 +190,7 @@ class PublishedAdapters:
         ids=LISTED,
         sends={"version": 8, "reason": "it answers fewer questions"},
         example=DECISION.model_copy(update={"kind": "rejected"}),
+        tools={"reject": ""},
     )
     def reject_adapter(self, request: Request, policy: str, body: RejectBody) -> AdapterDecisionAnswer:
         """Take a version out of service, or keep it out."""
@@ -200,6 +202,7 @@ class PublishedAdapters:
         ids=LISTED,
         sends={"expected": 8, "reason": "it answers fewer questions"},
         example=DECISION.model_copy(update={"kind": "rolled_back"}),
+        tools={"roll_back": ""},
     )
     def rollback_adapter(self, request: Request, policy: str, body: RollbackBody) -> AdapterDecisionAnswer:
         """Return to an older version."""

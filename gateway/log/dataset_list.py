@@ -114,7 +114,9 @@ class BuiltDatasets:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    @REST.get("/datasets", may="adapters.read", refuses=(), at_once=AT_ONCE, example=EXAMPLE)
+    @REST.get(
+        "/datasets", may="adapters.read", refuses=(), at_once=AT_ONCE, example=EXAMPLE, tools={"list_datasets": ""}
+    )
     def list_datasets(self, request: Request, query: DatasetsQuery) -> DatasetListAnswer:
         """List the builds of data sets, and where they were sent."""
         log, tenant = dataset_log.read(self._settings), tenant_of(request)

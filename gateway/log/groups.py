@@ -24,6 +24,10 @@ class TaskGroups:
         may="groups.read",
         ids=TASKS_LISTED,
         at_once=1,  # the view answers one after the other
+        tools={
+            "show_group": "Show the answers to a task side by side, with their rewards.",
+            "why_dropped": "Say what the group of a task taught, or why it taught nothing: see `verdict` and `why`.",
+        },
     )
     def get_group(self, request: Request, task_id: str) -> GroupAnswer:
         """Look at the answers to a task next to each other."""

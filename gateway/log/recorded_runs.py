@@ -163,6 +163,7 @@ class RecordedRuns:
         ids=LISTED,
         at_once=1,  # the view answers one after the other
         example=RunFiguresList(object="list", data=[EXAMPLE], has_more=False, as_of="2026-01-01T00:00:03.000Z"),
+        tools={"list_runs": ""},
     )
     def list_runs(self, request: Request, query: RunsQuery) -> RunFiguresList:
         """List runs: chats, agents' runs and answers to tasks."""
@@ -188,7 +189,7 @@ class RecordedRuns:
                 as_of=moment(int(log.as_of.timestamp() * 1000)),
             )
 
-    @REST.get("/runs/{run_id}", may="log.read", ids=LISTED, at_once=1)
+    @REST.get("/runs/{run_id}", may="log.read", ids=LISTED, at_once=1, tools={"show_run": ""})
     def get_run(self, request: Request, run_id: str) -> RecordedRun:
         """Look at a run turn by turn."""
         view = self._log.view

@@ -162,6 +162,7 @@ class OutsideRewards:
             enters_group=False,
             recorded_at="streamward.rewards[3]@1042",
         ),
+        tools={"record_reward": ""},
     )
     async def give_reward(self, request: Request, body: RewardBody) -> RewardAnswer:
         """Write a score of exactly one answer."""

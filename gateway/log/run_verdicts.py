@@ -157,6 +157,7 @@ class RunVerdictRoutes:
             recorded_at="streamward.curation[3]@1041",
             judge=None,
         ),
+        tools={"judge_run": ""},
     )
     def judge_run(self, request: Request, run_id: str, body: VerdictBody) -> RecordedVerdict:
         """Say whether a run is good enough to learn from."""

@@ -74,6 +74,7 @@ class ScorerTrials:
         refuses=(),
         sends={"scorer": "exact", "texts": ["11", "12"], "answer": 11},
         example=TriedScores(object="list", scorer="exact", data=[RIGHT]),
+        tools={"score": ""},
     )
     async def try_scorer(self, request: Request, body: ScoreBody) -> TriedScores:
         """Say what a scorer gives texts, and write nothing."""

@@ -21,6 +21,7 @@ class Statements:
         example=QueryAnswer(
             object="query", columns=["task_id", "policy"], rows=[["sum-1", "sums"]], more=False, left_out=[]
         ),
+        tools={"query_log": "Ask the log in SQL (DuckDB): one statement that reads. `SHOW TABLES` lists the views."},
     )
     def query_log(self, body: QueryBody) -> QueryAnswer:
         """Read the log by SQL."""

@@ -196,6 +196,9 @@ class SentTasks:
             created_at="2026-01-01T00:00:00.000Z",
             recorded_at="streamward.tasks[1]@17",
         ),
+        tools={
+            "submit_tasks": "Submit tasks, for the policy to answer and scorers to judge; fields as of POST /tasks."
+        },
     )
     def submit_task(self, request: Request, raw: bytes) -> TaskAnswer:
         """Write a task. The same task again is the same; another one of its id is refused."""

@@ -1,6 +1,6 @@
 """The tools of our MCP server: routes of the server, under the names that an assistant calls.
 
-    TOOLS ──► the route of each ──► JSON Schema of its input: what path, query and body of the route take
+    ROUTES ──► tools that they declare ──► JSON Schema of the input: what path, query and body of the route take
     arguments ──► ToolRequest: method, path, query, body ──► the server, as any request
 
 So a tool may do what its caller's key may, refuses in the same words, and leaves the same event of its request.
@@ -9,7 +9,7 @@ So a tool may do what its caller's key may, refuses in the same words, and leave
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, cast
@@ -18,29 +18,24 @@ from urllib.parse import quote
 from pydantic import BaseModel
 from starlette.routing import compile_path
 
-from gateway.agents.protocols import AgentProtocols
 from gateway.http.mcp_paths import Toolset
 from gateway.http.route import DECLARED, Route
 from gateway.jobs import rpc
-from gateway.jobs.job_costs import JobCosts
-from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import EvaluateParameters, JsonRpc
-from gateway.log.adapters import PublishedAdapters
-from gateway.log.dataset_list import BuiltDatasets
-from gateway.log.groups import TaskGroups
-from gateway.log.recorded_runs import RecordedRuns
-from gateway.log.rewards import OutsideRewards
-from gateway.log.run_verdicts import RunVerdictRoutes
-from gateway.log.scores import ScorerTrials
-from gateway.log.statements import Statements
-from gateway.log.tasks import SentTasks
+from gateway.rooms.routes import ROUTES
 from schemas.faults import excerpt_of
 from schemas.json_arguments import from_json_texts
-from streams.access.roles import Action
+from streams.access.roles import ALLOWED, Action
 from streams.errors import CallError
 
-CONTROL: tuple[Toolset, ...] = ("log", "control")
-SCORING: tuple[Toolset, ...] = ("log", "scoring")
+TOOLSETS_OF: Mapping[str, tuple[Toolset, ...]] = {
+    **dict.fromkeys(("jobs", "adapters"), ("log", "control")),
+    **dict.fromkeys(("scores", "rewards"), ("log", "scoring")),
+    "chat": ("policy",),
+}
+"""The sets that have a tool, by what its action is about; of everything else the log alone."""
+UNCHANGING = ALLOWED["viewer"] | {"scores.try"}
+LISTS = {"submit_tasks": "tasks"}
 NOT_FOR_TOOLS = frozenset({"stream", "stream_options"})
 """Fields of a body that a tool does not have: it answers once."""
 MOST_TASKS = 100
@@ -72,20 +67,24 @@ class LogTool:
     """A tool: a route, and its description for an assistant."""
 
     name: str
-    answers: Callable[..., Any]
-    """The method of a room that answers it."""
+    route: Route
+    """The route that answers."""
     description: str
-    toolsets: Sequence[Toolset] = ("log",)
-    changes: bool = False
-    """Whether something is different afterwards."""
-    list_name: str = ""
-    """The argument that has a list of bodies, each of which is a request; empty: the arguments are one."""
 
     @property
-    def route(self) -> Route:
-        """The route that answers."""
-        route: Route = getattr(self.answers, DECLARED)
-        return route
+    def toolsets(self) -> tuple[Toolset, ...]:
+        """The sets that have it."""
+        return TOOLSETS_OF.get(self.may.partition(".")[0], ("log",))
+
+    @property
+    def changes(self) -> bool:
+        """Whether something is different afterwards."""
+        return self.may not in UNCHANGING
+
+    @property
+    def list_name(self) -> str:
+        """The argument that has a list of bodies, each of which is a request; empty: the arguments are one."""
+        return LISTS.get(self.name, "")
 
     @property
     def may(self) -> Action:
@@ -153,10 +152,8 @@ class LogTool:
 class RpcTool(LogTool):
     """A tool that is a method of JSON-RPC."""
 
-    answers: Callable[..., Any] = JsonRpc.call_jsonrpc
-    description: str = ""
-    method: str = ""
-    parameters: type[BaseModel] = EvaluateParameters
+    method: str
+    parameters: type[BaseModel]
 
     @property
     def may(self) -> Action:
@@ -171,70 +168,17 @@ class RpcTool(LogTool):
         return json.dumps({"jsonrpc": "2.0", "id": 1, "method": self.method, "params": fields}).encode()
 
 
-TOOLS: tuple[LogTool, ...] = (
-    LogTool(
-        "submit_tasks",
-        SentTasks.submit_task,
-        "Submit tasks: questions that the policy answers and scorers judge. Each has the fields of POST /tasks.",
-        changes=True,
-        list_name="tasks",
-    ),
-    LogTool(
-        "query_log",
-        Statements.query_log,
-        "Ask the log in SQL (DuckDB): one statement that reads. `SHOW TABLES` lists the views.",
-    ),
-    LogTool(
-        "show_group",
-        TaskGroups.get_group,
-        "Show the answers to a task side by side, with their rewards.",
-    ),
-    LogTool(
-        "why_dropped",
-        TaskGroups.get_group,
-        "Say what the group of a task taught, or why it taught nothing: see `verdict` and `why`.",
-    ),
-    LogTool("list_runs", RecordedRuns.list_runs, "List served runs, the newest first, with their figures."),
-    LogTool("show_run", RecordedRuns.get_run, "Show a run: turns, tool calls, scores and verdict."),
-    LogTool("list_datasets", BuiltDatasets.list_datasets, "List the data sets that were built, and from what."),
-    LogTool("judge_run", RunVerdictRoutes.judge_run, "Give a run a person's verdict, with the reason.", changes=True),
-    LogTool("list_versions", PublishedAdapters.list_adapters, "List policies and their adapter versions.", CONTROL),
-    LogTool("promote", PublishedAdapters.promote_adapter, "Make a version of a policy primary.", CONTROL, changes=True),
-    LogTool(
-        "reject",
-        PublishedAdapters.reject_adapter,
-        "Reject a version for good.",
-        CONTROL,
-        changes=True,
-    ),
-    LogTool("roll_back", PublishedAdapters.rollback_adapter, "Return to an earlier version.", CONTROL, changes=True),
-    LogTool("start_job", TrainingJobs.create_training_job, "Order a training job.", CONTROL, changes=True),
-    LogTool("job_status", TrainingJobs.get_training_job, "Say how far a job is.", CONTROL),
-    LogTool("job_metrics", TrainingJobs.get_training_metrics, "Show the curves and evaluations of a job.", CONTROL),
-    LogTool("costs", JobCosts.list_costs, "Sum what jobs used and cost.", CONTROL),
+TOOLS = (
+    *(LogTool(name, route, text or route.description) for route in ROUTES for name, text in route.tools.items()),
     RpcTool(
-        name="evaluate",
-        description="Measure a version that a job made on the questions that the job holds out.",
-        toolsets=CONTROL,
-        changes=True,
+        "evaluate",
+        getattr(JsonRpc.call_jsonrpc, DECLARED),
+        "Measure a version that a job made on the questions that the job holds out.",
         method="training.evaluate",
-    ),
-    LogTool("score", ScorerTrials.try_scorer, "Say what a scorer gives texts, and write nothing.", SCORING),
-    LogTool(
-        "record_reward",
-        OutsideRewards.give_reward,
-        "Record a score from outside for an answer to a task.",
-        SCORING,
-        changes=True,
-    ),
-    LogTool(
-        "ask",
-        AgentProtocols.create_chat_completion,
-        "Ask a version of a policy.",
-        ("policy",),
-        changes=True,
+        parameters=EvaluateParameters,
     ),
 )
+"""Those that routes declare, in their order, a plugin's after ours."""
 
 
 def tools_of(toolset: Toolset, actions: frozenset[Action] | None = None) -> list[LogTool]:

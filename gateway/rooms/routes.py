@@ -98,7 +98,8 @@ def _routes() -> tuple[Route, ...]:
 
 
 def _names(route: Route) -> set[str]:
-    return {route.name, *(f"{route.method} {path}" for path in route.paths)}
+    tools = (f"the tool {name}" for name in route.tools)
+    return {route.name, *tools, *(f"{route.method} {path}" for path in route.paths)}
 
 
 ROUTES = _routes()

@@ -21,6 +21,9 @@ from tests.support.log.secured_node import free_ports
 from tests.support.processes import command, until
 from tests.support.stranger_plugin import add_room, environment_with, install_thumbs, run_with
 
+MCP_CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
+ACCEPT = {"accept": "application/json, text/event-stream"}
+
 
 @pytest.fixture(scope="module")
 def thumbs(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -82,6 +85,10 @@ def test_the_server_answers_the_route_of_a_stranger(thumbs: Path, settings: Sett
         assert done.status_code == 200, done.text
         missing = httpx.post(f"{settings.serve.url}/thumbs", json=body | {"task_id": "none"}, timeout=30)
         assert missing.status_code == 404
+        tool = {"name": "rate", "arguments": body | {"task_id": "none"}}
+        called = httpx.post(f"{settings.serve.url}/mcp", json=MCP_CALL | {"params": tool}, timeout=30, headers=ACCEPT)
+        result = called.json()["result"]
+        assert result["isError"] and missing.json()["error"]["message"] in result["content"][-1]["text"]
     finally:
         server.kill()
         server.wait()

@@ -39,7 +39,9 @@ class Thumbs:
     def __init__(self, settings, log):
         self.settings, self.log = settings, log
 
-    @REST.post("/thumbs", may="feedback.give", ids=TASKS_LISTED, example=ThumbAnswer(thumb_id="a"))
+    @REST.post(
+        "/thumbs", may="feedback.give", ids=TASKS_LISTED, example=ThumbAnswer(thumb_id="a"), tools={"rate": ""}
+    )
     def rate_answer(self, request: Request, body: ThumbBody) -> ThumbAnswer:
         """Rate an answer."""
         created_at = self.log.find_task(request, body.task_id).timestamp_ms
@@ -64,7 +66,7 @@ def install_thumbs(folder: Path) -> Path:
 
 
 def add_room(packages: Path) -> None:
-    """Give the plugin a route."""
+    """Give the plugin a route, which is a tool of MCP, too."""
     declared = packages / "thumbs" / "__init__.py"
     declared.write_text(declared.read_text().replace("    views=", '    rooms="thumbs.rooms:ROOMS",\n    views='))
     (packages / "thumbs" / "rooms.py").write_text(ROOM)

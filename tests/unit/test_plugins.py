@@ -158,6 +158,7 @@ def test_a_plugin_that_cannot_be_is_refused_when_it_is_loaded(
     [
         ('"/thumbs"', '"/rewards"', "rate_answer (POST /rewards)"),
         ("def rate_answer", "def give_reward", "give_reward (POST /thumbs)"),
+        ('"rate": ""', '"promote": ""', "rate_answer (POST /thumbs)"),
     ],
 )
 def test_a_route_that_another_has_is_refused(stranger: Path, before: str, after: str, says: str) -> None:
