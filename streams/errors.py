@@ -181,6 +181,12 @@ CallErrorKind = Literal[
 ]
 
 
+EXIT_CODES: Mapping[CallErrorKind, int] = {
+    "invalid": 2, "unknown_parameter": 2, "not_found": 3, "gone": 3, "conflict": 4, "permission_denied": 4, "busy": 5,
+}  # fmt: skip
+"""Of a command that a route answers, those of the errors above; of every other kind 1."""
+
+
 class ProviderError(StreamwardError):
     """An outside API of fine-tuning did not answer, or its answer cannot be read; repeating the command continues."""
 
@@ -206,6 +212,7 @@ class CallError(StreamwardError):
         super().__init__(message)
         self.kind, self.message, self.parameter, self.found = kind, message, parameter, found
         self.way_out = way_out
+        self.exit_code = EXIT_CODES.get(kind, 1)
 
 
 class EventError(StreamwardError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 from starlette.types import Scope
 
 from streams.access.roles import Action, Decision, Principal, decide
@@ -19,6 +19,8 @@ PRINCIPAL = "streamward.principal"
 """Where it is in a scope of ASGI."""
 WITHOUT_KEYS = "api"
 """The actor of events where no keys are asked for."""
+ACTOR = "streamward.actor"
+"""In a scope: the actor, of a request without a principal."""
 DEFAULT_AGENT = "default"
 """The agent of a call that names none."""
 OF_ALL_TENANTS: frozenset[Action] = frozenset({"runs.write", "agents.write", "log.query", "code.run"})
@@ -32,6 +34,11 @@ AGENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 def set_principal(scope: Scope, principal: Principal) -> None:
     """Let the routes know the principal of a request."""
     scope[PRINCIPAL] = principal
+
+
+def request_of_user(name: str) -> Request:
+    """Return a request of a user of this machine's command line, who sees and may do everything."""
+    return Request({"type": "http", "headers": [], ACTOR: name})
 
 
 def principal_of(request: HTTPConnection) -> Principal | None:
@@ -49,7 +56,7 @@ def tenant_of(request: HTTPConnection) -> str | None:
 def actor_of(request: HTTPConnection) -> str:
     """Return the actor of the events that a request writes."""
     principal = principal_of(request)
-    return WITHOUT_KEYS if principal is None else principal.who
+    return str(request.scope.get(ACTOR, WITHOUT_KEYS)) if principal is None else principal.who
 
 
 def decide_at_door(principal: Principal, action: Action, named_agent: str | None) -> Decision:

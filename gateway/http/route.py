@@ -20,6 +20,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from types import UnionType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from pydantic import BaseModel
 from starlette.routing import compile_path
 
 from gateway.http import errors
@@ -190,6 +191,16 @@ class Route:
     def paths(self) -> list[str]:
         """Every path where it is."""
         return [prefix + self.path for prefix in self.interface.prefixes]
+
+    @property
+    def path_names(self) -> tuple[str, ...]:
+        """The parameters of its path."""
+        return tuple(compile_path(self.path)[2])
+
+    @property
+    def models(self) -> list[type[BaseModel]]:
+        """The models of its query and its body."""
+        return [model for model in (self.query, self.takes) if model is not None]
 
     @property
     def takes_json(self) -> bool:

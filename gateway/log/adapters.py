@@ -3,9 +3,9 @@
     adapters, folded ──► policies that the key may see ──► versions, which serve, which is tried
     {version, reason, expected} ──► decisions.decide ──► it took effect, or 409 with what is there
 
-A decision is written and read back as by `streamward adapters promote|reject|rollback`: the log orders decisions that
-are made at once, and the second of two is refused. A tenant decides about policies of its own alone, and of those that
-all share it sees no results of other tenants' questions.
+A decision is written and read back: the log orders decisions that are made at once, and the second of two is refused. A
+tenant decides about policies of its own alone, and of those that all share it sees no results of other tenants'
+questions.
 """
 
 from __future__ import annotations
@@ -39,18 +39,10 @@ Reason = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"\S", desc
 Primary = Annotated[Number, Field(description="the version that is primary now")]
 
 
-class PromoteBody(Body):
-    """A version that is to be primary."""
+class DecisionBody(Body):
+    """A decision about a version."""
 
-    version: Number
-    expected: Primary
-    reason: Reason
-
-
-class RejectBody(Body):
-    """A version that is not to serve."""
-
-    version: Number
+    version: Annotated[Number, Field(description="version to decide about")]
     expected: Primary | None = Field(None, description="only if this version is primary; default: whichever is")
     reason: Reason
 
@@ -58,12 +50,9 @@ class RejectBody(Body):
 class RollbackBody(Body):
     """A return to an older version."""
 
-    version: Number | None = Field(None, description="default: the primary before")
+    version: Number | None = Field(None, description="version to return to; default: the primary before")
     expected: Annotated[Number, Field(description="the primary that is rolled back")]
     reason: Reason
-
-
-DecisionBody = PromoteBody | RejectBody | RollbackBody
 
 
 class AdaptersQuery(PathQuery):
@@ -134,17 +123,18 @@ class AdapterList(Answer):
 
 
 class AdapterDecisionAnswer(Answer):
-    """A decision that took effect; `before`: the primary until then."""
+    """A decision that took effect; `before`: the primary until then; `again`: it was in the log already."""
 
     object: Literal["adapter_decision"]
     policy: str
     version: int
-    kind: Literal["promoted", "rejected", "rolled_back"]
+    kind: Literal["promoted", "rejected", "rolled_back", "retired"]
     actor: str
     reason: str
     before: int
     serving: ServingAnswer
     recorded_at: str
+    again: bool
 
 
 DECISION = AdapterDecisionAnswer(
@@ -157,6 +147,7 @@ DECISION = AdapterDecisionAnswer(
     before=7,
     serving=ServingAnswer(primary=8, candidate=None, share=0.0, newest=8, primaries=[0, 7, 8]),
     recorded_at="streamward.adapters[0]@12",
+    again=False,
 )
 
 
@@ -180,7 +171,7 @@ class PublishedAdapters:
         example=DECISION,
         tools={"promote": ""},
     )
-    def promote_adapter(self, request: Request, policy: str, body: PromoteBody) -> AdapterDecisionAnswer:
+    def promote_adapter(self, request: Request, policy: str, body: DecisionBody) -> AdapterDecisionAnswer:
         """Make a version primary."""
         return self._decide(request, policy, "promoted", body)
 
@@ -192,9 +183,26 @@ class PublishedAdapters:
         example=DECISION.model_copy(update={"kind": "rejected"}),
         tools={"reject": ""},
     )
-    def reject_adapter(self, request: Request, policy: str, body: RejectBody) -> AdapterDecisionAnswer:
+    def reject_adapter(self, request: Request, policy: str, body: DecisionBody) -> AdapterDecisionAnswer:
         """Take a version out of service, or keep it out."""
         return self._decide(request, policy, "rejected", body)
+
+    @REST.post(
+        "/adapters/{policy}/retire",
+        may="adapters.promote",
+        ids=LISTED,
+        sends={"version": 3, "reason": "it is of no use any more"},
+        example=DECISION.model_copy(update={"version": 3, "kind": "retired"}),
+    )
+    def retire_adapter(self, request: Request, policy: str, body: DecisionBody) -> AdapterDecisionAnswer:
+        """Retire a version for good."""
+        if body.version == 0:
+            raise CallError(
+                "conflict",
+                "version 0 is the base model, which any roll-back may return to; it is never retired",
+                "version",
+            )
+        return self._decide(request, policy, "retired", body)
 
     @REST.post(
         "/adapters/{policy}/rollback",
@@ -208,7 +216,9 @@ class PublishedAdapters:
         """Return to an older version."""
         return self._decide(request, policy, "rolled_back", body)
 
-    def _decide(self, request: Request, policy: str, kind: AdapterKind, body: DecisionBody) -> AdapterDecisionAnswer:
+    def _decide(
+        self, request: Request, policy: str, kind: AdapterKind, body: DecisionBody | RollbackBody
+    ) -> AdapterDecisionAnswer:
         tenant, actor = tenant_of(request), actor_of(request)
         if not is_of(tenant, policy):
             if not may_see(tenant, policy, self._settings.policy.name):
@@ -236,7 +246,7 @@ def visible_adapters(
 
 
 def _write_decision(
-    settings: Settings, policy: str, kind: AdapterKind, body: DecisionBody, actor: str
+    settings: Settings, policy: str, kind: AdapterKind, body: DecisionBody | RollbackBody, actor: str
 ) -> AdapterDecisionAnswer:
     """Write a decision, and return what it made of the policy.
 
@@ -293,5 +303,6 @@ def _answer(decision: AdapterDecision) -> AdapterDecisionAnswer:
             "before": decision.before,
             "serving": _serving(decision.state),
             "recorded_at": str(decision.at),
+            "again": decision.again,
         }
     )

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Self
 from starlette.requests import Request
 
 from gateway.http.principal import no_task, principal_of, sees_task, task_names
-from streams.environments.registry.tool_caller import ToolCaller
 from streams.environments.registry.tool_log import ToolLog
 from streams.errors import CallError, NotFoundError
 from streams.improve.triggers.trigger_log import TriggerLog
@@ -30,6 +29,8 @@ from streams.stages.tasks.task_index import SubmittedTask, TaskIndex
 
 if TYPE_CHECKING:
     from gateway.log.sql_rows import LogOverHttp
+    from streams.environments.registry.tool_caller import ToolCaller
+    from streams.tools.archive.history import Source
 
 READ_S = 5.0
 """How long a request waits for the ids of all tasks to be read."""
@@ -40,10 +41,13 @@ AT_ONCE = 4
 class OpenLog:
     """The log of a server, for every request. Use as a context manager."""
 
-    def __init__(self, settings: Settings, agents: FollowedOnDemand[AgentLog]) -> None:
-        """`agents`: those that the recorder knows, too."""
-        self._settings, self._agents = settings, agents
+    def __init__(
+        self, settings: Settings, agents: FollowedOnDemand[AgentLog] | None = None, source: Source = "auto"
+    ) -> None:
+        """`agents`: those that the recorder of a server knows, too; `source`: of rows."""
+        self._settings, self._source = settings, source
         self._stack, self._lock = ExitStack(), threading.Lock()
+        self._agents = agents or self._stack.enter_context(FollowedOnDemand(AgentLog, settings))
         self._view: LogOverHttp | None = None
         self._tool_caller: ToolCaller | None = None
         self._tasks = self._stack.enter_context(FollowedOnDemand(TaskIndex, settings))
@@ -68,7 +72,7 @@ class OpenLog:
                     from gateway.log.sql_rows import LogOverHttp
                 except ImportError as exc:
                     raise CallError("unsupported", f"this server reads no rows of the log: {exc}") from exc
-                self._view = self._stack.enter_context(contextlib.closing(LogOverHttp(self._settings)))
+                self._view = self._stack.enter_context(contextlib.closing(LogOverHttp(self._settings, self._source)))
             return self._view
 
     @property
@@ -99,6 +103,8 @@ class OpenLog:
         """The processes that call tools."""
         with self._lock:
             if self._tool_caller is None:
+                from streams.environments.registry.tool_caller import ToolCaller
+
                 caller = ToolCaller(self._settings.environments)
                 self._tool_caller = self._stack.enter_context(contextlib.closing(caller))
             return self._tool_caller

@@ -10,6 +10,7 @@ A tenant's prompt has the tenant's name before its own, as its agents have; it s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -114,7 +115,7 @@ class AliasAnswer(Answer):
 class TemplatesQuery(PathQuery):
     """Which prompts."""
 
-    name: str | None = Field(None, min_length=1, max_length=128, description="default: all of them")
+    name: str | None = Field(None, min_length=1, max_length=128, description="only versions of this prompt")
 
 
 class EvaluateQuery(PathQuery):
@@ -123,8 +124,8 @@ class EvaluateQuery(PathQuery):
     name: str = Field(min_length=1, max_length=128)
     version: int | None = Field(None, ge=1, lt=2**31)
     against: int | None = Field(None, ge=1, lt=2**31, description="compare with this version on equal questions")
-    policy: str | None = Field(None, min_length=1, max_length=200)
-    scenario: str | None = Field(None, min_length=1, max_length=200)
+    policy: str | None = Field(None, min_length=1, max_length=200, description="only answers of this policy")
+    scenario: str | None = Field(None, min_length=1, max_length=200, description="only tasks of this scenario")
 
     @model_validator(mode="after")
     def _names_two(self) -> EvaluateQuery:
@@ -198,7 +199,7 @@ class PromptTemplates:
                 self._activate(request, version.name, chosen)
         except EventError as exc:
             raise CallError("invalid", str(exc)) from exc
-        return _answer(version, prompts.state(name))
+        return template_answer(version, prompts.state(name))
 
     @REST.get(
         "/prompts/templates",
@@ -214,7 +215,7 @@ class PromptTemplates:
         states = own_of(tenant, self._log.prompts.states)
         chosen = [state for name, state in states.items() if wanted in (None, name)]
         return TemplateList(
-            object="list", data=[_answer(version, state) for state in chosen for version in state.versions]
+            object="list", data=[template_answer(version, state) for state in chosen for version in state.versions]
         )
 
     @REST.post(
@@ -252,7 +253,7 @@ class PromptTemplates:
         except EventError as exc:
             raise CallError("invalid", str(exc)) from exc
         state = prompts.get(name)
-        return _answer(state.versions[body.version - 1], state)
+        return template_answer(state.versions[body.version - 1], state)
 
     def _activate(self, request: Request, name: str, body: ActivateBody) -> None:
         order = Activation(
@@ -303,7 +304,10 @@ class PromptTemplates:
         )
 
 
-def _answer(version: PromptVersion, state: PromptState) -> TemplateAnswer:
+def template_answer(
+    version: PromptVersion, state: PromptState, rendered: Sequence[Message] | None = None
+) -> TemplateAnswer:
+    """Return a version as it is answered; `rendered`: its messages with values."""
     shares = {
         alias: arm.share
         for alias, target in state.aliases.items()
@@ -316,7 +320,7 @@ def _answer(version: PromptVersion, state: PromptState) -> TemplateAnswer:
         version=version.number,
         aliases=shares,
         digest=version.digest,
-        messages=[_message(message) for message in version.messages],
+        messages=[_message(message) for message in (version.messages if rendered is None else rendered)],
         variables={variable.name: variable.type for variable in version.variables},
         created_at=moment(version.created_at),
         actor=version.actor,

@@ -26,15 +26,17 @@ Name = Annotated[str, Field(max_length=200)]
 class RunsQuery(PathQuery):
     """Which runs, the newest first."""
 
-    agent: Name = ""
-    policy: Name = ""
-    scenario: Name = Field("", description="chat: runs without a task")
-    version: int | None = Field(None, ge=0, lt=2**31, description="that answered a turn of it")
-    verdict: Literal["promote", "reject", "needs_human", "none"] | None = None
-    purpose: Purpose | None = None
+    agent: Name = Field("", description="only runs of this agent")
+    policy: Name = Field("", description="only runs of this policy")
+    scenario: Name = Field("", description="only runs of this scenario; chat: runs without a task")
+    version: int | None = Field(None, ge=0, lt=2**31, description="only runs of which it answered a turn")
+    verdict: Literal["promote", "reject", "needs_human", "none"] | None = Field(
+        None, description="only runs with this verdict"
+    )
+    purpose: Purpose | None = Field(None, description="only runs of such tasks")
     failed_tools: bool = Field(False, description="only runs in which a tool failed")
-    offset: int = Field(0, ge=0, le=1_000_000, description="how many of the newest to skip")
-    limit: int = Field(50, ge=1, le=MOST_RUNS)
+    offset: int = Field(0, ge=0, le=1_000_000, description="number of the newest to skip")
+    limit: int = Field(50, ge=1, le=MOST_RUNS, description="runs at most")
 
 
 class RunFigures(Answer):

@@ -42,8 +42,8 @@ class VerdictBody(Body):
 class QueueQuery(PathQuery):
     """Which runs."""
 
-    policy: str | None = Field(None, min_length=1, max_length=200, description="default: all of them")
-    limit: Whole = Field(20, ge=1, le=MOST_RUNS)
+    policy: str | None = Field(None, min_length=1, max_length=200, description="only runs of this policy")
+    limit: Whole = Field(20, ge=1, le=MOST_RUNS, description="runs at most")
 
 
 class GateAnswer(Answer):

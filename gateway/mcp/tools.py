@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 
 from pydantic import BaseModel
-from starlette.routing import compile_path
 
 from gateway.http.mcp_paths import Toolset
 from gateway.http.route import DECLARED, Route
@@ -94,7 +93,7 @@ class LogTool:
     @cached_property
     def input_schema(self) -> dict[str, Any]:
         """JSON Schema of its arguments."""
-        schema = _merge_schemas(self._path_names, self._models)
+        schema = _merge_schemas(self.route.path_names, self._models)
         if not self.list_name:
             return schema
         bodies = {"type": "array", "items": schema, "minItems": 1, "maxItems": MOST_TASKS}
@@ -120,7 +119,7 @@ class LogTool:
         """Return one request with these arguments."""
         rest = dict(arguments)
         path = self.route.paths[0]
-        for name in self._path_names:
+        for name in self.route.path_names:
             value = rest.pop(name, None)
             if not isinstance(value, str) or not value:
                 raise CallError("invalid", f"tool {self.name} needs {name}, a text", name)
@@ -130,12 +129,8 @@ class LogTool:
         return ToolRequest(self.route.method, path, _query(rest), None)
 
     @property
-    def _path_names(self) -> tuple[str, ...]:
-        return tuple(compile_path(self.route.path)[2])
-
-    @property
     def _models(self) -> list[type[BaseModel]]:
-        return [model for model in (self.route.query, self.route.takes) if model is not None]
+        return self.route.models
 
     def _body(self, fields: Mapping[str, Any]) -> bytes:
         return json.dumps(fields).encode()

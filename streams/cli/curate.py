@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
+from streams.cli.route_commands import RouteCommand, add_routes
 from streams.cli.runtime import AppContext, begin, output_option, pass_call, until_stopped, user_name
 
 if TYPE_CHECKING:
@@ -88,33 +89,20 @@ def curate_follow(call: AppContext, /, policy: str | None, purpose: Literal["ser
         curator.follow(call.settings, _selection(policy, purpose), stop=stop)
 
 
-@curate.command("queue")
-@click.option("--policy", metavar="POLICY", help="Only runs of this policy.  [default: all]")
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most this many.")
-@output_option
-@pass_call
-def curate_queue(call: AppContext, /, policy: str | None, limit: int, output: Output) -> None:
-    """Print the runs that wait for a person, the oldest first.
+add_routes(
+    curate,
+    "gateway.log.run_verdicts:RunVerdictRoutes",
+    {
+        "queue": RouteCommand(
+            "list_review_queue",
+            """Print the runs that wait for a person, the oldest first.
 
-    The judge's view is not shown, so that your verdict is your own. `curate show` prints a run.
-    """
-    from streams import output as show
-    from streams.improve.curation import curation_view
-    from streams.improve.curation.curation_log import CurationLog
-
-    queue = CurationLog(call.settings).review_queue()
-    placed = [verdict for verdict in queue if policy in (None, verdict.event.policy)]
-    columns = [
-        show.Column("run", lambda row: row["run"][:8]),
-        show.Column("policy", "policy"),
-        show.Column("agent", "agent_id"),
-        show.Column("scenario", "scenario"),
-        show.Column("since", "created_at"),
-        show.Column("cut", lambda row: "; ".join(row["cut"])),
-    ]
-    show.rows([curation_view.queued_run(verdict) for verdict in placed[:limit]], columns, output)
-    if len(placed) > limit:
-        click.echo(f"{len(placed) - limit} more wait (--limit).", err=True)
+            The judge's view is not shown, so that your verdict is your own. `curate show` prints a run.
+            """,
+            columns="run policy agent_id scenario created_at cut",
+        ),
+    },
+)
 
 
 @curate.command("show")

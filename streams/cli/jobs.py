@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from streams.cli.route_commands import RouteCommand, RoutedCommand
 from streams.cli.runtime import (
     AppContext,
     allow_option,
@@ -459,36 +460,16 @@ def jobs_export(
         sys.stdout.write(show.json_line(answer) + "\n")
 
 
-@click.command()
-@click.option(
-    "--by",
-    default="policy,month",
-    show_default=True,
-    metavar="NAMES",
-    help="Columns to sum by, comma separated: policy, tenant, job, month, session.",
+costs = RoutedCommand(
+    "costs",
+    "gateway.jobs.job_costs:JobCosts",
+    RouteCommand(
+        "list_costs",
+        """Print the usage and cost of jobs and of training calls.
+
+        The cost is the tokens and seconds in a job's events, or in the results of a session's calls, times the prices
+        recorded at its creation. Without prices there is no cost. By tenant and month, it also marks closed months:
+        jobs add nothing to them any more.
+        """,
+    ),
 )
-@output_option
-@pass_call
-def costs(call: AppContext, /, by: str, output: Output) -> None:
-    """Print the usage and cost of jobs and of training calls.
-
-    The cost is the tokens and seconds in a job's events, or in the results of a session's calls, times the prices
-    recorded at its creation. Without prices there is no cost. By tenant and month, it also marks closed months: jobs
-    add nothing to them any more.
-    """
-    from streams import output as show
-    from streams.jobs import spending
-    from streams.jobs.job_log import JobLog
-
-    names = spending.names(by)
-    with JobLog(call.settings) as log:
-        rows = log.costs(names)
-    columns = [show.Column(name, name) for name in names]
-    if {"tenant", "month"} <= set(names):
-        columns += [show.Column("month is", lambda row: "closed" if row["closed"] else "open")]
-    columns += [
-        show.Column(name.replace("_", " "), name, right=True) for name in ("prompt_tokens", "completion_tokens")
-    ]
-    columns += [show.Column("trainer s", lambda row: f"{row['trainer_s']:.1f}", right=True)]
-    columns += [show.Column("USD", lambda row: f"{row['cost_usd']:.4f}", right=True)]
-    show.rows(rows, columns, output)

@@ -9,160 +9,60 @@ A canary's share has no command: it grows only in `rollouts.mode=canary`.
 
 from __future__ import annotations
 
-import functools
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from streams.cli.adapters import adapters, policy_option, read
-from streams.cli.runtime import AppContext, VersionNumber, output_option, pass_call, user_name
+from streams.cli.route_commands import RouteCommand, actor_option, add_routes
+from streams.cli.runtime import AppContext, output_option, pass_call, user_name
 
 if TYPE_CHECKING:
-    from schemas.events import AdapterKind
-    from streams.adapters.decisions import AdapterDecision, AdapterHistory
+    from streams.adapters.decisions import AdapterHistory
     from streams.adapters.retention import RetentionDecision
     from streams.output import Output
 
 __all__ = ["adapters"]
 """The group of commands, with those of adapters.py."""
 
-version_option = click.option(
-    "--version", type=VersionNumber(min=0), required=True, metavar="N", help="Version to decide about."
+add_routes(
+    adapters,
+    "gateway.log.adapters:PublishedAdapters",
+    {
+        "promote": RouteCommand(
+            "promote_adapter",
+            """Make a version primary.
+
+            It replaces the primary at the start of the command. If another decision came first, nothing changes and the
+            exit code is 4.
+            """,
+        ),
+        "reject": RouteCommand(
+            "reject_adapter",
+            """Reject a version; if it is the candidate, its canary ends.
+
+            Its files stay in the store, and it can no longer be promoted.
+            """,
+        ),
+        "rollback": RouteCommand(
+            "rollback_adapter",
+            """Roll back to an older version.
+
+            If another decision came first, nothing changes and the exit code is 4. Agents follow at once; a response in
+            progress stays on the version it began with.
+            """,
+        ),
+        "retire": RouteCommand(
+            "retire_adapter",
+            """Retire a version for good.
+
+            Its files stay until `adapters gc` deletes them.
+            """,
+        ),
+    },
 )
-
-
-@dataclass(frozen=True)
-class DecisionOptions:
-    """The options of every decision."""
-
-    policy: str | None
-    actor: str
-    reason: str
-    output: Output
-
-
-def decision_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of every decision: --reason, --actor, --policy, --output; the command gets them as `decision`."""
-
-    @functools.wraps(command)
-    def decide(*args: Any, policy: str | None, actor: str | None, reason: str, output: Output, **rest: Any) -> None:
-        command(*args, decision=DecisionOptions(policy, actor or user_name(), reason, output), **rest)
-
-    for option in (
-        output_option,
-        policy_option,
-        click.option("--actor", default=None, metavar="NAME", help="Actor to record.  [default: your user name]"),
-        click.option("--reason", required=True, metavar="TEXT", help="Reason to record."),
-    ):
-        decide = option(decide)
-    return decide
-
-
-@adapters.command("promote")
-@version_option
-@click.option(
-    "--expect",
-    type=int,
-    default=None,
-    metavar="M",
-    help="Only if version M is primary.  [default: the current primary]",
-)
-@decision_options
-@pass_call
-def adapters_promote(call: AppContext, /, version: int, expect: int | None, decision: DecisionOptions) -> None:
-    """Make a version primary.
-
-    It replaces the primary at the start of the command. If another decision came first, nothing changes and the exit
-    code is 4.
-    """
-    _decide(call, "promoted", version, decision, expect=expect)
-
-
-@adapters.command("reject")
-@version_option
-@decision_options
-@pass_call
-def adapters_reject(call: AppContext, /, version: int, decision: DecisionOptions) -> None:
-    """Reject a version; if it is the candidate, its canary ends.
-
-    Its files stay in the store, and it can no longer be promoted.
-    """
-    _decide(call, "rejected", version, decision)
-
-
-@adapters.command("rollback")
-@click.option(
-    "--to",
-    type=click.IntRange(min=0),
-    default=None,
-    metavar="N",
-    help="Version to return to.  [default: the previous primary]",
-)
-@click.option("--expect", type=int, required=True, metavar="M", help="Primary to roll back.")
-@decision_options
-@pass_call
-def adapters_rollback(call: AppContext, /, to: int | None, expect: int, decision: DecisionOptions) -> None:
-    """Roll back to an older version.
-
-    Only if version M is primary: if another decision came first, nothing changes and the exit code is 4. Agents follow
-    at once; a response in progress stays on the version it began with.
-    """
-    from streams.adapters.decisions import rollback_target
-
-    history = read(call, decision.policy)
-    if to is None:
-        to = rollback_target(history, expect, actor=decision.actor, reason=decision.reason)
-    _decide(call, "rolled_back", to, decision, expect=expect, history=history)
-
-
-@adapters.command("retire")
-@version_option
-@decision_options
-@pass_call
-def adapters_retire(call: AppContext, /, version: int, decision: DecisionOptions) -> None:
-    """Retire a version for good.
-
-    Its files stay until `adapters gc` deletes them.
-    """
-    from streams.errors import RefusedError
-
-    if version == 0:
-        raise RefusedError("version 0 is the base model, which any roll-back may return to; it is never retired")
-    _decide(call, "retired", version, decision)
-
-
-def _decide(
-    call: AppContext,
-    kind: AdapterKind,
-    version: int,
-    decision: DecisionOptions,
-    *,
-    expect: int | None = None,
-    history: AdapterHistory | None = None,
-) -> None:
-    from streams import output as show
-    from streams.adapters import decisions
-
-    history = read(call, decision.policy) if history is None else history
-    proposed = decisions.ProposedDecision(
-        kind=kind, version=version, actor=decision.actor, reason=decision.reason, expect=expect
-    )
-    show.record(_row(decisions.decide(call.settings_to_write, history, proposed)), decision.output)
-
-
-def _row(decision: AdapterDecision) -> dict[str, Any]:
-    return {
-        "policy": decision.event.policy,
-        "version": decision.event.version,
-        "kind": decision.event.kind,
-        "at": str(decision.at),
-        "primary": decision.state.primary,
-        "before": decision.before,
-        "again": decision.again,
-    }
 
 
 # --- adopt ------------------------------------------------------------------------------------------------------------
@@ -174,7 +74,7 @@ def _row(decision: AdapterDecision) -> dict[str, Any]:
 )
 @click.option("--model", default=None, metavar="NAME", help="Model, by its name at the server.")
 @click.option("--url", default=None, metavar="URL", help="Its server, up to /v1.  [default: outside.url]")
-@click.option("--actor", default=None, metavar="NAME", help="Actor to record.  [default: your user name]")
+@actor_option
 @policy_option
 @output_option
 @pass_call
@@ -240,7 +140,7 @@ class GcOptions:
 )
 @click.option("--dry-run", is_flag=True, help="Only show the versions to delete, with reasons; the default.")
 @click.option("--yes", is_flag=True, help="Delete them.")
-@click.option("--actor", default=None, metavar="NAME", help="Actor to record.  [default: your user name]")
+@actor_option
 @policy_option
 @output_option
 @pass_call

@@ -6,19 +6,16 @@ view runs ──► rows, the newest first; one; or a file that is brought up to
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from streams.cli.runtime import AppContext, VersionNumber, output_option, pass_call, source_option
+from streams.cli.route_commands import RouteCommand, add_routes
+from streams.cli.runtime import AppContext, output_option, pass_call, source_option
 
 if TYPE_CHECKING:
     from streams.output import Output
     from streams.tools.archive.history import Source
-
-
-SHORT = 8
-"""Characters of an id that the table shows."""
 
 
 @click.group()
@@ -26,56 +23,22 @@ def runs() -> None:
     """Look at runs: chats, agents' runs and answers, a row each."""
 
 
-@runs.command("list")
-@click.option("--agent", default="", metavar="NAME", help="Only runs of this agent.")
-@click.option("--policy", default="", metavar="NAME", help="Only runs of this policy.")
-@click.option("--scenario", default="", metavar="NAME", help="Only runs of this scenario; chat: runs without a task.")
-@click.option("--version", type=VersionNumber(min=0), default=None, metavar="N", help="Only runs that N answered.")
-@click.option(
-    "--verdict",
-    type=click.Choice(["promote", "reject", "needs_human", "none"]),
-    default=None,
-    help="Only runs with this verdict.",
+add_routes(
+    runs,
+    "gateway.log.recorded_runs:RecordedRuns",
+    {
+        "list": RouteCommand(
+            "list_runs",
+            """List runs, the newest first.
+
+            docs/improve.md says what the figures mean; `streamward query runs` has the same columns.
+            """,
+            columns="answer_id began_at agent_id scenario versions ending turns tool_calls failed_tools cost_usd "
+            "reward verdict",
+            has_source=True,
+        ),
+    },
 )
-@click.option("--purpose", type=click.Choice(["train", "serve", "eval"]), default=None, help="Only runs of such tasks.")
-@click.option("--failed-tools", is_flag=True, help="Only runs in which a tool failed.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Runs at most.")
-@source_option
-@output_option
-@pass_call
-def runs_list(call: AppContext, /, limit: int, source: Source, output: Output, **chosen: Any) -> None:
-    """List runs, the newest first.
-
-    docs/improve.md says what the figures mean; `streamward query runs` has the same columns.
-    """
-    from dataclasses import asdict
-
-    from streams import output as show
-    from streams.improve.runs.run_tracker import RunTracker
-    from streams.tools.views.run_list import RunFilter
-
-    chosen = {name: "" if value is None and name != "version" else value for name, value in chosen.items()}
-    rows = RunTracker(call.settings, source=source).newest(RunFilter(**chosen), limit)
-    columns = [
-        show.Column("run", lambda row: row["answer_id"][:SHORT]),
-        show.Column("began", lambda row: show.moment(row["began_ms"])[:16] + "Z"),
-        show.Column("agent", lambda row: row["agent_id"] or ""),
-        show.Column("scenario", "scenario"),
-        show.Column("version", lambda row: ", ".join(map(str, row["versions"])), right=True),
-        show.Column("state", lambda row: row["ending"] or "open"),
-        show.Column("turns", "turns", right=True),
-        show.Column("tools", _tools, right=True),
-        show.Column("USD", lambda row: "" if row["cost_usd"] is None else f"{row['cost_usd']:.4f}", right=True),
-        show.Column("reward", "reward", right=True),
-        show.Column("verdict", lambda row: row["verdict"] or ""),
-    ]
-    show.rows([asdict(row) for row in rows], columns, output)
-
-
-def _tools(row: dict[str, Any]) -> str:
-    """Return e.g. `5, 1 failed`."""
-    failed = f", {row['failed_tools']} failed" if row["failed_tools"] else ""
-    return f"{row['tool_calls']}{failed}"
 
 
 @runs.command("show")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from streams.cli.route_commands import RouteCommand, add_routes
 from streams.cli.runtime import AppContext, output_option, pass_call, user_name
 
 if TYPE_CHECKING:
@@ -24,67 +25,23 @@ def tools() -> None:
     """Register tools and environments by name."""
 
 
-@tools.command("add")
-@click.argument("name")
-@click.argument("endpoint")
-@click.option("--call-name", default=None, metavar="NAME", help="Of calls of a function or a URL.  [default: NAME]")
-@click.option("--description", default=None, metavar="TEXT", help="Of a function or a URL.  [default: its docstring]")
-@click.option(
-    "--parameters", default=None, metavar="JSON", help="JSON Schema of the arguments.  [default: a signature's]"
-)
-@click.option("--auth-required", is_flag=True, help="Calls need the credential that environments.credentials has.")
-@click.option("--settings", default=None, metavar="JSON", help="Of an environment.")
-@click.option("--seed", type=int, default=None, help="Of the episode that describes an environment.  [default: 0]")
-@click.option(
-    "--max-turns", type=click.IntRange(1, 1024), default=None, help="Most actions of an environment's episode."
-)
-@reason_option
-@output_option
-@pass_call
-def tools_add(
-    call: AppContext,
-    /,
-    name: str,
-    endpoint: str,
-    call_name: str | None,
-    description: str | None,
-    parameters: str | None,
-    auth_required: bool,
-    settings: str | None,
-    seed: int | None,
-    max_turns: int | None,
-    reason: str,
-    output: Output,
-) -> None:
-    """Add a function, a URL, an MCP server, or an environment.
+add_routes(
+    tools,
+    "gateway.log.registered_tools:RegisteredTools",
+    {
+        "add": RouteCommand(
+            "add_tool",
+            """Add a function, a URL, an MCP server, or an environment.
 
-    ENDPOINT is module:function, http(s)://host/path, mcp:SERVER or environment:NAME. Modules and servers need to be
-    listed in environments.modules and environments.servers. The description that it has now is trusted; a later one is
-    refused until `streamward tools accept`.
-    """
-    from streams import output as show
-    from streams.cli.runtime import json_object
-    from streams.environments.registry.tool_body import read_body
-    from streams.environments.registry.tool_caller import ToolCaller
-    from streams.environments.registry.tool_log import RegistryDecision, ToolLog
-
-    fields = {
-        "tool_id": name,
-        "endpoint": endpoint,
-        "name": call_name,
-        "description": description,
-        "parameters": None if parameters is None else json_object(parameters, "--parameters"),
-        "auth_required": auth_required,
-        "settings": None if settings is None else json_object(settings, "--settings"),
-        "seed": seed,
-        "max_turns": max_turns,
-    }
-    body = read_body({field: value for field, value in fields.items() if value is not None})
-    loaded = call.settings_to_write
-    with ToolLog(loaded) as log, closing(ToolCaller(loaded.environments)) as caller:
-        order = body.order(name)
-        entry = log.add(order, caller.describe(order, body.tool), RegistryDecision(user_name(), reason))
-        show.record(entry_row(entry), output)
+            ENDPOINT is module:function, http(s)://host/path, mcp:SERVER or environment:NAME. Modules and servers need
+            to be listed in environments.modules and environments.servers. The description that it has now is trusted; a
+            later one is refused until `streamward tools accept`.
+            """,
+            arguments="tool_id endpoint",
+            columns="tool_id kind endpoint trusted description",
+        ),
+    },
+)
 
 
 @tools.command("list")

@@ -8,15 +8,11 @@ The same fields in a file, in a command and in a request; what is wrong with the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from schemas.events import Message, PromptVariable
-from schemas.faults import OutsideObject, faults
+from schemas.faults import OutsideObject
 from schemas.prompt_text import VariableType, types_of
-from streams.errors import EventError
 from streams.prompts.prompt_log import PromptText
 
 
@@ -52,11 +48,3 @@ class PromptBody(OutsideObject):
         types = types_of(message.content for message in messages) if self.variables is None else self.variables
         variables = tuple(PromptVariable(name=name, type=kind) for name, kind in types.items())
         return PromptText(prompt=prompt, messages=messages, variables=variables, actor=actor, reason=reason)
-
-
-def read_body(fields: Mapping[str, Any]) -> PromptBody:
-    """Return a body. Raises EventError that names its first fault."""
-    try:
-        return PromptBody.model_validate(fields)
-    except ValidationError as exc:
-        raise EventError(next(faults(exc, PromptBody, fields)).text) from exc

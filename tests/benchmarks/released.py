@@ -98,7 +98,9 @@ def _train(settings: Settings, versions: range, *, weight: float) -> None:
 def _return_to(settings: Settings, version: int) -> None:
     primary = _serving(settings).primary
     reason = "served only while the next were trained"
-    _command(settings, "adapters", "rollback", "--to", str(version), "--expect", str(primary), "--reason", reason)
+    _command(
+        settings, "adapters", "rollback", "--version", str(version), "--expected", str(primary), "--reason", reason
+    )
 
 
 def _release(settings: Settings, version: int) -> None:

@@ -142,7 +142,10 @@ def test_only_a_process_with_a_model_loads_torch() -> None:
 
 def test_only_the_gateway_knows_fastapi_and_only_the_command_imports_the_gateway() -> None:
     http = ("fastapi", "starlette", "uvicorn", "jinja2")
-    commands = ("streams.cli.serve", "streams.cli.page", "streams.cli.mcp")
+    commands = (
+        *("streams.cli.serve", "streams.cli.page", "streams.cli.mcp"),
+        *("streams.cli.route_commands", "streams.cli.prompt_versions"),
+    )
     wrong = [
         f"{module} -> {name}"
         for module in modules()

@@ -84,8 +84,8 @@ def test_a_promotion_takes_effect_and_says_where_it_lies(made: Settings) -> None
     write(made, event(1), event(2))
     (row,) = rows_of(run(made, "promote", "--version", "1", "--actor", "ada", *WHY))
     topic = f"{made.topics.prefix}adapters"
-    assert row["at"].startswith(f"{topic}[") and row["at"].endswith("]@2")
-    assert (row["primary"], row["before"], row["again"]) == (1, 0, False)
+    assert row["recorded_at"].startswith(f"{topic}[") and row["recorded_at"].endswith("]@2")
+    assert (row["serving"]["primary"], row["before"], row["again"]) == (1, 0, False)
     (shown,) = rows_of(run(made, "show", "1"))
     assert [(one["kind"], one["actor"], one["reason"]) for one in shown["events"]][1] == ("promoted", "ada", WHY[1])
     assert shown["status"] == "primary"
@@ -101,7 +101,7 @@ def test_the_same_decision_said_again_is_not_written_again_and_a_later_one_is(ma
     # another version was primary in between: the same words are another fact
     rows_of(run(made, "promote", "--version", "2", *WHY))
     (row,) = rows_of(run(made, *promote))
-    assert (row["again"], row["primary"]) == (False, 1)
+    assert (row["again"], row["serving"]["primary"]) == (False, 1)
 
 
 def test_of_two_who_looked_before_either_wrote_the_second_is_told_who_won(made: Settings) -> None:
@@ -122,7 +122,7 @@ def test_of_two_who_looked_before_either_wrote_the_second_is_told_who_won(made: 
 
 def test_of_two_operators_at_once_one_wins_and_the_other_is_refused(made: Settings) -> None:
     write(made, event(1), event(2))
-    arguments = ("--expect", "0", *WHY, "--output", "jsonl")
+    arguments = ("--expected", "0", *WHY, "--output", "jsonl")
     both = [
         spawn(
             command("adapters", "promote", "--version", version, "--actor", name, *arguments),
@@ -144,16 +144,16 @@ def test_of_two_operators_at_once_one_wins_and_the_other_is_refused(made: Settin
 def test_a_roll_back_leads_to_the_version_before_and_agrees_with_what_was_expected(made: Settings) -> None:
     moves = [event(version, "promoted", expected_version=version - 1) for version in (1, 2, 3)]
     write(made, *map(event, (1, 2, 3)), *moves)
-    back = ("rollback", "--expect", "3", "--actor", "ada", "--reason", "it is worse")
+    back = ("rollback", "--expected", "3", "--actor", "ada", "--reason", "it is worse")
     (row,) = rows_of(run(made, *back))
-    assert (row["kind"], row["version"], row["primary"], row["before"]) == ("rolled_back", 2, 2, 3)
+    assert (row["kind"], row["version"], row["serving"]["primary"], row["before"]) == ("rolled_back", 2, 2, 3)
     (row,) = rows_of(run(made, *back))  # the terminal was lost before the answer came, and ada says it again
     assert (row["version"], row["again"]) == (2, True)
-    late = run(made, "rollback", "--expect", "3", "--actor", "bob", "--reason", "it is worse")
+    late = run(made, "rollback", "--expected", "3", "--actor", "bob", "--reason", "it is worse")
     assert late.exit_code == 4
     assert "expected version 3 to be primary, and it is 2" in late.stderr
-    (row,) = rows_of(run(made, "rollback", "--expect", "2", "--to", "0", "--reason", "all of them are"))
-    assert row["primary"] == 0
+    (row,) = rows_of(run(made, "rollback", "--expected", "2", "--version", "0", "--reason", "all of them are"))
+    assert row["serving"]["primary"] == 0
     assert [kind for kind, _ in kinds(made)].count("rolled_back") == 2
     (shown,) = rows_of(run(made, "show", "3"))
     assert [(one["kind"], one["version"]) for one in shown["events"]][-1] == ("rolled_back", 2)  # what replaced it
@@ -165,13 +165,13 @@ def test_a_roll_back_leads_to_the_version_before_and_agrees_with_what_was_expect
         (("promote", "--version", "3", *WHY), 3, "no adapter version 3; the newest is 2"),
         (("promote", "--version", "9", *WHY), 3, "claims it is refused: version 9 is not the next one after 2"),
         (("promote", "--version", "1", *WHY), 4, "version 1 is primary; promoted needs"),
-        (("promote", "--version", "2", "--expect", "0", *WHY), 4, "expected version 0 to be primary, and it is 1"),
-        (("promote", "--version", "2", "--reason", " "), 4, "give one with --reason"),
+        (("promote", "--version", "2", "--expected", "0", *WHY), 4, "expected version 0 to be primary, and it is 1"),
+        (("promote", "--version", "2", "--reason", " "), 2, "reason"),
         (("promote", "--version", "2"), 2, "Missing option '--reason'"),
         (("reject", "--version", "1", *WHY), 4, "rejected needs canary or trained"),
         (("retire", "--version", "1", *WHY), 4, "retired needs"),
         (("retire", "--version", "0", *WHY), 4, "it is never retired"),
-        (("rollback", "--expect", "1", "--to", "7", *WHY), 3, "no adapter version 7"),
+        (("rollback", "--expected", "1", "--version", "7", *WHY), 3, "no adapter version 7"),
         (("gc", "--keep-best", "1", "--yes", "--dry-run"), 2, "contradict each other"),
         (("gc", "--keep-best", "1", "--by", "sums/exact"), 2, "no version was evaluated so"),
     ],
@@ -370,10 +370,12 @@ def test_an_exported_version_is_what_peft_and_transformers_load_as_it_is(made: S
 def test_a_policy_that_the_log_does_not_know_names_those_that_it_does(made: Settings) -> None:
     assert [row["version"] for row in rows_of(run(made, "list", "--policy", "new"))] == [0]  # nobody was trained yet
     write(made, event(1), event(1, policy="lab"))
-    for typed in ("list", "lineage 1", "promote --version 1 --reason x"):
+    for typed in ("list", "lineage 1"):
         result = run(made, *typed.split(), "--policy", "defualt")
         assert result.exit_code == 3
         assert "the log has no policy 'defualt', only default, lab" in result.stderr
+    result = run(made, "promote", "--version", "1", "--reason", "x", "--policy", "defualt")
+    assert (result.exit_code, "there is no policy 'defualt'" in result.stderr) == (3, True)
 
 
 def test_list_shows_digest_age_and_the_share_of_a_canary(made: Settings, tmp_path: Path) -> None:

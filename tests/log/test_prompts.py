@@ -74,7 +74,7 @@ def test_an_alias_moves_only_from_the_version_that_was_expected(made: Settings) 
         with pytest.raises(RefusedError, match="production means version 3, and version 2 was expected"):
             log.activate(activation(3, expect=2, job_id="job-2"))
     assert sum(event.kind == "activated" for _, event in read(made, PromptEvent)) == 3
-    typed = invoke(made, "prompts", "activate", "greet@3", "production", "--expect", "1")
+    typed = invoke(made, "prompts", "activate", "greet", "production", "3", "--expected", "1")
     words = "production means version 3, and version 1 was expected"
     assert (typed.exit_code, words in typed.stderr) == (4, True), typed.stderr
 
@@ -88,13 +88,13 @@ def test_a_version_is_withdrawn_by_command_or_over_http_and_then_named_by_nothin
             log.create(text)
         log.activate(activation(1))
         withdraw = f"{url}/prompts/templates/greet/withdraw"
-        meant = invoke(settings, "prompts", "withdraw", "greet@1")
+        meant = invoke(settings, "prompts", "withdraw", "greet", "1")
         words = "prompt greet: production means version 1; let it mean another one first"
         assert (meant.exit_code, words in meant.stderr) == (4, True), meant.stderr
         refused = client.post(withdraw, json={"version": 1})
         assert (refused.status_code, refused.json()["error"]["message"]) == (409, words)
         assert client.post(withdraw, json={"version": 4}).status_code == 404
-        typed = invoke(settings, "prompts", "withdraw", "greet@2", "--reason", "names a person")
+        typed = invoke(settings, "prompts", "withdraw", "greet", "2", "--reason", "names a person")
         assert typed.exit_code == 0, typed.stderr
         sent = client.post(withdraw, json={"version": 3, "reason": "too long"})
         assert (sent.status_code, sent.json()["withdrawn"]) == (200, "too long")
@@ -112,7 +112,7 @@ def test_a_version_is_withdrawn_by_command_or_over_http_and_then_named_by_nothin
     task = invoke(settings, "tasks", "submit", str(tmp_path / "task.jsonl"))
     assert task.exit_code != 0 and "version 3 was withdrawn by" in task.stderr, task.stderr
     shown = invoke(settings, "prompts", "show", "greet@2", "--output", "jsonl")
-    assert (json.loads(shown.stdout)["aliases"], "Two." in shown.stdout) == (["withdrawn"], True), shown.stderr
+    assert (json.loads(shown.stdout)["withdrawn"], "Two." in shown.stdout) == ("names a person", True), shown.stderr
     audited = invoke(settings, "audit")
     assert audited.exit_code == 0, audited.output
 
@@ -124,10 +124,11 @@ def test_a_bad_prompt_gets_the_same_words_from_the_command_the_server_and_the_lo
     bad = {"messages": [{"role": "system", "content": "{{a}} and {{b}}"}], "variables": {"a": "string"}}
     words = "prompt greet: {{b}} is not declared; add b to variables, with its type"
     with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client:
-        file = tmp_path / "greet.json"
-        file.write_text(json.dumps(bad), encoding="utf-8")
-        typed = invoke(settings, "prompts", "create", "greet", str(file))
-        assert (typed.exit_code, typed.stderr.strip().splitlines()[-1]) == (1, f"Error: {words}")
+        file = tmp_path / "messages.json"
+        file.write_text(json.dumps(bad["messages"]), encoding="utf-8")
+        words_of_body = ("--messages", f"@{file}", "--variables", json.dumps(bad["variables"]))
+        typed = invoke(settings, "prompts", "create", "greet", *words_of_body)
+        assert (typed.exit_code, typed.stderr.strip().splitlines()[-1]) == (2, f"Error: {words}")
         sent = client.post(f"{url}/prompts/templates", json={"name": "greet", **bad})
         assert (sent.status_code, sent.json()["error"]["message"]) == (400, words)
     text = {"messages": (Message(role="system", content="{{a}} and {{b}}"),), "variables": (PromptVariable(name="a"),)}
@@ -206,7 +207,9 @@ def test_what_each_version_earned_is_one_query_and_two_are_compared_on_equal_que
         {"version": 1, "tasks": 4, "reward": 0.0},
         {"version": 2, "tasks": 4, "reward": 1.0},
     ]
-    against = json.loads(invoke(made, "prompts", "compare", "greet", "2", "1", "--output", "jsonl").stdout)
+    compared = json.loads(invoke(made, "prompts", "compare", "greet", "2", "1", "--output", "jsonl").stdout)
+    assert [row["mean_reward"] for row in compared["versions"]] == [1.0, 0.0]
+    against = compared["comparison"]
     assert (against["n"], against["gain"], against["mean_reward"]) == (4, 1.0, 1.0)
 
 
@@ -218,13 +221,13 @@ def test_a_policy_in_training_keeps_its_prompt_until_its_job_ends(made: Settings
         version = log.get("greet").versions[0]
     spec = job_spec(prompt_version=prompt_use.use(version, PromptReference.parse("greet@production"), {}))
     write(made, job_event("created", spec=spec))
-    refused = invoke(made, "prompts", "activate", "greet@2", "production")
+    refused = invoke(made, "prompts", "activate", "greet", "production", "2")
     assert (refused.exit_code, "policy default is in training with greet@1 until job job-1 ends" in refused.stderr) == (
         4,
         True,
     )
     write(made, job_event("cancelled", 1))
-    assert invoke(made, "prompts", "activate", "greet@2", "production").exit_code == 0
+    assert invoke(made, "prompts", "activate", "greet", "production", "2").exit_code == 0
 
 
 def test_a_tenant_sees_and_names_prompts_of_its_own_alone(kafka_bootstrap: str, tmp_path: Path) -> None:

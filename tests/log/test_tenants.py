@@ -180,6 +180,7 @@ BODIES: dict[str, Callable[[Names], Any]] = {
     "/query": lambda n: {"sql": "SELECT task_id FROM tasks"},
     "/adapters/{policy}/promote": lambda n: {"version": 0, "expected": 0, "reason": "better"},
     "/adapters/{policy}/reject": lambda n: {"version": 0, "reason": "worse"},
+    "/adapters/{policy}/retire": lambda n: {"version": 1, "reason": "worse"},
     "/adapters/{policy}/rollback": lambda n: {"expected": 0, "reason": "worse"},
     "/jsonrpc": lambda n: [
         {"jsonrpc": "2.0", "method": name, "params": given(n), "id": name} for name, given in METHODS.items()

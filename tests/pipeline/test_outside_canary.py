@@ -57,8 +57,8 @@ def test_a_model_of_another_server_is_tried_promoted_and_rolled_back(settings: S
         with running(ours, tmp_path, "streams", "scoring", "policy"):
             _canary(ours)
             _what_is_on_record(ours)
-            undone = command(ours, "adapters", "rollback", "--expect", "1", "--reason", "back to ours")
-            assert rows_of(undone)[0]["primary"] == 0
+            undone = command(ours, "adapters", "rollback", "--expected", "1", "--reason", "back to ours")
+            assert rows_of(undone)[0]["serving"]["primary"] == 0
     _what_it_cannot_do(ours, tmp_path)
 
 

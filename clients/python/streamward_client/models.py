@@ -168,6 +168,16 @@ class DatasetFileAnswer(TypedDict):
     sha256: str
 
 
+class DecisionBody(TypedDict):
+    """
+    A decision about a version.
+    """
+
+    version: int
+    expected: NotRequired[int | None]
+    reason: str
+
+
 class DeletedFile(TypedDict):
     """
     A file that is no more.
@@ -808,16 +818,6 @@ class ProgramBody(TypedDict):
     dirty: NotRequired[bool | None]
 
 
-class PromoteBody(TypedDict):
-    """
-    A version that is to be primary.
-    """
-
-    version: int
-    expected: int
-    reason: str
-
-
 class PromptLine(TypedDict):
     """
     A prompt that a task's messages begin with; a text alone is NAME, NAME@3 or NAME@ALIAS.
@@ -983,16 +983,6 @@ class ReinforcementMethod(TypedDict):
 
     grader: dict[str, Any]
     hyperparameters: NotRequired[ReinforcementHyperparameters | None]
-
-
-class RejectBody(TypedDict):
-    """
-    A version that is not to serve.
-    """
-
-    version: int
-    expected: NotRequired[int | None]
-    reason: str
 
 
 class RemovedEntry(TypedDict):
@@ -1766,18 +1756,19 @@ class WithdrawBody(TypedDict):
 
 class AdapterDecisionAnswer(TypedDict):
     """
-    A decision that took effect; `before`: the primary until then.
+    A decision that took effect; `before`: the primary until then; `again`: it was in the log already.
     """
 
     object: Literal["adapter_decision"]
     policy: str
     version: int
-    kind: Literal["promoted", "rejected", "rolled_back"]
+    kind: Literal["promoted", "rejected", "rolled_back", "retired"]
     actor: str
     reason: str
     before: int
     serving: ServingAnswer
     recorded_at: str
+    again: bool
 
 
 class AdapterVersion(TypedDict):

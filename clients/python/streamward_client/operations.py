@@ -236,14 +236,19 @@ class Operations(Sender):
         answer: models.AdapterList = self.send("GET", "/adapters", params={"policy": policy})
         return answer
 
-    def promote_adapter(self, policy: str, body: models.PromoteBody) -> models.AdapterDecisionAnswer:
+    def promote_adapter(self, policy: str, body: models.DecisionBody) -> models.AdapterDecisionAnswer:
         """Make a version primary."""
         answer: models.AdapterDecisionAnswer = self.send("POST", f"/adapters/{part(policy)}/promote", json=body)
         return answer
 
-    def reject_adapter(self, policy: str, body: models.RejectBody) -> models.AdapterDecisionAnswer:
+    def reject_adapter(self, policy: str, body: models.DecisionBody) -> models.AdapterDecisionAnswer:
         """Take a version out of service, or keep it out."""
         answer: models.AdapterDecisionAnswer = self.send("POST", f"/adapters/{part(policy)}/reject", json=body)
+        return answer
+
+    def retire_adapter(self, policy: str, body: models.DecisionBody) -> models.AdapterDecisionAnswer:
+        """Retire a version for good."""
+        answer: models.AdapterDecisionAnswer = self.send("POST", f"/adapters/{part(policy)}/retire", json=body)
         return answer
 
     def rollback_adapter(self, policy: str, body: models.RollbackBody) -> models.AdapterDecisionAnswer:
@@ -583,14 +588,19 @@ class AsyncOperations(AsyncSender):
         answer: models.AdapterList = await self.send("GET", "/adapters", params={"policy": policy})
         return answer
 
-    async def promote_adapter(self, policy: str, body: models.PromoteBody) -> models.AdapterDecisionAnswer:
+    async def promote_adapter(self, policy: str, body: models.DecisionBody) -> models.AdapterDecisionAnswer:
         """Make a version primary."""
         answer: models.AdapterDecisionAnswer = await self.send("POST", f"/adapters/{part(policy)}/promote", json=body)
         return answer
 
-    async def reject_adapter(self, policy: str, body: models.RejectBody) -> models.AdapterDecisionAnswer:
+    async def reject_adapter(self, policy: str, body: models.DecisionBody) -> models.AdapterDecisionAnswer:
         """Take a version out of service, or keep it out."""
         answer: models.AdapterDecisionAnswer = await self.send("POST", f"/adapters/{part(policy)}/reject", json=body)
+        return answer
+
+    async def retire_adapter(self, policy: str, body: models.DecisionBody) -> models.AdapterDecisionAnswer:
+        """Retire a version for good."""
+        answer: models.AdapterDecisionAnswer = await self.send("POST", f"/adapters/{part(policy)}/retire", json=body)
         return answer
 
     async def rollback_adapter(self, policy: str, body: models.RollbackBody) -> models.AdapterDecisionAnswer:

@@ -35,18 +35,19 @@ export type ActivateBody = {
 };
 
 /**
- * A decision that took effect; `before`: the primary until then.
+ * A decision that took effect; `before`: the primary until then; `again`: it was in the log already.
  */
 export type AdapterDecisionAnswer = {
     object: 'adapter_decision';
     policy: string;
     version: number;
-    kind: 'promoted' | 'rejected' | 'rolled_back';
+    kind: 'promoted' | 'rejected' | 'rolled_back' | 'retired';
     actor: string;
     reason: string;
     before: number;
     serving: ServingAnswer;
     recorded_at: string;
+    again: boolean;
 };
 
 /**
@@ -726,6 +727,24 @@ export type DatasetFileAnswer = {
 export type DatasetListAnswer = {
     object: 'list';
     data: Array<DatasetAnswer>;
+};
+
+/**
+ * A decision about a version.
+ */
+export type DecisionBody = {
+    /**
+     * version to decide about
+     */
+    version: number;
+    /**
+     * only if this version is primary; default: whichever is
+     */
+    expected?: number | null;
+    /**
+     * why; it is recorded
+     */
+    reason: string;
 };
 
 /**
@@ -1855,21 +1874,6 @@ export type ProgramBody = {
 };
 
 /**
- * A version that is to be primary.
- */
-export type PromoteBody = {
-    version: number;
-    /**
-     * the version that is primary now
-     */
-    expected: number;
-    /**
-     * why; it is recorded
-     */
-    reason: string;
-};
-
-/**
  * What a prompt earned, the best version first.
  */
 export type PromptEvaluation = {
@@ -2172,21 +2176,6 @@ export type ReinforcementMethod = {
 };
 
 /**
- * A version that is not to serve.
- */
-export type RejectBody = {
-    version: number;
-    /**
-     * only if this version is primary; default: whichever is
-     */
-    expected?: number | null;
-    /**
-     * why; it is recorded
-     */
-    reason: string;
-};
-
-/**
  * An entry that is gone.
  */
 export type RemovedEntry = {
@@ -2398,7 +2387,7 @@ export type RewardSourceLine = {
  */
 export type RollbackBody = {
     /**
-     * default: the primary before
+     * version to return to; default: the primary before
      */
     version?: number | null;
     /**
@@ -4576,26 +4565,41 @@ export type ListRunsData = {
     body?: never;
     path?: never;
     query?: {
+        /**
+         * only runs of this agent
+         */
         agent?: string;
+        /**
+         * only runs of this policy
+         */
         policy?: string;
         /**
-         * chat: runs without a task
+         * only runs of this scenario; chat: runs without a task
          */
         scenario?: string;
         /**
-         * that answered a turn of it
+         * only runs of which it answered a turn
          */
         version?: number | null;
+        /**
+         * only runs with this verdict
+         */
         verdict?: 'promote' | 'reject' | 'needs_human' | 'none' | null;
+        /**
+         * only runs of such tasks
+         */
         purpose?: 'train' | 'serve' | 'eval' | null;
         /**
          * only runs in which a tool failed
          */
         failed_tools?: boolean;
         /**
-         * how many of the newest to skip
+         * number of the newest to skip
          */
         offset?: number;
+        /**
+         * runs at most
+         */
         limit?: number;
     };
     url: '/runs';
@@ -4702,7 +4706,7 @@ export type ListAdaptersResponses = {
 export type ListAdaptersResponse = ListAdaptersResponses[keyof ListAdaptersResponses];
 
 export type PromoteAdapterData = {
-    body: PromoteBody;
+    body: DecisionBody;
     path: {
         policy: string;
     };
@@ -4729,7 +4733,7 @@ export type PromoteAdapterResponses = {
 export type PromoteAdapterResponse = PromoteAdapterResponses[keyof PromoteAdapterResponses];
 
 export type RejectAdapterData = {
-    body: RejectBody;
+    body: DecisionBody;
     path: {
         policy: string;
     };
@@ -4754,6 +4758,33 @@ export type RejectAdapterResponses = {
 };
 
 export type RejectAdapterResponse = RejectAdapterResponses[keyof RejectAdapterResponses];
+
+export type RetireAdapterData = {
+    body: DecisionBody;
+    path: {
+        policy: string;
+    };
+    query?: never;
+    url: '/adapters/{policy}/retire';
+};
+
+export type RetireAdapterErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type RetireAdapterError = RetireAdapterErrors[keyof RetireAdapterErrors];
+
+export type RetireAdapterResponses = {
+    /**
+     * Done
+     */
+    200: AdapterDecisionAnswer;
+};
+
+export type RetireAdapterResponse = RetireAdapterResponses[keyof RetireAdapterResponses];
 
 export type RollbackAdapterData = {
     body: RollbackBody;
@@ -4787,9 +4818,12 @@ export type ListReviewQueueData = {
     path?: never;
     query?: {
         /**
-         * default: all of them
+         * only runs of this policy
          */
         policy?: string | null;
+        /**
+         * runs at most
+         */
         limit?: number;
     };
     url: '/curation/queue';
@@ -4875,7 +4909,7 @@ export type ListTemplatesData = {
     path?: never;
     query?: {
         /**
-         * default: all of them
+         * only versions of this prompt
          */
         name?: string | null;
     };
@@ -4989,7 +5023,13 @@ export type EvaluatePromptData = {
          * compare with this version on equal questions
          */
         against?: number | null;
+        /**
+         * only answers of this policy
+         */
         policy?: string | null;
+        /**
+         * only tasks of this scenario
+         */
         scenario?: string | null;
     };
     url: '/prompts/evaluate';

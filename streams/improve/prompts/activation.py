@@ -10,19 +10,23 @@ that the job was ordered with in any case; this keeps the answers that people ge
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from streams.errors import RefusedError
-from streams.jobs.job_log import JobLog
-from streams.jobs.state import JobState
 from streams.prompts.prompt_log import Activation, PromptLog
 from streams.prompts.prompt_state import AliasTarget
 from streams.settings.model import Settings
+
+if TYPE_CHECKING:
+    from streams.jobs.state import JobState
 
 
 def activate(settings: Settings, prompts: PromptLog, order: Activation) -> AliasTarget:
     """Let an alias mean a version. Raises RefusedError while a policy is in training with another, and as the log."""
     target = prompts.get(order.prompt).aliases.get(order.alias)
     if target is not None and target.version != order.version:
+        from streams.jobs.job_log import JobLog  # which takes longer to import than the prompts
+
         with JobLog(settings, with_months=False) as jobs:
             check_not_in_training(jobs.jobs.values(), order)
     return prompts.activate(order)
