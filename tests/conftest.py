@@ -2,8 +2,8 @@
 
 The node starts with the run, or without workers with the first test that asks for it, and ends with the run; also if
 the run is killed (`embedded` sees to that). Each test's prefix is its own. Its topics go with the test, and those of a
-file with the file: every command asks the node for the list of all topics, so what is left behind makes each later
-test slower.
+file with the file: a process that starts asks the node for the list of all topics, so what is left behind makes each
+later test slower.
 """
 
 from __future__ import annotations
@@ -194,8 +194,7 @@ def kafka_bootstrap(shared_node: SharedNode) -> Iterator[str]:
 def settings(kafka_bootstrap: str, shared_node: SharedNode, tmp_path: Path) -> Iterator[Settings]:
     """Settings for the shared node: topics with a prefix of this test's own, everything else under its folder.
 
-    They have fewer partitions than the defaults. Thousands of them cost the node a third of its time, and every look at
-    a topic begins with a list of all.
+    They have fewer partitions than the defaults. Thousands of them cost the node a third of its time.
     """
     from tests.support.log.shared_node import own_prefix
 

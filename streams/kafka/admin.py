@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,7 +21,7 @@ import confluent_kafka as ck
 from confluent_kafka import admin
 
 from streams.errors import LogError, NotFoundError
-from streams.kafka.client import admin_client, unreachable
+from streams.kafka.client import forget_admins, kept_admin, unreachable
 from streams.kafka.reader import open_transaction, read
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import ANSWER_S, BrokerOutage, BrokerUnreachable
@@ -43,7 +43,7 @@ def offsets(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, t
     A warning says so, once. Raises NotFoundError for a topic that does not exist, LogError if the broker does not
     answer.
     """
-    client, counts = _connect(settings, not_empty=True)
+    client, counts = _connect(settings, labels := [*labels], not_empty=True)
     partitions = _partitions(settings, labels, counts)
     low = _list_offsets(settings, client, partitions, admin.OffsetSpec.earliest())
     high, open_ends = _ends(settings, client, partitions)
@@ -63,7 +63,7 @@ def open_transactions(settings: Settings, labels: Iterable[str]) -> list[OpenTra
 
     Raises as `offsets`.
     """
-    client, counts = _connect(settings, not_empty=True)
+    client, counts = _connect(settings, labels := [*labels], not_empty=True)
     _, ends = _ends(settings, client, _partitions(settings, labels, counts))
     if not ends:
         return []
@@ -88,7 +88,7 @@ def offsets_at(settings: Settings, labels: Iterable[str], timestamp_ms: int) -> 
 
     Raises as `offsets`.
     """
-    client, counts = _connect(settings, not_empty=True)
+    client, counts = _connect(settings, labels := [*labels], not_empty=True)
     partitions = _partitions(settings, labels, counts)
     return _list_offsets(settings, client, partitions, admin.OffsetSpec.for_timestamp(timestamp_ms))
 
@@ -136,6 +136,7 @@ def _look_again(settings: Settings, client: admin.AdminClient) -> admin.AdminCli
     with contextlib.suppress(ck.KafkaException):
         if client.list_topics(timeout=ANSWER_S).brokers:
             return client
+    forget_admins()
     return _connect(settings)[0]
 
 
@@ -156,9 +157,8 @@ def topic_ids(settings: Settings, names: Iterable[str]) -> dict[str, str]:
 
     Raises LogError if a topic does not exist, or the broker does not answer.
     """
-    client, _ = _connect(settings, not_empty=True)
-    topics_named = ck.TopicCollection([*names])
-    futures = client.describe_topics(topics_named, request_timeout=settings.kafka.request_timeout_s)
+    client = connected(settings)  # futures end only while it lives
+    futures = client.describe_topics(ck.TopicCollection([*names]), request_timeout=settings.kafka.request_timeout_s)
     try:
         return {name: str(future.result().topic_id) for name, future in futures.items()}
     except ck.KafkaException as exc:
@@ -170,7 +170,7 @@ def configs(settings: Settings, names: Iterable[str]) -> dict[str, dict[str, str
     resources = [admin.ConfigResource(admin.ConfigResource.Type.TOPIC, name) for name in names]
     if not resources:
         return {}
-    client, _ = _connect(settings)
+    client = connected(settings)  # futures end only while it lives
     futures = client.describe_configs(resources, request_timeout=settings.kafka.request_timeout_s)
     topic_source = admin.ConfigSource.DYNAMIC_TOPIC_CONFIG.value  # the entries carry the bare number
     try:
@@ -206,7 +206,7 @@ EMPTY_S = 2.0
 
 def connected(settings: Settings) -> admin.AdminClient:
     """Return a client that the cluster has answered. Raises LogError if it does not."""
-    return _connect(settings)[0]
+    return _connect(settings, LABELS[:1])[0]
 
 
 def outlast(settings: Settings, outage: BrokerOutage, step: Callable[[], T]) -> T:
@@ -224,44 +224,69 @@ def outlast(settings: Settings, outage: BrokerOutage, step: Callable[[], T]) -> 
 
 
 def _connect(
-    settings: Settings, *, not_empty: bool = False, patient: bool = False
+    settings: Settings, labels: Iterable[str] = (), *, not_empty: bool = False, patient: bool = False
 ) -> tuple[admin.AdminClient, dict[str, int]]:
-    """Return a client, and the partition count of every topic; with `not_empty`, an empty answer is asked again.
+    """Return a client, and the partition count of every topic, or of these alone; with `not_empty` an empty answer is
+    asked again.
 
-    A connection that is refused is tried for REFUSED_S, if `patient` for as long as one that is not answered.
+    A connection that is refused is tried for REFUSED_S, if `patient` for as long as one that is not answered. A client
+    that had answered before, and does not within REFUSED_S, is replaced.
 
-    Asking for the topics first saves seconds: librdkafka 2.16 drops requests while it replaces the connection to the
-    bootstrap address by one to the broker, and resends them one to three seconds later.
+    A new one asks for all topics first, which saves seconds: librdkafka 2.16 drops requests while it replaces the
+    connection to the bootstrap address by one to the broker, and resends them one to three seconds later.
     """
-    errors: list[ck.KafkaError] = []
-    client = admin_client(settings.kafka, {"error_cb": errors.append, "log_level": 0})
+    kept = kept_admin(settings.kafka)
+    if kept.has_answered:
+        with contextlib.suppress(ck.KafkaException):
+            counts = _counts_of(kept.client, [topics(settings.topics)[label].name for label in labels], REFUSED_S)
+            if counts or not not_empty:
+                return kept.client, counts
+        forget_admins()
+        kept = kept_admin(settings.kafka)
+    client, errors = kept.client, kept.errors
     deadline = time.monotonic() + EMPTY_S
     whole_s = settings.kafka.request_timeout_s
     waited_s = whole_s if patient else min(REFUSED_S, whole_s)
     try:
         try:
-            listed = client.list_topics(timeout=waited_s).topics
+            counts = _counts_of(client, (), waited_s)
         except ck.KafkaException:
             client.poll(0)  # calls error_cb
             if waited_s == whole_s or _is_refused(errors):
                 raise
             waited_s = whole_s
-            listed = client.list_topics(timeout=whole_s - REFUSED_S).topics
-        while not_empty and not listed and time.monotonic() < deadline:
+            counts = _counts_of(client, (), whole_s - REFUSED_S)
+        while not_empty and not counts and time.monotonic() < deadline:
             time.sleep(0.1)
-            listed = client.list_topics(timeout=whole_s).topics
+            counts = _counts_of(client, (), whole_s)
     except ck.KafkaException as exc:
         client.poll(0)  # calls error_cb with the reason: refused, no such host, wrong password
+        forget_admins()
         cause = next((error for error in errors if error.code() != ck.KafkaError._ALL_BROKERS_DOWN), exc.args[0])
         raise unreachable(settings.kafka, cause.str(), within_s=waited_s) from exc
-    return client, _counts(listed)
+    kept.has_answered = True
+    return client, counts
 
 
-def _counts(listed: Mapping[str, admin.TopicMetadata]) -> dict[str, int]:
-    return {name: len(metadata.partitions) for name, metadata in listed.items()}
+def _counts_of(client: admin.AdminClient, names: Collection[str], timeout_s: float) -> dict[str, int]:
+    """Return the partition count of those of these topics that are there, or of all topics. Raises KafkaException."""
+    if not names:
+        listed = client.list_topics(timeout=timeout_s).topics
+        return {name: len(metadata.partitions) for name, metadata in listed.items()}
+    counts = {}
+    for name, future in client.describe_topics(ck.TopicCollection([*names]), request_timeout=timeout_s).items():
+        try:
+            counts[name] = len(future.result().partitions)
+        except ck.KafkaException as exc:
+            if exc.args[0].code() not in _NOT_SHOWN:
+                raise
+    return counts
 
 
-def _is_refused(errors: list[ck.KafkaError]) -> bool:
+_NOT_SHOWN = {ck.KafkaError.UNKNOWN_TOPIC_OR_PART, ck.KafkaError.TOPIC_AUTHORIZATION_FAILED}
+
+
+def _is_refused(errors: Collection[ck.KafkaError]) -> bool:
     """Return whether every broker is down, and none for another reason than a refused connection."""
     down = ck.KafkaError._ALL_BROKERS_DOWN
     reasons = [error.str() for error in errors if error.code() != down]
@@ -273,7 +298,7 @@ def apply_topics(settings: Settings) -> dict[str, str]:
 
     Raises LogError if the broker refuses, SettingsError if one exists with another partition count.
     """
-    client, existing = _connect(settings)
+    client, existing = _connect(settings, LABELS)
     missing = [topic for topic in topics(settings.topics).values() if topic.name not in existing]
     new = [
         admin.NewTopic(
@@ -285,7 +310,7 @@ def apply_topics(settings: Settings) -> dict[str, str]:
         for topic in missing
     ]
     if new:
-        existing = _create(settings, client, new)
+        existing |= _create(settings, client, new)
     _check(settings, LABELS, existing)
     return {topic.name: "created" if topic in missing else "unchanged" for topic in topics(settings.topics).values()}
 
@@ -296,11 +321,11 @@ def create(settings: Settings, new: list[admin.NewTopic]) -> None:
     Raises LogError if the broker refuses.
     """
     if new:
-        _create(settings, _connect(settings)[0], new)
+        _create(settings, connected(settings), new)
 
 
 def _create(settings: Settings, client: admin.AdminClient, new: list[admin.NewTopic]) -> dict[str, int]:
-    """Create topics, and return the partition count of every topic once the new ones have their leaders."""
+    """Create topics, and return their partition counts once they have their leaders."""
     for name, future in client.create_topics(new, request_timeout=settings.kafka.request_timeout_s).items():
         try:
             future.result()
@@ -316,7 +341,7 @@ def _create(settings: Settings, client: admin.AdminClient, new: list[admin.NewTo
 
 
 def _once_visible(settings: Settings, client: admin.AdminClient, names: set[str]) -> dict[str, int]:
-    """Return the partition count of every topic, once these new ones are listed. Raises LogError if they never are."""
+    """Return the partition counts of new topics, once all are listed. Raises LogError if they never are."""
     counts = _once_listed(settings, client, names)
     if unlisted := sorted(names - counts.keys()):
         raise LogError(f"topics {', '.join(unlisted)} were created, but the broker does not list them yet; try again")
@@ -324,7 +349,7 @@ def _once_visible(settings: Settings, client: admin.AdminClient, names: set[str]
 
 
 def _once_listed(settings: Settings, client: admin.AdminClient, names: set[str]) -> dict[str, int]:
-    """Return the partition count of every topic once these are listed, or kafka.request_timeout_s have passed.
+    """Return the partition counts of topics once all are listed, or kafka.request_timeout_s have passed.
 
     Raises LogError if the broker does not answer.
     """
@@ -332,7 +357,7 @@ def _once_listed(settings: Settings, client: admin.AdminClient, names: set[str])
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            counts = _counts(client.list_topics(timeout=timeout_s).topics)
+            counts = _counts_of(client, names, timeout_s)
         except ck.KafkaException as exc:
             raise unreachable(settings.kafka, exc.args[0].str()) from exc
         if names <= counts.keys() or time.monotonic() > deadline:
@@ -347,8 +372,7 @@ def check_topics(settings: Settings, labels: Iterable[str] = LABELS, *, patient:
     of the node that answers. Raises NotFoundError for a missing topic, SettingsError for a wrong partition count,
     LogError without an answer.
     """
-    client, existing = _connect(settings, patient=patient)
-    labels = list(labels)
+    client, existing = _connect(settings, labels := [*labels], patient=patient)
     names = {topics(settings.topics)[label].name for label in labels}
     if patient and (unlisted := sorted(names - existing.keys())):
         timeout_s = settings.kafka.request_timeout_s

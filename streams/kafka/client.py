@@ -2,13 +2,18 @@
 
 settings, what this client needs ──► consumer, producer, admin_client ──► librdkafka's
                                           └── kafka.client has a key or value that it refuses: SettingsError
+settings ──► kept_admin ──► a client of the administration, one for the process, which stays connected
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import ssl
+from collections import deque
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import confluent_kafka as ck
@@ -82,6 +87,33 @@ def producer(kafka: Kafka, config: Mapping[str, Any]) -> ck.Producer:
 def admin_client(kafka: Kafka, config: Mapping[str, Any] | None = None) -> admin.AdminClient:
     """Return a client of the cluster's administration. Raises SettingsError as `consumer`."""
     return _make_client(admin.AdminClient, kafka, config or {})
+
+
+class KeptAdmin:
+    """The client that a process keeps, and the latest errors that it was told of."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.errors: deque[ck.KafkaError] = deque(maxlen=20)
+        self.client: admin.AdminClient = admin.AdminClient({**config, "error_cb": self.errors.append, "log_level": 0})
+        self.has_answered = False
+
+
+def kept_admin(kafka: Kafka) -> KeptAdmin:
+    """Return this process's client of the cluster's administration. Raises SettingsError as `consumer`.
+
+    A new one costs the broker ten times what a question does. `forget_admins` after one that did not answer.
+    """
+    return _make_client(lambda config: _keep(tuple(config.items())), kafka, {})
+
+
+@lru_cache(maxsize=4)
+def _keep(config: tuple[tuple[str, Any], ...]) -> KeptAdmin:
+    return KeptAdmin(dict(config))
+
+
+forget_admins = _keep.cache_clear
+atexit.register(forget_admins)
+os.register_at_fork(before=forget_admins)  # a fork has none of the client's threads, and could not even close it
 
 
 def _make_client(client: Callable[[dict[str, Any]], T], kafka: Kafka, config: Mapping[str, Any]) -> T:

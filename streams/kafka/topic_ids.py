@@ -20,11 +20,10 @@ from concurrent.futures import Future
 from typing import Any
 
 import confluent_kafka as ck
-from confluent_kafka import admin
 
 from schemas import json_text
 from streams.errors import LogError
-from streams.kafka.client import admin_client
+from streams.kafka.client import kept_admin
 from streams.kafka.record import TopicPartition
 from streams.kafka.retry import ANSWER_S
 from streams.settings.model import Kafka
@@ -42,15 +41,17 @@ class TopicIds:
     """The ids that the topics with these names had when they were asked for first."""
 
     def __init__(self, kafka: Kafka, names: Iterable[str]) -> None:
-        self._kafka, self.names = kafka, sorted(names)
-        self._client: admin.AdminClient | None = None
+        self.names = sorted(names)
+        self._admin = kept_admin(kafka)
         self._ids: dict[str, str] = {}
         self._answers: Mapping[str, Future[Any]] = {}
         self._next_look = 0.0
 
     def ask(self, timeout_s: float = ANSWER_S) -> None:
         """Take the ids that the topics have now. Raises KafkaException, a transient one in an outage."""
-        self._connect().list_topics(timeout=timeout_s)  # first: see streams/kafka/admin.py
+        if not self._admin.has_answered:
+            self._admin.client.list_topics(timeout=timeout_s)  # first: see streams/kafka/admin.py
+            self._admin.has_answered = True
         ids = {}
         for name, future in self._describe().items():
             try:
@@ -105,13 +106,8 @@ class TopicIds:
 
     def _describe(self) -> Mapping[str, Future[Any]]:
         names = ck.TopicCollection(self.names)
-        futures: Mapping[str, Future[Any]] = self._connect().describe_topics(names, request_timeout=ANSWER_S)
+        futures: Mapping[str, Future[Any]] = self._admin.client.describe_topics(names, request_timeout=ANSWER_S)
         return futures
-
-    def _connect(self) -> admin.AdminClient:
-        if self._client is None:
-            self._client = admin_client(self._kafka, {"log_level": 0})
-        return self._client
 
 
 def note(topic_id: str) -> str:

@@ -1,6 +1,6 @@
 """The node that all tests share, what makes their topics their own, and how it gets rid of what they leave there.
 
-Thousands of topics cost a node two thirds of its time: every command asks for the list of all.
+Thousands of topics cost a node two thirds of its time: every process that starts asks for the list of all.
 """
 
 from __future__ import annotations
