@@ -68,21 +68,7 @@ def leave() -> str:
     """End the process."""
     os._exit(3)
 '''
-SERVER = """
-import os, pathlib, sys
-from mcp.server import MCPServer
-
-server = MCPServer("docs")
-about = pathlib.Path(sys.argv[1])
-
-def search(text: str) -> str:
-    return f"found {text} as {os.environ.get('SECRET', 'none')} with {os.environ.get('PASSED_ON', 'none')}"
-
-server.add_tool(search, description=about.read_text())
-server.run("stdio")
-"""
-
-
+PLAIN = Path(__file__).parents[1] / "support" / "doubles" / "plain_mcp.py"
 BROKEN = {"type": "object", "properties": {"a": {"anyOf": [{"type": "string", "pattern": "("}, {"type": "null"}]}}}
 
 
@@ -112,10 +98,9 @@ class Registry(NamedTuple):
 def registry(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     folder = tmp_path_factory.mktemp("tools")
     (folder / "registered_functions.py").write_text(FUNCTIONS)
-    (folder / "docs_server.py").write_text(SERVER)
     about = folder / "about.txt"
     about.write_text("Search the docs.")
-    docs = f"mcp:{sys.executable} {folder / 'docs_server.py'} {about}"
+    docs = f"mcp:{sys.executable} {PLAIN} search={about}"
     plain = settings_of(kafka_bootstrap, folder, auth="keys")
     limits = Environments(modules="registered_functions, .", servers=docs, timeout_s=60, variables="PASSED_ON, OTHER")
     settings = plain.model_copy(update={"environments": limits})

@@ -128,7 +128,7 @@ def until(met: Callable[[], bool], expected: str, *, folder: Path | None = None,
             return
         now = time.monotonic()
         assert now < began + timeout_s, f"expected {expected}{': ' + said(folder) if folder else ''}"
-        time.sleep(min(1.0, max(0.2, 3 * (now - looked))))
+        time.sleep(min(1.0, max(0.05, 3 * (now - looked))))
 
 
 def records(settings: Settings, label: str) -> list[Record]:

@@ -29,6 +29,7 @@ from tests.support.processes import until
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / "tests" / "support" / "doubles" / "mcp_tools.py"
 STDIO = f"mcp:{sys.executable} {TOOLS}"
+PLAIN = f"mcp:{sys.executable} {TOOLS.with_name('plain_mcp.py')}"
 ADD = {"prompt": "What is 2 + 3? Use the tool."}
 
 
@@ -82,29 +83,8 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(monkeypatch: pyte
     assert caught.value.reason == "missing_package"
 
 
-ENDLESS = """
-import json, sys
-for line in sys.stdin:
-    call = json.loads(line)
-    method, answer = call["method"], {"jsonrpc": "2.0", "id": call.get("id")}
-    tool = {"name": "pour", "inputSchema": {"type": "object"}}
-    about = {"capabilities": {"tools": {}}, "serverInfo": {"name": "pours", "version": "1"}}
-    version = {"protocolVersion": (call.get("params") or {}).get("protocolVersion", "2025-11-25")}
-    if method == "initialize":
-        print(json.dumps(answer | {"result": about | version}), flush=True)
-    elif method == "tools/list":
-        print(json.dumps(answer | {"result": {"tools": [tool]}}), flush=True)
-    elif method == "tools/call":
-        while True:
-            sys.stdout.write("x" * 65536)
-    elif "id" in call:
-        print(json.dumps(answer | {"error": {"code": -32601, "message": "no"}}), flush=True)
-"""
-
-
-def test_an_answer_without_end_is_too_large_and_not_slow(tmp_path: Path) -> None:
-    (tmp_path / "pours.py").write_text(ENDLESS)
-    name = f"mcp:{sys.executable} {tmp_path / 'pours.py'}"
+def test_an_answer_without_end_is_too_large_and_not_slow() -> None:
+    name = f"{PLAIN} pour"
     with closing(EnvironmentPool(Environments(servers=name, timeout_s=45))) as pool:
         environment = pool.open(EpisodeStart(name=name, settings='{"prompt": ""}', seed=0))
         environment.reset(0)
@@ -193,7 +173,7 @@ def test_a_worked_example_is_shown_between_the_system_message_and_the_prompt() -
         {"role": "tool", "content": "11", "name": "add", "tool_call_id": "1"},
         {"role": "assistant", "content": "11"},
     ]
-    environment = load(STDIO, ADD | {"system": "Be brief.", "messages": example})
+    environment = load(f"{PLAIN} add", ADD | {"system": "Be brief.", "messages": example})
     shown = environment.reset(0).messages
     environment.close()  # type: ignore[attr-defined]
     assert [message.role for message in shown] == ["system", "user", "assistant", "tool", "assistant", "user"]
@@ -219,14 +199,14 @@ def test_a_worked_example_is_shown_between_the_system_message_and_the_prompt() -
 def test_messages_that_no_policy_can_read_are_refused_before_the_episode(messages: Any, problem: str) -> None:
     pytest.importorskip("mcp", reason=skips.ENVIRONMENTS)
     with pytest.raises(EpisodeError) as caught:
-        load(STDIO, ADD | {"messages": messages})
+        load(f"{PLAIN} add", ADD | {"messages": messages})
     assert caught.value.reason == "bad_settings" and problem in str(caught.value)
 
 
 @pytest.mark.environments
 def test_an_answer_that_is_an_object_alone_is_read_as_json() -> None:
     pytest.importorskip("mcp", reason=skips.ENVIRONMENTS)
-    environment = load(STDIO, ADD)
+    environment = load(f"{PLAIN} whereabouts", ADD)
     environment.reset(0)
     result = environment.step(calls(("whereabouts", {})))
     environment.close()  # type: ignore[attr-defined]
@@ -237,7 +217,8 @@ def test_an_answer_that_is_an_object_alone_is_read_as_json() -> None:
 def test_a_tool_is_tried_on_the_command_line() -> None:
     pytest.importorskip("mcp", reason=skips.ENVIRONMENTS)
     call = json.dumps({"name": "add", "arguments": {"a": 2, "b": 3}})
-    line = ["--set", f"environments.servers={STDIO}", "environments", "try", STDIO, "--settings", json.dumps(ADD)]
+    name = f"{PLAIN} add"
+    line = ["--set", f"environments.servers={name}", "environments", "try", name, "--settings", json.dumps(ADD)]
     result = CliRunner().invoke(cli, [*line, "--action", call, "--action", "5", "--output", "jsonl"])
     rows = [json.loads(row) for row in result.stdout.splitlines()]
     assert [(row["action"], row["shown"]) for row in rows[1:2]] == [('add({"a": 2, "b": 3})', "5")], result.stderr
@@ -250,7 +231,7 @@ def _play(name: str) -> None:
     with closing(EnvironmentPool(Environments(servers=name, timeout_s=60))) as pool:
         tried = try_twice(pool.open, start, 8, actions)
     assert tried.observed[0].environment == f"{name}@7"
-    assert [tool.name for tool in tried.observation.tools] == ["add", "fail", "leave", "pid", "whereabouts"]
+    assert [tool.name for tool in tried.observation.tools] == ["add", "fail", "leave"]
     assert json.loads(tried.observation.tools[0].parameters)["required"] == ["a", "b"]
     first, second, last = (result for _, result in tried.steps)
     assert first.observation.messages == (Message(role="tool", content="5", name="add", tool_call_id="c0"),)
@@ -265,7 +246,7 @@ def test_what_an_mcp_server_cannot_use_is_answered_and_its_end_ends_the_episode(
     episode = RunningEpisode(environment, STDIO, 0, 99)
     episode.begin()
     wrong = [
-        (("nothing", {}), "error: there is no tool nothing, only add, fail, leave, pid, whereabouts"),
+        (("nothing", {}), "error: there is no tool nothing, only add, fail, leave"),
         (("add", [1, 2]), "error: add takes a JSON object of arguments"),
         (("add", {"a": "two"}), "error: "),
     ]
@@ -286,8 +267,9 @@ def test_what_an_mcp_server_cannot_use_is_answered_and_its_end_ends_the_episode(
 @pytest.mark.environments
 def test_a_command_ends_with_the_process_that_started_it() -> None:
     pytest.importorskip("mcp", reason=skips.ENVIRONMENTS)
-    pool = EnvironmentPool(Environments(servers=STDIO, timeout_s=60))
-    environment = pool.open(EpisodeStart(name=STDIO, settings=json.dumps(ADD), seed=0))
+    name = f"{PLAIN} pid"
+    pool = EnvironmentPool(Environments(servers=name, timeout_s=60))
+    environment = pool.open(EpisodeStart(name=name, settings=json.dumps(ADD), seed=0))
     environment.reset(0)
     pid = int(environment.step(calls(("pid", {}))).observation.messages[0].content)
     assert psutil.pid_exists(pid)

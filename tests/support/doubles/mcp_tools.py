@@ -6,7 +6,6 @@ import os
 import sys
 
 from mcp.server.mcpserver import MCPServer
-from mcp.types import CallToolResult
 
 server = MCPServer("tools", version="7")
 
@@ -27,18 +26,6 @@ def fail() -> str:
 def leave() -> str:
     """End the server."""
     os._exit(3)
-
-
-@server.tool()
-def pid() -> str:
-    """Say which process answers."""
-    return str(os.getpid())
-
-
-@server.tool()
-def whereabouts() -> CallToolResult:
-    """Give an object alone."""
-    return CallToolResult(content=[], structured_content={"room": 3})
 
 
 if __name__ == "__main__":
