@@ -64,6 +64,16 @@ class Column(NamedTuple):
         return cell(row[self.value] if isinstance(self.value, str) else self.value(row))
 
 
+def columns(names: str) -> list[Column]:
+    """Return columns for the keys of rows, comma separated: `key`, `title=key`, and `>` before one of numbers.
+
+    >>> [(column.title, column.value, column.right) for column in columns("run=answer_id, >mean_reward")]
+    [('run', 'answer_id', False), ('mean reward', 'mean_reward', True)]
+    """
+    parts = [(name.startswith(">"), *name.removeprefix(">").rpartition("=")) for name in names.split(", ")]
+    return [Column(title or key.replace("_", " "), key, right=right) for right, title, _, key in parts]
+
+
 def output_or_default(output: str | None, *, machine: str = "jsonl", to_terminal: bool = True) -> str:
     """Return the output that was asked for by option, else by the environment.
 

@@ -170,11 +170,4 @@ def access_audit(
 def _columns() -> list[Any]:
     from streams import output as show
 
-    return [
-        show.Column("key", "key_id"),
-        show.Column("name", "name"),
-        show.Column("role", "role"),
-        show.Column("tenant", "tenant"),
-        show.Column("agent", "agent_id"),
-        show.Column("status", "status"),
-    ]
+    return show.columns("key=key_id, name, role, tenant, agent=agent_id, status")

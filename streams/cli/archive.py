@@ -64,11 +64,7 @@ def archive_sync(call: AppContext, names: tuple[str, ...], follow: bool, output:
         partitions = archive_once(call.settings, labels, stop=stop)
     columns = [
         show.Column("partition", lambda row: f"{row['topic']}[{row['partition']}]"),
-        show.Column("first", "first", right=True),
-        show.Column("next", "next", right=True),
-        show.Column("new records", "records", right=True),
-        show.Column("not events", "bad", right=True),
-        show.Column("new segments", "segments", right=True),
+        *show.columns(">first, >next, >new records=records, >not events=bad, >new segments=segments"),
     ]
     changed = [partition for partition in partitions if partition.records or partition.holes]
     show.rows(_rows(changed), columns, output)
@@ -99,12 +95,7 @@ def archive_list(call: AppContext, names: tuple[str, ...], output: Output) -> No
         rows += [_partition_row(reader, label, partition) for partition in reader.partitions(label)]
     columns = [
         show.Column("partition", lambda row: f"{row['topic']}[{row['partition']}]"),
-        show.Column("first", "first", right=True),
-        show.Column("next", "next", right=True),
-        show.Column("records", "records", right=True),
-        show.Column("not events", "bad", right=True),
-        show.Column("segments", "segments", right=True),
-        show.Column("bytes", "bytes", right=True),
+        *show.columns(">first, >next, >records, >not events=bad, >segments, >bytes"),
         show.Column("from", lambda row: "" if row["from"] is None else show.moment(row["from"])),
         show.Column("to", lambda row: "" if row["to"] is None else show.moment(row["to"])),
     ]
@@ -148,8 +139,7 @@ def archive_verify(call: AppContext, ctx: click.Context, names: tuple[str, ...],
         show.Column(
             "partition", lambda row: row["label"] if row["partition"] is None else f"{row['label']}[{row['partition']}]"
         ),
-        show.Column("file", "file"),
-        show.Column("what", "what"),
+        *show.columns("file, what"),
     ]
     if result.findings or output == "jsonl":
         show.rows([finding._asdict() for finding in result.findings], columns, output)
@@ -176,12 +166,7 @@ def archive_compact(call: AppContext, names: tuple[str, ...], output: Output) ->
     from streams.tools.archive import compact as compacting
 
     tables = compacting.compact(call.settings, _labels(call, names))
-    columns = [
-        show.Column("topic", "topic"),
-        show.Column("files before", "before", right=True),
-        show.Column("files", "after", right=True),
-        show.Column("removed", "removed", right=True),
-    ]
+    columns = show.columns("topic, >files before=before, >files=after, >removed")
     show.rows(_rows(tables), columns, output)
     before, after = _total(tables, "before"), _total(tables, "after")
     click.echo(f"the archive had {before} files, and has {after} now", err=True)
@@ -208,10 +193,7 @@ def archive_expire(call: AppContext, names: tuple[str, ...], older_than: str, dr
     partitions = compacting.expire(call.settings, before_ms, _labels(call, names), dry_run=dry_run)
     columns = [
         show.Column("partition", lambda row: f"{row['topic']}[{row['partition']}]"),
-        show.Column("first left", "first", right=True),
-        show.Column("records", "records", right=True),
-        show.Column("segments", "segments", right=True),
-        show.Column("bytes", "bytes", right=True),
+        *show.columns(">first left=first, >records, >segments, >bytes"),
     ]
     show.rows(_rows(partitions), columns, output)
     records, segments = _total(partitions, "records"), _total(partitions, "segments")
@@ -274,9 +256,7 @@ def archive_restore(
     partitions = restoring.restore(settings, _labels(call, names), into=target, fill=fill)
     columns = [
         show.Column("partition", lambda row: f"{row['topic']}[{row['partition']}]"),
-        show.Column("first", "first", right=True),
-        show.Column("next", "next", right=True),
-        show.Column("records", "records", right=True),
+        *show.columns(">first, >next, >records"),
     ]
     fields = ("partition", "first", "next", "records", "headers_left_out", "holes")
     rows = [{"topic": part.label, **{name: getattr(part, name) for name in fields}} for part in partitions]

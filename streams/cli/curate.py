@@ -208,8 +208,7 @@ def curate_agreement(call: AppContext, /, output: Output) -> None:
 
     measured = CurationLog(call.settings).agreements()
     columns = [
-        show.Column("judge", "model"),
-        show.Column("runs", "runs", right=True),
+        *show.columns("judge=model, >runs"),
         show.Column("kappa", lambda row: f"{row['kappa']:.2f} ({row['kappa_low']:.2f} to {row['kappa_high']:.2f})"),
         show.Column("AC1", lambda row: f"{row['ac1']:.2f}", right=True),
         show.Column("promoted by people", lambda row: _percent(row["prevalence"]), right=True),

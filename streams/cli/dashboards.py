@@ -85,8 +85,7 @@ def _show(states: Sequence[DashboardState], output: Output) -> None:
     from streams import output as show
 
     columns = [
-        show.Column("dashboard", "dashboard"),
-        show.Column("state", "state"),
+        *show.columns("dashboard, state"),
         show.Column("differences", lambda row: "; ".join(row["differences"])),
     ]
     show.rows((dashboard._asdict() for dashboard in states), columns, output)

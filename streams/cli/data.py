@@ -107,8 +107,7 @@ def data_check(
         show.record({"rows": checked.read, "shape": checked.shape}, output)
         findings = [finding.plain() for finding in checked.findings.values()]
         columns = [
-            show.Column("finding", "finding"),
-            show.Column("rows", "rows", right=True),
+            *show.columns("finding, >rows"),
             show.Column("wrong", lambda row: "yes" if row["wrong"] else "no"),
             show.Column("first", "first"),
         ]

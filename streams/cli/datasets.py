@@ -149,8 +149,7 @@ def datasets_list(call: AppContext, output: Output) -> None:
     columns = [
         show.Column("data set", "dataset"),
         show.Column("digest", lambda row: row["digest"][:SHOWN]),
-        show.Column("policy", "policy"),
-        show.Column("newest verdict", "newest_verdict"),
+        *show.columns("policy, newest_verdict"),
         *(show.Column(title, title, right=True) for title in ("train", "eval", "pairs")),
         show.Column("folder", "folder", optional=True),
     ]

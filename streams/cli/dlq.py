@@ -92,10 +92,7 @@ def dlq_list(
     columns = [
         show.Column("letter", lambda row: row["letter"][:8]),
         show.Column("when", lambda row: show.moment(row["written_at"])),
-        show.Column("stage", "stage"),
-        show.Column("reason", "reason"),
-        show.Column("source", "source"),
-        show.Column("state", "state"),
+        *show.columns("stage, reason, source, state"),
         show.Column("error", lambda row: row["error"].removeprefix(f"{row['source']}: "), optional=True),
     ]
     show.rows([_row(letters, letter) for letter in matches[-limit if limit else 0 :]], columns, output)

@@ -34,9 +34,7 @@ def environments_list(call: AppContext, output: Output) -> None:
     from streams.environments.listed import LISTED
 
     columns = [
-        show.Column("name", "name"),
-        show.Column("version", "version"),
-        show.Column("turns", "max_turns", right=True),
+        *show.columns("name, version, >turns=max_turns"),
         show.Column("settings", lambda row: ", ".join(f"{key}={value}" for key, value in row["settings"].items())),
     ]
     rows = [

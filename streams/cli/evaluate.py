@@ -149,12 +149,9 @@ def _tables(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -> None:
         show.rows(
             rows,
             [
-                show.Column("version", "version", right=True),
-                show.Column("status", "status"),
-                show.Column("scenario", "scenario"),
+                *show.columns(">version, status, scenario"),
                 *figures,
-                show.Column("n", "n", right=True),
-                show.Column("failed", "failed", right=True),
+                *show.columns(">n, >failed"),
             ],
             "table",
         )
@@ -163,8 +160,7 @@ def _tables(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -> None:
         show.rows(
             gains,
             [
-                show.Column("against", "against", right=True),
-                show.Column("scenario", "scenario"),
+                *show.columns(">against, scenario"),
                 show.Column("gain in reward", lambda row: show.with_interval(row, "gain")),
                 show.Column("gain in success", lambda row: show.with_interval(row, "success_gain")),
                 show.Column("tokens", lambda row: _ratio(row, "tokens_ratio"), right=True),

@@ -51,10 +51,7 @@ def experiments_list(call: AppContext, output: Output) -> None:
             }
         )
     columns = [
-        show.Column("experiment", "experiment"),
-        show.Column("of", "policy"),
-        show.Column("state", "state"),
-        show.Column("created", "created_at"),
+        *show.columns("experiment, of=policy, state, created=created_at"),
         *(show.Column(title, title, right=True) for title in ("tasks", "groups", "steps", "newest")),
         show.Column("changed", "changed", optional=True),
     ]
@@ -132,8 +129,7 @@ def experiments_compare(call: AppContext, first: str, second: str, output: Outpu
     rows = comparison.rows(*sides)
     names = list(rows[0])[2:4]
     columns = [
-        show.Column("suite", "suite"),
-        show.Column("version", "version", right=True),
+        *show.columns("suite, >version"),
         *(show.Column(name, name, right=True) for name in (*names, "difference", "within")),
         show.Column("n", lambda row: "/".join(map(str, row["n"])), right=True),
     ]

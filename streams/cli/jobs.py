@@ -310,8 +310,7 @@ def _show(states: list[Any], output: Output) -> None:
 
     columns = [
         show.Column("job", lambda row: row["job_id"][:8]),
-        show.Column("policy", "policy"),
-        show.Column("status", "status"),
+        *show.columns("policy, status"),
         show.Column("iteration", lambda row: f"{row['iteration']} of {row['total_iterations']}", right=True),
         show.Column("version", "version", right=True),
         show.Column("USD", lambda row: None if row["cost_usd"] is None else f"{row['cost_usd']:.4f}", right=True),

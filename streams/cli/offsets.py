@@ -39,11 +39,7 @@ def offsets_list(call: AppContext, output: Output) -> None:
     columns = [
         show.Column("group", "group"),
         show.Column("partition", lambda row: f"{row['topic']}[{row['partition']}]"),
-        show.Column("committed", "committed", right=True),
-        show.Column("first", "first", right=True),
-        show.Column("next", "next", right=True),
-        show.Column("lag", "lag", right=True),
-        show.Column("state", "state"),
+        *show.columns(">committed, >first, >next, >lag, state"),
     ]
     committed = positions.positions(call.settings)
     show.rows([_row(position) for position in committed], columns, output)
@@ -73,9 +69,7 @@ def offsets_skip(call: AppContext, group: str, dry_run: bool, output: Output) ->
     cut = positions.skip(call.settings, group, dry_run=dry_run)
     columns = [
         show.Column("partition", lambda row: f"{row['topic']}[{row['partition']}]"),
-        show.Column("committed", "committed", right=True),
-        show.Column("first", "first", right=True),
-        show.Column("given up", "gone", right=True),
+        *show.columns(">committed, >first, >given up=gone"),
     ]
     show.rows([_row(position) for position in cut], columns, output)
     lost = sum(position.gone for position in cut)

@@ -62,14 +62,7 @@ def users_list(call: AppContext, /, output: Output) -> None:
 
     with AccessLog(call.settings) as log:
         rows = [users.row(user) for user in log.users.values()]
-    columns = [
-        show.Column("user", "user_id"),
-        show.Column("name", "name"),
-        show.Column("roles", "roles"),
-        show.Column("tenant", "tenant"),
-        show.Column("issuer", "issuer"),
-        show.Column("status", "status"),
-    ]
+    columns = show.columns("user=user_id, name, roles, tenant, issuer, status")
     show.rows(rows, columns, output)
 
 

@@ -167,12 +167,9 @@ def adapters_gc(call: AppContext, /, **options: Any) -> None:
             history, row["what"] = _delete(call, history, fate, row["what"], chosen.actor or user_name())
         rows.append(row)
     columns = [
-        show.Column("version", "version", right=True),
-        show.Column("status", "status"),
-        show.Column("what", "what"),
+        *show.columns(">version, status, what"),
         show.Column("bytes", lambda row: show.size(row["bytes"]), right=True),
-        show.Column("score", "score", right=True),
-        show.Column("why", "why"),
+        *show.columns(">score, why"),
     ]
     show.rows(rows, columns, chosen.output)
     _sweep(call, history, delete=chosen.yes)

@@ -124,8 +124,7 @@ def retrain_list(call: AppContext, /, name: str | None, ticks: bool, output: Out
         show.Column("time", "created_at"),
         *(show.Column(column, column) for column in ("rule", "signal", "action")),
         show.Column("job", lambda row: None if row["job_id"] is None else row["job_id"][:8]),
-        show.Column("status", "status"),
-        show.Column("reason", "reason"),
+        *show.columns("status, reason"),
     ]
     show.rows(rows, columns, output)
 

@@ -30,9 +30,7 @@ def schemas_list(output: Output) -> None:
         for schema in files().schemas.values()
     ]
     columns = [
-        show.Column("id", "id", right=True),
-        show.Column("event", "event"),
-        show.Column("version", "version", right=True),
+        *show.columns(">id, event, >version"),
         show.Column("sha256", lambda row: row["sha256"][:16]),
     ]
     show.rows(data, columns, output)
@@ -77,8 +75,7 @@ def schemas_register(call: AppContext, dry_run: bool, output: Output) -> None:
 
     results, other_level = register.register(call.settings, dry_run=dry_run)
     columns = [
-        show.Column("subject", "subject"),
-        show.Column("version", "version", right=True),
+        *show.columns("subject, >version"),
         show.Column("id", lambda row: "" if row["id"] is None else row["id"], right=True),
         show.Column("result", "result"),
     ]

@@ -88,9 +88,7 @@ def _show(state: dict[str, Any]) -> None:
         show.Column(
             "process", lambda row: " ".join(part for part in (row["process"], row["policy"], row["agent"]) if part)
         ),
-        show.Column("alive", "alive", right=True),
-        show.Column("lag", "lag", right=True),
-        show.Column("what it waits for", "waits_for"),
+        *show.columns(">alive, >lag, what it waits for=waits_for"),
     ]
     show.rows(state["processes"], columns, "table")
     print()
@@ -98,9 +96,7 @@ def _show(state: dict[str, Any]) -> None:
         show.Column("policy", "policy"),
         show.Column("serves", _serves),
         show.Column("newest", _newest, right=True),
-        show.Column("batches", "batches", right=True),
-        show.Column("untrained", "waiting_batches", right=True),
-        show.Column("groups in the next", "next_batch_groups", right=True),
+        *show.columns(">batches, >untrained=waiting_batches, >groups in the next=next_batch_groups"),
         show.Column("differed in the last step", _difference, right=True),
     ]
     show.rows(state["policies"], columns, "table")
@@ -159,8 +155,7 @@ def doctor(call: AppContext, ctx: click.Context, model: str | None, output: Outp
 
     findings = examine(lambda: call.settings_and_origins) if model is None else examine_model(model)
     columns = [
-        show.Column("check", "check"),
-        show.Column("state", "state"),
+        *show.columns("check, state"),
         show.Column("what", lambda row: f"{row['what']}. {row['do']}" if row["do"] else row["what"]),
     ]
     show.rows([finding.row() for finding in findings], columns, output)

@@ -215,11 +215,5 @@ def _print_rights(rights: list[tuple[AclRight, str]], output: Output) -> None:
         }
         for right, result in rights
     ]
-    columns = [
-        show.Column("principal", "principal"),
-        show.Column("operation", "operation"),
-        show.Column("on", "kind"),
-        show.Column("names", "names"),
-        show.Column("result", "result"),
-    ]
+    columns = show.columns("principal, operation, on=kind, names, result")
     show.rows(rows, columns, output)

@@ -67,14 +67,11 @@ def topics_list(call: AppContext, output: Output) -> None:
         for label, topic in expected.items()
     ]
     columns = [
-        show.Column("label", "label"),
-        show.Column("name", "name"),
+        *show.columns("label, name"),
         show.Column(
             "partitions", lambda row: "missing" if row["partitions"] is None else row["partitions"], right=True
         ),
-        show.Column("records", "records", right=True),
-        show.Column("event", "event"),
-        show.Column("key", "key"),
+        *show.columns(">records, event, key"),
     ]
     show.rows(data, columns, output)
     if any(row["partitions"] is None for row in data):
@@ -98,13 +95,7 @@ def topics_describe(call: AppContext, names: tuple[str, ...], output: Output) ->
     shapes = times.named(settings, names or LABELS)
     bounds = admin.offsets(settings, [topic.label for topic in shapes])
     configs = admin.configs(settings, [topic.name for topic in shapes])
-    columns = [
-        show.Column("topic", "topic"),
-        show.Column("partition", "partition", right=True),
-        show.Column("first", "first", right=True),
-        show.Column("next", "next", right=True),
-        show.Column("records", "records", right=True),
-    ]
+    columns = show.columns("topic, >partition, >first, >next, >records")
     for number, topic in enumerate(shapes):
         partitions = [
             {"partition": partition, "first": low, "next": high, "records": high - low}
