@@ -19,7 +19,7 @@ import json
 import zlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -174,26 +174,30 @@ def check(schemas: SchemaVersions) -> Iterator[str]:
                     )
 
 
+@lru_cache(maxsize=4096)
 def cannot_read(reader: str, writer: str) -> str | None:
     """Return the reason that one schema cannot read records of another, both as text; None if it can."""
     import avro.compatibility
     import avro.errors
-    import avro.schema
 
     try:
-        schemas = [avro.schema.parse(text) for text in (reader, writer)]
-        reader_layouts, writer_layouts = (dict(_layouts(json.loads(text))) for text in (reader, writer))
+        (reads, reader_layouts), (writes, writer_layouts) = _parsed(reader), _parsed(writer)
     except (avro.errors.AvroException, ValueError, RecursionError) as exc:  # JSON Schema or Protobuf
         return f"one of them is no Avro schema: {exc}"
-    result = avro.compatibility.ReaderWriterCompatibilityChecker().get_compatibility(*schemas)
+    result = avro.compatibility.ReaderWriterCompatibilityChecker().get_compatibility(reads, writes)
     if result.compatibility is avro.compatibility.SchemaCompatibilityType.compatible:
-        changed = sorted(
-            path
-            for path in reader_layouts.keys() & writer_layouts.keys()
-            if reader_layouts[path] != writer_layouts[path]
-        )
+        both = reader_layouts.keys() & writer_layouts.keys()
+        changed = sorted(path for path in both if reader_layouts[path] != writer_layouts[path])
         return f"the layout of bytes differs at {', '.join(changed)}" if changed else None
     return f"{'; '.join(sorted(result.messages))} at {', '.join(sorted(result.locations))}"
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> tuple[Any, dict[str, str]]:
+    """Return a schema, and the layout of each type in it that is bytes, by its path."""
+    import avro.schema
+
+    return avro.schema.parse(text), dict(_layouts(json.loads(text)))
 
 
 def _layouts(node: Any, path: str = "") -> Iterator[tuple[str, str]]:

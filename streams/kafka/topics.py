@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from schemas import events, versions
@@ -89,6 +90,7 @@ KEYED_BY_TASK = tuple(label for label, shape in SHAPES.items() if shape.reader =
 _KEY_FIELDS: dict[Any, str] = {shape.event: shape.key for shape in SHAPES.values()}
 
 
+@lru_cache(maxsize=64)
 def topics(settings: Topics) -> dict[str, Topic]:
     """Return every topic of a deployment by its label."""
     sizes = dict.fromkeys(LABELS, settings.max_record_bytes)
