@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from streams.cli.adapters import policy_option
-from streams.cli.runtime import AppContext, importing, output_option, pass_call, user_name
+from streams.cli.runtime import AppContext, actor_option, importing, output_option, pass_call, user_name
 
 if TYPE_CHECKING:
     from streams.output import Output
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Origin as JSON: framework, framework_version, trained_by; `export --format verl` writes the rest.",
 )
-@click.option("--actor", default=None, metavar="NAME", help="Actor to record.  [default: your user name]")
+@actor_option
 @policy_option
 @output_option
 @pass_call

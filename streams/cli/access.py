@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streams.cli.people import ROLES, access_signing_key, access_users
-from streams.cli.runtime import AppContext, json_option, output_option, pass_call, user_name
+from streams.cli.runtime import AppContext, json_option, output_option, pass_call, reason_option, user_name
 from streams.cli.tenants import access_tenants
 
 if TYPE_CHECKING:
@@ -79,12 +79,12 @@ def keys_list(call: AppContext, /, output: Output) -> None:
 
     with AccessLog(call.settings) as log:
         rows = [keys.row(key, times.now_ms()) for key in log.keys.values()]
-    show.rows(rows, _columns(), output)
+    show.rows(rows, show.columns("key=key_id, name, role, tenant, agent=agent_id, status"), output)
 
 
 @access_keys.command("revoke")
 @click.argument("key_id", metavar="ID")
-@click.option("--reason", default="asked for", help="Reason to record in the log.")
+@reason_option
 @json_option
 @pass_call
 def keys_revoke(call: AppContext, /, key_id: str, reason: str, output: Output) -> None:
@@ -165,9 +165,3 @@ def access_audit(
         else:
             show.check_reader()
             print(events_view.json_of(record), flush=True)
-
-
-def _columns() -> list[Any]:
-    from streams import output as show
-
-    return show.columns("key=key_id, name, role, tenant, agent=agent_id, status")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from streams.cli.route_commands import RouteCommand, add_routes
-from streams.cli.runtime import AppContext, begin, output_option, pass_call, until_stopped, user_name
+from streams.cli.runtime import AppContext, actor_option, begin, output_option, pass_call, until_stopped, user_name
 
 if TYPE_CHECKING:
     from streams.improve.curation.run_case import RunCase
@@ -146,7 +146,7 @@ def curate_show(call: AppContext, /, run: str, output: Output) -> None:
 @click.argument("run", metavar="RUN")
 @click.argument("verdict", type=click.Choice(["promote", "reject", "needs_human"]))
 @click.option("--reason", required=True, help="Reason to record.")
-@click.option("--as", "actor", metavar="NAME", help="Person to record.  [default: your user name]")
+@actor_option
 @output_option
 @pass_call
 def curate_decide(

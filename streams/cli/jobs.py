@@ -22,6 +22,7 @@ from streams.cli.runtime import (
     json_option,
     output_option,
     pass_call,
+    reason_option,
     until_stopped,
     user_name,
 )
@@ -317,9 +318,6 @@ def _show(states: list[Any], output: Output) -> None:
         show.Column("reason", "reason"),
     ]
     show.rows([job_view.row(job) for job in states], columns, output)
-
-
-reason_option = click.option("--reason", default="asked for", show_default=True, help="Reason to record.")
 
 
 @jobs.command("pause")

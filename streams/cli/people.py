@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import AppContext, json_option, output_option, pass_call, user_name
+from streams.cli.runtime import AppContext, json_option, output_option, pass_call, reason_option, user_name
 
 if TYPE_CHECKING:
     from streams.access.access_log import AccessLog
@@ -23,7 +23,6 @@ ROLES = ("viewer", "submitter", "trainer", "promoter", "admin")
 roles_option = click.option(
     "--role", "roles", type=click.Choice(ROLES), multiple=True, required=True, help="Role of the user; may be repeated."
 )
-reason_option = click.option("--reason", default="asked for", help="Reason to record in the log.")
 
 
 @click.group("users")

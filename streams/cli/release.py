@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streams.cli.adapters import adapters, policy_option, read
-from streams.cli.route_commands import RouteCommand, actor_option, add_routes
-from streams.cli.runtime import AppContext, output_option, pass_call, user_name
+from streams.cli.route_commands import RouteCommand, add_routes
+from streams.cli.runtime import AppContext, actor_option, output_option, pass_call, user_name
 
 if TYPE_CHECKING:
     from streams.adapters.decisions import AdapterHistory

@@ -45,6 +45,7 @@ from streams.cli.replay import replay
 from streams.cli.reproduce import reproduce
 from streams.cli.retraining import retrain
 from streams.cli.rollout import rollout
+from streams.cli.route_commands import RouteCommand, RoutedCommand
 from streams.cli.runs import runs
 from streams.cli.runtime import AppContext, Guarded
 from streams.cli.schemas import schemas
@@ -107,10 +108,10 @@ class CommandLine(Guarded):
         choose_plugins(ctx)
         command = super().get_command(ctx, cmd_name)
         if command is None and (declaration := plugin_commands().get(cmd_name)) is not None:
-            command = _load(*declaration)
+            command = _load(cmd_name, *declaration)
         if isinstance(command, click.Group):
             for name, declaration in plugin_commands(cmd_name).items():
-                command.add_command(_load(*declaration), name)
+                command.add_command(_load(name, *declaration), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -155,8 +156,11 @@ def _commands_of_plugins() -> dict[str, tuple[Plugin, PluginCommand]]:
     return commands
 
 
-def _load(plugin: Plugin, declaration: PluginCommand) -> Any:
-    return plugin.load(declaration.command)
+def _load(name: str, plugin: Plugin, declared: PluginCommand) -> Any:
+    if not declared.method:
+        return plugin.load(declared.command)
+    route = RouteCommand(declared.method, declared.help, declared.arguments, declared.columns)
+    return RoutedCommand(name, declared.command, route)
 
 
 @click.group(cls=CommandLine, epilog=COMPLETION, context_settings={"help_option_names": ["-h", "--help"]})

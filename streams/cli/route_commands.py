@@ -9,7 +9,6 @@ imported when its command is called or describes itself: a list of commands need
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import AppContext, VersionNumber, output_option, source_option, user_name
+from streams.cli.runtime import AppContext, VersionNumber, actor_option, output_option, source_option, user_name
+from streams.plugins.plugin import load_reference
 
 if TYPE_CHECKING:
     from gateway.http.body import Answer
     from streams.output import Column, Output
     from streams.tools.archive.history import Source
 
-actor_option = click.option("--actor", metavar="NAME", help="Actor to record.  [default: your user name]")
 VERSIONS = ("version", "expected", "against")
 """Fields that have the number of a version."""
 MOST = 2**31
@@ -77,8 +76,8 @@ class RoutedCommand(click.Command):
 
     @cached_property
     def room(self) -> type:
-        module, _, name = self._room_name.partition(":")
-        room: type = getattr(importlib.import_module(module), name)
+        """The class of its method. Raises SettingsError if that cannot be imported, as of a plugin."""
+        room: type = load_reference(self._room_name, f"command {self.name}: {self._room_name} cannot be loaded")
         return room
 
     @cached_property
@@ -112,7 +111,7 @@ class RoutedCommand(click.Command):
         given = {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in fields.items()
-            if value is not None and value is not False and value != ()
+            if value is not None and value != ()
         }
         settings = call.settings if route.method == "GET" else call.settings_to_write
         if "policy" in route.path_names:
@@ -218,7 +217,8 @@ def _option(name: str, schema: Mapping[str, Any], required: bool) -> click.Optio
     text = f"{about[:1].upper()}{about[1:]}"
     text += "." if text and text[-1] not in ".]" else ""
     if schema.get("type") == "boolean":
-        return click.Option([option, name], is_flag=True, help=text)
+        option += f"/--no-{option[2:]}" if required or default else ""
+        return click.Option([option, name], is_flag=True, default=None, required=required, help=text)
     many = schema.get("type") == "array" and schema["items"].get("type") == "string"
     kind = click.STRING if many else _type(name, schema)
     return click.Option([option, name], type=kind, multiple=many, required=required, help=text.strip())

@@ -41,6 +41,8 @@ INTERRUPTED = 130
 """128 + SIGINT, as shells count."""
 
 F = TypeVar("F", bound=Callable[..., Any])
+reason_option = click.option("--reason", default="asked for", show_default=True, help="Why; it is recorded.")
+actor_option = click.option("--actor", metavar="NAME", help="Actor to record.  [default: your user name]")
 
 
 @dataclass

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import AppContext, output_option, pass_call, user_name
+from streams.cli.runtime import AppContext, output_option, pass_call, reason_option, user_name
 
 if TYPE_CHECKING:
     from streams.access.tenants.tenant_rights import TenantState
     from streams.kafka.acls import AclRight
     from streams.output import Output
 
-reason_option = click.option("--reason", default="asked for", help="Reason to record in the log.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only print the changes.")
 
 

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streams.cli.route_commands import RouteCommand, add_routes
-from streams.cli.runtime import AppContext, output_option, pass_call, user_name
+from streams.cli.runtime import AppContext, output_option, pass_call, reason_option, user_name
 
 if TYPE_CHECKING:
     from streams.environments.registry.tool_state import ToolState
     from streams.output import Output
-
-reason_option = click.option("--reason", default="asked for", show_default=True, help="Why; it is recorded.")
 
 
 @click.group()

@@ -25,9 +25,14 @@ class PluginCommand:
     """A command of the command line."""
 
     command: str
-    """Where it is: `module:name` of a click command."""
+    """Where it is: `module:name` of a click command, or of a room."""
     help: str
     """Its line in `streamward --help`: the first sentence of its docstring."""
+    method: str = ""
+    """Of a room: the method that answers it."""
+    arguments: str = ""
+    columns: str = ""
+    """Then those of its RouteCommand (streams/cli/route_commands.py)."""
 
 
 @dataclass(frozen=True)

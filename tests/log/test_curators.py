@@ -231,7 +231,7 @@ def test_the_commands_judge_show_decide_and_measure(log: Settings, judge: JudgeS
     assert queued["run"] == "run-0" and "verdict" not in queued and "rationale" not in queued
     shown = json.loads(run_cli(log, "curate", "show", "run").stdout)
     assert shown["verdicts"] == [] and shown["transcript"][0]["role"] == "user"
-    decided = json.loads(run_cli(log, "curate", "decide", "run-0", "reject", "--reason", "no", "--as", "eve").stdout)
+    decided = json.loads(run_cli(log, "curate", "decide", "run-0", "reject", "--reason", "no", "--actor", "eve").stdout)
     assert (decided["verdict"], decided["labeller"], decided["actor"]) == ("reject", "person", "eve")
     assert run_cli(log, "curate", "queue").stdout == ""
     judged = json.loads(run_cli(log, "curate", "show", "run-0").stdout)["verdicts"]

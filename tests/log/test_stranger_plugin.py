@@ -89,7 +89,10 @@ def test_the_server_answers_the_route_of_a_stranger(thumbs: Path, settings: Sett
         called = httpx.post(f"{settings.serve.url}/mcp", json=MCP_CALL | {"params": tool}, timeout=30, headers=ACCEPT)
         result = called.json()["result"]
         assert result["isError"] and missing.json()["error"]["message"] in result["content"][-1]["text"]
+        typed = run_with(packages, "rate", answer.response_id, "--task-id", "none", "--no-up", settings=settings)
+        assert (typed.returncode, typed.stderr) == (3, f"Error: {missing.json()['error']['message']}\n")
+        assert run_with(packages, "rate", "b", "--task-id", answer.task_id, "--up", settings=settings).returncode == 0
     finally:
         server.kill()
         server.wait()
-    assert run_with(packages, "thumbs", "list", settings=settings).stdout.count('"up": 1') == 1
+    assert run_with(packages, "thumbs", "list", settings=settings).stdout.count('"up": 1') == 2

@@ -53,6 +53,7 @@ class Thumbs:
 
 ROOMS = (Thumbs,)
 '''
+RATE = '"rate": PluginCommand("thumbs.rooms:Thumbs", "Rate an answer.", "rate_answer", arguments="answer_id")'
 SOURCE = ROOT / "docs" / "examples" / "plugin-thumbs"
 
 
@@ -66,9 +67,10 @@ def install_thumbs(folder: Path) -> Path:
 
 
 def add_room(packages: Path) -> None:
-    """Give the plugin a route, which is a tool of MCP, too."""
+    """Give the plugin a route, which is a tool of MCP and a command, too."""
     declared = packages / "thumbs" / "__init__.py"
-    declared.write_text(declared.read_text().replace("    views=", '    rooms="thumbs.rooms:ROOMS",\n    views='))
+    text = declared.read_text().replace("    views=", '    rooms="thumbs.rooms:ROOMS",\n    views=')
+    declared.write_text(text.replace("    commands={", f"    commands={{{RATE}, "))
     (packages / "thumbs" / "rooms.py").write_text(ROOM)
 
 

@@ -80,7 +80,8 @@ def test_the_plugin_of_a_stranger_has_all_that_it_declares(stranger: Path) -> No
     assert "  rate      Rate adapters.\n" in run_with(stranger, "adapters", "--help").stdout
     shown = run_with(stranger, "export", "--help").stdout
     assert "|rated]" in shown and "rated: batches with thumbs" in " ".join(shown.split())
-    assert "  thumbs        Rate answers with a thumb up or down.\n" in run_with(stranger, "--help").stdout
+    listed = run_with(stranger, "--help").stdout
+    assert "  rate          Rate an answer.\n  thumbs        Rate answers with a thumb up or down.\n" in listed
     assert json.loads(run_with(stranger, "schemas", "list").stdout.splitlines()[-1])["event"] == "Thumb"
     assert run_with(stranger, "schemas", "check").returncode == 0
     listed = [json.loads(line) for line in run_with(stranger, "plugins").stdout.splitlines()]
@@ -92,7 +93,7 @@ def test_the_plugin_of_a_stranger_has_all_that_it_declares(stranger: Path) -> No
         "loaded": True,
         "requires": [],
         "topics": ["thumbs"],
-        "commands": ["thumbs", "adapters rate"],
+        "commands": ["rate", "thumbs", "adapters rate"],
         "exports": ["rated"],
         "engines": ["hands"],
         "views": ["answer_thumbs"],
@@ -127,6 +128,7 @@ def test_a_folder_of_plugins_that_somebody_works_in_is_not_ours(stranger: Path) 
 @pytest.mark.parametrize(
     ("file", "before", "after", "says"),
     [
+        ("__init__.py", '"rate": ', '"audit": ', "there is another command audit"),
         ("__init__.py", "import Plugin", "import Thumb, Plugin", "ImportError: cannot import name 'Thumb'"),
         ("__init__.py", "replace(\n    PLUGIN,", "dict(", "is a dict, expected a Plugin"),
         ("__init__.py", '"thumbs": Plugin', '"tasks": Plugin', "there is another command tasks"),

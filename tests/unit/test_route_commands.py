@@ -33,6 +33,7 @@ class TeaBody(Body):
     sort: Literal["green", "black"] = Field(description="sort of its leaves")
     sugar: Whole | None = Field(None, ge=0, description="lumps; default: none")
     milk: bool = False
+    hot: bool = True
     guests: list[str] = Field(default_factory=list)
     plan: dict[str, int] | None = None
     reason: str = "thirst"
@@ -98,22 +99,19 @@ def run(method: str, *words: str, arguments: str = "", columns: str = "") -> Res
 
 def test_words_are_the_fields_of_path_and_body_and_what_is_left_out_is_not_sent(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text('{"minutes": 3}')
-    words = [
-        "black",
-        "--sugar",
-        "0",
-        "--milk",
-        "--guests",
-        "ann",
-        "--guests",
-        "bob",
-        "--plan",
-        f"@{tmp_path}/plan.json",
-    ]
+    words = ["black", "--sugar", "0", "--milk", "--no-hot", "--guests", "ann", "--guests", "bob", "--plan"]
+    words.append(f"@{tmp_path}/plan.json")
     made = run("make_tea", *words, "--actor", "eve", "--output", "jsonl", arguments="sort")
     row = json.loads(made.stdout)
     assert (row["policy"], row["actor"]) == (Settings().policy.name, "eve")
-    assert row["body"] == {"sort": "black", "sugar": 0, "milk": True, "guests": ["ann", "bob"], "plan": {"minutes": 3}}
+    assert row["body"] == {
+        "sort": "black",
+        "sugar": 0,
+        "milk": True,
+        "hot": False,
+        "guests": ["ann", "bob"],
+        "plan": {"minutes": 3},
+    }
     assert json.loads(run("make_tea", "--sort", "black", "--policy", "sums", "--output", "jsonl").stdout) == {
         "cup_id": ID, "created_at": MOMENT, "policy": "sums", "actor": row_actor(), "body": {"sort": "black"},
     }  # fmt: skip
@@ -130,7 +128,7 @@ def test_options_say_what_the_model_says_of_its_fields() -> None:
     for words in (
         "--sort [green|black] Sort of its leaves. [required]",
         "--sugar INTEGER Lumps. [default: none]",
-        "--milk --guests TEXT --plan JSON --reason TEXT [default: thirst]",
+        "--milk --hot / --no-hot [default: True] --guests TEXT --plan JSON --reason TEXT [default: thirst]",
         "--policy NAME Policy. [default: policy.name]",
     ):
         assert words in text, text
