@@ -1,4 +1,4 @@
-"""The agents of the Agent Protocol: what is registered, and what each takes and gives.
+"""Agents of the Agent Protocol: the registered ones, and the input and output of each.
 
 POST /acp/agents/search · GET /acp/agents/{id} · GET /acp/agents/{id}/schemas ──► KnownAgents
 """

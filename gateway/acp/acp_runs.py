@@ -1,10 +1,10 @@
-"""Runs of the Agent Protocol: an agent answers a thread, and its answer can be waited for, streamed and joined again.
+"""Runs of the Agent Protocol: an agent answers a thread; clients wait for the answer, stream it, or rejoin its stream.
 
     POST /acp/runs, …/wait, …/stream ──► run_requested ──► threads ──► acknowledged ──► ThreadRuns
     GET  /acp/runs/{id}, …/wait, …/stream · POST …/cancel · DELETE · POST /acp/runs/search
 
-The same below /acp/threads/{id}/runs, where langgraph-sdk looks for it. Of two runs that meet on a thread, one is
-refused, waits, or interrupts the other, as `multitask_strategy` says; refused if it says nothing.
+The same below /acp/threads/{id}/runs, where langgraph-sdk looks for it. A run on a thread that is busy is refused,
+waits, or interrupts the other, as `multitask_strategy` says (default: refused).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class AcpRuns:
         """Request a run on a thread, and stream what it does."""
         return self._stream_new(request, await self._requested.request(request, _on(thread_id, body)), body)
 
-    # --- runs that there are ------------------------------------------------------------------------------------------
+    # --- existing runs ------------------------------------------------------------------------------------------------
 
     @ACP.post("/runs/search", may="chat.call", refuses=(404,))
     async def acp_search_runs(self, request: Request, body: RunSearch) -> Response:
@@ -217,7 +217,7 @@ class AcpRuns:
                     async for frame in frames:
                         yield frame
                 whole = True
-            except CallError:  # it was deleted meanwhile, or the log cannot be read: the end is missing
+            except CallError:  # deleted meanwhile, or the log cannot be read: the stream has no end
                 whole = True
             finally:
                 if cancels and not whole:
@@ -233,15 +233,15 @@ def _on(thread_id: str, body: AliasRunBody) -> RunBody:
 
 
 def _values(request: Request, run: RunState) -> Response:
-    """Return what a run came to as langgraph-sdk waits for it: the context of its thread, with the messages in it."""
+    """Return the outcome of a run in langgraph-sdk's form: the context of its thread, with the messages in it."""
     result = run_result(request, run).model_dump(mode="json", exclude_unset=True)
     return JSONResponse({**result["values"], "messages": result["messages"]}, headers=_headers(run, "join"))
 
 
 def _headers(run: RunState, action: str = "") -> dict[str, str]:
-    """Return where a run is, and where it can be joined again.
+    """Return the paths of a run and of its stream.
 
-    Both are below /acp, as langgraph-sdk reads them: an address would name this server, and not the proxy before it.
+    Both are relative to /acp, as langgraph-sdk expects; a full URL would name this server, not a proxy in front of it.
     """
     path = f"/runs/{run.run_id}"
     if not run.request.stateless:

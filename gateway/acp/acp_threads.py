@@ -1,4 +1,4 @@
-"""Threads of the Agent Protocol: conversations that outlive the processes which hold them.
+"""Threads of the Agent Protocol: conversations that outlive the server's processes.
 
 POST /acp/threads · GET, PATCH, DELETE /acp/threads/{id} · …/copy · …/history · POST /acp/threads/search
     ──► ThreadEvent ──► threads ──► own fold has passed it ──► the thread as it is then

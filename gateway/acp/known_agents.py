@@ -1,4 +1,4 @@
-"""The agents that threads run: those that are registered, and `default`, which is the server's own policy.
+"""The agents that threads run: the registered ones, and `default`, which is the server's own policy.
 
 agent_id, or none ──► the registered one of that name ──► the model that answers, its tools, what it remembers
 """
@@ -65,7 +65,7 @@ class KnownAgents:
         return agent
 
     def check(self, agent: RunningAgent) -> None:
-        """Raise CallError for an agent that was registered with what nothing here obeys."""
+        """Raise CallError for an agent whose registration has a setting that this server does not support."""
         try:
             read_memory(agent.memory_config)
         except EventError as exc:
@@ -77,7 +77,7 @@ class KnownAgents:
                 raise CallError("conflict", text, "agent_id")
 
     def _agent_of(self, request: Request, event: AgentEvent) -> RunningAgent | None:
-        """Return an agent as a request may know it; None if it is another tenant's, or its model is."""
+        """Return an agent if the request may see it; None if it or its model belongs to another tenant."""
         tenant = tenant_of(request)
         is_own = is_of(tenant, event.agent_id)
         if not may_know(tenant, event.agent_id) or not may_ask(request, event.model_id, self._policy):

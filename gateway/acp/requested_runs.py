@@ -1,8 +1,8 @@
-"""Runs that are requested, and runs that a request may know of: what every protocol of runs has in common.
+"""Request runs, and find those that a request may see: shared by every protocol of runs.
 
     RunBody ──► the agent, its thread ──► run_requested ──► threads ──► acknowledged ──► RunState
 
-A run whose id its client derives may be requested again with the same messages: it is the same run.
+A client that derives the id of a run may send the same request again: it gets the same run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streams.knowledge.thread_state import RunState, ThreadState
 
 
 class RunOrigin(NamedTuple):
-    """What a run is called by who requests it."""
+    """The client's names for a run."""
 
     run_id: str
     message_id: str | None = None
@@ -37,13 +37,13 @@ class RunOrigin(NamedTuple):
 
 
 class RequestedRuns:
-    """The runs of a server, by who may request them and know of them."""
+    """The runs of a server, with access checks for each request."""
 
     def __init__(self, runs: ThreadRuns, views: ThreadViews, agents: KnownAgents) -> None:
         self._runs, self._views, self._agents = runs, views, agents
 
     async def request(self, request: Request, body: RunBody, origin: RunOrigin | None = None) -> RunState:
-        """Return a run that is in the log, and that its thread has let in. Raises CallError."""
+        """Return a run once it is in the log and its thread has accepted it. Raises CallError."""
         agent = await errors.apart(self._agents.get, request, body.agent_id or body.assistant_id)
         self._agents.check(agent)
         origin = origin or RunOrigin(str(uuid.uuid4()))
@@ -65,7 +65,7 @@ class RequestedRuns:
         return state.runs[run_id]
 
     async def _check_messages(self, request: Request, body: RunBody, event: ThreadEvent) -> None:
-        """Make the thread of a run, if it may be made. Raises CallError without a thread, or without a message."""
+        """Create the thread of a run if allowed. Raises CallError without a thread, or without a message."""
         state: ThreadState | None = None
         if not event.stateless:
             has_to_exist = body.thread_id is not None and body.if_not_exists != "create"
@@ -75,12 +75,12 @@ class RequestedRuns:
             if state is None:
                 created = replace(thread_event(request, event.thread_id, "created"), agent_id=own_agent(request))
                 state, _ = await self._runs.append(created)
-                check_thread(request, state, id_of(event.thread_id))  # it may be one that this key must not know of
+                check_thread(request, state, id_of(event.thread_id))  # it may exist, hidden from this key
         if not event.messages and (state is None or not state.messages):
             raise CallError("invalid", "there is nothing to answer; send messages, or input", "messages")
 
     async def find(self, request: Request, run_id: str, thread_id: str | None = None) -> RunState:
-        """Return a run that a request may know of. Raises CallError."""
+        """Return a run that a request may see. Raises CallError."""
         threads = await self._runs.open()
         name = read_uuid(run_id, "run_id")
         run = run_of(threads, name)
@@ -124,5 +124,5 @@ def _run_request(request: Request, body: RunBody, agent: RunningAgent, origin: R
 
 
 def sees_run(request: Request, run: RunState) -> bool:
-    """Return whether a request may know of a run."""
+    """Return whether a request may see a run."""
     return sees(principal_of(request), run.agent_id)

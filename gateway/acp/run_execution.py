@@ -1,11 +1,10 @@
-"""Answer the runs of threads, by the recorder that answers every call of an agent.
+"""Answer the runs of threads, through the recorder that answers every call of an agent.
 
     threads ──► the run in progress of each ──► ModelCall, of the trajectory with its id ──► recorder ──► turn
                 the prompt of its agent ──┘                                   run_ended ──► threads ◄──┘
 
-A run is in the log before it is acknowledged, and nothing about it is here alone. After kill -9 the next server finds
-the runs that are in progress and makes the same calls again: the recorder gives the answer that is in the log, or
-samples one, with the same seed.
+A run is in the log before it is acknowledged, and all of its state is in the log. After kill -9 the next server finds
+the runs in progress and repeats their calls: the recorder returns the logged answer, or samples one with the same seed.
 
 A log has one server at a time; a second is refused (streams/kafka/idle_member.SoleMember), since both would answer.
 """
@@ -42,7 +41,7 @@ from streams.stages.agents.recording.calls import Delta, Done, ModelCall, Piece
 ACTOR = "serve"
 """The actor of the events that end runs."""
 AGAIN_S = 0.5
-"""How long after a call that could not be taken it is made again."""
+"""Pause before a call that was not accepted is repeated."""
 TRIES = 120
 """How often it is made."""
 
@@ -63,7 +62,7 @@ class AnswersCall(Protocol):
 
 
 class RunOutcome(NamedTuple):
-    """What a run came to."""
+    """The outcome of a run."""
 
     ending: RunEnding
     messages: tuple[Message, ...] = ()
@@ -73,7 +72,7 @@ class RunOutcome(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class RunFeed:
-    """What a run's readers wait for: the text as it is sampled, and that something has changed."""
+    """What a run's readers wait for: sampled text, and changes of state."""
 
     thread_id: str
     text: str = ""
@@ -122,7 +121,7 @@ class ThreadRuns:
         return threads
 
     async def resume(self) -> None:
-        """Answer the runs that a server before this one was stopped over."""
+        """Answer the runs that the previous server left in progress."""
         try:
             await self.open()
         except CallError as exc:
@@ -145,7 +144,7 @@ class ThreadRuns:
             raise CallError("too_large" if exc.reason == "too_large" else "invalid", str(exc)) from exc
 
     def _pass_on(self, state: ThreadState) -> None:
-        """Tell the event loop of a thread that has changed."""
+        """Notify the event loop that a thread has changed."""
         if self._threads.current is not None and self._loop is not None and not self._loop.is_closed():
             with contextlib.suppress(RuntimeError):  # it was closed meanwhile
                 self._loop.call_soon_threadsafe(self._take, state)
@@ -153,7 +152,7 @@ class ThreadRuns:
     # --- answering ----------------------------------------------------------------------------------------------------
 
     def _take(self, state: ThreadState) -> None:
-        """Take in a thread: answer its run in progress, and no other."""
+        """Update a thread: answer its run in progress, and no other."""
         for run_id, feed in list(self._feeds.items()):
             if feed.thread_id == state.thread_id:
                 feed.tell()
@@ -183,12 +182,12 @@ class ThreadRuns:
             await self._write_end(run, outcome)
         except asyncio.CancelledError:
             return  # it was cancelled, or the server stops and the next one continues it
-        except Exception:  # whatever a model does: its run must not stand for ever
+        except Exception:  # whatever a model does, its run must end
             log.exception("run %s failed", run.run_id)
             await self._write_end(run, RunOutcome("error", error="the server failed; its output says why"))
 
     async def _outcome(self, run: RunState, feed: RunFeed) -> RunOutcome:
-        """Return what the agent answers."""
+        """Return the agent's answer."""
         limit_s = self._settings.serve.answer_s or None
         try:
             async with asyncio.timeout(limit_s):
@@ -323,13 +322,13 @@ class ThreadRuns:
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def cancel(self, run_id: str, actor: str, *, rolled_back: bool = False) -> None:
-        """Let a run be over, if it is not yet. Raises CallError."""
+        """End a run as cancelled, if it has not ended. Raises CallError."""
         run = run_of(await self.open(), run_id)
         if run.status == "pending":
             await self.append(run_event(run, "run_cancelled", actor, rolled_back=rolled_back))
 
     def stop(self) -> None:
-        """Begin no run any more; those in progress end, or are the next server's."""
+        """Begin no more runs; those in progress end, or are left to the next server."""
         self._stopping = True
 
     async def close(self) -> None:

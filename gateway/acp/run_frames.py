@@ -1,10 +1,10 @@
-"""The events of a run's stream, each at a place after which a client may join again.
+"""The events of a run's stream, each with a position from which a client may rejoin.
 
     RunState, text so far ──► 0 metadata · 1 values · 2.N partial · 3 complete · 4 updates · 5 values · 6 error · 7 end
 
-An event is made from the log and from the text that is being sampled, not kept: a server that was killed, or another
-reader, makes the same ones. A partial message has the whole text so far, and N is its length, so a reader that joins
-again misses nothing, even where the text had to be sampled again.
+Events are derived from the log and the text being sampled, not stored: a restarted server, or another reader, produces
+the same ones. A partial message has the whole text so far, and N is its length, so a reader that rejoins misses
+nothing, even if the text had to be sampled again.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Frame(NamedTuple):
 
 
 def place_of(last_event_id: str | None) -> StreamPlace:
-    """Return the place that a client has read up to; before the first event if it names none of ours."""
+    """Return the place that a client has read up to; before the first event if its id is unknown."""
     match = _PLACE.fullmatch(last_event_id or "")
     return BEFORE if match is None else StreamPlace(int(match[1]), int(match[2] or 0))
 
 
 def frames(run: RunState, text: str, modes: tuple[str, ...], after: StreamPlace) -> Iterator[Frame]:
-    """Yield the events of a stream after a place, as far as there are any."""
+    """Yield the events that a stream has so far after a place."""
     return (frame for frame in _frames(run, text, modes) if frame.place > after)
 
 

@@ -1,9 +1,9 @@
-"""Names of threads and namespaces in the log, and which of them a request may know of.
+"""Names of threads and namespaces in the log, and which of them a request may see.
 
     tenant red: thread 1f0c… ──► red.1f0c…        namespace ["people"] ──► red.people
     key of agent calc: its own threads            namespaces that begin with ["calc"]
 
-What a key may not know of does not exist for it.
+What a key may not see is "not found" for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streams.knowledge.thread_state import ThreadState
 
 
 def read_uuid(name: str, parameter: str) -> str:
-    """Return an id as the log has it. Raises CallError for one that is no UUID."""
+    """Return an id in the log's form. Raises CallError unless it is a UUID."""
     try:
         return str(uuid.UUID(name))
     except ValueError as exc:
@@ -29,7 +29,7 @@ def read_uuid(name: str, parameter: str) -> str:
 
 
 def thread_name(request: Request, thread_id: str) -> str:
-    """Return what the log calls a thread. Raises CallError for an id that is no UUID."""
+    """Return the name of a thread in the log. Raises CallError for an id that is not a UUID."""
     return named(tenant_of(request), read_uuid(thread_id, "thread_id"))
 
 
@@ -39,7 +39,7 @@ def id_of(thread_name: str) -> str:
 
 
 def own_agent(request: Request) -> str | None:
-    """Return the only agent that a key may be, by its name in the log; None: any."""
+    """Return the agent that a key is bound to, by its name in the log; None: any."""
     principal = principal_of(request)
     if principal is None or principal.agent_id is None:
         return None
@@ -47,22 +47,22 @@ def own_agent(request: Request) -> str | None:
 
 
 def sees_thread(request: Request, state: ThreadState) -> bool:
-    """Return whether a request may know of a thread."""
+    """Return whether a request may see a thread."""
     agent = own_agent(request)
     return is_of(tenant_of(request), state.thread_id) and agent in (None, state.agent_id)
 
 
 def check_thread(request: Request, state: ThreadState | None, thread_id: str) -> ThreadState:
-    """Return a thread that a request may know of. Raises CallError."""
+    """Return a thread that a request may see. Raises CallError."""
     if state is None or state.stateless or not sees_thread(request, state):
         raise CallError("not_found", f"there is no thread {thread_id[:80]}", "thread_id")
     return state
 
 
 def logged_namespace(request: Request, labels: Sequence[str]) -> Labels:
-    """Return what the log calls a namespace, or the beginning of some.
+    """Return the name of a namespace in the log, or a prefix of several.
 
-    Raises CallError for labels that cannot be some, or that a key of an agent may not use.
+    Raises CallError for invalid labels, or ones that an agent's key may not use.
     """
     for number, label in enumerate(labels):
         if SEPARATOR in label or not label:

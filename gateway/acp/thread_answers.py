@@ -122,7 +122,7 @@ class ItemList(Answer):
 
 
 def list_response(answers: Iterable[Answer]) -> Response:
-    """Return answers as a list, which is what the protocol has where others have an object with one."""
+    """Return answers as a bare list, where other protocols wrap it in an object."""
     text = ",".join(answer.model_dump_json(exclude_unset=True) for answer in answers)
     return Response(f"[{text}]", media_type="application/json")
 

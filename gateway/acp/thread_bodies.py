@@ -1,8 +1,8 @@
-"""The bodies of the Agent Protocol, and what else langgraph-sdk sends of them.
+"""The request bodies of the Agent Protocol, with langgraph-sdk's additions.
 
     {agent_id, thread_id, messages or input, …} ──► RunBody ──► ThreadEvent run_requested
 
-Messages are read as everywhere; `human` and `ai`, as LangChain calls them, are `user` and `assistant`.
+Messages are read as on every route; LangChain's `human` and `ai` are `user` and `assistant`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from schemas.faults import Ignored, Refused
 from streams.errors import CallError
 
 ROLES = {"human": "user", "ai": "assistant", "AIMessage": "assistant", "HumanMessage": "user", "developer": "system"}
-"""What LangChain calls roles, by what they are here."""
+"""LangChain's names of roles."""
 NO_GRAPH = "an agent here is a model with its thread, and no graph"
 NO_HOOKS = "the server sends no requests of its own; join the run, or read `threads`"
 NO_SEARCH = "items are found by namespace and fields; there is no index of meanings"
@@ -43,7 +43,7 @@ Labels = Annotated[list[Label], Field(max_length=16)]
 
 
 def _as_message(value: Any) -> Any:
-    """Return a message in the words of every other entrance."""
+    """Return a message in the form that every other route takes."""
     if not isinstance(value, dict):
         return value
     fields = dict(value)

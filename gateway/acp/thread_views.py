@@ -1,10 +1,10 @@
-"""Threads as a request sees them: what their events say, and what tasks say in them.
+"""Threads visible to a request: their own events, and the tasks that name them.
 
     threads, and tasks with their answers ──► TaskFold ──► ThreadState: it is read
     it is changed ──► what its events do not have yet ──► threads ──► ThreadState, as it was read: it is changed
 
-What a request may not know of is not folded: the tasks of another tenant are in a thread of that tenant's, and the key
-of an agent, or a thread that is for one agent, has the tasks of that agent alone.
+What a request may not see is not folded: another tenant's tasks are in that tenant's threads, and an agent's key, or a
+thread for one agent, gets only that agent's tasks.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ KEPT_FOLDS = 256
 
 
 class ThreadSources(NamedTuple):
-    """What there is of a thread that a request may know of."""
+    """The visible sources of a thread."""
 
     state: ThreadState | None
-    """What its events say, also if it was deleted."""
+    """The fold of its events, also after deletion."""
     tasks: TaskThread | None
     """Its tasks."""
 
     @property
     def outline(self) -> ThreadState | None:
-        """The thread without what only tasks say; None if there is none."""
+        """The thread from its own events only; None if it does not exist."""
         if self.state is not None and not self.state.deleted:
             return self.state
         if self.tasks is None or not says_more(self.state, self.tasks):
@@ -50,7 +50,7 @@ class ThreadSources(NamedTuple):
 
     @property
     def newest_at(self) -> int:
-        """When the newest part of it was said."""
+        """Time of its newest part."""
         times = [] if self.tasks is None else [task.newest_at for task in self.tasks.tasks]
         return max(times if self.state is None else [self.state.updated_at, *times], default=0)
 
@@ -65,16 +65,16 @@ class ThreadViews:
         self._folds: dict[tuple[str, str | None], TaskFold] = {}
 
     async def get(self, request: Request, thread_id: str) -> ThreadState:
-        """Return a thread that a request may know of, by its id there. Raises CallError."""
+        """Return a thread that a request may see, by its id. Raises CallError."""
         state = await self.find(request, thread_name(request, thread_id))
         if state is None:
             raise CallError("not_found", f"there is no thread {thread_id[:80]}", "thread_id")
         return state
 
     async def find(self, request: Request, name: str) -> ThreadState | None:
-        """Return a thread that a request may know of, by its name in the log; None if there is none. Raises CallError.
+        """Return a thread that a request may see, by its name in the log; None if not found. Raises CallError.
 
-        Before a thread is missing, all tasks that the log has by now are read.
+        All tasks that the log has by now are read before it returns None.
         """
         threads, tasks = await self._open()
         state = self._view(request, _sources(request, name, threads, tasks))
@@ -86,9 +86,9 @@ class ThreadViews:
     async def search(
         self, request: Request, fits: Callable[[ThreadState], bool], offset: int, limit: int
     ) -> list[ThreadState]:
-        """Return some of the threads that a request may know of and that fit, the newest first. Raises CallError.
+        """Return matching threads that a request may see, the newest first. Raises CallError.
 
-        Before there is none, all tasks that the log has by now are read.
+        All tasks that the log has by now are read before it returns nothing.
         """
         threads, tasks = await self._open()
         fitting = self._fitting(request, fits, threads, tasks)
@@ -110,7 +110,7 @@ class ThreadViews:
         return [by_name[name] for name in sorted(chosen, key=lambda name: (-by_name[name].newest_at, name))]
 
     async def keep(self, request: Request, name: str) -> ThreadState | None:
-        """Return what `find` does, after all that it consists of was written as its events. Raises CallError."""
+        """Return what `find` does, after writing all of its parts as the thread's own events. Raises CallError."""
         threads, tasks = await self._open()
         sources = _sources(request, name, threads, tasks)
         fold = self._fold(request, sources)
@@ -120,7 +120,7 @@ class ThreadViews:
         return self._view(request, sources)
 
     async def forget(self, request: Request, name: str) -> None:
-        """Let nothing that tasks have said come to a thread any more. Raises CallError."""
+        """Stop adding what tasks said to a thread. Raises CallError."""
         state, tasks = _sources(request, name, *await self._open())
         if tasks is not None:
             await self._append(request, list(forgetting_events(state, tasks)))
