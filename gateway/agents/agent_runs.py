@@ -3,7 +3,7 @@
     POST /agents/AGENT_ID/trajectories/TRAJECTORY_ID/begin ──► started, acknowledged ──┐
                                                  …/end ──► ended, response, both too ──┴─► what is known of the run
 
-Both may be sent again until there is an answer. Between them the process calls /agents/…/TRAJECTORY_ID/v1.
+Both may be repeated until they are answered. Between them the process calls /agents/…/TRAJECTORY_ID/v1.
 """
 
 from __future__ import annotations

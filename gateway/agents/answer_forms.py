@@ -1,4 +1,4 @@
-"""What a client may force on an answer, in the words of each protocol.
+"""The forms that a client may force on an answer, in the terms of each protocol.
 
     response_format, text.format, output_config.format ─┐
     tool_choice, parallel_tool_calls                    ┴──► AnswerForm, and the parameter that asked for it
@@ -26,7 +26,7 @@ FORMAT = "text, any JSON object, or JSON of a schema, which bears no loss"
 PARALLEL = "false: at most one call, and the answer ends with it"
 
 Schema = Annotated[dict[str, Any], Field(alias="schema")]
-"""A JSON schema. What of it cannot be forced is refused when the call begins."""
+"""A JSON schema. A keyword that cannot be enforced is refused when the call begins."""
 
 
 class TextFormat(Body):
@@ -115,7 +115,7 @@ class ToolsChoice(NamedTuple):
 
     @classmethod
     def of(cls, choice: object, name: str | None, several: bool | None) -> ToolsChoice:
-        """Return what OpenAI's parameters say; `name`: that of a function which has to be called."""
+        """Return the choice in OpenAI's parameters; `name`: a function that has to be called."""
         if name is not None or choice == "required":
             return cls("required", name, several is not False)
         return cls("none" if choice == "none" else "auto", None, several is not False)
@@ -126,7 +126,7 @@ FormParameters = tuple[str, str, str]
 
 
 class ForcedForm(NamedTuple):
-    """What a `ModelCall` says of the form of its answer."""
+    """The forced form of the answer to a `ModelCall`."""
 
     form: AnswerForm | None = None
     form_parameter: str | None = None

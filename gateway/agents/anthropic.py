@@ -1,10 +1,9 @@
-"""Anthropic's messages: their parameters, and both ways between them and what the recorder knows.
+"""Anthropic's messages: their parameters, and translation to and from the recorder's calls.
 
     POST …/v1/messages               ──► ModelCall ──► pieces ──► message, or message_start … message_stop
     POST …/v1/messages/count_tokens  ──► ModelCall ──► number of tokens
 
-A tool's input is an object here and JSON text in the log: it is written in its shortest form, its keys in the client's
-order.
+A tool's input is an object here and JSON text in the log: the shortest form, with keys in the client's order.
 """
 
 from __future__ import annotations
@@ -249,7 +248,7 @@ def _sampling(body: MessagesBody) -> Sampling:
 
 
 def call(body: CountTokensBody, caller: Caller) -> ModelCall:
-    """Return the request in no protocol's words; one that only counts has nothing to sample."""
+    """Return the protocol-neutral request; one that only counts tokens has nothing to sample."""
     tools, choice = _tools(body), _choice(body.tool_choice)
     return ModelCall(
         **caller._asdict(),

@@ -1,4 +1,4 @@
-"""The caller of a request, by path and headers, and what its environment showed before the call.
+"""The caller of a request, from path and headers, and what its environment showed before the call.
 
 /agents/AGENT_ID/trajectories/TRAJECTORY_ID, X-Agent-ID, Idempotency-Key ─┐
 X-Streamward-Observed: {"environment": "guess@1", "seed": 7, …} ──────────┴─► Caller, by the names in the log
@@ -35,7 +35,7 @@ OBSERVED = "X-Streamward-Observed"
 
 
 class Caller(NamedTuple):
-    """The agent that calls, and what tells this request from others."""
+    """The agent that calls, and what distinguishes this request from others."""
 
     agent_id: str
     trajectory_id: str | None
@@ -65,7 +65,7 @@ class FindsAgents(Protocol):
     """Knows turns and trajectories: the recorder of the agents' stage."""
 
     async def agent_of(self, name: str) -> str | None:
-        """Return the agent of a turn or a trajectory; None if there is none of this id."""
+        """Return the agent of a turn or a trajectory; None if the id is unknown."""
 
 
 async def read_model_call(
@@ -86,7 +86,7 @@ def _caller(request: Request, digest: str) -> Caller:
     for kind, name in (("agent", agent_id), ("trajectory", trajectory_id)):
         if name is not None and not AGENT_NAME.fullmatch(name):
             raise CallError("invalid", f"{name!r} is no name of an {kind}; it has to match {AGENT_NAME.pattern}")
-    # the clients' generator sends how often it tried: then the same body is the same call
+    # generated clients send the number of the attempt: then the same body is the same call
     tried_before = request.headers.get("x-stainless-retry-count", "0") != "0"
     return Caller(
         agent_id=agent_id,
@@ -98,7 +98,7 @@ def _caller(request: Request, digest: str) -> Caller:
 
 
 def _observation(header: str | None) -> Observed | None:
-    """Return what a call's header says. Raises CallError, naming the header."""
+    """Return the observation in a call's header. Raises CallError, naming the header."""
     if header is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: their parameters, and both ways between them and what the recorder knows.
+"""OpenAI's chat completions: their parameters, and translation to and from the recorder's calls.
 
 POST …/v1/chat/completions ──► ModelCall ──► pieces ──► chat.completion, or chunks of it
 """
@@ -124,7 +124,7 @@ class ChatBody(Body):
 
 
 def call(body: ChatBody, caller: Caller) -> ModelCall:
-    """Return the request in no protocol's words."""
+    """Return the protocol-neutral request."""
     tools = tuple(_tool(n, tool.function) for n, tool in enumerate(body.tools or ()))
     name = body.tool_choice.function.name if isinstance(body.tool_choice, ChatFunctionChoice) else None
     choice = ToolsChoice.of(body.tool_choice, name, body.parallel_tool_calls)

@@ -1,13 +1,13 @@
-"""OpenAI's completions, from before chat: their parameters, and both ways between them and what the recorder knows.
+"""OpenAI's legacy completions: their parameters, and translation to and from the recorder's calls.
 
     POST …/v1/completions ──► ModelCall ──► pieces ──► text_completion, or chunks of it
 
-The prompt is text, which gets what the tokenizer puts around one (vLLM's `add_special_tokens`), or tokens, which go to
-the model as they are. No template is applied.
+A prompt of text gets the tokenizer's special tokens (vLLM's `add_special_tokens`); a prompt of tokens goes to the model
+unchanged. No template is applied.
 
     echo, logprobs ──► a ModelCall for each prompt ──► PromptScores ──► text_completion
 
-With `echo` the prompt is scored: nothing is sampled, and so nothing is recorded.
+With `echo` the prompt is scored; nothing is sampled or recorded.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall,
 
 UTF8 = getincrementaldecoder("utf-8")
 MAX_TOKENS = 16
-"""Most tokens of an answer to a request that names no limit, as this protocol has it."""
+"""Default limit of an answer's tokens, from OpenAI's API."""
 NO_PROMPTS = (
     "a prompt of the log has messages, and this is one text; send it to /chat/completions, /messages or /responses"
 )
@@ -107,7 +107,7 @@ class CompletionsBody(Body):
 
 
 def call(body: CompletionsBody, caller: Caller) -> ModelCall:
-    """Return the request in no protocol's words. Raises CallError for what only a scored prompt may have."""
+    """Return the protocol-neutral request. Raises CallError for what only a scored prompt may have."""
     if body.max_tokens == 0:
         raise CallError(
             "invalid", "max_tokens: 0 is for a prompt that is scored; set echo, or at least 1", "max_tokens"
@@ -228,7 +228,7 @@ def scores_answer(
 
 
 def _scored_choice(body: CompletionsBody, index: int, scores: PromptScores) -> TextChoice:
-    """Return a prompt and, if one token more is asked for, the likeliest; a place has that of its own token, too."""
+    """Return a prompt and, if one more token is requested, the likeliest; each position has its own token's, too."""
     tokens = [*scores.tokens, *(place[0] for place in scores.likeliest[-1:] if body.max_tokens)]
     names, decoder, text, offsets = [_name(token) for token in tokens], UTF8(errors="replace"), "", []
     for token in tokens:

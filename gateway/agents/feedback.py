@@ -54,7 +54,7 @@ class RecordedFeedback(Answer):
 
 
 class FindsAnswers(FindsAgents, Protocol):
-    """Knows what was answered: the recorder of the agents' stage."""
+    """Finds recorded answers: the recorder of the agents' stage."""
 
     async def rated(self, answer_id: str, choice: int | None) -> RatedAnswer | None:
         """Return the turn of this id, or of another choice of its call, or the trajectory of this id; None if none."""
@@ -64,11 +64,11 @@ class WritesFeedback(Protocol):
     """Writes an opinion to the log, once: streams/tools/asking.py."""
 
     def __call__(self, answer: RatedAnswer, value: float, *, source: str, reason: str | None) -> Coordinates:
-        """Return where it is. Raises RefusedError if the source said otherwise before, LogError without a broker."""
+        """Return its place. Raises RefusedError if the source rated it otherwise before, LogError without a broker."""
 
 
 class FeedbackBox:
-    """Takes opinions one after the other, so that the same one twice at once is written once."""
+    """Records opinions one at a time, so that concurrent duplicates are written once."""
 
     def __init__(self, recorder: FindsAnswers, write: WritesFeedback) -> None:
         self._recorder, self._write, self._writing = recorder, write, asyncio.Lock()
@@ -109,7 +109,7 @@ class FeedbackBox:
         )
 
     async def _answer(self, request: Request, body: FeedbackBody) -> RatedAnswer:
-        """Return the answer that an opinion is about. Raises CallError if its sender may see none of this id."""
+        """Return the answer that an opinion is about. Raises CallError if its sender can see no answer with this id."""
         answer_id = bare_id(body.id)
         owner = await self._recorder.agent_of(answer_id)
         is_seen = owner is not None and sees(principal_of(request), owner)

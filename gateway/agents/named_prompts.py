@@ -2,9 +2,9 @@
 
     prompt: {id, version, variables} ──► version, sticky by conversation ──► its messages, and then the call's own
 
-A conversation keeps the version that it began with, wherever an alias has moved since. Clients of chat and messages
-send it without the prompt's messages: it began with the version after which the log has the same history. A call that
-continues none is placed by its trajectory, its user or its first messages, so that a retry gets the same version.
+A conversation keeps the version that it began with, even if the alias has moved. Chat and messages clients send their
+history without the prompt's messages: its version is the one after which the log has the same history. The version of a
+new conversation is chosen by its trajectory, user or first messages, so a retry gets the same one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def with_prompt(
     tenant: str | None,
     user: str | None,
 ) -> ModelCall:
-    """Return a call that begins with a prompt. Raises CallError for one that there is not, or with other variables."""
+    """Return a call that begins with a prompt. Raises CallError for an unknown prompt or other variables."""
     try:
         reference = PromptReference.parse(named(tenant, parameter.reference))
         log = await asyncio.to_thread(prompts)
@@ -91,10 +91,10 @@ def _uses(log: PromptLog, reference: PromptReference, values: dict[str, Any]) ->
 
 
 def _after(use: PromptUse, call: ModelCall) -> ModelCall | None:
-    """Return a call that continues a conversation, after a prompt; None if it continues none, or they do not agree."""
+    """Return a call that continues a conversation, after a prompt; None if it continues none, or the two disagree."""
     if not any(message.role == "assistant" for message in call.messages):
         return None
     try:
         return replace(call, messages=prompt_use.before(use, call.messages), prompt_version=use)
-    except EventError:  # two system messages, which the version that is chosen is refused for
+    except EventError:  # two system messages: the chosen version is refused for this
         return None

@@ -1,4 +1,4 @@
-"""What several protocols have in common: parameters with their bounds, and parts of bodies and answers."""
+"""Shared by several protocols: parameters with their bounds, and parts of bodies and answers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from schemas.faults import Ignored
 from streams.stages.agents.recording.calls import Token
 
 MAX_TOKENS = 1024
-"""Most tokens of an answer to a request of chat or responses that names no limit."""
+"""Default limit of an answer's tokens in chat and responses."""
 
 
-# what several protocols say of the same parameter
+# descriptions of parameters that several protocols have
 ADDRESS = "the log knows the agent by its address"
 OWN_LOGPROBS = "logprobs would not be the policy's own"
 FOLLOWS_CHOICE = "arguments follow the schema where a call is forced; elsewhere they are what was sampled"

@@ -1,4 +1,4 @@
-"""Answer the calls of agents, in the protocol that each speaks.
+"""Answer the calls of agents, each in its own protocol.
 
     POST …/v1/chat/completions ─┐                                ┌──► JSON, once every turn of it is in the log
          …/v1/completions       ├─► Body ──► ModelCall ──► pieces┤
@@ -6,9 +6,9 @@
          …/v1/messages         ─┘
 
 The agent is in the path (`/agents/AGENT_ID/v1`, `/agents/AGENT_ID/trajectories/TRAJECTORY_ID/v1`) or in the header
-X-Agent-ID; without either it is the agent `default`. Nothing is kept here: what the recorder knows is in the log.
+X-Agent-ID; without either it is the agent `default`. This module has no state: what the recorder knows is in the log.
 
-Not covered: keys, which the door checks before anything comes here; without it, all who reach the port may call.
+Not covered: keys, which the door checks first; without it, any client that reaches the port may call.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ QUESTION: dict[str, Any] = {"model": "sums", "messages": [{"role": "user", "cont
 
 
 class AnswersCalls(FindsAgents, Protocol):
-    """What the protocols are translated for: the recorder of the agents' stage."""
+    """The recorder of the agents' stage, as the protocols use it."""
 
     def answer(self, call: ModelCall) -> AsyncGenerator[Piece, None]:
         """Answer, `Begun` first. Raises CallError, before the first piece if the call cannot begin."""
@@ -76,13 +76,13 @@ class AnswersCalls(FindsAgents, Protocol):
         """Return the messages up to a recorded turn, its answer included; None if there is no such turn."""
 
     def note_unread(self, turn_id: str) -> None:
-        """Take in that a client left without reading an answer: a retry of its call gets it."""
+        """Note that a client left without reading an answer: a retry of its call gets it."""
 
     def model_of(self, name: str) -> str:
-        """Return the model that a call asks for by a name."""
+        """Return the model of this name."""
 
     def models(self) -> Sequence[ServedModel]:
-        """Return what can be asked for, the policy itself first."""
+        """Return the available models, the policy itself first."""
 
 
 MODEL_CALL: dict[str, Any] = {
@@ -238,7 +238,7 @@ class AgentProtocols:
         return Reply(answer, {"x-streamward-model": answer.model})
 
     def _models(self, request: Request) -> list[ServedModel]:
-        """Return the models that a request may know of."""
+        """Return the models that a request may see."""
         models, model_of = self._recorder.models(), self._recorder.model_of
         return [model for model in models if may_ask(request, model_of(model.name), self._shared)]
 
@@ -252,7 +252,7 @@ class AgentProtocols:
     async def _with_prompt(
         self, request: Request, call: ModelCall, prompt: PromptParameter | None, user: str | None
     ) -> ModelCall:
-        """Return the call, after the prompt that it or else its agent names. Raises CallError for one of no use."""
+        """Return the call, after the prompt that it or its agent names. Raises CallError for an unusable prompt."""
         if prompt is None:
             name = None if call.agent_id == DEFAULT_AGENT else await self._recorder.prompt_of(call)
             if name is None:
@@ -280,7 +280,7 @@ class AgentProtocols:
         return conversation
 
     async def _resolve_items(self, request: Request, body: ResponsesBody) -> ResponsesBody:
-        """Return the body with the items that it only refers to. Raises CallError for one that the key may not see."""
+        """Return the body with its item references resolved. Raises CallError for one that the key may not see."""
         items: list[Item] = []
         for number, item in enumerate(body.input):
             if isinstance(item, ItemReference):
@@ -366,7 +366,7 @@ async def _while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> 
 
 
 def _headers(begun: Begun) -> dict[str, str]:
-    """Return what the headers of an answer say: the turn, its trajectory, and the parameters that were ignored."""
+    """Return the headers of an answer: the turn, its trajectory, and the parameters that were ignored."""
     headers = {
         "x-request-id": begun.turn_id,
         "request-id": begun.turn_id,

@@ -1,4 +1,4 @@
-"""OpenAI's responses: their parameters, and both ways between them and what the recorder knows.
+"""OpenAI's responses: their parameters, and translation to and from the recorder's calls.
 
     POST …/v1/responses ──► ModelCall ──► pieces ──► response, or response.created … response.completed
 
@@ -33,7 +33,7 @@ TOOL_FIELDS = {"type", "name", "description", "parameters"}
 
 
 def call(body: ResponsesBody, caller: Caller, before: Sequence[Message] = ()) -> ModelCall:
-    """Return the request in no protocol's words; `before`: the conversation of `previous_response_id`."""
+    """Return the protocol-neutral request; `before`: the conversation of `previous_response_id`."""
     tools = _tools(body)
     name = body.tool_choice.name if isinstance(body.tool_choice, FunctionChoice) else None
     choice = ToolsChoice.of(body.tool_choice, name, body.parallel_tool_calls)

@@ -1,4 +1,4 @@
-"""What a request for a response may hold, and what becomes of each parameter.
+"""The parameters of a request for a response: which are used, refused or ignored.
 
 Its translation is in responses.py.
 """
