@@ -1,10 +1,10 @@
-"""The application: each request goes to the method of a room that declares its route.
+"""The application: each request goes to the method that declares its route.
 
     request ──► route ──► its body and query, read ──► the method, in a thread if it waits ──► its model as JSON
                   └──► CallError ──► the dialect of the route
 
-Calls go past FastAPI's middleware, which does nothing for them and a tenth of the work of answering one; it answers
-paths that no route has, /openapi.json, and what is mounted.
+Calls bypass FastAPI's middleware, which does nothing for them and costs a tenth of answering one; FastAPI answers
+unknown paths, /openapi.json, and mounted applications.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Application(FastAPI):
     """Answers the routes of rooms."""
 
     def __init__(self, rooms: Iterable[object], *, version: str, max_body_bytes: int, keys: bool = False) -> None:
-        """`max_body_bytes`: of routes whose own limit is not less; `keys`: whether a door asks for keys."""
+        """`max_body_bytes`: for routes without a lower limit; `keys`: whether a door asks for keys."""
         super().__init__(title=TITLE, version=version, openapi_url=None, redirect_slashes=False)
         self.add_route(DESCRIPTION.path, self._describe, include_in_schema=False)
         self._describing = asyncio.Lock()
@@ -76,7 +76,7 @@ class Application(FastAPI):
         return self.openapi_schema
 
     async def _describe(self, _: Request) -> Response:
-        """Return the description as JSON. It takes a second to make, in which others are answered."""
+        """Return the description as JSON. It takes a second to make; other requests are answered meanwhile."""
         async with self._describing:
             description = await asyncio.to_thread(self.openapi)
         return JSONResponse(description)
@@ -127,7 +127,7 @@ class Endpoint:
             return Response(status_code=CLIENT_LEFT)
 
     def _check_further(self, request: Request, body: Any) -> None:
-        """Raise CallError for a field of the body that asks for more than the route does, and than its sender may."""
+        """Raise CallError for a field of the body that needs a right which its sender lacks."""
         principal, record = principal_of(request), record_of(request)
         for path, action in self.route.further.items():
             if principal is None or _value(body, path) is None:

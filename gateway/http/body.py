@@ -1,11 +1,11 @@
-"""Read the body of a request, and say of each of its parameters what becomes of it: used, refused or ignored.
+"""Read the body of a request; each parameter is used, refused or ignored.
 
     bytes (intake.py) ──► JSON ──► the protocol's Body ──► its translation
                           each field: a type, and Refused or Ignored (schemas/faults.py) with the reason
 
-Nothing is dropped silently: an unknown parameter is refused by its name, one that the server cannot honor is refused
-unless its value asks for nothing, and the few that change no answer are ignored, which the answer says. The fields are
-the only table of this; the page about the protocols and the description of the interface are made of them.
+Nothing is dropped silently: an unknown parameter is refused by name, one that the server cannot honor is refused unless
+its value has no effect, and the few that change no answer are ignored and listed in the answer. docs/protocols.md and
+openapi.json are generated from the fields.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def read_call(model: type[Read], raw: bytes) -> tuple[Read, str]:
 
 
 def _read(model: type[Read], raw: bytes) -> tuple[Read, Any]:
-    """Return the body, and its value as JSON; a field's own fault is named before that it has no number of JSON."""
+    """Return the body, and its value as JSON; faults of fields are reported before numbers that are not JSON."""
     value = _parse(raw)
     body = checked(model, value)
     try:
@@ -139,7 +139,7 @@ def checked(model: type[Read], value: Any, inside: str = "") -> Read:
 
 
 def ignored(body: BaseModel, path: str = "") -> tuple[str, ...]:
-    """Return the paths of the parameters that were sent and are ignored, without indices, each once."""
+    """Return the paths of the ignored parameters in a body, without indices, each once."""
     paths: dict[str, None] = {}
     _note_ignored(body, path, paths)
     return tuple(paths)
@@ -182,7 +182,7 @@ def _may_hold_objects(annotation: Any) -> bool:
 
 
 def use(model: type[BaseModel], name: str) -> tuple[Literal["used", "refused", "ignored"], str]:
-    """Return what becomes of a parameter, and how or why in one sentence."""
+    """Return whether a parameter is used, refused or ignored, and how or why in one sentence."""
     field = model.model_fields[name]
     for mark in field.metadata:
         if isinstance(mark, Ignored):
@@ -204,7 +204,7 @@ def compact(value: object, path: str) -> str:
 
 
 def _call_error(exc: ValidationError, model: type[BaseModel], value: object, inside: str, *, hides: bool) -> CallError:
-    """Return one error for all that is wrong in a body, with the kind and the parameter of the first."""
+    """Return one error for all faults in a body, with the kind and the parameter of the first."""
     problems, hints = dict[str, CallError](), set[str]()
     for fault in faults(exc, model, value, inside):
         if any(_overlap(fault.path, path) for path in problems):  # alternatives to one value are one problem
@@ -229,7 +229,7 @@ def _overlap(path: str, other: str) -> bool:
 
 def _problem(fault: ValueFault, *, hides: bool) -> CallError:
     """Return the error of one fault; `hides`: without the value that is wrong."""
-    if hides and fault.kind == "unknown":  # a value in the place of a name may be a secret
+    if hides and fault.kind == "unknown":  # a value in place of a name may be a secret
         return CallError("unknown_parameter", "the body has a parameter that there is not; leave it out")
     if hides and fault.kind == "invalid":
         return CallError("invalid", f"{fault.path or 'the body'}: {fault.reason}", fault.path or None)

@@ -1,4 +1,4 @@
-"""A connection to the server: how long its requests' heads may be and take, and how many connections there may be.
+"""A connection to the server: limits on the size and time of request heads, and on the number of connections.
 
     connected ──► OpenConnections ──► one too many in all, or of its address: 503
     bytes ──► head: HEAD_BYTES, MOST_HEADERS, HEAD_S, HTTP/1.1 or 1.0, one Host ──► the application
@@ -7,13 +7,13 @@
           └─► Upgrade: websocket, where there is one ──► a CountedSocket (websocket.py)
     reset by its client ──► WHEN_UNREAD of the scope of the last request is called
 
-uvicorn bounds none of these. A head has HEAD_S from the connection on, from the end of the answer before it, or, on a
-connection that was idle, from its first byte. A refusal follows an answer in progress by closing the connection, since
-it would be read as that answer. Trailers are left out.
+uvicorn bounds none of these. The time HEAD_S starts at the connection, at the end of the answer before, or, on an idle
+connection, at the first byte. While an answer is in progress, a refusal only closes the connection, since it would be
+read as part of that answer. Trailers are dropped.
 
-Not covered: connections in a TLS handshake are bounded in time alone. Requests that are refused here leave no event.
-An answer that is left unread behind a proxy, which reads it itself, or for longer than the seconds after which uvicorn
-closes an unused connection; and a client may reset a connection whose answer it has read.
+Not covered: connections in a TLS handshake are limited in time only. Requests that are refused here leave no event. An
+unread answer is not noticed if a proxy reads it, or after uvicorn has closed the unused connection; and a client may
+reset a connection after reading its answer.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from gateway.http import errors
 from streams.errors import CallError
 
 HEAD_BYTES = 64 * 1024
-"""Longest request line with its headers; and what may come in a row that is no part of a body."""
+"""Longest request line with its headers; also the longest run of bytes outside a body."""
 MOST_HEADERS = 100
 HEAD_S = 10.0
 """Time for a head; also for the rest of a body whose answer has ended, and for a TLS handshake."""
 LINGER_S = 1.0
-"""How long a connection is read after a refusal: closing it while bytes arrive would discard the refusal."""
+"""Time for which a connection is read after a refusal: closing it while bytes arrive would discard the refusal."""
 MOST_PIPELINED = 8
 """Requests that wait for the answer to the one before them."""
 VERSIONS = ("1.0", "1.1")
@@ -77,7 +77,7 @@ class OpenConnections:
 
 
 def network_of(address: str) -> str:
-    """Return an address; of IPv6 its first 64 bits, since one client has all addresses with them."""
+    """Return an address; for IPv6 its first 64 bits, since one client owns all addresses under them."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -97,7 +97,7 @@ class WatchedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End the connection; `exc` if it was reset."""
         super().connection_lost(exc)
-        scope = cast("dict[str, Any]", self.scope or {})  # of the last request; what was answered before it was read
+        scope = cast("dict[str, Any]", self.scope or {})  # of the last request; earlier answers were read
         if exc is not None and WHEN_UNREAD in scope:
             scope[WHEN_UNREAD]()
 
@@ -141,7 +141,7 @@ class BoundedConnection(WatchedConnection):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read what a client sent, as far as its head may go."""
+        """Read what a client sent, up to the limit of a head."""
         rest = memoryview(data)
         while rest and not self._is_refused and not self.transport.is_closing():
             room = HEAD_BYTES - self._unread_bytes
@@ -163,7 +163,7 @@ class BoundedConnection(WatchedConnection):
         except httptools.HttpParserUpgrade:
             if self._becomes_socket:
                 self.handle_websocket_upgrade()
-            # else it is answered as if it had not asked for another protocol
+            # otherwise answered as an ordinary HTTP request
         except httptools.HttpParserError as exc:
             self._refuse(*self._fault or (CallError("invalid", f"this is no request of HTTP/1.1: {exc}"), None))
 
@@ -253,7 +253,7 @@ class BoundedConnection(WatchedConnection):
             self._timer = None
 
     def _end_of_patience(self) -> None:
-        """Refuse a head that is late. Who sent nothing, or has its answer, is told nothing."""
+        """Refuse a late head. A client that sent nothing, or has its answer, gets no refusal."""
         self._timer = None
         if self._in_head and self._unread_bytes:
             problem = f"the head of the request did not arrive within {HEAD_S:g} s; send it faster"
@@ -262,7 +262,7 @@ class BoundedConnection(WatchedConnection):
             self.transport.close()
 
     def _refuse(self, error: CallError, status: int | None = None) -> None:
-        """Answer what is no request, or too much of one, and close the connection."""
+        """Answer an invalid or too large request, and close the connection."""
         self._is_refused = True
         self._stop_timer()
         self.pipeline.clear()

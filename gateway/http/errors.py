@@ -47,7 +47,7 @@ STATUS: dict[CallErrorKind, int] = {
     "internal": 500,
 }
 RETRY_AFTER_S = 1.0
-"""When a client may try again what could not be taken, unless more is known."""
+"""Default time after which a client may retry a refused request."""
 ACTIONS: dict[CallErrorKind, str] = {
     "invalid": "correct what the message names, and send it again",
     "unknown_parameter": "leave it out, or correct its name",
@@ -323,7 +323,7 @@ def response(error: CallError, dialect: Dialect) -> Response:
     if error.kind == "busy":
         headers["Retry-After"] = _seconds(RETRY_AFTER_S)
     if error.kind == "conflict":
-        headers["x-should-retry"] = "false"  # OpenAI's clients would send it again, and be told the same
+        headers["x-should-retry"] = "false"  # OpenAI's clients would retry it, and get the same answer
     if error.kind == "request_timeout":
         headers["Connection"] = "close"  # the rest of the body may still come
     return json_response(dialect.problem(error), dialect.status(error.kind), headers)

@@ -1,13 +1,13 @@
-"""Take in what comes from outside: bytes, as they were before their Content-Encoding, and counted before any parser.
+"""Take in bytes from outside: decode their Content-Encoding, and count values and nesting before any parser runs.
 
     body, or message of a WebSocket ──► bytes ──► unpacked ──► values and levels ──► bytes that may be parsed
                                           └────────── or 413 ────────┘
 
-Every door has an Intake: each route, MCP, the WebSocket of tools, the forms of the page. A long body is counted and
-parsed in a thread (`read_apart`), as the event loop has others to answer. A parser keeps Python's lock, so a thread
-alone would not help: the bounds do.
+Every entrance has an Intake: each route, MCP, the WebSocket of tools, the forms of the page. A long body is counted and
+parsed in a thread (`read_apart`), which keeps the event loop free. A parser holds Python's lock, so a thread alone
+would not help: the bounds do.
 
-Not covered: the time of a body (limits.py), and what comes before it (connection.py).
+Not covered: the time of a body (limits.py), and the head (connection.py).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from streams.errors import CallError
 MOST_LEVELS = 100
 """Deepest nesting of a body in JSON."""
 MOST_RATIO = 100
-"""How many times as long as it was sent a body may be, once it is unpacked and longer than LARGE_BYTES."""
+"""Largest ratio of unpacked to sent size, for bodies that unpack to more than LARGE_BYTES."""
 LARGE_BYTES = 128 * 1024
-"""A longer body is read in a thread; for a shorter one, going there and back costs more than it saves."""
+"""A longer body is read in a thread; for a shorter one, the switch costs more than it saves."""
 
 ZSTD_WINDOW = 8 * 1024 * 1024
 """Bytes of memory that a frame may ask for, RFC 9659."""
@@ -40,17 +40,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Intake:
-    """How much a body or a message may have."""
+    """Limits on a body or a message."""
 
     max_bytes: int
     bound: str = "the most that is taken here"
     """Where `max_bytes` is from."""
     max_values: int | None = None
-    """Of JSON; None: it is no JSON."""
+    """Of JSON; None: it is not JSON."""
     max_numbers: int = 0
     """Of JSON, in addition: values in lists of numbers."""
     uncounted: Collection[str] = ()
-    """Content types of bodies that are no JSON, and have readers with bounds of their own."""
+    """Content types of bodies that are not JSON; their readers have their own bounds."""
 
     async def body(self, request: Request) -> bytes:
         """Return the body of a request. Raises CallError if it has too much; a declared length is enough."""
@@ -70,7 +70,7 @@ class Intake:
         return content
 
     async def check(self, raw: bytes) -> None:
-        """Raise CallError if a body or a message has too much."""
+        """Raise CallError if a body or a message is over a limit."""
         if len(raw) > self.max_bytes:
             raise self._too_long()
         if self.max_values is not None:
@@ -82,14 +82,14 @@ class Intake:
             json_text.check_extent(raw, self.max_values, MOST_LEVELS, self.max_numbers)
         except json_text.ExtentError as exc:
             raise CallError("too_large", f"the body: {exc}; send less") from exc
-        except UnicodeDecodeError:  # no JSON: the reader of the body says so
+        except UnicodeDecodeError:  # not JSON: the reader of the body reports it
             return
 
     def _too_long(self) -> CallError:
         return CallError("too_large", f"the body is longer than {self.max_bytes} bytes ({self.bound}); send less")
 
     def _unpack(self, coding: str, raw: bytes) -> bytes:
-        """Return a body as it was before a coding, of which no more is unpacked than may be."""
+        """Return a body without a coding; no more than the limit is unpacked."""
         limit = min(self.max_bytes, max(MOST_RATIO * len(raw), LARGE_BYTES))
         try:
             content = CODINGS[coding](raw, limit + 1)
@@ -147,11 +147,11 @@ CODINGS: Mapping[str, Callable[[bytes, int], bytes]] = {
     "deflate": partial(_inflate, [zlib.MAX_WBITS, -zlib.MAX_WBITS]),  # some clients leave out zlib's header
     "zstd": _unpack_zstd,
 }
-"""How a body of each Content-Encoding is unpacked: into so many bytes at most. Raises UnreadableError, ImportError."""
+"""How a body of each Content-Encoding is unpacked, up to a number of bytes. Raises UnreadableError, ImportError."""
 
 
 def _coding(headers: Headers) -> str:
-    """Return how a body was compressed; empty: it was not."""
+    """Return the coding of a body; empty: none."""
     value = ", ".join(headers.getlist("content-encoding")).strip().lower()
     return "" if value == "identity" else value.removeprefix("x-")
 

@@ -1,12 +1,12 @@
-"""JSON-RPC 2.0: one request or a batch of them, as bytes, and what is answered.
+"""JSON-RPC 2.0: from the bytes of one request or a batch to the answer.
 
     bytes ──► Parse error, or each request ──► Invalid Request, Method not found, Invalid params, or its result
                                           └──► a notification: done, and not answered
 
-All of a batch is parsed before any of it is done.
+A whole batch is parsed before any of its requests runs.
 
-Methods are functions of named parameters; positional ones are named in the order that a method gives them. The
-specification is https://www.jsonrpc.org/specification. Requests of a batch are done one after the other.
+Methods are functions of named parameters; positional ones are named in the method's order. The specification is
+https://www.jsonrpc.org/specification. The requests of a batch run one after the other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger("streamward.jobs")
 
 
 class RpcError(Exception):
-    """Why a request has no result; `data` is what else there is to say."""
+    """Why a request has no result; `data` has further details."""
 
     def __init__(self, code: int, message: str | None = None, data: Any = None) -> None:
         super().__init__(message or MEANING[code])
@@ -78,13 +78,13 @@ async def answer(
 async def _outcome(request: Any, methods: Mapping[str, RpcMethod], is_doubtful: bool) -> JsonObject | None:
     """Return the outcome of one request; None if it is a notification."""
     if (problem := _problem(request)) is not None:
-        return refusal(None, RpcError(INVALID_REQUEST, data=problem))  # no id: what is no request has none
+        return refusal(None, RpcError(INVALID_REQUEST, data=problem))  # no id: an invalid request has none
     request_id = request.get("id")
     try:
         outcome = {"jsonrpc": "2.0", "result": await _call(request, methods, is_doubtful), "id": request_id}
     except RpcError as exc:
         outcome = refusal(request_id, exc)
-    except Exception:  # a client gets no more than that it is our fault, whatever it was
+    except Exception:  # a client is told only that the server failed
         log.exception("%s failed", request["method"])
         outcome = refusal(request_id, RpcError(INTERNAL_ERROR))
     return outcome if "id" in request else None
@@ -111,7 +111,7 @@ async def _call(request: Mapping[str, Any], methods: Mapping[str, RpcMethod], is
 
 
 def _problem(request: Any) -> str | None:
-    """Return why this is no request; None if it is one."""
+    """Return why this is not a valid request; None if it is."""
     if not isinstance(request, dict):
         return "a request is an object"
     if request.get("jsonrpc") != "2.0":
@@ -126,7 +126,7 @@ def _problem(request: Any) -> str | None:
 
 
 def _is_id(value: Any) -> bool:
-    if isinstance(value, float):  # JSON has no other number to answer with
+    if isinstance(value, float):  # JSON has no other numbers
         return math.isfinite(value)
     return value is None or (isinstance(value, str | int) and not isinstance(value, bool))
 

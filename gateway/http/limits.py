@@ -1,15 +1,15 @@
-"""How often each key may send requests, how many at once, and how long a request may take.
+"""Rate, concurrency and time limits of each key.
 
     request ──► the bucket of its key ──► a token, or in how many seconds there is one ──► 429, Retry-After
             └─► requests of its key in progress ──► one more, or 429
     receive ──► body within serve.body_s, or 408            the application ──► ends within serve.answer_s, or 504
 
-A stream that has begun ends where it is: its status was sent, and its client sees that the last frame is missing. The
-model's rows are cancelled then, and its turn is recorded as not delivered.
+A stream that has begun is cut off: its status was sent, and its client sees that the last frame is missing. The model's
+rows are cancelled, and the turn is recorded as not delivered.
 
-Not covered: several servers share no bucket, and requests without a key that is valid have none: they are refused
-before anything is read of them. A batch of JSON-RPC is one request. A call in a thread continues to its end, though its
-request was answered; a client that reads slowly has serve.answer_s, too.
+Not covered: servers do not share buckets, and requests without a valid key have none: they are refused unread. A batch
+of JSON-RPC is one request. A call in a thread runs to its end even after its request was answered; a slow reader is
+limited by serve.answer_s, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streams.errors import CallError
 from streams.settings.model import Serve
 
 AT_ONCE_RETRY_S = 1.0
-"""When to try again where another request has to end first, which may be any time."""
+"""Retry-After where another request has to end first, at an unknown time."""
 
 
 class Refused429(NamedTuple):
@@ -40,7 +40,7 @@ class Refused429(NamedTuple):
 
 
 class KeyLimits:
-    """The limits of each key. All of it runs in one event loop; there are as many entries as valid keys that called."""
+    """The limits of each key. Runs in one event loop; it has an entry for each valid key that called."""
 
     def __init__(self, rule: Serve, clock: Callable[[], float] = time.monotonic) -> None:
         self._rule, self._clock = rule, clock
@@ -64,11 +64,11 @@ class KeyLimits:
 
     def end(self, who: str) -> None:
         """End a request: it has its answer, or its client has left."""
-        self._at_once -= Counter((who,))  # which drops those at 0
+        self._at_once -= Counter((who,))  # drops those at 0
 
 
 class TimeLimits:
-    """An application whose requests end."""
+    """An application with a time limit for each request."""
 
     def __init__(self, app: ASGIApp, table: RouteTable, rule: Serve) -> None:
         self._app, self._table, self._rule = app, table, rule
@@ -103,7 +103,7 @@ class TimeLimits:
 
 
 class HeldPlace:
-    """An application that takes no request while another server may have taken its place on the log."""
+    """An application that refuses requests while another server may have taken over the log."""
 
     def __init__(self, app: ASGIApp, table: RouteTable, is_held: Callable[[], bool]) -> None:
         self._app, self._table, self._is_held = app, table, is_held

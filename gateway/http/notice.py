@@ -1,4 +1,4 @@
-"""Pages of a few words, without a template: for browsers that have not reached the page itself."""
+"""Short pages without a template, for browsers that have not reached the page itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""With every answer: a browser may load from here alone, and run nothing that is in a page (W3C CSP Level 3)."""
+"""Sent with every answer: a browser may load only from here, and run no inline scripts (W3C CSP Level 3)."""
 
 
 def plain_page(title: str, text: str, status: int, *, to: str, follow: bool = False) -> HTMLResponse:

@@ -1,9 +1,9 @@
-"""The description of the interface as an OpenAPI document, made of the declared routes.
+"""The OpenAPI document, made from the declared routes.
 
     Route ──► operation: types, statuses, parameters, examples ──► document ──► /openapi.json, gateway/openapi.json
 
-Bodies and answers are described by the models that read and make them. That this is true is tested on what a server
-really answers.
+Bodies and answers are described by the models that read and make them. Tests compare this with a running server's
+answers.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ Agent Protocol below `/acp` and A2A below `/a2a` (docs/agent-protocol.md), MCP b
 describes it), and the page below `/page` (docs/page.md).
 """
 BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
-"""Of numbers, as pydantic leaves them where a validator comes before, by what JSON Schema calls them."""
+"""Pydantic's names of number bounds, where a validator comes first, by their JSON Schema names."""
 
 
 def document(routes: Sequence[Route], *, title: str, version: str, keys: bool) -> dict[str, Any]:

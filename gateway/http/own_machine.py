@@ -1,11 +1,11 @@
-"""A server without keys is for this machine: it answers under this machine's names, and to programs and pages of it.
+"""A server without keys answers only this machine's programs and pages, under this machine's names.
 
     request ──► Host is one of LOOPBACK? ──► no Origin, or one of LOOPBACK? ──► the application
                          └──► 421                        └──► 403
 
-A browser sends what any page wants sent, and to whatever address a name stands for (DNS rebinding). It also says which
-name it was and whose page, so both are compared, on every path: a page elsewhere could otherwise submit tasks, promote
-versions, and read what the log has. What a proxy says about the host (X-Forwarded-Host) is not read.
+A browser sends requests for any page, to whatever address a name resolves to (DNS rebinding). It also sends that name
+and the page's origin, so both are compared, on every path: otherwise a foreign page could submit tasks, promote
+versions, and read the log. A proxy's X-Forwarded-Host is not read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class OwnMachine:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http":  # a WebSocket asks in HTTP for its handshake
+        if scope["type"] != "http":  # a WebSocket's handshake is an HTTP request
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)

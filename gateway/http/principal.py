@@ -18,21 +18,21 @@ from streams.access.tenants.tenant_names import is_of, may_know, named
 PRINCIPAL = "streamward.principal"
 """Where it is in a scope of ASGI."""
 WITHOUT_KEYS = "api"
-"""The actor of events where no keys are asked for."""
+"""The actor of events on a server without keys."""
 ACTOR = "streamward.actor"
 """In a scope: the actor, of a request without a principal."""
 DEFAULT_AGENT = "default"
 """The agent of a call that names none."""
 OF_ALL_TENANTS: frozenset[Action] = frozenset({"runs.write", "agents.write", "log.query", "code.run"})
-"""Actions on what tenants share, or on what all of them wrote."""
+"""Actions on data that tenants share, or that all of them wrote."""
 AS_AN_AGENT: frozenset[Action] = frozenset({"chat.call", "feedback.give", "runs.write"})
-"""Actions of an agent: of DEFAULT_AGENT where none is named."""
+"""Actions of an agent; default: DEFAULT_AGENT."""
 AGENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-"""What an agent or a trajectory may be called: it is in keys of the log, in paths and in file names."""
+"""Valid names of agents and trajectories: they are in keys of the log, in paths and in file names."""
 
 
 def set_principal(scope: Scope, principal: Principal) -> None:
-    """Let the routes know the principal of a request."""
+    """Store the principal of a request for its routes."""
     scope[PRINCIPAL] = principal
 
 
@@ -70,16 +70,16 @@ def decide_at_door(principal: Principal, action: Action, named_agent: str | None
 
 
 def may_ask(request: HTTPConnection, model: str, shared: str) -> bool:
-    """Return whether a request may know of a model: what a tenant's name begins is that tenant's.
+    """Return whether a request may see a model: one that begins with a tenant's name is that tenant's.
 
-    `shared` is the policy of the server, which is everyone's even if its name has a dot.
+    `shared` is the policy of the server, visible to all even if its name has a dot.
     """
     policy = model.partition("@")[0]
     return policy == shared or may_know(tenant_of(request), policy)
 
 
 def sees(principal: Principal | None, agent_id: str) -> bool:
-    """Return whether a principal may know the conversations of an agent, by its name in the log."""
+    """Return whether a principal may see the conversations of an agent, by its name in the log."""
     if principal is None:
         return True
     if principal.agent_id is not None and agent_id != named(principal.tenant, principal.agent_id):
@@ -88,7 +88,7 @@ def sees(principal: Principal | None, agent_id: str) -> bool:
 
 
 def sees_task(principal: Principal | None, tenant: str | None, agent: str | None) -> bool:
-    """Return whether a principal may know of a task of this tenant, which this agent works on."""
+    """Return whether a principal may see a task of this tenant, which this agent works on."""
     if principal is None:
         return True
     if principal.tenant is not None and tenant != principal.tenant:
@@ -97,7 +97,7 @@ def sees_task(principal: Principal | None, tenant: str | None, agent: str | None
 
 
 def task_names(principal: Principal | None, task_id: str) -> list[str]:
-    """Return what a task of this id may be called in the log, with the tenant's name before it and without."""
+    """Return the possible names of a task in the log: with the tenant's name before it, and without."""
     tenant = None if principal is None else principal.tenant
     return list(dict.fromkeys((named(tenant, task_id), task_id)))
 

@@ -3,7 +3,7 @@
     the door: principal, action, allowed or why not ─┐
     routes: tokens; of JSON-RPC each call ───────────┴─► RequestRecord ──► RequestEvent, one for each call
 
-Nothing of a body is in it, nor a query, nor a key in a path.
+It contains no body, no query and no key from a path.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from streams.errors import CallError
 RECORD = "streamward.request_record"
 """Where it is in a scope of ASGI."""
 CLIENT_LEFT = 499
-"""The status of an answer that was never begun: its client had left."""
+"""The status of a request whose client left before the answer began."""
 UNDECIDED = Decision(False, "it was not looked at")
 LONGEST = 500
 """Characters of a path or a reason."""
@@ -53,7 +53,7 @@ class RequestRecord:
     method: str
     path: str
     action: str
-    """What a role has to allow; of a login, its kind."""
+    """The right that it needs; for a login, its kind."""
     agent_id: str | None
     traceparent: str | None
     principal: Principal | None = None
@@ -68,7 +68,7 @@ class RequestRecord:
 
     @classmethod
     def of(cls, scope: Scope, action: str, agent_id: str | None) -> RequestRecord:
-        """Return what a scope says; the request finds it there again."""
+        """Return the record of a scope, and store it there."""
         trace = Headers(scope=scope).get("traceparent", "")
         record = cls(
             method=scope["method"],
@@ -81,7 +81,7 @@ class RequestRecord:
         return record
 
     def watching(self, send: Send) -> Send:
-        """Return what sends an answer and records its status."""
+        """Wrap `send`, so that the status of the answer is recorded."""
 
         async def sends(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -115,7 +115,7 @@ class RequestRecord:
 
 
 def _role(asks: Principal, action: str) -> AccessRole:
-    """Return the role that allows an action, or of several that do not the last."""
+    """Return the role that allows an action; if none does, the last one."""
     return next((role for role in asks.roles if action in ALLOWED[role]), asks.roles[-1])
 
 
@@ -126,7 +126,7 @@ def record_of(request: HTTPConnection) -> RequestRecord | None:
 
 
 def denied(request: HTTPConnection, action: Action, why: str, parameter: str | None = None) -> CallError:
-    """Return the error for what a body names and its sender may not, and record it as the door records its own."""
+    """Return the error for something in a body that its sender may not use; it is recorded as the door's are."""
     record = record_of(request)
     if record is not None:
         record.action, record.decision = action, Decision(False, why)
@@ -134,5 +134,5 @@ def denied(request: HTTPConnection, action: Action, why: str, parameter: str | N
 
 
 def _plain(text: str) -> str:
-    """Return a text that may be kept: no key in it, and not too long."""
+    """Return a text that may be stored: without keys, and not too long."""
     return mask(text.encode(errors="replace").decode())[:LONGEST]

@@ -7,7 +7,7 @@
     Route ──► RouteTable: what the door lets in, and the dialect of errors    Application: how its body is read
           └─► openapi.py: the operation, its types, statuses and examples
 
-The functions are methods of a room: a class that holds what they need. A method is named as its operation, its
+The functions are methods of a class that holds what they need. A method is named as its operation, its
 docstring describes it, and its types are those of the body and the answer. It may take `request`, `body` (read), `raw`
 (the bytes), `query`, and each parameter of its path by name. One that is not `async` runs in a thread.
 """
@@ -31,31 +31,31 @@ from streams.access.roles import Action
 T = TypeVar("T", bound=Answer)
 H = TypeVar("H", bound=Callable[..., Any])
 LoginAction = Literal["auth.login", "auth.refresh", "auth.logout", "auth.oidc"]
-"""Logins and logouts, which need no key; the event of such a request has it as action."""
+"""Logins and logouts, which need no key; the action in the event of such a request."""
 May = Action | LoginAction | None
-"""What a role has to allow; None: anybody may."""
+"""The right that a role needs; None: open to all."""
 LOGIN_ACTIONS: tuple[LoginAction, ...] = get_args(LoginAction)
 DECLARED = "declared_route"
 """The attribute of a function that answers a route."""
 BODY_BYTES = 1024 * 1024
 """Longest body of a route that declares nothing else."""
 BODY_VALUES = 10_000
-"""Most values of one in JSON."""
+"""Most values in a JSON body."""
 LARGE_BODY: Mapping[str, Any] = {"max_bytes": None, "max_values": 100_000}
-"""What a route declares that takes a task, many questions, or a file."""
+"""For a route that takes a task, many questions, or a file."""
 CONVERSATION: Mapping[str, Any] = {"max_bytes": None, "max_values": 50_000}
-"""What a route declares that takes a conversation: its messages are compared with those of the turns before it."""
+"""For a route that takes a conversation: its messages are compared with those of earlier turns."""
 
 
 @dataclass(frozen=True)
 class Interface:
-    """Where routes are, and how their errors are written. Its methods declare one; `declared` are fields of Route."""
+    """Paths of routes, and the dialect of their errors. Its methods declare a route; `declared` are fields of Route."""
 
     prefixes: tuple[str, ...] = ("",)
-    """Each route is below all of them; it is described below the first."""
+    """Prefixes: each route is served below all of them, and described below the first."""
     dialect: Dialect = errors.OPENAI
     described_in: str = ""
-    """The page of docs/ that has them and says where their description is; empty: openapi.json has them."""
+    """The page of docs/ that lists them and links their description; empty: they are in openapi.json."""
 
     def get(self, path: str, *, may: May, **declared: Any) -> Route:
         """Declare a route that reads."""
@@ -85,7 +85,7 @@ IDEMPOTENCY_KEY: Mapping[str, Any] = {
     "schema": {"type": "string", "minLength": 1, "maxLength": 200},
 }
 ANYWHERE = (503, 504)
-"""Statuses of every route that needs a key; those that need none say so themselves."""
+"""Statuses of every route that needs a key."""
 PLAIN = Interface()
 OPENAI = Interface(("/v1",))
 REST = Interface(("", "/api/v1"), errors.REST)
@@ -105,7 +105,7 @@ class Reply(NamedTuple, Generic[T]):
 
 
 def _answer_type(returns: Any) -> Any:
-    """Return the model of what a method returns; None if it returns a response, or nothing."""
+    """Return the model that a method returns; None if it returns a response, or nothing."""
     model = None
     for kind in get_args(returns) if get_origin(returns) in (Union, UnionType) else (returns,):
         if get_origin(kind) is Reply:
@@ -125,33 +125,33 @@ class Route:
     _: KW_ONLY
     may: May
     further: Mapping[str, Action] = field(default_factory=dict)
-    """Fields of the body that have something else done, too, and what a role has to allow for that."""
+    """Fields of the body that need another right, and that right."""
     takes: Any = None
-    """The type of the body, or by media type what OpenAPI has of one that is no JSON; default: that of the method's
+    """The type of the body, or its OpenAPI description by media type if it is not JSON; default: that of the method's
     `body`."""
     query: type[PathQuery] | None = None
     """The type of the query; default: that of the method's `query`."""
     parameters: Sequence[Mapping[str, Any]] = ()
-    """Those of header and query that are read one by one."""
+    """Parameters of header and query that are read one by one."""
     answers: Any = None
-    """The type of the answer, or what OpenAPI has by media type; default: what the method returns. None: no body."""
+    """The type of the answer, or its OpenAPI description by media type; default: the method's. None: no body."""
     status: int = 200
     refuses: Sequence[int] | None = None
-    """Statuses in addition to those that every such route has; default: 404, and for a POST 409."""
+    """Additional statuses; default: 404, and for a POST 409."""
     also: Mapping[int, str] = field(default_factory=dict)
     """Other statuses without a body, and what they mean."""
     streams: bool = False
-    """Whether the answer may be streamed, as those to calls of agents."""
+    """Whether the answer may be streamed, as for calls of agents."""
     page: bool = False
     """Whether a browser gets the answer, and refusals, as a page."""
     max_bytes: int | None = BODY_BYTES
-    """Longest body, at most serve.max_body_mb; None: that alone."""
+    """Longest body, at most serve.max_body_mb; None: serve.max_body_mb."""
     max_values: int = BODY_VALUES
     """Most values of a body in JSON."""
     max_numbers: int = 0
     """Of a body in JSON, in addition: values in lists of numbers."""
     ids: str = ""
-    """Where the names are listed that a request to it has; said where there is no such thing."""
+    """Where valid names are listed; used in "not found" messages."""
     at_once: int = 0
     """Requests that are answered at the same time; 0: any number."""
     sends: Any = None
@@ -159,11 +159,11 @@ class Route:
     example: Any = None
     """An example of the answer."""
     tools: Mapping[str, str] = field(default_factory=dict)
-    """Names under which an assistant calls it over MCP, and what it reads there; empty: the description."""
+    """Its names as MCP tools, and their descriptions; empty: the route's description."""
     name: str = ""
     description: str = ""
     arguments: tuple[str, ...] = ()
-    """What the method takes."""
+    """The parameters of the method."""
 
     def __call__(self, handler: H) -> H:
         """Declare that a method of a room answers this route."""
@@ -182,7 +182,7 @@ class Route:
 
     @property
     def refusals(self) -> Sequence[int]:
-        """Statuses in addition to those that every such route has."""
+        """The additional statuses."""
         if self.refuses is not None:
             return self.refuses
         return (404,) if self.method in ("GET", "DELETE") else (404, 409)
@@ -226,7 +226,7 @@ class RouteMatch(NamedTuple):
 
 
 class RouteTable:
-    """Routes by method and path; the first that fits counts."""
+    """Routes by method and path; the first match counts."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)
@@ -238,7 +238,7 @@ class RouteTable:
         ]
 
     def find(self, method: str, path: str) -> RouteMatch | None:
-        """Return the route of a request; None if there is none. HEAD is that of GET."""
+        """Return the route of a request; None if not found. HEAD has the route of GET."""
         method = "GET" if method == "HEAD" else method
         for pattern, route in self._patterns:
             if route.method == method and (match := pattern.match(path)) is not None:
@@ -246,13 +246,13 @@ class RouteTable:
         return None
 
     def at(self, path: str) -> Route | None:
-        """Return the first route of a path, whatever its method; None if there is none."""
+        """Return the first route of a path, whatever its method; None if not found."""
         return next((route for pattern, route in self._patterns if pattern.match(path) is not None), None)
 
     def dialect(self, path: str) -> Dialect:
-        """Return how errors of a path are written, whatever the method.
+        """Return the error dialect of a path, whatever the method.
 
-        Where no route is, as those of the routes that begin with the same word; OpenAI's if there are none either.
+        A path without a route has that of routes with the same first word; OpenAI's if there are none.
         """
         if (route := self.at(path)) is not None:
             return route.interface.dialect

@@ -7,7 +7,7 @@ from typing import Any
 
 MEDIA_TYPE = "text/event-stream"
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-"""Nothing between server and client keeps a stream, or collects it before it passes it on."""
+"""Proxies neither cache nor buffer a stream."""
 END = b"data: [DONE]\n\n"
 """The last frame of OpenAI's protocols; that of responses is in the Open Responses specification."""
 

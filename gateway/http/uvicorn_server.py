@@ -1,4 +1,4 @@
-"""uvicorn within a command that has its own signal handlers: a socket that listens, and a server on it.
+"""uvicorn inside a command with its own signal handlers: a listening socket, and a server on it.
 
 host, port ──► bound ──► socket        application ──► quiet_server ──► answers on sockets until `should_exit`
 certificate and key, if any ──► TlsFiles ──► quiet_server, which then speaks https
@@ -26,11 +26,11 @@ from gateway.http.route import BODY_BYTES
 from streams.errors import SettingsError
 
 OTHER_FILES = 512
-"""Open files of a server that are no connections of clients: the broker's, the model's, its threads'."""
+"""Open files of a server that are not client connections: the broker's, the model's, its threads'."""
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn without signal handlers of its own: the command's have been set. Its connections have bounds."""
+    """uvicorn without signal handlers: the command has set its own. Connections are bounded."""
 
     def __init__(
         self, config: uvicorn.Config, open_connections: OpenConnections, socket_paths: Sequence[str] = ()
@@ -91,15 +91,15 @@ def quiet_server(
     open_connections: OpenConnections | None = None,
     socket_paths: Sequence[str] = (),
 ) -> QuietServer:
-    """Return a server; once it should stop, answers in progress may take `grace_s` seconds.
+    """Return a server; after a request to stop, answers in progress have `grace_s` seconds.
 
-    `open_connections`: how many it has at most; None: any number. `socket_paths`: those of WebSockets.
+    `open_connections`: maximum; None: no limit. `socket_paths`: paths of WebSockets.
     """
     config = uvicorn.Config(
         app,
         ws="none",  # connection.py makes them
         ws_max_size=BODY_BYTES,
-        ws_per_message_deflate=False,  # a short message could unfold into a long one
+        ws_per_message_deflate=False,  # a short message could unpack to a long one
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -113,7 +113,7 @@ def quiet_server(
 
 
 def allow_open_files(connections: int) -> None:
-    """Raise this process's limit of open files to what so many connections need, as far as the system allows."""
+    """Raise this process's limit of open files for so many connections, up to the system's maximum."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = connections + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < need:
@@ -121,7 +121,7 @@ def allow_open_files(connections: int) -> None:
 
 
 def bound(section: str, host: str, port: int) -> socket.socket:
-    """Return a socket that listens. Raises SettingsError that names the settings of `section`."""
+    """Return a listening socket. Raises SettingsError, naming the settings of `section`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)

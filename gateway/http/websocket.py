@@ -1,4 +1,4 @@
-"""A connection that has become a WebSocket, as uvicorn speaks it; it is counted until it ends.
+"""A connection upgraded to a WebSocket by uvicorn; it is counted until it ends.
 
 BoundedConnection ── Upgrade: websocket ──► CountedSocket ──► scope `websocket` ──► the application
 """
@@ -30,13 +30,13 @@ class CountedSocket(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     async def send(self, message: Any) -> None:
-        """Send what the application says."""
+        """Send the application's message."""
         await super().send(message)
         if self.close_sent:
-            self.handshake_complete = True  # refused, too; uvicorn would report it as never ended
+            self.handshake_complete = True  # also a refusal; uvicorn would report it as never ended
 
     def data_received(self, data: bytes) -> None:
-        """Read the handshake, then frames. uvicorn would leave a handshake without an answer that it cannot read."""
+        """Read the handshake, then frames. uvicorn would not answer an unreadable handshake."""
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             self.transport.write(NO_HANDSHAKE)
