@@ -10,9 +10,9 @@
     /curation/queue           runs that wait for a person
     /records/TOPIC/P/OFFSET   one record, all of it      /tokens/P/OFFSET    a response's tokens, how likely each was
 
-What is shown is decided in streams/tools/views, and only rendered here. `streamward page` has no route that changes
-anything. In the server of agents (mount.py) a principal may decide about versions, dead letters and runs, if its role
-allows, and logs in first where the server asks for keys.
+streams/tools/views decides what is shown; this module only renders it. `streamward page` is read-only. In the server of
+agents (mount.py) a principal may decide about versions, dead letters and runs, if its role allows, after a login where
+the server asks for keys.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def create_app(
     decides: bool = False,
     texts: TokenTexts | None = None,
 ) -> Starlette:
-    """Return the application; `hosts` are the names under which it answers, none: any.
+    """Return the application; `hosts`: names under which it answers; empty: any.
 
-    `people`: how one logs in, where a door asks for that. `decides`: whether forms that change something are taken.
+    `people`: the login, where a door asks for one. `decides`: whether forms that change something are accepted.
     `texts`: a tokenizer, for answers that were made with it.
     """
     renderer, review = Renderer(decides=decides, asks_login=people is not None), ReviewQueuePage(view)
@@ -99,7 +99,7 @@ def create_app(
             **dict.fromkeys((StreamwardError, HTTPException, Exception), partial(_explain, renderer)),
         },
     )
-    app.router.redirect_slashes = False  # it would redirect to whatever Host a request has
+    app.router.redirect_slashes = False  # it would redirect to any Host that a request names
     app.add_middleware(cast(Any, PageGuard), hosts=hosts, origin="" if people is None else people.origin)
     return app
 
@@ -150,11 +150,11 @@ def _forms(view: LogView, renderer: Renderer, review: ReviewQueuePage) -> list[R
 
 
 def _explain(renderer: Renderer, request: Request, exc: Exception) -> Response:
-    """Return the page that says why there is none."""
+    """Return the page of an error."""
     status, message = HTTPStatus.INTERNAL_SERVER_ERROR, str(exc)
     if isinstance(exc, HTTPException):
         status, message = HTTPStatus(exc.status_code), exc.detail
-        if message == HTTPStatus.NOT_FOUND.phrase:  # the router's own, which names no path
+        if message == HTTPStatus.NOT_FOUND.phrase:  # the router's own 404, which names no path
             message = f"there is no page {request.url.path}; the menu has those there are"
     elif isinstance(exc, CallError):
         status = HTTPStatus(errors.STATUS[exc.kind])
@@ -173,7 +173,7 @@ def _groups(log: LogSnapshot, request: Request) -> group_list.GroupList:
 
 
 def _group_filter(query: Mapping[str, str]) -> group_list.GroupFilter:
-    """Return which groups a query names. Raises SettingsError."""
+    """Return the filter of groups in a query. Raises SettingsError."""
 
     def limits(name: str) -> group_list.Limits:
         least, most = f"{name}_from", f"{name}_to"
@@ -216,12 +216,12 @@ def _policy(log: LogSnapshot, request: Request) -> policy_versions.PolicyHistory
 
 
 def _laid_over(request: Request) -> tuple[str, ...]:
-    """Return what is laid over the curves of a policy."""
+    """Return the names of the curves to overlay."""
     return tuple(name for name in request.query_params.getlist("with") if name)
 
 
 def _over(request: Request) -> Over:
-    """Return what curves are drawn over. Raises SettingsError."""
+    """Return the x axis of curves. Raises SettingsError."""
     over = request.query_params.get("over", "") or "version"
     if over not in OVER:
         raise SettingsError(f"over={over[:80]}: expected one of {', '.join(OVER)}")
@@ -232,7 +232,7 @@ def _letters(log: LogSnapshot, request: Request) -> dead_letters.LetterList:
     return dead_letters.list_letters(log, _first(request))
 
 
-# --- those that read no snapshot, or render no template ---------------------------------------------------------------
+# --- views without a snapshot or a template ---------------------------------------------------------------------------
 
 
 def _curves(view: LogView, request: Request) -> Response:

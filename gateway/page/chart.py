@@ -1,4 +1,4 @@
-"""Curves as a picture that needs no JavaScript: SVG, with a band around each line.
+"""Curves as SVG, without JavaScript, with a band around each line.
 
     curves ──► placed over versions or time ──► at most MAX_POINTS points each ──► scaled ──► <svg>
                                            └──► at most MAX_DATA points each   ──► JSON, for uPlot
@@ -22,13 +22,13 @@ from streams.tools.views.visible_text import visible
 WIDTH, HEIGHT = 440, 220
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 26
 MAX_POINTS = 400
-"""Points of one line of a picture: more would touch each other."""
+"""Maximum points of a line in SVG: more would touch each other."""
 MAX_DATA = 2000
-"""Points of one line that uPlot draws."""
+"""Maximum points of a line in uPlot."""
 DOTTED = 60
-"""Points of one line up to which each has a dot."""
+"""Lines with at most so many points have a dot at each."""
 TIME_STEPS_S = (1, 5, 15, 60, 300, 900, 3600, 10_800, 43_200, 86_400, 604_800, 2_592_000)
-"""Distances of two marks of a time axis."""
+"""Possible distances between two marks of a time axis."""
 MOST_MARKS = 12
 SMALLEST = 1e-300
 """Of a distance that can be divided by marks."""
@@ -45,7 +45,7 @@ KEY = Markup(
 
 
 class PlacedPoint(NamedTuple):
-    """A point, and where it is."""
+    """A point and its coordinates."""
 
     x: float
     point: CurvePoint
@@ -61,23 +61,23 @@ class Scales(NamedTuple):
 
     @classmethod
     def of(cls, lines: Sequence[Sequence[PlacedPoint]], *, is_share: bool) -> Scales:
-        """Return the scales that hold every point; a share goes from 0 to 1."""
+        """Return scales that contain every point; a share goes from 0 to 1."""
         placed = [entry for line in lines for entry in line]
         low, high = (0.0, 1.0) if is_share else value_range([entry.point for entry in placed])
         return cls(min(entry.x for entry in placed), max(entry.x for entry in placed), low, high)
 
     def x(self, value: float) -> float:
-        """Return how far from the left a value is."""
+        """Return the distance of a value from the left."""
         share = (value - self.first) / (self.last - self.first) if self.last > self.first else 0.5
         return LEFT + (WIDTH - LEFT - RIGHT) * share
 
     def y(self, value: float) -> float:
-        """Return how far from the top a value is."""
+        """Return the distance of a value from the top."""
         return TOP + (HEIGHT - TOP - BOTTOM) * (self.high - value) / (self.high - self.low)
 
 
 def svg(chart: CurveChart, about: str, over: Over = "version", base: str | None = None) -> Markup:
-    """Return the picture of a chart. Under `base` are the pages of groups that its dots lead to; None: to none."""
+    """Return a chart as SVG. Its dots link to pages of groups under `base`; None: no links."""
     lines = [thin(place_points(curve, over), MAX_POINTS) for curve in chart.curves]
     if not any(lines):
         return Markup("")
@@ -99,7 +99,7 @@ def svg(chart: CurveChart, about: str, over: Over = "version", base: str | None 
 
 
 def _draw_dot(entry: PlacedPoint, scales: Scales, kind: str, name: str, link: str | None) -> Markup:
-    """Return a point that says what it is, and leads to its groups."""
+    """Return a point with a tooltip and a link to its groups."""
     title = f"{name} of version {entry.point.version}: {entry.point.value:.4g}"
     dot = DOT.format(kind, scales.x(entry.x), scales.y(entry.point.value), title)
     return dot if link is None else LINKED_DOT.format(f"{link}{entry.point.version}", title, dot)
@@ -119,7 +119,7 @@ def _draw_line(line: Sequence[PlacedPoint], scales: Scales, kind: str) -> list[M
 
 
 def legend(curves: Sequence[Curve]) -> Markup:
-    """Return the names of curves with their colours; nothing for one that needs no name."""
+    """Return the names of curves with their colours; empty for a single curve without a name."""
     if [curve.name for curve in curves] == [""]:
         return Markup("")
     items = [KEY.format(_kind(curve), visible(curve.name)) for curve in curves]
@@ -127,7 +127,7 @@ def legend(curves: Sequence[Curve]) -> Markup:
 
 
 def groups_link(chart: CurveChart, curve: Curve, base: str | None) -> str | None:
-    """Return the address of the groups behind a point, up to its version; None if there are none to show."""
+    """Return the link to the groups of a point, up to its version; None if there are none to show."""
     if base is None or curve.policy is None or not chart.figure.groups:
         return None
     name = "made" if chart.figure.groups == "made" else "version"
@@ -135,12 +135,12 @@ def groups_link(chart: CurveChart, curve: Curve, base: str | None) -> str | None
 
 
 def place_points(curve: Curve, over: Over) -> list[PlacedPoint]:
-    """Return the points of a curve where they are, from left to right."""
+    """Return the points of a curve with coordinates, from left to right."""
     return sorted((PlacedPoint(curve.x(point, over), point) for point in curve.points), key=lambda entry: entry.x)
 
 
 def thin(line: Sequence[PlacedPoint], most: int) -> list[PlacedPoint]:
-    """Return at most so many points: of each stretch the mean, and the whole of its band."""
+    """Return at most `most` points: for each stretch the mean, and the whole of its band."""
     if len(line) <= most:
         return [*line]
     size = math.ceil(len(line) / most)
@@ -158,7 +158,7 @@ def _mean_point(stretch: Sequence[PlacedPoint]) -> PlacedPoint:
 def uplot_data(chart: CurveChart, over: Over, base: str) -> dict[str, Any]:
     """Return a chart as uPlot takes it: one row of x, and for each curve its values there.
 
-    `low` and `high` are missing without a band; `versions` says whose a value is, and `groups` where its groups are.
+    Without a band `low` and `high` are omitted; `versions` and `groups` belong to the values.
     """
     lines = [{entry.x: entry.point for entry in thin(place_points(curve, over), MAX_DATA)} for curve in chart.curves]
     places = sorted({x for line in lines for x in line})
@@ -177,14 +177,14 @@ def uplot_data(chart: CurveChart, over: Over, base: str) -> dict[str, Any]:
 
 
 def bar_width(advantage: float, largest: float) -> int:
-    """Return how long an advantage's bar is, of 100."""
+    """Return the length of an advantage's bar, in percent."""
     return 0 if not largest or not math.isfinite(advantage) else round(100 * abs(advantage) / largest)
 
 
 def value_range(points: Sequence[CurvePoint]) -> tuple[float, float]:
     """Return the ends of an axis that holds these points.
 
-    0 is one of them unless the values are far from it and differ: values that are nearly equal make a level line.
+    0 is included unless the values are far from it and differ: nearly equal values make a level line.
     """
     low, high = min(point.low for point in points), max(point.high for point in points)
     if low == high == 0:
@@ -197,7 +197,7 @@ def value_range(points: Sequence[CurvePoint]) -> tuple[float, float]:
 
 
 def _kind(curve: Curve) -> str:
-    """Return the classes of the style sheet that a curve has."""
+    """Return the CSS classes of a curve."""
     return f"c{curve.colour % COLOURS}{' again' if curve.is_dashed else ''}"
 
 
@@ -209,7 +209,7 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _marks(first: float, last: float, over: Over) -> list[tuple[float, str]]:
-    """Return where an axis is marked, and with what."""
+    """Return the positions and labels of an axis's marks."""
     if over == "time":
         return _time_marks(first, last)
     values = ticks(first, last, 6)
@@ -219,7 +219,7 @@ def _marks(first: float, last: float, over: Over) -> list[tuple[float, str]]:
 
 
 def _time_marks(first: float, last: float) -> list[tuple[float, str]]:
-    """Return the marks of a time axis: days, minutes or seconds, whichever are apart."""
+    """Return the marks of a time axis: days, minutes or seconds, whichever differ."""
     step = next((step for step in TIME_STEPS_S if (last - first) / step <= 5), TIME_STEPS_S[-1])
     start, end = (5, 10) if step >= 86_400 else (11, 16) if step >= 60 else (11, 19)
     places = [float(step * number) for number in range(math.ceil(first / step), math.floor(last / step) + 1)] or [first]

@@ -1,11 +1,11 @@
-"""Decisions on the page: about a version, about a dead letter. The functions are those of the commands.
+"""Decisions on the page about versions and dead letters, with the functions of the commands.
 
     form ──► read_history ──► still the version that was expected? ──► decide ──► one event, read back
     form ──► Letters ──► redrive.decide ──► the record on its topic again, or closed
     decided ──► back to the form's page          not decided ──► the page again, with the reason
 
-A page may be old by the time its form is sent. So a form says which version answered when it was shown, and if another
-one does by now nothing is written.
+A page may be outdated when its form is sent. So the form names the version that was primary when it was shown; if
+another one is primary by now, nothing is written.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ UNKNOWN = "Whether it was written is not known: look at the page again before yo
 
 
 class DecisionForm(NamedTuple):
-    """A form that changes something, on the page whose template this is."""
+    """A form that changes something, with the template of its page."""
 
     action: Action
     template: str
@@ -117,10 +117,10 @@ def decide_version(settings: Settings, policy: str, form: SentForm, actor: str) 
 
 
 def decide_letter(settings: Settings, form: SentForm, actor: str) -> None:
-    """Put the record of a dead letter back, or close it.
+    """Write the record of a dead letter to its topic again, or close it.
 
     Raises SettingsError for an incomplete form, NotFoundError without such a letter, RefusedError and EventError
-    for what may not be put back, LogError.
+    for a record that may not be written again, LogError.
     """
     verdict = VERDICTS.get(form.word("what"))
     if verdict is None:

@@ -1,4 +1,4 @@
-"""One page as a file that opens from disk: a task or a policy, with its style inside and nothing to fetch.
+"""Export the page of a task or a policy as one self-contained HTML file.
 
 TASK or POLICY ──► its view ──► the same templates, without links and scripts ──► FILE.html
 """
@@ -21,9 +21,9 @@ from streams.tools.views.policy_versions import PolicyChoice, find_policy
 
 
 def write(settings: Settings, source: Source, name: str, out: Path) -> str:
-    """Write a task's page, or a policy's, and return which it was.
+    """Write the page of a task or a policy; return which of the two it was.
 
-    Raises NotFoundError if the log knows neither, SettingsError if the file cannot be written, LogError.
+    Raises NotFoundError if the log has neither, SettingsError if the file cannot be written, LogError.
     """
     with closing(LogView(settings, source)) as log, log.snapshot() as snapshot:
         kind, view = _find(snapshot, name)
@@ -38,7 +38,7 @@ def write(settings: Settings, source: Source, name: str, out: Path) -> str:
 
 
 def _find(log: LogSnapshot, name: str) -> tuple[str, object]:
-    """Return whether a name is a task's or a policy's, and its view. A task is looked for first."""
+    """Return whether a name is a task or a policy, and its view. Tasks are searched first."""
     try:
         return "task", find_explained(log, name)
     except NotFoundError:

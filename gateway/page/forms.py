@@ -22,7 +22,7 @@ class SentForm(dict[str, str]):
     """The fields of a form, by name."""
 
     def word(self, name: str) -> str:
-        """Return a field without space around it, empty if it was not sent."""
+        """Return a field without surrounding space; empty if it was not sent."""
         return self.get(name, "").strip()
 
     def number(self, name: str) -> int:
@@ -33,7 +33,7 @@ class SentForm(dict[str, str]):
         return int(text)
 
     def reason(self, name: str) -> str:
-        """Return the reason of a decision. Raises SettingsError without one, or if it is too long for a log."""
+        """Return the reason of a decision. Raises SettingsError if it is missing or too long."""
         text = self.word(name)
         if not text:
             raise SettingsError("there is no reason; say why, since it is recorded in the log")
@@ -43,7 +43,7 @@ class SentForm(dict[str, str]):
 
 
 async def read_form(request: Request) -> SentForm:
-    """Return the fields that were sent. Raises SettingsError if they are no form, CallError if too long or late."""
+    """Return the fields of a form. Raises SettingsError if it cannot be parsed, CallError if it is too long or late."""
     raw = await Intake(max_bytes=MAX_BYTES).body(request)
     try:
         return SentForm(

@@ -2,8 +2,8 @@
 
     ends of all topics ──► PartitionReader ──► RecordLine ──► text/event-stream
 
-Each reader follows the log by itself and commits nothing; MAX_READERS may do so at once. An undecodable record has its
-line, too. Without JavaScript the page has the newest records instead.
+Each reader follows the log separately and commits nothing; at most MAX_READERS at once. An undecodable record has a
+line, too. Without JavaScript the page shows the newest records instead.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LiveLog:
     async def stream(self, request: Request) -> StreamingResponse:
         """Return the stream of records that are written from now on.
 
-        Raises RefusedError if too many read already, and for a tenant's principal; LogError if no broker answers.
+        Raises RefusedError if there are too many readers, and for a tenant's principal; LogError if no broker answers.
         """
         log = LogReader(self._view, principal_of(request))
         labels = live_topics(log.rights)

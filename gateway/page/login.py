@@ -27,15 +27,15 @@ from streams.errors import LoginRefused
 
 
 class PagePeople(NamedTuple):
-    """How people log in at the server of this page."""
+    """The login at the server of this page."""
 
     logins: Logins | None
-    """None: only keys open the page."""
+    """None: only API keys can open the page."""
     cookie: LoginCookie
     issuer: str = ""
     """The OpenID issuer; empty: none."""
     origin: str = ""
-    """The address of the server in browsers, if it is not its own name."""
+    """The URL of the server in browsers, if it is not the server's own name."""
 
 
 def routes(people: PagePeople, renderer: Renderer) -> list[Route]:
@@ -94,5 +94,5 @@ def routes(people: PagePeople, renderer: Renderer) -> list[Route]:
 
 
 def _own_path(path: str) -> str:
-    """Return where to go after a login: a path of the page, whatever the request names."""
+    """Return the path to go to after a login; always a path of the page."""
     return path if is_own_path(path) else f"{PREFIX}/"

@@ -1,10 +1,10 @@
-"""The page as a part of the server of agents: at /page/, behind the door where there is one.
+"""The page as a part of the server of agents: at /page/, protected by the server's door if there is one.
 
     /, /page ──► /page/ ──► made for its first request ──► app.py
 
-Until then nothing of it is imported: a server whose page is never opened has no DuckDB in memory, and one in an image
-without it says so. It reads in the server's process, one page at a time, on one core at most; `streamward page` does
-that in a process of its own.
+It is imported on its first request: a server without visitors has no DuckDB in memory, and in an image without DuckDB
+the page reports that. It reads in the server's process, one page at a time, on one core at most; `streamward page`
+reads in a separate process.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PageMount:
         await self._app(scope, receive, send)
 
     def close(self) -> None:
-        """Release what it has read."""
+        """Close its view of the log."""
         if self._view is not None:
             self._view.close()
 
@@ -73,7 +73,7 @@ class PageMount:
 
 
 def mount(app: FastAPI, page: ASGIApp) -> None:
-    """Add the page to a server, and the way to it."""
+    """Add the page to a server, with redirects to it."""
 
     async def to_page(_: Request) -> Response:
         return RedirectResponse(f"{PREFIX}/")

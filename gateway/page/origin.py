@@ -1,11 +1,11 @@
-"""Requests are answered under this machine's names alone, and forms are taken from our own pages alone.
+"""Answer requests only under this machine's names, and accept forms only from our own pages.
 
     request ──► for one of our names? ──► from our own pages, if it changes something? ──► the page
 
-Where no login is needed, a request for another name is refused, so that no other site's name can be pointed at the page
-(DNS rebinding). A request that changes something must come from a page of ours: browsers say where a form was
-(Sec-Fetch-Site, or Origin), and a form on another site could be sent as well as ours. A program that is no browser says
-neither, and has no cookie that came by itself.
+Without a login, requests for other host names are refused, so that no other site can point its name at the page (DNS
+rebinding). A request that changes something must come from our own page: browsers send the origin of a form
+(Sec-Fetch-Site, or Origin), so a form on another site is refused. Programs other than browsers send neither, and attach
+no cookie unasked.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ READS = ("GET", "HEAD")
 
 
 class PageGuard:
-    """Refuses requests for a foreign name or from a foreign page, and tells browsers what they may do."""
+    """Refuses requests for a foreign name or from a foreign page, and sends browsers their restrictions."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], origin: str = "") -> None:
-        """`hosts`: our names; none: any. `origin`: the address in browsers, if it is none of these."""
+        """`hosts`: our names; empty: any. `origin`: the URL in browsers, if its name is another."""
         self._app, self._hosts, self._origin = app, hosts, origin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,7 +58,7 @@ class PageGuard:
 
 
 def is_of_ours(headers: Headers, origin: str) -> bool:
-    """Return whether a request comes from a page of this server, or from a program that is no browser."""
+    """Return whether a request comes from a page of this server, or from a program other than a browser."""
     if (site := headers.get("sec-fetch-site")) is not None:
         return site == "same-origin"
     if (sent := headers.get("origin")) is not None:

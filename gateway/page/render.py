@@ -1,4 +1,4 @@
-"""Views as HTML: templates, the numbers and times in them, and the head of every page.
+"""Render views as HTML: templates, number and time formats, and the head of every page.
 
 view ──► its fields by name ──► template; each value cut and made visible, then escaped ──► HTML
 """
@@ -36,9 +36,9 @@ SECTIONS = (
     ("live", "Live"),
     ("sql", "SQL"),
 )
-"""Path and name of the links in the head of every page."""
+"""Path and name of each link in the head of every page."""
 WHOLE_LOG_SECTIONS = ("live", "sql")
-"""Sections that show what all tenants have written."""
+"""Sections with the records of all tenants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class Visitor:
 
     @property
     def sections(self) -> list[tuple[str, str]]:
-        """Path and name of what this visitor can look at."""
+        """Path and name of the sections that this visitor may see."""
         is_whole = self.principal is None or self.principal.tenant is None
         return [(path, name) for path, name in SECTIONS if is_whole or path not in WHOLE_LOG_SECTIONS]
 
     def may(self, action: Action) -> bool:
-        """Return whether a form for this is shown."""
+        """Return whether the form of an action is shown."""
         return rights.may(self.principal, action).allowed
 
 
@@ -62,14 +62,14 @@ class Renderer:
     """Renders the pages of one application."""
 
     def __init__(self, *, decides: bool, asks_login: bool) -> None:
-        """`decides`: whether there are forms that change something. `asks_login`: whether visitors log in."""
+        """`decides`: whether pages have forms that change something. `asks_login`: whether visitors log in."""
         self._templates = environment()
         self._templates.globals |= {"decides": decides, "asks_login": asks_login}
 
     def html(
         self, request: Request, template: str, view: object = None, status: HTTPStatus = HTTPStatus.OK, **fields: Any
     ) -> Response:
-        """Return a page of a view's fields, and of others."""
+        """Return a page made from a view's fields and others."""
         base = str(request.scope.get("root_path", ""))
         context = {
             "base": base,
@@ -88,7 +88,7 @@ class Renderer:
 
 
 def environment() -> Environment:
-    """Return what renders the templates: every printed value goes through `as_text`, and is then escaped."""
+    """Return the template environment: every printed value goes through `as_text`, and is then escaped."""
     env = Environment(
         loader=PackageLoader("gateway.page"),
         autoescape=True,
@@ -112,7 +112,7 @@ def environment() -> Environment:
 
 
 def as_text(value: Any) -> Any:
-    """Return a value as a template prints it; markup of our own stays."""
+    """Return a value as a template prints it; our own markup is kept."""
     if value is None:
         return ""
     if isinstance(value, str) and not hasattr(value, "__html__"):  # which Markup has
@@ -152,7 +152,7 @@ def clock(value: int | None) -> str:
 
 
 def commands(value: Any) -> Any:
-    """Return a sentence with what stands between backticks as code.
+    """Return a sentence with the parts in backticks as code.
 
     >>> commands("start `streamward train` & wait")
     Markup('start <code>streamward train</code> &amp; wait')
@@ -164,7 +164,7 @@ def commands(value: Any) -> Any:
 
 
 def path(value: Any) -> str:
-    """Return a value as a part of an address.
+    """Return a value quoted for use in a URL path.
 
     >>> path("a/b&c")
     'a%2Fb%26c'

@@ -3,8 +3,8 @@
     curation ──► runs that wait for a person ──► the first, or the one in the address ──► transcript, gates
     form ──► still the verdict that was shown? ──► CurationLog.decide ──► the next run
 
-What the judge said of a run is in no byte of the page before its reader has decided: a person who knows it repeats it,
-and the agreement between both would measure that. Afterwards it is shown next to their own.
+The page does not contain the judge's verdict until its reader has decided: people who know it tend to repeat it, and
+agreement would measure that. Afterwards it is shown next to the reader's.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ DECISIONS: dict[str, RunVerdict] = {"promote": "promote", "reject": "reject"}
 
 @dataclass(frozen=True)
 class ReviewPage:
-    """The run to decide about, and what was decided last."""
+    """The run to decide about, and the last decision."""
 
     waiting: int
     """How many runs wait."""
     run: dict[str, Any] | None
     """As `curation_view.queued_run`; None: none waits."""
     transcript: list[dict[str, Any]] | None
-    """The lines that the judge was shown; None: the log no longer has the run."""
+    """The transcript that the judge read; None: the log no longer has the run."""
     following: str | None
     """The run after it."""
     decided: dict[str, Any] | None
     """The visitor's newest verdict, as `curation_view.verdict`."""
     machine: dict[str, Any] | None
-    """The machine's on the same run."""
+    """The machine's verdict on the same run."""
     datasets: list[dict[str, Any]]
     """The newest build of each data set, as `dataset_view.newest_builds`."""
 
@@ -80,7 +80,7 @@ class ReviewQueuePage:
         return dataset_log.read_history(settings, history.of(settings, log.view.source))
 
     def decide(self, log: LogReader, request: Request, form: SentForm) -> None:
-        """Write a verdict that was sent.
+        """Write the verdict in a form.
 
         Raises SettingsError for an incomplete form, NotFoundError for a run that its sender may not see, RefusedError
         if another verdict came first, LogError.

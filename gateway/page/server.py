@@ -16,11 +16,11 @@ from streams.tools.archive.history import Source
 from streams.tools.views.log_view import LogView
 
 LOOK_S = 0.1
-"""How soon a request to stop is noticed."""
+"""Interval at which a request to stop is noticed."""
 GRACE_S = 1
-"""How long answers in progress may take once the page should stop, seconds."""
+"""Seconds that answers in progress may take after a request to stop."""
 NICENESS = 10
-"""Of the process: whoever trains on this machine goes first."""
+"""Nice value of the process: training on this machine has priority."""
 
 log = logging.getLogger("streamward.page")
 
