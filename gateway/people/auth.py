@@ -1,12 +1,12 @@
-"""People at the door: they log in, stay so, and log out.
+"""Logins of people: log in, refresh tokens, log out.
 
     POST /auth/login {username, password} ──► Logins ──► access token, refresh token
     POST /auth/tokens/refresh {refresh_token} ──► the next two          POST /auth/logout {refresh_token} ──► 204
-    each of them ──► RequestRecord: the user, or the name that was given and why not ──► an event
+    each of them ──► RequestRecord: the user, or the given name and the reason ──► an event
     GET  /auth/permissions ──► the principal, and what it may do         GET /.well-known/jwks.json ──► public keys
 
-An access token is sent as `Authorization: Bearer`, where machines send their key. Answers with tokens may not be stored
-on the way (RFC 6749 section 5.1). Without `login.signing_key` there are only the permissions.
+An access token is sent as `Authorization: Bearer`, like a machine's key. Answers with tokens may not be cached (RFC
+6749 section 5.1). Without `login.signing_key` only the permissions are served.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from streams.access.users import User
 from streams.errors import LoginRefused
 
 MOST_BYTES = 16 * 1024
-"""No body here is longer."""
+"""Maximum length of a body here."""
 LOGGED_IN = Decision(True, "logged in")
 NOT_STORED = {"Cache-Control": "no-store"}
 
@@ -79,11 +79,11 @@ TOKENS = TokensAnswer(access_token="eyJ…", token_type="Bearer", expires_in=900
 
 
 class OwnPermissions:
-    """The route that tells a principal what it may do."""
+    """The route that lists the permissions of a principal."""
 
     @PLAIN.get(
         "/auth/permissions",
-        may="models.read",  # what every role may
+        may="models.read",  # every role may
         refuses=(),
         example=PermissionsAnswer(
             who="user ann",
@@ -150,14 +150,14 @@ class PasswordLogins:
 
 
 def address_of(request: Request) -> str:
-    """Return where a request comes from."""
+    """Return the client's address."""
     return "unknown" if request.client is None else request.client.host
 
 
 async def give_tokens(
     request: Request, call: Callable[..., TokenPair], *arguments: str
 ) -> Response | Reply[TokensAnswer]:
-    """Return the tokens that a call gives, or why it refuses, and record both. Raises CallError without a broker."""
+    """Return the tokens of a login, or the refusal, and record either. Raises CallError without a broker."""
     try:
         pair = await apart(call, *arguments)
     except LoginRefused as exc:
@@ -179,18 +179,18 @@ def refusal_decision(exc: LoginRefused) -> Decision:
 
 
 def logout_decision(user: User | None) -> Decision:
-    """Return what a logout ended, if anything."""
+    """Return the decision of a logout, with the login that it ended, if any."""
     return Decision(True, "there was no such login" if user is None else "logged out")
 
 
 def record_login(request: Request, user: User | None, decision: Decision) -> None:
-    """Record the user who logged in or out, or why it was refused."""
+    """Record a login or logout: the user, or the reason of the refusal."""
     if (record := record_of(request)) is not None:
         record.principal, record.decision = user, decision
 
 
 def _refusal(error: LoginRefused) -> Response:
-    """Return a 401; or a 429, if it may be sent again later."""
+    """Return a 401, or a 429 if the request may be retried later."""
     details = ErrorDetails(message=str(error), type="authentication_error", param=None, code="login_refused")
     if error.wait_ms is None:
         return json_response(ErrorAnswer(error=details), 401, NOT_STORED | UNAUTHORIZED)

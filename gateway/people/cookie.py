@@ -1,15 +1,15 @@
-"""How a browser comes through the door: a cookie with the tokens of a login, in the place of a header.
+"""Browser logins: a cookie with the tokens of a login, in place of a header.
 
     cookie ──► access token still good? ──► Authorization: Bearer ──► the door ──► the page
                 └─ no: refresh token ──► Logins.refresh, once ──► the next two, as a cookie with the answer
     401 ──► a redirect to the form that logs in         403, 429, 503 ──► the reason as a page
 
-The cookie is for the page's paths alone, so no route of machines is opened by what a browser sends by itself; scripts
-cannot read it, and no other site's requests bring it (SameSite=Strict).
+The cookie is limited to the page's paths, so a browser that sends it unasked cannot reach the machines' routes; scripts
+cannot read it, and requests from other sites do not carry it (SameSite=Strict).
 
-A refresh token is good for one exchange, and a browser sends several requests at once: those that come a moment later
-with the same one get the tokens that the first got. Not covered: two gateways that do not share this; of two windows
-that are refreshed in the same moment at both, one has to log in again.
+A refresh token is good for one exchange, and a browser sends several requests at once: later requests with the same one
+get the tokens of the first for a short time. Not covered: gateways do not share this; if two windows refresh at two
+gateways at the same moment, one has to log in again.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ PAGE_ROUTES = (
     Route("GET", STATIC + "{path:path}", PAGE, may=None),
     Route("GET", PREFIX, PAGE, may="log.read"),
     Route("GET", PREFIX + "/{path:path}", PAGE, may="log.read"),
-    Route("POST", PREFIX + "/{path:path}", PAGE, may="log.read"),  # every role may; the page decides about each form
+    Route("POST", PREFIX + "/{path:path}", PAGE, may="log.read"),  # every role may; the page checks each form
 )
-"""What the door has to know of the page, which is mounted as it is."""
+"""The page's route for the door; the page itself is mounted."""
 HOUR_S = 3600
 KEPT_S = 60.0
-"""How long the answer to a refresh is kept for requests that were sent with the token before it."""
+"""Time for which the answer to a refresh is kept for requests with the previous token."""
 EXPLAINED = {403: "Not allowed", 429: "Too much at once", 503: "Not now"}
 BROWSERS_ACCEPT = "text/html"
 
@@ -73,10 +73,10 @@ class Refreshes(Protocol):
 
 
 class LoginCookie(NamedTuple):
-    """How the cookie of a login is set."""
+    """Attributes of a login's cookie."""
 
     over_tls: bool
-    """Whether browsers come by https, and send it by nothing else."""
+    """Whether browsers use https; the cookie is then sent over https only."""
     lasts_s: int
 
     @classmethod
@@ -86,24 +86,24 @@ class LoginCookie(NamedTuple):
         return cls(over_tls=url.startswith("https://"), lasts_s=int(settings.login.session_h * HOUR_S))
 
     def put(self, answer: Response, pair: TokenPair) -> None:
-        """Let a browser keep the tokens of a login."""
+        """Set the cookie with the tokens of a login."""
         answer.set_cookie(
             COOKIE, f"{pair.access_token}:{pair.refresh_token}", self.lasts_s, path=PREFIX, secure=self.over_tls,
             httponly=True, samesite="strict",
         )  # fmt: skip
 
     def remove(self, answer: Response) -> None:
-        """Let a browser forget them."""
+        """Delete the cookie."""
         answer.delete_cookie(COOKIE, PREFIX, secure=self.over_tls, httponly=True, samesite="strict")
 
 
 def refresh_token_of(request: Request) -> str | None:
-    """Return the refresh token that a browser keeps."""
+    """Return the refresh token in a browser's cookie."""
     return request.cookies.get(COOKIE, "").partition(":")[2] or None
 
 
 def is_own_path(path: str) -> bool:
-    """Return whether a path is of the page in the server, and nowhere else.
+    """Return whether a path is a local path of the page, not a URL of another site.
 
     >>> is_own_path("/page/tasks/1?a=b"), is_own_path("/page//evil.example"), is_own_path("//evil.example/page/")
     (True, False, False)
@@ -112,7 +112,7 @@ def is_own_path(path: str) -> bool:
 
 
 class PageEntrance:
-    """An application whose page is reached with the cookie of a login as well."""
+    """An application that accepts the cookie of a login on its page."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class PageEntrance:
         cookie: LoginCookie,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`logins`: None if people cannot log in."""
+        """`logins`: None: people cannot log in."""
         self._app, self._tokens, self._logins, self._cookie, self._clock = app, tokens, logins, cookie, clock
         self._one_at_a_time = asyncio.Lock()
         self._next: dict[bytes, tuple[float, TokenPair]] = {}
@@ -150,7 +150,7 @@ class PageEntrance:
         await self._app(scope, receive, _ForBrowsers(scope, headers, send, cookie_response).send)
 
     async def _access_token(self, sent: str, logins: Refreshes, cookie_response: Response) -> str:
-        """Return an access token that is good, if the cookie gives one; the next cookie is set on `cookie_response`."""
+        """Return a valid access token, if the cookie gives one; the next cookie is set on `cookie_response`."""
         access, _, refresh = sent.partition(":")
         if not isinstance(self._tokens.find(access), str):
             return access
@@ -176,7 +176,7 @@ class PageEntrance:
 
 
 class _ForBrowsers:
-    """Sends to a browser: refusals of the door as pages, and the next cookie."""
+    """Sends the door's refusals to a browser as pages, and the next cookie."""
 
     def __init__(self, scope: Scope, headers: Headers, send: Send, cookie_response: Response) -> None:
         self._scope, self._headers, self._send = scope, headers, send

@@ -1,4 +1,4 @@
-"""The door: what a request needs to do, and whether its key, or the person who logged in, may.
+"""The door: which right a request needs, and whether its key or logged-in user has it.
 
     request ──► method, path ──► RouteTable ──► action ───────────────┐
             └─► Bearer, x-api-key ──► AccessLog.find ──► KeyLimits ──► decide ──► the application, which sees the key
@@ -6,17 +6,16 @@
                                                 └──► 401, 503
     answered, or refused ──► RequestRecord ──► RequestLog
 
-It stands before the whole application, since calls go past FastAPI's middleware. A path that the table does not name is
-closed to all but an admin; only the routes that say so need no key. Those that log people in or out leave an event,
-too.
+It wraps the whole application, since calls bypass FastAPI's middleware. A path that is not in the table is open to
+admins only; routes need a key unless they declare otherwise. Logins and logouts leave an event, too.
 
-A key that this server does not know may have been created a moment ago, by another process: before it is refused, the
-log is read to its end. However many unknown keys are sent, one such reading runs at a time.
+An unknown key may have been created a moment ago by another process: before it is refused, the log is read to its end.
+Only one such reading runs at a time, however many unknown keys are sent.
 
-Each route looks for what is the tenant's own (principal.py), and another's does not exist for it. What all tenants
-share is changed only with a key without a tenant. A key that is bound to an agent does what roles.py lets agents do;
-the header that names an agent is compared with it, and adds nothing. JSON-RPC has its method in the body; jobs/rpc.py
-decides about it.
+Each route finds only the tenant's own data (principal.py); other tenants' data is "not found". Data that all tenants
+share is changed only with a key without a tenant. A key that is bound to an agent has the rights that roles.py gives
+agents; the header that names an agent must agree with it, and adds no rights. JSON-RPC has its method in the body;
+jobs/rpc.py checks it.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ from streams.errors import LogError
 from streams.kafka import times
 
 TINKER_PREFIX = "tml-"
-"""Tinker's SDK sends no key that begins otherwise, so that ours are given to it with this before them."""
+"""Tinker's SDK sends only keys with this prefix, so users give it ours with the prefix added."""
 READ_S = 1.0
-"""How long the reading of the log may keep a request with an unknown key waiting."""
+"""Maximum time that a request with an unknown key waits for the log to be read."""
 UNLISTED: Action = "code.run"
-"""The action of a path without a route: it is the admin's."""
+"""The action of a path without a route; admins only."""
 
 
 class KnowsKeys(Protocol):
@@ -58,21 +57,21 @@ class KnowsKeys(Protocol):
         """Return the key, or the user of an access token; a text says why it is none. Raises LogError."""
 
     def catch_up(self) -> None:
-        """Return once every key that the log has by now is known. Raises LogError."""
+        """Return once every key in the log is known. Raises LogError."""
 
 
 class RecordsRequests(Protocol):
     """Writes the events of requests: RequestLog."""
 
     def why_not(self) -> str | None:
-        """Return why nothing may be answered now; None if it may."""
+        """Return why requests are refused now; None if they are not."""
 
     def write(self, events: Iterable[RequestEvent]) -> None:
-        """Take events, without waiting."""
+        """Queue events, without waiting."""
 
 
 class Door:
-    """An application that is reached with a key or an access token only."""
+    """An application that needs a key or an access token."""
 
     def __init__(
         self,
@@ -93,7 +92,7 @@ class Door:
         path = scope["path"].rstrip("/") or "/"
         match = self._table.find(scope["method"], path)
         route = self._table.at(path) if match is None else match.route
-        is_closed = route is None or (match is None and not route.is_open)  # an open path has no other action either
+        is_closed = route is None or (match is None and not route.is_open)  # an open path has no other action
         may = UNLISTED if route is None or is_closed else route.may
         if match is None and older_path(path) is not None:  # whose client is told what is spoken here
             may = "models.read"
@@ -127,7 +126,7 @@ class Door:
         return None if reason is None else self._refuse(record, 503, reason)
 
     async def _refusal(self, record: RequestRecord, action: Action, secret: str) -> Response | None:
-        """Return the refusal of a request, None if it may continue; note its principal, and why it may or may not."""
+        """Return the refusal of a request, None if it may continue; note its principal and the reason."""
         try:
             principal = await self._find(secret)
         except LogError as exc:
@@ -143,7 +142,7 @@ class Door:
         return None if record.decision.allowed else self._refuse(record, 403, record.decision.why)
 
     async def _find(self, secret: str) -> AccessKey | User | str:
-        """Return the owner of a key, or why it is none. Raises LogError as `KnowsKeys.find`."""
+        """Return the owner of a key, or why it is invalid. Raises LogError as `KnowsKeys.find`."""
         found = self._keys.find(secret)
         for _ in range(2):  # the first reading may have begun before this key was created
             if found != UNKNOWN:

@@ -3,9 +3,9 @@
     GET /auth/oidc/login ──► a cookie, and 302 to the issuer's page
     GET /auth/oidc/callback?code&state ──► cookie, Issuer.finish ──► Logins.vouched ──► access token, refresh token
 
-The cookie holds what belongs to this one login, for ten minutes. Scripts cannot read it, and no other site's requests
-bring it but the issuer's way back. A login that begins on the page (`?to=page`) ends there, with the tokens as the
-page's own cookie; by way of a page of ours, as a browser sends that cookie to no request that another site began.
+The cookie holds the state of one login for ten minutes. Scripts cannot read it, and other sites' requests do not carry
+it, except the issuer's redirect back. A login that begins on the page (`?to=page`) ends there, with the tokens in the
+page's own cookie, after an intermediate page: browsers do not send that cookie with requests that another site began.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ CALLBACK_PARAMETERS = [
         ("error", "of the issuer"),
     )
 ]
-"""What a browser brings back."""
+"""The parameters that a browser brings back."""
 
 
 class OidcLogins:
     """The routes to an issuer and back."""
 
     def __init__(self, issuer: Issuer, logins: Logins, login_cookie: LoginCookie) -> None:
-        """`login_cookie`: how a browser keeps the login on the page."""
+        """`login_cookie`: attributes of the page's login cookie."""
         self._issuer, self._logins, self._login_cookie = issuer, logins, login_cookie
 
     @PLAIN.get("/auth/oidc/login", may="auth.oidc", status=302, parameters=(TO,), refuses=(404, *ANYWHERE))
