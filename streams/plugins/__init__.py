@@ -1,1 +1,1 @@
-"""Optional parts: what each declares, and which are installed. Nothing here names one of them."""
+"""Plugins: what each declares, and which are installed. This package names none of them."""

@@ -1,9 +1,9 @@
-"""Which of the installed plugins this process loads: `plugins.load`, the one setting that is read before all others.
+"""Choose which installed plugins this process loads: `plugins.load`, the one setting that is read before all others.
 
     --set plugins.load  >  STREAMWARD_PLUGINS__LOAD  >  [plugins] load in streamward.toml  >  *: all
 
 Topics, commands and the choices of options are those of the loaded plugins, and a process needs them before it can load
-its settings. What cannot be read here counts as not set: streams/settings/load.py reads it again, and says why.
+its settings. An unreadable value counts as not set here; streams/settings/load.py reports it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ EVERY_PLUGIN = "*"
 
 
 class PluginChoice(NamedTuple):
-    """The value of the setting, and where it is from."""
+    """The value of the setting, and its source."""
 
     text: str
     origin: str
 
     @property
     def names(self) -> frozenset[str] | None:
-        """The chosen names; None: all that are installed."""
+        """The chosen names; None: all installed plugins."""
         names = frozenset(part.strip() for part in self.text.split(",") if part.strip())
         return None if EVERY_PLUGIN in names else names
 
@@ -72,5 +72,5 @@ def use_choice(choice: PluginChoice) -> None:
 
 
 def current_choice() -> PluginChoice:
-    """Return the choice of this process: that of its command line, or what environment and folder say."""
+    """Return the choice of this process: from its command line, else from the environment or the settings file."""
     return _command_line[0] if _command_line else read_choice()

@@ -1,4 +1,4 @@
-"""The clusters that plugins offer for `--on` and `--launcher`, by name.
+"""Clusters that plugins offer for `--on` and `--launcher`, by name.
 
 PLUGIN.engines ──► engines(work): names, for the options' choices ──► engine_work(name, work): imported now
 """
@@ -17,7 +17,7 @@ EngineWork = Literal["archive", "agents", "trainer"]
 
 
 def engines(work: EngineWork) -> dict[str, tuple[Plugin, PluginEngine]]:
-    """Return the engines that do this work, by name. Raises SettingsError if two plugins have one of the same name."""
+    """Return the engines for this kind of work, by name. Raises SettingsError if two plugins use the same name."""
     entries = plugin_entries(lambda plugin: plugin.engines, "engine", ())
     return {name: entry for name, entry in entries.items() if getattr(entry[1], work) is not None}
 

@@ -1,10 +1,10 @@
-"""Which optional parts are installed, and those that this process loads, each after those that it requires.
+"""Find the installed plugins, and load those that this process uses, each after the ones that it requires.
 
     plugins/NAME/__init__.py of this distribution: PLUGIN ────────────────────────┐
     entry points streamward.plugins of any other: NAME = module:PLUGIN ──► load_plugins() ──► topics, commands, …
 
-Those of this distribution are the folders in `plugins`, next to `streams`: removing a folder removes the plugin, and
-`plugins` in a working folder is another one. A checkout that was installed before there was such a folder has it, too.
+Streamward's own plugins are the folders in `plugins`, next to `streams`: removing one removes the plugin. A `plugins`
+folder in the working directory is unrelated. Older editable installs find it, too.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class InstalledPlugin(NamedTuple):
     plugin: Plugin
     distribution: str
     version: str | None
-    """None: that of Streamward."""
+    """None: Streamward's own."""
 
 
 class Installation(NamedTuple):
-    """A plugin that is installed, and of which nothing is imported."""
+    """An installed plugin, not imported."""
 
     name: str
     reference: str
@@ -46,7 +46,7 @@ class Installation(NamedTuple):
     version: str | None
 
     def load(self) -> InstalledPlugin:
-        """Import its declaration. Raises SettingsError if that fails, or is none."""
+        """Import its declaration. Raises SettingsError if that fails, or if it is not a Plugin."""
         plugin = load_reference(self.reference, f"plugin {self.reference} cannot be imported")
         if not isinstance(plugin, Plugin):
             raise SettingsError(f"plugin {self.reference} is a {type(plugin).__name__}, expected a Plugin")
@@ -110,7 +110,8 @@ def in_order(plugins: Iterable[InstalledPlugin]) -> tuple[InstalledPlugin, ...]:
 def plugin_entries(
     entries: Callable[[Plugin], Mapping[str, T]], noun: str, of_core: Collection[str]
 ) -> dict[str, tuple[Plugin, T]]:
-    """Return what all plugins declare by name, such as their commands. Raises SettingsError if a name is taken."""
+    """Return the declarations of all plugins by name, such as their commands. Raises SettingsError if a name is
+    taken."""
     by_name: dict[str, tuple[Plugin, T]] = {}
     for plugin, distribution, _ in load_plugins():
         for name, entry in entries(plugin).items():
@@ -124,7 +125,7 @@ def plugin_entries(
 
 @cache
 def installations() -> tuple[Installation, ...]:
-    """Return every installed plugin: those in our folder, then those of other distributions.
+    """Return every installed plugin: Streamward's own, then those of other distributions.
 
     It reads the metadata of every distribution, which takes 10 ms, so it is done once.
     """

@@ -1,9 +1,9 @@
-"""What an optional part declares of itself: data, of which nothing is imported until it is used.
+"""The declaration of a plugin: plain data; what it refers to is imported when used.
 
     PLUGIN = Plugin(name=…, topics="thumbs.topics:TOPICS", commands={"thumbs": PluginCommand("thumbs.cli:thumbs", …)})
 
-Data and not hooks (pluggy), since everything that reads a plugin wants lists: of topics before the first record is
-read, of commands for a `--help` that imports none of them. A hook is called with the plugin's code loaded.
+Data instead of hooks (pluggy), since all readers of a plugin need lists: topics before the first record is read,
+commands for a `--help` that imports none of them. Calling a hook would import the plugin's code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PluginCommand:
     help: str
     """Its line in `streamward --help`: the first sentence of its docstring."""
     method: str = ""
-    """Of a room: the method that answers it."""
+    """For a room: the method that answers the command."""
     arguments: str = ""
     columns: str = ""
     """Then those of its RouteCommand (streams/cli/route_commands.py)."""
@@ -37,19 +37,19 @@ class PluginCommand:
 
 @dataclass(frozen=True)
 class PluginExport:
-    """A format of `streamward export`, in which another trainer reads batches."""
+    """A format of `streamward export`: batches for another trainer."""
 
     encode: str
     """Where its function is: `module:name` of an `Encode` (trainer/export/export_batches.py)."""
     help: str
     """Its words in the help of --format."""
     options: tuple[str, ...] = ()
-    """Those of OPTIONS that the function takes, as keywords."""
+    """Names in OPTIONS that the function takes as keywords."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Why it does not take one of the others, by name."""
+    """Why it does not take another option, by name."""
 
     OPTIONS: ClassVar = ("ranks",)
-    """Options of the command that are for formats which declare them."""
+    """Options of the command that only some formats take."""
 
     def __post_init__(self) -> None:
         """Raise SettingsError for an option that the command does not have."""
@@ -71,7 +71,7 @@ class PluginEngine:
     package: str
     """The module that it needs, which may be missing: `ray.data`."""
     install: str
-    """How to get that: `pip install 'streamward[ray]'`."""
+    """How to install it: `pip install 'streamward[ray]'`."""
     archive: str | None = None
     """Replays and exports: a function without arguments that yields a streams.tools.spread.ArchiveEngine."""
     agents: str | None = None
@@ -89,13 +89,13 @@ class Plugin:
     """One optional part."""
 
     name: str
-    """That of its folder, or of its entry point."""
+    """The name of its folder or entry point."""
     requires: tuple[str, ...] = ()
     """Other plugins, by name."""
     topics: str | None = None
     """Where its topics are: `module:name` of a tuple of TopicShape."""
     commands: Mapping[str, PluginCommand] = field(default_factory=dict)
-    """By name, as `queues`; one of a group that is there by both, as `adapters import`."""
+    """By name, as `queues`; a command of an existing group has both names, as `adapters import`."""
     exports: Mapping[str, PluginExport] = field(default_factory=dict)
     """Formats of `streamward export`, by name."""
     rooms: str | None = None
@@ -111,7 +111,7 @@ class Plugin:
     """Keys that it may add to the metadata of groups, with their meaning; the audit names any other."""
 
     def __post_init__(self) -> None:
-        """Raise SettingsError for a name that no plugin may have, and for what is no reference."""
+        """Raise SettingsError for an invalid name or reference."""
         if not _NAME.fullmatch(self.name):
             raise SettingsError(f"plugin {self.name!r}: expected a name of small letters, digits and _")
         references = [
@@ -124,18 +124,18 @@ class Plugin:
             raise SettingsError(f"plugin {self.name}: {', '.join(wrong)} is not of the form module:name")
 
     def load_all(self, reference: str | None) -> tuple[Any, ...]:
-        """Return what is in the tuple that a reference names; nothing for None. Raises SettingsError as `load`."""
+        """Return the items of the tuple that a reference names; empty for None. Raises SettingsError as `load`."""
         return () if reference is None else tuple(self.load(reference))
 
     def load(self, reference: str) -> Any:
-        """Return what one of its references names. Raises SettingsError if that cannot be imported."""
+        """Return the object of one of its references. Raises SettingsError if it cannot be imported."""
         return load_reference(reference, f"plugin {self.name}: {reference} cannot be loaded")
 
 
 def load_reference(reference: str, problem: str) -> Any:
-    """Return what `module:name` names. Raises SettingsError that begins with `problem` if it cannot be imported."""
+    """Return the object `module:name`. Raises SettingsError that begins with `problem` if it cannot be imported."""
     module, _, name = reference.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
-    except Exception as exc:  # a plugin is anybody's code, and may raise anything while it is imported
+    except Exception as exc:  # third-party code may raise anything while it is imported
         raise SettingsError(f"{problem} ({type(exc).__name__}: {exc}). Update its package, or uninstall it") from exc
