@@ -3,7 +3,7 @@
     {"template": "Answer in {{language}}."}                                     ─┐
     {"messages": [{"role": "system", "content": …}, …], "variables": {"n": …}}  ─┴─► PromptBody ──► PromptText
 
-The same fields in a file, in a command and in a request; what is wrong with them is said in the same words.
+Files, commands and requests have the same fields and the same error messages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PromptBody(OutsideObject):
         return self
 
     def text(self, prompt: str, *, actor: str, reason: str) -> PromptText:
-        """Return what is to be a version of `prompt`."""
+        """Return the text of a new version of `prompt`."""
         if self.messages is None:
             messages: tuple[Message, ...] = (Message(role="system", content=self.template or ""),)
         else:

@@ -3,7 +3,7 @@
     prompts ──► a thread that follows ──► PromptState of each ──► resolve
     create, activate, withdraw ──► event with the sequence it expects ──► prompts ──► own fold has passed it ──► answer
 
-Not covered: whether a policy is in training with a prompt; streams/improve/prompts/activation.py asks the jobs.
+Not covered: whether a policy is in training with a prompt; streams/improve/prompts/activation.py checks the jobs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PromptText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activation:
-    """An alias that is to mean a version."""
+    """A request to point an alias to a version."""
 
     prompt: str
     alias: str
@@ -53,7 +53,7 @@ class Activation:
     actor: str
     reason: str
     expect: int | None = None
-    """The version that it means until now, 0: none yet; None: whatever it is."""
+    """The version that it is expected to mean now; 0: none yet; None: any."""
     job_id: str | None = None
     metrics: Mapping[str, float] | None = None
 
@@ -76,7 +76,7 @@ class PromptLog(Registry[PromptEvent, PromptState]):
         return _existing(super().states)
 
     def get(self, prompt: str) -> PromptState:
-        """Return a prompt that exists. Raises NotFoundError."""
+        """Return a prompt. Raises NotFoundError."""
         state = self.state(prompt)
         if not state.versions:
             raise NotFoundError(f"there is no prompt {prompt[:80]!r}; {nearest_own(prompt, self.states)}")
@@ -87,9 +87,9 @@ class PromptLog(Registry[PromptEvent, PromptState]):
         return resolve({reference.name: self.get(reference.name)}, reference, unit)
 
     def create(self, text: PromptText) -> NewVersion:
-        """Write a version, and return it; the one that has the same text, if there is one.
+        """Write a version and return it; an existing one with the same text is returned instead.
 
-        Raises EventError for a text that cannot be one, RefusedError if others write all the time, LogError.
+        Raises EventError for an invalid text, RefusedError after too many conflicting writes, LogError.
         """
         digest = prompt_digest(text.messages, text.variables)
 
@@ -113,7 +113,7 @@ class PromptLog(Registry[PromptEvent, PromptState]):
         return NewVersion(made, is_new)
 
     def activate(self, order: Activation) -> AliasTarget:
-        """Let an alias mean a version, and return what it means then. The same again writes nothing.
+        """Point an alias to a version, and return its new target. Repeating it writes nothing.
 
         Raises EventError, NotFoundError for an unknown version, RefusedError if the alias means another version than
         was expected, LogError.
@@ -134,7 +134,7 @@ class PromptLog(Registry[PromptEvent, PromptState]):
         return self.decide(order.prompt, meaning)[0].aliases[order.alias]
 
     def withdraw(self, prompt: str, version: int, *, actor: str, reason: str) -> None:
-        """Let a version be named no more. The same again writes nothing.
+        """Withdraw a version, so that it can no longer be named. Repeating it writes nothing.
 
         Raises EventError, NotFoundError for an unknown version, RefusedError while an alias means it, LogError.
         """
@@ -151,7 +151,7 @@ class PromptLog(Registry[PromptEvent, PromptState]):
 
 
 def event_of(state: PromptState, kind: PromptKind, *, actor: str, reason: str, now_ms: int) -> PromptEvent:
-    """Return the next event of a prompt, without what is of its kind alone."""
+    """Return the next event of a prompt, without the fields of its kind."""
     return PromptEvent(
         event_id=derive_id(state.prompt, kind, state.sequence),
         prompt=state.prompt,
@@ -173,7 +173,7 @@ def _existing(states: Mapping[str, PromptState]) -> dict[str, PromptState]:
 
 
 def resolver(settings: Settings) -> Resolver:
-    """Return the function that finds versions; its first call reads the log, and raises as that."""
+    """Return the function that finds versions; its first call reads the log, and raises as `read`."""
     states = cache(lambda: read(settings))
     return lambda reference, unit: resolve(states(), reference, unit)
 
@@ -191,9 +191,9 @@ def _check_named(state: PromptState, version: int) -> None:
 
 
 def _check_expected(order: Activation, target: AliasTarget | None) -> None:
-    """Raise RefusedError if an alias means another version than the one it was decided against.
+    """Raise RefusedError if an alias no longer means the version that the decision was based on.
 
-    What the order's own job decided already is no other version: a job that was killed decides again.
+    A decision that the same job made before does not count: a killed job repeats its decision.
     """
     if order.expect is None or order.expect == (0 if target is None else target.version):
         return

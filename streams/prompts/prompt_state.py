@@ -2,10 +2,10 @@
 
     prompts[name]: created, activated, shared, reflected, reported, withdrawn ──► fold, compare and swap ──► PromptState
 
-Versions are 1, 2, 3 and so on, and none ever changes or goes; a withdrawn one is not named any more. An alias means one
-version, or while a live comparison lasts a share of its users each of several. Each event names how many events of its
-prompt took effect before it: of two that were decided against the same state the first in the partition takes effect,
-and the second changes nothing. The same text is one version, however often it is proposed.
+Versions are numbered 1, 2, 3 and so on, and are never changed or deleted; a withdrawn one can no longer be named. An
+alias means one version, or, during a live comparison, several, each for a share of its users. Each event has the number
+of events of its prompt that took effect before it: of two based on the same state, the first in the partition takes
+effect, and the second changes nothing. A text that is proposed again does not become a second version.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from schemas.events import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptVersion:
-    """A version of a prompt: its text for ever."""
+    """A version of a prompt, whose text never changes."""
 
     name: str
     number: int
@@ -50,7 +50,7 @@ class AliasTarget:
 
     arms: tuple[PromptArm, ...]
     event: PromptEvent
-    """That said so."""
+    """The event that set them."""
 
     @property
     def version(self) -> int | None:
@@ -60,8 +60,8 @@ class AliasTarget:
     def version_for(self, unit: str) -> int:
         """Return the version for a thread or a task: the same one until that version leaves the comparison.
 
-        The largest of u^(1 / share) wins, with u of the unit and the version alone (weighted rendezvous hashing): where
-        an arm leaves and the others keep their proportions, all other units keep their version.
+        The largest of u^(1 / share) wins, with u of the unit and the version alone (weighted rendezvous hashing): if an
+        arm leaves and the others keep their proportions, all other units keep their version.
         """
         if len(self.arms) == 1:
             return self.arms[0].version
@@ -76,11 +76,11 @@ class AliasTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptState:
-    """Everything that the events of one prompt say."""
+    """The state of one prompt, as the fold of its events."""
 
     prompt: str
     sequence: int = 0
-    """How many events took effect: what the next one has to name."""
+    """Number of events that took effect; the next event has to name it."""
     versions: tuple[PromptVersion, ...] = ()
     """In order; version n is the one at n - 1."""
     aliases: Mapping[str, AliasTarget] = field(default_factory=dict)
@@ -89,26 +89,26 @@ class PromptState:
     shared_at: Mapping[str, int] = field(default_factory=dict)
     """When each live comparison began, by job; milliseconds since the epoch."""
     reports: Mapping[str, PromptEvent] = field(default_factory=dict)
-    """The figures of each search on questions that it did not use, by job."""
+    """The figures of each search on held-out questions, by job."""
     withdrawn: Mapping[int, PromptEvent] = field(default_factory=dict)
-    """Versions that are not named any more, and the event that said so."""
+    """Withdrawn versions, each with the event that withdrew it."""
     effective: Mapping[str, Coordinates] = field(default_factory=dict)
-    """Where each event is that took effect, by its id."""
+    """Position of each event that took effect, by its id."""
     refused: Mapping[Coordinates, str] = field(default_factory=dict)
-    """Reasons, by place of an event that changed nothing."""
+    """Reasons of events that changed nothing, by position."""
 
     def version(self, number: int) -> PromptVersion | None:
-        """Return a version; None if there is none of this number."""
+        """Return a version; None if not found."""
         return self.versions[number - 1] if 1 <= number <= len(self.versions) else None
 
     def withdrawal(self, number: int) -> str | None:
-        """Return the words for a version that was withdrawn; None if it may be named."""
+        """Return the message about a withdrawn version; None if it may be named."""
         if (event := self.withdrawn.get(number)) is None:
             return None
         return f"version {number} was withdrawn by {event.actor} ({event.reason}); name another"
 
     def with_text(self, digest: str) -> PromptVersion | None:
-        """Return the version with this text; None if there is none."""
+        """Return the version with this text; None if not found."""
         return next((version for version in self.versions if version.digest == digest), None)
 
 
@@ -138,7 +138,7 @@ def refusal(state: PromptState, event: PromptEvent) -> str | None:
 
 
 def fold(state: PromptState, event: PromptEvent, at: Coordinates) -> PromptState:
-    """Return a prompt after a record; one that is refused changes nothing but the list of those."""
+    """Return a prompt after a record; a refused one changes only the list of refusals."""
     if state.effective.get(event.event_id) == at:
         return state
     if (reason := refusal(state, event)) is not None:
@@ -148,7 +148,7 @@ def fold(state: PromptState, event: PromptEvent, at: Coordinates) -> PromptState
 
 
 def _aliases_of(state: PromptState, number: int) -> list[str]:
-    """Return the aliases that mean a version, or share their users with it."""
+    """Return the aliases that mean a version, alone or among others."""
     arms = {alias: target.arms for alias, target in state.aliases.items()}
     return [alias for alias in arms if any(arm.version == number for arm in arms[alias])]
 

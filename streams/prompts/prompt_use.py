@@ -4,7 +4,7 @@
     PromptUse ──► rendered ──► its messages, before those of the task
 
 NAME alone is NAME@production. The version is chosen once, when a task is written or a call begins, and is recorded with
-it: an alias that moves afterwards changes nothing that was rendered before.
+it; moving the alias later has no effect on it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PromptReference(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> PromptReference:
-        """Return what NAME, NAME@3 or NAME@ALIAS says. Raises EventError."""
+        """Parse NAME, NAME@3 or NAME@ALIAS. Raises EventError."""
         name, at, rest = text.partition("@")
         if PROMPT_NAME.fullmatch(name) is None or (at and not (rest.isdecimal() or ALIAS.fullmatch(rest))):
             raise EventError(f"{text[:140]!r} names no prompt; expected NAME, NAME@3 or NAME@ALIAS")
@@ -47,7 +47,7 @@ Resolver = Callable[[PromptReference, str], PromptVersion]
 
 
 def own_name(tenant: str | None, name: str) -> str:
-    """Return what a tenant's prompt is called in the log: with the tenant's name before it.
+    """Return the name of a tenant's prompt in the log: with the tenant's name before it.
 
     >>> own_name("red", "greet"), own_name("red", "red.greet"), own_name(None, "greet")
     ('red.greet', 'red.greet', 'greet')
@@ -56,7 +56,7 @@ def own_name(tenant: str | None, name: str) -> str:
 
 
 def no_prompts(reference: PromptReference, unit: str) -> PromptVersion:
-    """Raise NotFoundError: no log is read here."""
+    """Raise NotFoundError, where no log is read."""
     raise NotFoundError(f"{reference} for {unit}: prompts are not read here; submit the task to the log that has it")
 
 
@@ -83,7 +83,7 @@ def resolve(states: Mapping[str, PromptState], reference: PromptReference, unit:
 
 
 def use(version: PromptVersion, reference: PromptReference, values: Mapping[str, Any]) -> PromptUse:
-    """Return a version with the values of its variables. Raises EventError that names what is missing or extra."""
+    """Return a version with the values of its variables. Raises EventError, naming missing or extra ones."""
     prompt = PromptUse(
         name=version.name,
         version=version.number,
