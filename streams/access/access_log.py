@@ -1,13 +1,13 @@
-"""Every key and every person as the log has them, followed; and how keys are made and revoked.
+"""Follow the keys and users in the log, and create and revoke keys.
 
     access ──► a thread that follows ──► keys, users, logins, signing keys, tenants with logs of their own
     sw_<id>_<secret> ──► find ──► AccessKey        access token ──► find ──► User        anything else ──► why not
     create, revoke ──► event ──► access ──► own fold has passed it ──► answer
 
-A follower knows of a revocation as soon as it has read its record. Once the log cannot be read, `find` raises: a
-gateway that cannot hear of revocations refuses all callers.
+A follower applies a revocation as soon as it has read the record. While the log cannot be read, `find` raises: a
+gateway that cannot learn of revocations refuses all callers.
 
-Not covered: revocations during an outage. Until the broker answers again, all is judged by what was read before.
+Not covered: revocations during an outage. Until the broker answers again, decisions use the records read before.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class AccessLog(FollowedTopic):
         return sessions.find(self._sessions, self._users, refresh_token, times.now_ms())
 
     def wait_until(self, is_so: Callable[[], bool], within_s: float) -> bool:
-        """Return whether something is so, once records say it, at the latest after so many seconds."""
+        """Wait until a condition holds, at most so many seconds; return whether it does."""
         with self._changed:
             return self._changed.wait_for(is_so, within_s)
 

@@ -2,11 +2,11 @@
 
     name, address ──► Attempts.wait_ms ──► 0, or milliseconds             a login that succeeds ──► give_back_tokens
 
-An attempt takes a token from all of them. The small bucket stops guessing, and locks out neither another person at the
-same address, such as that of a proxy, nor the same person elsewhere. The larger ones bound how much one address may try
-with many names, and many addresses with one name. A name that does not exist has buckets, too.
+An attempt takes a token from all of them. The small bucket stops guessing without locking out another person at the
+same address, such as a proxy's, or the same person elsewhere. The larger ones limit one address with many names, and
+many addresses with one name. A name that does not exist has buckets, too.
 
-Not covered: other gateways, each of which counts for itself; and a proxy whose address's bucket one client keeps empty.
+Not covered: each gateway counts separately; and one client of a proxy can keep the bucket of its address empty.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_BUCKETS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class AttemptRule:
-    """How many attempts there are at once, and how soon there is one more."""
+    """The burst and the refill rate of login attempts."""
 
     size: int
     every_ms: int

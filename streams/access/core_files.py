@@ -1,6 +1,6 @@
-"""A process that knows secrets leaves no core file when it crashes: one holds all of its memory.
+"""Disable core files in processes that hold secrets: a core file contains the whole memory.
 
-Not covered: a debugger that is attached to it, and what the system swaps out.
+Not covered: an attached debugger, and memory that is swapped out.
 """
 
 from __future__ import annotations

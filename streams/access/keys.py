@@ -1,13 +1,13 @@
-"""Keys for callers: how one is made, recognised, and what the log knows of it.
+"""API keys: create one, recognise it, and fold its events.
 
     new_secret ──► sw_<id>_<secret>, shown once       SHA-256 of the secret ──► AccessEvent ──► access
     access ──► folded ──► AccessKey of each           sw_<id>_<secret> ──► find ──► AccessKey, or why not
 
-A secret is 256 random bits, so it cannot be guessed, and one SHA-256 is enough to keep it out of the log. Slow
-hashes such as argon2 make guessing dear where there are few guesses, as with the passwords that people choose; here
-they would cost every request a tenth of a second and protect nothing.
+A secret is 256 random bits, so it cannot be guessed, and one SHA-256 is enough to keep it out of the log. Slow hashes
+such as argon2 protect secrets that can be guessed, such as passwords; here they would cost every request a tenth of a
+second and protect nothing.
 
-Not covered: people (users.py), and keys that are exchanged while in use: make the second, then revoke the first.
+Not covered: people (users.py), and rotation of keys: create the second, then revoke the first.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _SECRET = re.compile(r"(swr?_[0-9a-f]{16})_[A-Za-z0-9_-]+|(eyJ[A-Za-z0-9_-]{0,8}
 SECRET_BYTES = 32
 ID_BYTES = 8
 NO_DIGEST = "0" * 64
-"""Compared with a secret if there is no such key, so that both take as long."""
+"""Compared with the secret of an unknown key, so that both cases take equally long."""
 UNKNOWN = "there is no such key"
-"""Why a text that looks like a key is none."""
+"""Why a text that looks like a key is not valid."""
 
 
 class NewSecret(NamedTuple):
@@ -99,7 +99,7 @@ def new_secret() -> NewSecret:
 
 
 def mask(text: str) -> str:
-    """Return a text without what is secret of keys and tokens in it, whole or cut short.
+    """Return a text without the secrets of keys and tokens in it, whole or cut short.
 
     >>> mask("there is no sw_00112233445566ff_abc here")
     'there is no sw_00112233445566ff_… here'
@@ -211,9 +211,9 @@ def fold(before: AccessKey | None, event: AccessEvent) -> AccessKey | None:
 
 
 def find(keys: Mapping[str, AccessKey], sent: str, now_ms: int) -> AccessKey | str:
-    """Return the key that a client sent, or why it is none; the reason never repeats the text that was sent.
+    """Return the key that a client sent, or why it is invalid; the reason never repeats the text that was sent.
 
-    With a wrong secret the reason is the same for an id that exists and for one that does not.
+    With a wrong secret the reason is the same for known and unknown ids.
     """
     parts = _KEY.fullmatch(sent)
     if parts is None:

@@ -1,13 +1,13 @@
-"""How people are made, log in, and log out.
+"""Create users; log them in and out.
 
     name, password ──► attempts left? ──► argon2id ──► session_begun ──► access token, refresh token
     claims that an issuer makes ──► user_created or roles_set, if need be ──► session_begun ──► the same
     refresh token ──► session_refreshed ──► the next two          an old one ──► session_ended
     a change to a user ──► event ──► access ──► own fold has passed it ──► is it so? ──► answer
 
-A refused login has the same message for a name that does not exist, a wrong password and a disabled user.
+An unknown name, a wrong password and a disabled user get the same message.
 
-Not covered: attempts at other gateways, since each counts for itself.
+Not covered: attempts at other gateways; each counts separately.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ class Logins:
         return f"no user ({hmac.digest(self._blinding, name.encode(errors='replace'), 'sha256').hex()[:8]})"
 
     def log_in_from_issuer(self, identity: Vouched) -> TokenPair:
-        """Return tokens for a person of an issuer, whose claims decide the roles. Raises LoginRefused, LogError."""
+        """Return tokens for an issuer's user; the claims decide the roles. Raises LoginRefused,
+        LogError."""
         user_id = users.id_from_issuer(identity.issuer, identity.subject)
         if not identity.roles:
             raise LoginRefused(
@@ -190,7 +191,7 @@ class Logins:
         raise LoginRefused(message, about=f"user {login.user_id}")
 
     def log_out(self, refresh_token: str) -> User | None:
-        """End a login, if it has not ended, and return whose it was. Raises LogError."""
+        """End a login, if it has not ended, and return its user. Raises LogError."""
         login = self._log.login_of(refresh_token)
         if isinstance(login, Reused):
             login = login.session
@@ -217,7 +218,7 @@ class Logins:
         return TokenPair(access, sessions.token_text(secret), LASTS_MS // 1000, user)
 
     def _key(self) -> SigningKey:
-        """Return the key to sign with. Raises LogError if there is none for now: who logs in may try again."""
+        """Return the key to sign with. Raises LogError if there is none at the moment: the login may be retried."""
         try:
             key = self._key_file.key()
         except SettingsError as exc:
@@ -230,7 +231,7 @@ class Logins:
 def create_user(
     log: AccessLog, name: str, password: str, roles: Sequence[AccessRole], *, actor: str, tenant: str | None = None
 ) -> User:
-    """Return a new user, who is in the log. Raises SettingsError, RefusedError if there is one, LogError."""
+    """Create a user in the log. Raises SettingsError, RefusedError if the name is taken, LogError."""
     users.checked_name(name)
     if name in log.users:
         raise RefusedError(f"there is a user {name} already; `streamward access users list` shows all")
@@ -263,7 +264,7 @@ def set_roles(log: AccessLog, name: str, roles: Sequence[AccessRole], *, actor: 
 
 
 def disable(log: AccessLog, name: str, *, actor: str, reason: str) -> User:
-    """Return a user who is shut out, now or before. Raises NotFoundError, RefusedError, LogError."""
+    """Disable a user, if not disabled already. Raises NotFoundError, RefusedError, LogError."""
     user = log.user(name)
     if user.disabled_at is not None:
         return user
@@ -271,7 +272,7 @@ def disable(log: AccessLog, name: str, *, actor: str, reason: str) -> User:
 
 
 def enable(log: AccessLog, name: str, *, actor: str, reason: str) -> User:
-    """Return a user who may log in, again or still. Raises NotFoundError, RefusedError, LogError."""
+    """Enable a user, if not enabled already. Raises NotFoundError, RefusedError, LogError."""
     user = log.user(name)
     if user.disabled_at is None:
         return user

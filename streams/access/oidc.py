@@ -1,13 +1,13 @@
-"""Log in by way of an issuer of OpenID Connect: its discovery, its answer, and the user here that results.
+"""Log in through an issuer of OpenID Connect: discovery, verification of its answer, and the resulting user.
 
     browser ──► begin ──► the issuer's page, with state, nonce and a PKCE challenge       OIDC Core 1.0, RFC 7636
     browser ──► finish(code, state) ──► token endpoint ──► ID token ──► verify_id_token ──► identity_of ──► Vouched
 
 The browser keeps state, nonce and the verifier of the challenge in a cookie, so any gateway can finish a login that
-another began. The issuer's keys are fetched for each login: there are few, and a key that is new is known.
+another began. The issuer's keys are fetched for each login: logins are rare, and new keys are known at once.
 
-Not covered: more than one issuer, and logging out there. The issuer's claims are read at each login, so a role
-that it takes away is lost here at the next one; `streamward access users disable` is at once.
+Not covered: more than one issuer, and logging out there. Claims are read at each login, so a revoked role is lost at
+the next one; `streamward access users disable` takes effect at once.
 """
 
 from __future__ import annotations
@@ -218,7 +218,8 @@ def is_safe(url: str) -> bool:
 
 
 def _within(claims: Mapping[str, Any], path: str) -> Any:
-    """Return a claim by its path, whose steps are divided by dots: realm_access.roles. A whole name comes first."""
+    """Return a claim by its path, with dots between steps: realm_access.roles. A claim with the whole name comes
+    first."""
     if path in claims:
         return claims[path]
     value: Any = claims

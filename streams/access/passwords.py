@@ -1,11 +1,11 @@
-"""Passwords: hashed slowly, compared in the same time whether or not there is such a user.
+"""Passwords: slow hashes, and comparisons that take the same time for known and unknown users.
 
     password ──► NFKC ──► argon2id, a salt of its own ──► PHC string, in the log        RFC 9106
     password, PHC string or none ──► matches ──► yes or no, after one argon2id either way
 
 cryptography's argon2id is OpenSSL's, and reads the strings of any other (argon2-cffi's, for one). Parameters are the
 first that OWASP's Password Storage Cheat Sheet names: 46 MiB, one pass, one lane. At most HASHING are computed at once,
-so many logins take time, and not memory; one that waits for longer than WAIT_S is refused for now. A hash that asks
+so many logins take time, not memory; one that waits longer than WAIT_S is refused for the moment. A hash that asks
 for more than `schemas.events.MAX_HASH_COSTS` is never computed.
 
 Not covered: lists of passwords that are known to have leaked.
@@ -33,7 +33,7 @@ WAIT_S = 10.0
 """How long a password may wait for its turn."""
 _AT_ONCE = threading.BoundedSemaphore(HASHING)
 _NO_PHC = f"$argon2id$v=19$m={MEMORY_KIB},t={PASSES},p={LANES}$" + "A" * 22 + "$" + "A" * 43
-"""What a password is compared with if there is no such user, so that both take as long."""
+"""Hash that passwords of unknown users are compared with, so that both cases take equally long."""
 
 
 def hash_password(password: str) -> str:
@@ -46,7 +46,7 @@ def hash_password(password: str) -> str:
 
 
 def matches(password: str, phc: str | None) -> bool:
-    """Return whether a password is the one of a hash; without a hash it is not, and takes as long.
+    """Return whether a password matches a hash; without a hash it does not, after the same time.
 
     A hash that costs too much is none. Raises LoginRefused if too many others are checked at the moment.
     """

@@ -1,11 +1,11 @@
-"""The requests of the server, and whether they were allowed, as events: written in parallel with the answers.
+"""Write an event for each request of the server, with the access decision, in parallel with the answers.
 
     requests ──► write: a queue of MOST_WAITING ──► a thread ──► Producer ──► requests
                         full, or given up ──► lost: counted in the next event
 
-Answers do not wait for it. With serve.requests=lossy an unreachable broker costs events, and nothing else. With
-`required` the server refuses requests while the queue is full, or nothing was acknowledged for serve.acknowledge_s:
-then only requests of that time have no event.
+Answers do not wait for it. With serve.requests=lossy an unreachable broker costs only events. With `required` the
+server refuses requests while the queue is full, or if no event was acknowledged for serve.acknowledge_s; only requests
+within that time can lack events.
 
 Callers without a valid key (logins, too) or beyond their limits leave FLOOD_PER_S events a second at most, so that
 refused requests cannot fill the topic; the next event says how many were skipped.
@@ -34,7 +34,7 @@ MOST_WAITING = 10_000
 FLOOD_PER_S, FLOOD_BURST = 10.0, 100.0
 """Events of refusals that any caller can cause, for each caller."""
 FLOODS = (401, 429)
-"""The statuses of these; anonymous requests count, too."""
+"""Statuses of these requests; anonymous requests count, too."""
 LINGER_MS = 50
 LOOK_S = 0.05
 PAUSE_S = 1.0
@@ -92,7 +92,7 @@ class RequestLog:
         return None
 
     def write(self, events: Iterable[RequestEvent]) -> None:
-        """Queue events, or count what there is no room for. It does not wait."""
+        """Queue events, or count those that do not fit. It does not wait."""
         for event in events:
             limited = self._limit_flood(event)
             if limited is None:

@@ -1,14 +1,14 @@
-"""Logins: a family of refresh tokens, of which only the newest is good.
+"""Logins: each is a family of refresh tokens, and only the newest is valid.
 
     login ──► begun ──► swr_<session>_<secret>, SHA-256 of the secret ──► AccessEvent ──► access
     refresh with the newest ──► refreshed: the next one        with an older one ──► ended, the whole family
     access ──► folded ──► LoginSession of each ──► find ──► LoginSession, Reused, or why not
 
-A refresh token that is used twice was copied: either its thief or its owner has used it already, and it cannot be known
-which, so both have to log in again (RFC 9700 section 4.14.2). Two gateways that are sent the same one write two events
-of one number; the second with another secret ends the family, in every fold.
+A refresh token that is used twice was copied: its thief or its owner used it before, and nothing tells which, so both
+have to log in again (RFC 9700 section 4.14.2). Two gateways that get the same token write two events with one number;
+the second, with another secret, ends the family in every fold.
 
-Not covered: a client whose answer was lost on the way and that sends the old one again has to log in again, too.
+Not covered: a client that lost the answer and sends the old token again has to log in again, too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LoginSession:
     ended_at: int | None = None
 
     def why_refused(self, user: User | None, now_ms: int) -> str | None:
-        """Return why it opens nothing at a time; None if it does. `user` is whose it is."""
+        """Return why it is not valid at a time; None if it is. `user`: its owner."""
         if self.ended_at is not None:
             return "this login was ended"
         if now_ms >= self.expires_at:
@@ -134,7 +134,7 @@ def fold(before: LoginSession | None, event: AccessEvent) -> LoginSession | None
 def find(
     sessions: Mapping[str, LoginSession], users: Mapping[str, User], sent: str, now_ms: int
 ) -> LoginSession | Reused | str:
-    """Return the login that a refresh token is of, that it was used before, or why it is none."""
+    """Return the login of a refresh token, `Reused`, or why the token is invalid."""
     parts = _TOKEN.fullmatch(sent)
     if parts is None:
         return "this is no refresh token of Streamward; expected swr_<id>_<secret>"

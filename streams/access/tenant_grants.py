@@ -1,10 +1,10 @@
-"""How a tenant gets a log of its own, and how it loses the rights on it.
+"""Give a tenant its own log, and revoke its rights on it.
 
     create ──► tenant_created, tenant_changed ──► access, then rights ──► the broker
     remove ──► rights taken from the broker, then tenant_changed, tenant_removed ──► access
 
-What the broker allows is never more than what is recorded: a right is recorded before it is given, and taken before it
-is recorded as taken. After an interruption the same command finishes it. No topic and no record is changed.
+The broker never allows more than is recorded: a right is recorded before it is granted, and revoked before the
+revocation is recorded. After an interruption the same command finishes. Topics and records are not changed.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def plan_to_create(log: AccessLog, settings: Settings, tenant: str, principals: 
 
 
 def plan_to_remove(log: AccessLog, settings: Settings, tenant: str, principals: Sequence[str] = ()) -> GrantPlan:
-    """Return what takes a tenant's log from these principals, or from all, recorded or not.
+    """Return the plan to revoke a tenant's log from these principals, or from all, recorded or not.
 
-    Raises NotFoundError if there is nothing to take; and as `plan_to_create`.
+    Raises NotFoundError if there is nothing to revoke; and as `plan_to_create`.
     """
     prefix = tenants.own_prefix(settings.topics.prefix, tenant)
     going = {tenant_rights.checked_principal(name) for name in principals}

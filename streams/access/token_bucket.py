@@ -1,4 +1,4 @@
-"""How often something may happen: a token bucket, as a pure function.
+"""A token bucket, as a pure function.
 
 A bucket holds `burst` tokens at most and gains `rate` a second, so in any t seconds no more happens than
 burst + rate * t. A refusal takes no token.
@@ -22,7 +22,7 @@ class TokenBucket(NamedTuple):
 def take(bucket: TokenBucket | None, now_s: float, *, rate: float, burst: float) -> tuple[TokenBucket, float]:
     """Return a bucket after one request, and the seconds until there is a token for it: 0 if it got one.
 
-    None is a bucket that was never used, and full. A clock that goes back adds nothing, and takes nothing away.
+    None: a new, full bucket. A clock that goes back neither adds nor removes tokens.
 
     >>> take(TokenBucket(0.5, 10.0), 10.1, rate=2, burst=3)[1]
     0.15...

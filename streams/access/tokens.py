@@ -4,11 +4,11 @@
     public keys (the log) ──► accepted ──► verified ──► Claims ──► the session and the user that the log has of them
                                       └──► /.well-known/jwks.json                              RFC 7517
 
-A token names its user, its login and its end. The rights of the user, and whether the login still holds, are looked up
-in the log at each request, so a revocation takes effect at once, and not after 15 minutes.
+A token names its user, its login and its end. The user's rights and the state of the login are looked up in the log at
+each request, so a revocation takes effect at once, not after 15 minutes.
 
-A key signs until the next one is made, and GRACE_MS longer, since files take a while to be on every machine. Its tokens
-are accepted for as long as they last. A key that may have been copied is revoked, and with it every token.
+A key signs until the next one is made, and GRACE_MS longer, since files take a while to reach every machine. Its tokens
+are accepted until they expire. Revoking a key that may have been copied revokes all of its tokens.
 
 Not covered: `iss` is not compared here, since each log has its own keys; other verifiers compare it.
 """
@@ -39,7 +39,7 @@ LASTS_MS = 15 * 60_000
 GRACE_MS = 5 * 60_000
 """How long a gateway may sign with a key that was replaced."""
 LONGEST = 4096
-"""No token of ours is longer, in characters."""
+"""Maximum length of our tokens, in characters."""
 _MEMBERS = ("crv", "kty", "x", "y")
 _REQUIRED = ("iss", "sub", "aud", "exp", "iat", "jti", "sid")
 
@@ -171,7 +171,7 @@ def _with_kid(needed: Mapping[str, str]) -> dict[str, str]:
 
 
 def accepted_keys(keys: Sequence[PublicKey], now_ms: int) -> list[PublicKey]:
-    """Return the keys whose tokens are accepted at a time."""
+    """Return the keys that are accepted at a time."""
     return [key for key in keys if (until := key.acceptance_end()) is None or now_ms < until]
 
 
@@ -204,7 +204,7 @@ def looks_like_one(sent: str) -> bool:
 
 
 def verify(keys: Sequence[PublicKey], sent: str, now_ms: int) -> Claims | str:
-    """Return what an access token says, or why it is none; the reason never repeats what was sent."""
+    """Return the claims of an access token, or why it is invalid; the reason never repeats the token."""
     if len(sent) > LONGEST:
         return f"the token has {len(sent)} characters; none of Streamward's has more than {LONGEST}"
     try:

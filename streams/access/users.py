@@ -1,11 +1,11 @@
-"""People: how one is made, changed and disabled, and what the log knows of each.
+"""Users: create, change and disable them, as a fold of their events.
 
     created, roles_set, password_set, disabled, enabled ──► AccessEvent ──► access
     access ──► folded ──► User of each ──► decide, as for a key
 
-Each change has the number that follows the last one that its writer knew. Of two changes with one number the first
-counts, so a writer looks afterwards whether the user is now as intended. A person either has a password here, or an
-issuer (OIDC) vouches for them; the id of the latter is made of the issuer and its own id.
+Each change has the number after the last one that its writer knew. Of two changes with the same number the first
+counts, so a writer checks afterwards whether the user is as intended. A person either has a password here, or an issuer
+(OIDC) vouches for them; the latter's id is derived from the issuer and the issuer's id.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class User:
 
     @property
     def agent_id(self) -> str | None:
-        """The only agent that a person may be: there is none."""
+        """A person is not bound to an agent."""
         return None
 
     def why_refused(self, now_ms: int) -> str | None:
@@ -84,7 +84,7 @@ def id_from_issuer(issuer: str, subject: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewUser:
-    """A person who is made a user: with a password, or of an issuer."""
+    """A person to create as a user: with a password, or of an issuer."""
 
     user_id: str
     roles: Sequence[AccessRole]

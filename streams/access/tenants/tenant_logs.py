@@ -1,9 +1,9 @@
-"""Tenants that have a log of their own, as the log of access has them: the principals of each.
+"""Tenants with their own log, and the principals of each, folded from `access`.
 
     created, changed, removed ──► AccessEvent ──► access ──► folded ──► TenantLog of each
 
-Each change has the number that follows the last one that its writer knew; of two with one number the first counts.
-A tenant that was removed has no principals, and may get some again. One that cannot be called so is none.
+Each change has the number after the last one that its writer knew; of two with the same number, the first counts. A
+removed tenant has no principals, and may get some again. Invalid names are ignored.
 """
 
 from __future__ import annotations

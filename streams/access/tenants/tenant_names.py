@@ -1,15 +1,15 @@
-"""Names of tenants, and of what is a tenant's own.
+"""Names of tenants, and of objects that belong to one.
 
     red, calc ──► red.calc        an agent, a trajectory or a policy as the log has it
 
-A tenant's name has no dot, so what stands before the first dot says whose a name is, and no two tenants can mean the
-same one.
+A tenant's name has no dot, so the part before the first dot is the owner of a name, and names of two tenants never
+collide.
 
-The names of its topics, groups and transactional ids begin with the same name and dot, if it has a log of its own:
+If it has its own log, the names of its topics, groups and transactional ids begin with the same name and dot:
 
     streamward., red ──► streamward.red.tasks, streamward.red.streams …      divided by the broker (tenant_rights.py)
 
-Not covered: a name with a dot that a key without a tenant gives: it may act for every tenant, and does so thereby.
+Not covered: a key without a tenant may act for every tenant, and does so by giving a name with a dot.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def may_know(tenant: str | None, name: str) -> bool:
 
 
 def own_of(tenant: str | None, by_name: Mapping[str, T]) -> dict[str, T]:
-    """Return what of this is the tenant's, by its name in the log: all that a lookup for a request may know of."""
+    """Return the tenant's own entries, by name in the log: all that a lookup for a request may see."""
     return {name: value for name, value in by_name.items() if is_of(tenant, name)}
 
 

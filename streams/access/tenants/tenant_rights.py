@@ -1,10 +1,10 @@
-"""The rights of a tenant with a log of its own at the broker, and how the broker's ACLs differ from them.
+"""The rights at the broker of a tenant with its own log, and how the broker's ACLs differ from them.
 
     topics.prefix, tenant, principals ──► rights_of ──► AclRight of each
     what is recorded, what the broker has ──► compared ──► a TenantState of each tenant: missing, more, reached by
 
-A tenant reads and writes its topics, creates them, and commits for its groups. It deletes and changes none, and has no
-right on the cluster, so it can give no rights.
+A tenant reads, writes and creates its topics, and commits for its groups. It cannot delete or alter topics, and has no
+rights on the cluster, so it cannot grant any.
 
 Not covered: super users of the broker, which it does not list, and a broker with allow.everyone.if.no.acl.found.
 """
@@ -47,7 +47,7 @@ class TenantState(NamedTuple):
     denied: tuple[AclRight, ...]
     """Denials for its principals, or for all, on its names."""
     reached_by: tuple[str, ...]
-    """Other principals whose rights are on more than this tenant: the operator's."""
+    """Other principals with rights on more than this tenant: the operator's."""
 
     @property
     def differences(self) -> list[str]:
@@ -151,7 +151,7 @@ def describe(right: AclRight) -> str:
 
 
 def _tenant_of(topics_prefix: str, right: AclRight) -> str | None:
-    """Return whose names alone a right on topics is about, if they can be a tenant's."""
+    """Return the tenant that owns all names of a right on topics, if there is one."""
     rest_of_name = right.name.removeprefix(topics_prefix)
     if right.denies or not right.is_prefix or right.kind != "topic" or rest_of_name == right.name:
         return None
