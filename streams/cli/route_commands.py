@@ -30,7 +30,7 @@ VERSIONS = ("version", "expected", "against")
 """Fields that have the number of a version."""
 MOST = 2**31
 """A number that may be as large has no limits that are worth a line of help."""
-TITLES = dict(answer_id="run", created_at="created", began_at="began", actor="by", cost_usd="USD")
+TITLES = dict(answer_id="run", created_at="created", began_at="began", actor="by", cost_usd="USD", tool_calls="tools")
 """Of columns whose field is called otherwise."""
 SHORTER = re.compile(
     r"([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|([0-9a-f]{12})[0-9a-f]{52}|(\d{4}-\d\d-\d\dT\d\d:\d\d)\S+(Z)"
@@ -153,7 +153,7 @@ def _columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Co
     values = {name: [row.get(name) for row in rows] for name in names or (rows[0] if rows else ())}
     return [
         show.Column(
-            TITLES.get(name, name.removesuffix("_id").replace("_", " ")),
+            TITLES.get(name, name.removesuffix("_id").removesuffix("_tools").replace("_", " ")),
             partial(_cell, name),
             right=any(isinstance(value, int | float) for value in of),
         )
@@ -165,8 +165,8 @@ def _columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Co
 def _cell(name: str, row: Mapping[str, Any]) -> Any:
     """Return a value as a table has it: the first line of a text, and of SHORTER what it names."""
     value = row.get(name)
-    if isinstance(value, float) and abs(value) >= 1000:
-        return f"{value:.1f}"
+    if isinstance(value, float) and value and not 0.001 <= abs(value) < 1000:
+        return f"{value:.4f}" if abs(value) < 1 else f"{value:.1f}"
     if not isinstance(value, str):
         return value
     parts = SHORTER.fullmatch(value)

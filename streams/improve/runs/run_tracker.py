@@ -17,7 +17,7 @@ from streams.tools.views.log_view import LogView
 
 
 class RunTracker:
-    """Reads runs from the log, as `streamward runs show` and `list` do."""
+    """Reads runs from the log, as `streamward runs show` does."""
 
     def __init__(self, settings: Settings | None = None, *, source: Source = "auto") -> None:
         self._settings = settings or load()
@@ -36,11 +36,6 @@ class RunTracker:
                 f"no run, or more than one, begins with {answer_id[:80]!r}; `streamward runs list` lists them"
             )
         return run_of(row)
-
-    def newest(self, chosen: run_list.RunFilter = run_list.ALL_RUNS, limit: int = 50) -> list[RunRow]:
-        """Return runs, the newest first. Raises LogError."""
-        with closing(LogView(self._settings, self._source)) as view, view.snapshot() as log:
-            return [run_of(row) for row in run_list.list_runs(log, chosen, 0, limit).runs.rows]
 
 
 def run_of(row: Mapping[str, Any]) -> RunRow:

@@ -95,9 +95,6 @@ class RunFilter:
             yield f"answer_id IN ({failed_tools_sql(settings)})"
 
 
-ALL_RUNS = RunFilter()
-
-
 @dataclass(frozen=True)
 class RunList:
     """Some runs, with the columns of view `runs`, and what they were chosen by."""
