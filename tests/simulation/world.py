@@ -46,8 +46,12 @@ def _end_process(why: str) -> NoReturn:
 class _WithoutIds:
     """In place of a client of the node's administration: no topic is recreated here, and none has an id."""
 
-    def list_topics(self, *, timeout: float) -> None:
-        """Nothing is looked at."""
+    has_answered = True
+
+    @property
+    def client(self) -> _WithoutIds:
+        """Itself."""
+        return self
 
     def describe_topics(self, *_: object, **__: object) -> dict[str, Any]:
         """Return no topic."""
@@ -125,7 +129,7 @@ class Simulation:
             mock.patch.object(ck, "Consumer", lambda config: self._host.consumer(config)),
             mock.patch.object(ck, "Producer", lambda config: self._host.producer(config)),
             mock.patch.object(changelog_topics, "create", lambda _, wanted: self.broker.create_compacted(wanted)),
-            mock.patch.object(topic_ids, "admin_client", lambda *_: _WithoutIds()),
+            mock.patch.object(topic_ids, "kept_admin", lambda _: _WithoutIds()),
             mock.patch.object(loop, "Watchdog", _Unwatched),
             mock.patch.object(loop, "end_process", _end_process),
             mock.patch.object(loop, "MAX_RECORDS", most),
