@@ -53,7 +53,7 @@ def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
     multiple=True,
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="File of examples that a version was tuned on. May be repeated.",
+    help="File that a version was made from, by its sha256. May be repeated.",
 )
 @source_option
 @click.option(
@@ -80,9 +80,9 @@ def reproduce(
     Starts from the base model or a checkpoint, with the recorded recipe and batches, in a fresh folder. It compares
     every version on the way, and names the first that differs with its likely cause. A key of model or trainer given
     with --set replaces the recorded one. Nothing is written to the log. A tuned version is tuned again, on the same
-    answers of the log, on the data set, which is built again, or on the FILE with the recorded sha256; a line may have
-    both, batches and tuning. Weights that a training loop saved are computed again from its calls alone. An imported
-    version cannot be remade; later versions are, from its files.
+    answers of the log, on the data set, which is built again, or on the FILE with the recorded sha256. Weights that a
+    training loop saved are computed again from its calls alone. An imported version cannot be remade; later versions
+    are, from its files.
 
     Exit code 0 if all are equal, 1 if not, 3 for an unknown version, 4 if retention has deleted required records.
     """
@@ -94,17 +94,14 @@ def reproduce(
     from streams.tools.archive import history
 
     with importing():
-        from streams.improve.datasets import dataset_rebuild as rebuild
         from trainer.reproduce import retrain
-        from trainer.reproduce.recorded import ExampleSources
 
     began = time.monotonic()
     settings, origins = call.settings_and_origins
     changed = [key for key, origin in origins.items() if origin.startswith("--set") and _is_recipe(key)]
     reader = history.of(settings, source)
-    sources = ExampleSources(files, rebuild.reader(settings, reader))
     name = policy or settings.policy.name
-    planned = retrain.plan(settings, name, version, reader, start=from_version, sources=sources)
+    planned = retrain.plan(settings, name, version, reader, start=from_version, files=files)
     if planned.adopted is not None and planned.adopted.trained_elsewhere is not None:
         click.echo(
             f"starts from version {planned.start}, which was trained elsewhere: earlier versions are not compared",
@@ -157,11 +154,7 @@ def _summary(version: ReproducedVersion) -> str:
     verdict = "equal" if version.equal else "DIFFERENT"
     if version.recorded is None:
         verdict = "not in the log, so not compared"
-    refused = f" and {version.refused} refused" if version.refused else ""
-    batch = f"{version.batch}, {version.groups} groups{refused}"
-    data = batch if version.examples is None else f"{version.examples} examples"
-    data = data if version.calls is None else f"{version.calls} calls"
-    return f"{verdict}, {data}, {version.seconds:.1f} s"
+    return f"{verdict}, {version.made_from}, {version.seconds:.1f} s"
 
 
 def _span(first: int, last: int, singular: str = "", plural: str = "") -> str:
@@ -182,9 +175,7 @@ def _table(planned: ReproductionPlan, last: ReproducedVersion, seconds: float) -
         if last.other_recipe:
             print(f"although not as recorded: {', '.join(key.name for key in last.other_recipe)}")
         return
-    origin = f"made by the batch at {last.batch}" if last.batch is not None else f"tuned on {last.examples} examples"
-    origin = origin if last.calls is None else f"saved after {last.calls} calls"
-    print(f"NOT equal from version {last.version} on, {origin}")
+    print(f"NOT equal from version {last.version} on, made from {last.made_from}")
     columns = [show.Column(name, name) for name in ("kind", "name", "recorded", "reproduced")]
     show.rows([dataclasses.asdict(difference) for difference in last.differences], columns, "table")
     print(f"\nlikely cause: {show.printable(cause(last.differences))}")

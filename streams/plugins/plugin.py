@@ -105,6 +105,9 @@ class Plugin:
     """Where its SQL views are: `module:name` of a tuple of SqlView."""
     recounts: str | None = None
     """Where the audit's recounts of what it writes are: `module:name` of a tuple of SubjectRecount."""
+    remakes: str | None = None
+    """Where that is which makes versions again that no batch made, for `reproduce`: `module:name` of a tuple of Remake
+    (trainer/reproduce/recorded.py)."""
     engines: Mapping[str, PluginEngine] = field(default_factory=dict)
     """Clusters, by the name that `--on` has for them."""
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -115,7 +118,7 @@ class Plugin:
         if not _NAME.fullmatch(self.name):
             raise SettingsError(f"plugin {self.name!r}: expected a name of small letters, digits and _")
         references = [
-            *filter(None, (self.topics, self.rooms, self.views, self.recounts)),
+            *filter(None, (self.topics, self.rooms, self.views, self.recounts, self.remakes)),
             *(command.command for command in self.commands.values()),
             *(export.encode for export in self.exports.values()),
             *(reference for engine in self.engines.values() for reference in engine.references()),

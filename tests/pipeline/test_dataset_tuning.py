@@ -80,11 +80,9 @@ def test_sft_and_dpo_learn_the_sampled_tokens_of_a_data_set_and_are_reproduced(
     assert earliest == [[[24, 23], [27, 23]]] * 4, "the rejected answer is that of the earliest version"
     assert {answer.chains[0].context for pair in pairs for answer in pair.example} == {TokenIds.of(PROMPT)}
     judge(settings, "run-0-3", served(settings, "run-9", "Later?"), "reject")  # the set stays what it was
-    assert verdicts(again(settings, datasets=reader)) == [(1, True), (2, True)]
+    assert verdicts(again(settings)) == [(1, True), (2, True)]
     result = command(settings, "reproduce")
     assert (result.exit_code, json.loads(result.stdout)["equal"]) == (0, True)
-    with pytest.raises(RefusedError, match="nothing here reads data sets"):
-        again(settings)
 
 
 def test_a_job_is_tuned_on_the_build_that_was_there_when_it_was_ordered(
@@ -115,7 +113,7 @@ def test_a_job_is_tuned_on_the_build_that_was_there_when_it_was_ordered(
     assert (done.status, done.version) == ("completed", 1)
     (made,) = versions(settings)
     assert made.tuning is not None and made.tuning.dataset_digest == event.digest
-    assert verdicts(again(settings, datasets=reader)) == [(1, True)]
+    assert verdicts(again(settings)) == [(1, True)]
 
 
 def ordered(settings: Settings, examples: Any, **config: Any) -> Any:

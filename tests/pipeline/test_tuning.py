@@ -42,7 +42,7 @@ from tests.support.models.tiny_settings import settings
 from tests.support.processes import command as process, environment, spawn, write as send
 from trainer import fleet
 from trainer.reproduce import retrain
-from trainer.reproduce.recorded import ExampleSources, ReproducedVersion
+from trainer.reproduce.recorded import ReproducedVersion
 from trainer.tuning.curation import Curation
 from trainer.tuning.tuned_examples import answer_of, digest
 from trainer.tuning.tuned_version import StartVersion, TuningOrder, tune
@@ -75,8 +75,8 @@ def made(settings: Settings, method: Any, **more: Any) -> AdapterEvent:
 
 def again(settings: Settings, *, policy: str = "default", start: int = 0, **more: Any) -> list[ReproducedVersion]:
     log = LogHistory(settings)
-    version, sources = more.pop("version", None), ExampleSources(more.pop("files", ()), more.pop("datasets", None))
-    planned = retrain.plan(settings, policy, version, log, start=start, sources=sources)
+    version, files = more.pop("version", None), more.pop("files", ())
+    planned = retrain.plan(settings, policy, version, log, start=start, files=files)
     return list(retrain.run(planned, settings, log, **more))
 
 

@@ -39,7 +39,6 @@ from tests.support.models.tiny_settings import settings
 from tests.support.processes import read, running, until, write as send
 from tests.support.scrape import get, parse
 from trainer.reproduce import retrain
-from trainer.reproduce.recorded import ExampleSources
 from trainer.tuning.tuned_examples import all_tokens
 from trainer.tuning.tuned_version import read_file, tune
 from trainer.versions import announce
@@ -122,7 +121,7 @@ def test_a_job_on_answers_of_the_log_and_one_on_a_file_are_each_done_once_and_ma
     assert Counter(kinds(settings)) == dict.fromkeys(("created", "started", "iteration", "completed"), 2)
     example = tmp_path / "a_b.jsonl"
     example.write_text(json.dumps(DPO) + "\n")
-    made = retrain.plan(settings, "default", 2, LogHistory(settings), start=0, sources=ExampleSources([example]))
+    made = retrain.plan(settings, "default", 2, LogHistory(settings), start=0, files=[example])
     assert [one.equal for one in retrain.run(made, settings, LogHistory(settings))] == [True, True]
 
 

@@ -86,13 +86,22 @@ def test_a_log_that_has_no_batches_any_more_is_refused_with_what_to_do(tmp_path:
         plan(settings, "default", 1, Kept(adapters=encoded(trained(1))))
 
 
+def test_a_version_that_no_batch_made_is_refused_where_no_plugin_makes_it_again() -> None:
+    ours = trained(2, first_batch=None, last_batch=None, parent_version=1, actor="merge")
+    history = Kept(adapters=encoded(trained(1), ours, trained(3)))
+    with pytest.raises(RefusedError, match=r"version 2 of default .* was made by merge, .*no loaded plugin makes such"):
+        plan(Settings(), "default", 2, history)
+    with pytest.raises(RefusedError, match="version 2 of default is on the way"):
+        plan(Settings(), "default", 3, history)
+
+
 # --- as printed -------------------------------------------------------------------------------------------------------
 
 
 def made(version: int, *differences: RecipeDifference) -> ReproducedVersion:
     return ReproducedVersion(
-        version=version, batch=Coordinates("batches", 0, version - 1), groups=2, refused=0, recorded=FILES,
-        reproduced=OTHER if differences else FILES, differences=differences, other_recipe=(), seconds=0.25,
+        version=version, made_from="a batch", recorded=FILES, reproduced=OTHER if differences else FILES,
+        differences=differences, other_recipe=(), seconds=0.25,
     )  # fmt: skip
 
 

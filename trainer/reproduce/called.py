@@ -10,16 +10,14 @@ reproduction.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from schemas.events import AdapterEvent, CallOrigin, Coordinates, TrainingCall, TrainingResult
+from schemas.events import AdapterEvent, Coordinates, TrainingCall, TrainingResult
 from schemas.serde import Poison
 from streams.adapters import signing, store, stored_tensors
-from streams.adapters.store import manifest_of
 from streams.calls.call_state import place_of
-from streams.errors import CallError, EventError, RefusedError
+from streams.errors import CallError, EventError, RefusedError, SettingsError
 from streams.files import Scratch
 from streams.kafka.history import History
 from streams.kafka.record import Record, partition_of
@@ -29,9 +27,8 @@ from trainer.calls.apply_call import fresh_state
 from trainer.calls.call_worker import FETCHED, LABEL, RESULTS, call_recipe
 from trainer.calls.called_model import CalledModel, CalledState
 from trainer.calls.resident_models import repeat
-from trainer.reproduce.recorded import RecordedSetup, ReproducedVersion, recorded_events
+from trainer.reproduce.recorded import RecordedSetup, RemadeVersion, Remake, recorded_events
 from trainer.step.model import pin
-from trainer.step.recipe import RecipeDifference, in_files, in_recipe
 
 
 class RecordedCalls:
@@ -98,65 +95,49 @@ class RecordedCalls:
         return store.fetch(self._settings.adapters.store, uri, event.files, self._scratch, signed)
 
 
-class CalledReproduction:
-    """Versions that calls saved, computed again in `folder`, each from where the one before it ended."""
+class CalledRemake(Remake):
+    """Computes versions that calls saved, each from where the one before it ended."""
 
-    def __init__(self, settings: Settings, history: History, folder: Path, changed: frozenset[str]) -> None:
-        self._settings, self._history, self._folder = settings, history, folder
-        self._setup = RecordedSetup(settings, changed)
-        self._model: CalledModel | None = None
-        self._state: CalledState | None = None
-        self._calls: RecordedCalls | None = None
-        self._place = -1
-        self._recipe_differences: dict[str, RecipeDifference] = {}
+    _model: CalledModel | None = None
+    _state: CalledState | None = None
+    _place = -1
 
-    def compute(self, event: AdapterEvent, origin: CallOrigin) -> tuple[ReproducedVersion, Path]:
-        """Return the version of this event, compared, and the folder of its adapter.
+    @classmethod
+    def makes(cls, event: AdapterEvent) -> bool:
+        """Return whether a call saved it."""
+        return event.origin is not None
 
-        Raises RefusedError, SettingsError.
-        """
-        began, number = time.perf_counter(), event.version
+    def check(self, event: AdapterEvent, *, start: int) -> None:
+        """Raise SettingsError if it is not to be computed from the first call on."""
+        if start:
+            raise SettingsError(
+                f"version {event.version} of {event.policy} is computed from the first call of its model; leave "
+                "--from-version out"
+            )
+
+    def remake(self, event: AdapterEvent, setup: RecordedSetup, folder: Path, previous: Path | None) -> RemadeVersion:
+        """Compute the weights that a call saved. Raises RefusedError, SettingsError."""
+        origin = event.origin
+        assert origin is not None  # noqa: S101 - that is what it makes
         with Scratch("reproduce") as scratch:
-            model, calls, recipe = self._begin(event, origin, scratch)
-            calls.check(origin.seq_id, number)
+            model, recipe = self._begin(event, setup)
+            calls = RecordedCalls(self._settings, origin.model, self._history, scratch)
+            calls.check(origin.seq_id, event.version)
             count = origin.seq_id - max(self._place, 0)
             self._repeat(model, calls, origin.seq_id)
-            folder = self._folder / str(number)
             folder.mkdir(parents=True)
             model.save(folder, optimizer=origin.optimizer)
-        files = manifest_of(folder)
-        for difference in in_recipe(number, event.recipe, recipe):
-            self._recipe_differences.setdefault(difference.name, difference)
-        differences: list[RecipeDifference] = []
-        if differences := in_files(number, event.files, files):
-            differences += self._recipe_differences.values()
-        version = ReproducedVersion(
-            version=number,
-            batch=None,
-            groups=0,
-            refused=0,
-            calls=count,
-            recorded=event.files,
-            reproduced=files,
-            differences=tuple(differences),
-            other_recipe=tuple(self._recipe_differences.values()),
-            seconds=time.perf_counter() - began,
-        )
-        return version, folder
+        return RemadeVersion(f"{count} calls", recipe)
 
-    def _begin(
-        self, event: AdapterEvent, origin: CallOrigin, scratch: Path
-    ) -> tuple[CalledModel, RecordedCalls, dict[str, str]]:
-        """Return the model as recorded, its calls, and the recipe here."""
-        used, threads = self._setup.settings_of(event)
+    def _begin(self, event: AdapterEvent, setup: RecordedSetup) -> tuple[CalledModel, dict[str, str]]:
+        """Return the model as recorded, and the recipe here."""
+        used, threads = setup.settings_of(event)
         used = used.model_copy(update={"trainer": used.trainer.model_copy(update={"threads": threads})})
         pin(used)
         if self._model is None:
-            self._base = self._setup.base(used, event)
+            self._base = setup.base(used, event)
             self._model = CalledModel(used, self._base)
-            self._place = -1
-        calls = RecordedCalls(self._settings, origin.model, self._history, scratch)
-        return self._model, calls, call_recipe(used, self._base)
+        return self._model, call_recipe(used, self._base)
 
     def _repeat(self, model: CalledModel, calls: RecordedCalls, end: int) -> None:
         """Repeat the calls after the last one that was repeated, up to and without the one at `end`."""

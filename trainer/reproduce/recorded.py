@@ -1,13 +1,14 @@
-"""What the log says of versions, and what making them again came to.
+"""What the log says of versions, and how they are made again.
 
 adapters: trained ──► recorded_events: the one that counts ──► RecordedSetup: settings, threads and base as they were
-ReproductionPlan ──► its steps: trainer/reproduce/retrain.py, trainer/reproduce/tuned.py ──► ReproducedVersion
+ReproductionPlan ──► its steps: trainer/reproduce/retrain.py for a batch, else a Remake ──► ReproducedVersion
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,18 +22,47 @@ from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from trainer.step.recipe import RecipeDifference, as_recorded, threads_of
-from trainer.tuning.from_dataset import DatasetReader
 from trainer.versions.checkpoint import State
 
 
-class ExampleSources(NamedTuple):
-    """Where the examples of tuned versions are, apart from groups."""
+class RemadeVersion(NamedTuple):
+    """What a version was made of here. Its adapter is in the folder of the version."""
 
-    files: Sequence[Path] = ()
-    datasets: DatasetReader | None = None
+    made_from: str
+    """As one reads it: 12 examples."""
+    recipe: Mapping[str, str]
+    """Settings and libraries here, as the recipe in its event names them."""
+    data: Sequence[RecipeDifference] = ()
+    """What else is not as recorded."""
 
 
-GROUPS_ALONE = ExampleSources()
+class Remake(ABC):
+    """Makes versions of one kind again that no batch made. A plugin declares it (`Plugin.remakes`).
+
+    Each reproduction has one of its own, so that it can keep a model from version to version.
+    """
+
+    def __init__(self, settings: Settings, history: History, files: Mapping[str, Path]) -> None:
+        """`files`: those of --file, by sha256."""
+        self._settings, self._history, self._files = settings, history, files
+
+    @classmethod
+    @abstractmethod
+    def makes(cls, event: AdapterEvent) -> bool:
+        """Return whether the version of this event is of its kind."""
+
+    @abstractmethod
+    def check(self, event: AdapterEvent, *, start: int) -> None:
+        """Raise RefusedError if something is missing, SettingsError if it cannot be made from version `start`."""
+
+    @abstractmethod
+    def remake(self, event: AdapterEvent, setup: RecordedSetup, folder: Path, previous: Path | None) -> RemadeVersion:
+        """Make the adapter of a version in `folder`, which is created.
+
+        `previous` has the adapter that it starts from, if that was made just before.
+
+        Raises NotFoundError, RefusedError, SettingsError.
+        """
 
 
 class PlannedStep(NamedTuple):
@@ -42,7 +72,8 @@ class PlannedStep(NamedTuple):
     """The recorded one."""
     at: Coordinates | None = None
     batch: Batch | None = None
-    """The batch that made it; None: it was tuned."""
+    """The batch that made it; None: `remake` makes it."""
+    remake: Remake | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +93,6 @@ class ReproductionPlan:
     """Of the version to start from, if a batch follows it."""
     adopted: Version | None = None
     """The version to start from, if a batch follows it and none made it: its files are in the store."""
-    files: Mapping[str, Path] = field(default_factory=dict)
-    """Files of examples, by sha256."""
-    datasets: DatasetReader | None = None
-    """Reads the data sets that versions were tuned on; None: none can be read."""
 
     @property
     def batches(self) -> tuple[tuple[Coordinates, Batch], ...]:
@@ -78,15 +105,8 @@ class ReproducedVersion:
     """A version that was trained again."""
 
     version: int
-    batch: Coordinates | None
-    """The batch that made it; None: it was tuned."""
-    groups: int
-    refused: int
-    """Groups that the step was taken without, as in the trainer."""
-    examples: int | None = None
-    """What it was tuned on; None: a batch made it."""
-    calls: int | None = None
-    """Calls that were repeated for it; None: no call saved it."""
+    made_from: str
+    """The batch and its groups, or what a Remake says."""
     recorded: tuple[AdapterFile, ...] | None
     """None if the log has no such version."""
     reproduced: tuple[AdapterFile, ...]

@@ -5,9 +5,8 @@
                                                                                          ▲          │ equal: the next
                                                                                          └──────────┴ not: what, and why
 
-A step is a batch's, a tuning (trainer/reproduce/tuned.py), or the calls of a training loop up to one that saved
-(trainer/reproduce/called.py); the line of a policy may have several kinds. The version is made
-again, and those that it was made from.
+A step is a batch's, or of another kind, for which plugins have a Remake (trainer/reproduce/recorded.py); the line of a
+policy may have several kinds. The version is made again, and those that it was made from.
 
 Every version on the way is compared, and the first that differs is the last: later ones could not be equal. The recipe
 is the one in each version's event, not this machine's settings. Where it changes between two versions, training
@@ -30,28 +29,27 @@ from dataclasses import replace
 from pathlib import Path
 
 from schemas.conventions import OPTIMIZER, trained_elsewhere
-from schemas.events import AdapterEvent, Batch, CallOrigin, Coordinates
+from schemas.events import AdapterEvent, Batch, Coordinates
 from schemas.serde import Poison
 from streams.adapters.store import manifest_of
 from streams.adapters.versions import Version, version_of
 from streams.errors import NotFoundError, RefusedError, SettingsError
-from streams.files import Scratch
+from streams.files import Scratch, sha256_of
 from streams.kafka.history import History
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
+from streams.plugins.installed import load_plugins
 from streams.settings.model import Settings
-from trainer.reproduce.called import CalledReproduction
+from trainer.reproduce.called import CalledRemake
 from trainer.reproduce.recorded import (
-    GROUPS_ALONE,
-    ExampleSources,
     PlannedStep,
     RecordedSetup,
+    Remake,
     ReproducedVersion,
     ReproductionPlan,
     recorded_events,
     taken_batches,
 )
-from trainer.reproduce.tuned import TunedReproduction, check_examples, find_files, tuning_of
 from trainer.step.model import pin
 from trainer.step.recipe import RecipeDifference, in_data, in_files, in_recipe
 from trainer.versions import adopt_version, checkpoint
@@ -66,9 +64,9 @@ def plan(
     history: History,
     *,
     start: int = 0,
-    sources: ExampleSources = GROUPS_ALONE,
+    files: Sequence[Path] = (),
 ) -> ReproductionPlan:
-    """Return everything needed to make `version` (None: the newest) from `start`; `sources` are of tuned versions.
+    """Return everything needed to make `version` (None: the newest) from `start`; `files` are what versions came from.
 
     Raises NotFoundError for a missing version, checkpoint or file, SettingsError if `start` is not before the version
     or does not lead to it, RefusedError if retention has deleted a batch or a group, or a file is missing, LogError if
@@ -89,20 +87,18 @@ def plan(
         )
     if not 0 <= start < version:
         raise SettingsError(f"version {version} cannot be trained from version {start}; start from 0 to {version - 1}")
-    if start and events[version].origin is not None:
-        raise SettingsError(
-            f"version {version} of {policy} is computed from the first call of its model; leave --from-version out"
-        )
-    start, chain = _chain(policy, events, version, start)
-    files = _example_files(settings, chain, sources, history)
-    adopted = _start_version(events, start, chain[0]) if chain[0].tuning is None else None
-    needs_checkpoint = start and adopted is None and chain[0].tuning is None
-    saved = _checkpoint(settings, policy, start, events) if needs_checkpoint else None
+    first, chain = _chain(policy, events, version, start)
+    remakes = _remakes(settings, chain, start, files, history)
+    start, by_batch = first, chain[0].last_batch is not None
+    adopted = _start_version(events, start, chain[0]) if by_batch else None
+    saved = _checkpoint(settings, policy, start, events) if start and by_batch and adopted is None else None
     made_by = {event.last_batch: event.version for event in chain if event.last_batch is not None}
     batches = {batch.sequence: (at, batch) for at, batch in _batches(settings, policy, made_by, history)}
     _refuse_cut(settings, policy, batches.values(), made_by, history)
     steps = (
-        PlannedStep(event) if event.last_batch is None else PlannedStep(event, *batches[event.last_batch])
+        PlannedStep(event, remake=remakes[event.version])
+        if event.last_batch is None
+        else PlannedStep(event, *batches[event.last_batch])
         for event in chain
     )
     return ReproductionPlan(
@@ -113,37 +109,53 @@ def plan(
         steps=tuple(steps),
         checkpoint=saved,
         adopted=adopted,
-        files=files,
-        datasets=sources.datasets,
     )
 
 
-def _example_files(
-    settings: Settings, chain: Sequence[AdapterEvent], sources: ExampleSources, history: History
-) -> dict[str, Path]:
-    """Return the files of examples, by sha256; every tuned version of `chain` has its own.
+def _remakes(
+    settings: Settings, chain: Sequence[AdapterEvent], start: int, files: Sequence[Path], history: History
+) -> dict[int, Remake]:
+    """Return by version what makes it again, for those that no batch made.
 
-    Raises NotFoundError, RefusedError if examples are missing, SettingsError for a file where nothing was tuned.
+    Raises NotFoundError for a file that cannot be read, SettingsError for files without effect, RefusedError if nothing
+    makes a version or something is missing for it.
     """
-    files = find_files(sources.files)
-    tuned = [(event, event.tuning) for event in chain if event.tuning is not None]
-    if files and not tuned:
+    by_digest = _by_digest(files)
+    others = [event for event in chain if event.last_batch is None]
+    if files and not others:
         version, policy = chain[-1].version, chain[-1].policy
         raise SettingsError(f"--file has no effect: version {version} of {policy} was trained on batches; leave it out")
-    for event, tuning in tuned:
-        check_examples(settings, event, files, history)
-        if tuning.dataset is not None and sources.datasets is None:
+    kinds = [CalledRemake, *(kind for plugin, _, _ in load_plugins() for kind in plugin.load_all(plugin.remakes))]
+    every: list[Remake] = [kind(settings, history, by_digest) for kind in kinds]
+    remakes = {}
+    for event in others:
+        remake = next((remake for remake in every if remake.makes(event)), None)
+        if remake is None:
             raise RefusedError(
-                f"version {event.version} of {event.policy} was tuned on data set {tuning.dataset}, and nothing here "
-                "reads data sets; use `streamward reproduce`"
+                f"version {event.version} of {event.policy} is on the way, and was made by {event.actor}, not of "
+                "batches; no loaded plugin makes such versions again (`streamward plugins`). Start after it with "
+                "--from-version"
             )
-    return files
+        remake.check(event, start=start)
+        remakes[event.version] = remake
+    return remakes
+
+
+def _by_digest(files: Sequence[Path]) -> dict[str, Path]:
+    """Return files by their sha256. Raises NotFoundError for one that cannot be read."""
+    by_digest: dict[str, Path] = {}
+    for path in files:
+        try:
+            by_digest[sha256_of(path)] = path
+        except OSError as exc:
+            raise NotFoundError(f"--file {path}: {exc.strerror}") from exc
+    return by_digest
 
 
 def _chain(policy: str, events: Mapping[int, AdapterEvent], version: int, start: int) -> tuple[int, list[AdapterEvent]]:
     """Return the version to start from, and the events from there to `version`, each made from the one before it.
 
-    It is 0 for a version that was tuned from one of another policy, and an imported one where that is on the way: no
+    It is 0 for a version that was made from one of another policy, and an imported one where that is on the way: no
     earlier one leads to `version`. Raises RefusedError if `version` itself was imported, or an imported one is between
     it and `start`; SettingsError if `start` does not lead to it.
     """
@@ -160,25 +172,20 @@ def _chain(policy: str, events: Mapping[int, AdapterEvent], version: int, start:
             f"version {parent} of {policy} was trained elsewhere ({origin}), so nothing leads from version {start} to "
             f"version {version}; start from it: --from-version {parent}"
         )
-    tuning, ways = chain[0].tuning, " <- ".join(str(event.version) for event in reversed(chain))
-    first = f"version {parent}" if tuning is None else f"{tuning.start_policy or 'version'} {tuning.start_version}"
+    ways = " <- ".join(str(event.version) for event in reversed(chain))
+    first = "another policy" if parent is None else f"version {parent}"
     raise SettingsError(
         f"version {version} does not come from version {start}: {ways} <- {first}; leave --from-version out"
     )
 
 
 def _parent_of(events: Mapping[int, AdapterEvent], version: int) -> int | None:
-    """Return the version of its policy that a version was made from; None: it was tuned from another policy's.
+    """Return the version of its policy that a version was made from; None: it was made from another policy's.
 
     A batch is trained onto the weights of the version before it, or where that is an outside model, of the one before.
     """
-    event = events[version]
-    if event.tuning is not None:
-        return event.tuning.start_version if event.tuning.start_policy is None else None
-    if event.origin is not None:
-        return event.parent_version  # saved before it, and on the way
-    if event.last_batch is None:
-        return tuning_of(event).start_version  # which raises
+    if events[version].last_batch is None:
+        return events[version].parent_version
     parent = version - 1
     while parent and events[parent].outside is not None:
         parent -= 1
@@ -355,65 +362,70 @@ class _Reproduction:
         self._plan, self._history, self._folder = planned, history, folder
         self._setup = RecordedSetup(self._settings, changed)
         self._keep = planned.version if keep else 1
-        self._tuner = TunedReproduction(planned, self._settings, history, folder, changed)
-        self._called = CalledReproduction(self._settings, history, folder, changed)
         self._learner: Learner | None = None
         self._learner_is_of: tuple[Settings, int] | None = None
         self._newest = planned.checkpoint
         self._made: tuple[AdapterEvent, Path] | None = None
         """The newest version that was made again, and the folder of its adapter."""
         self._recipe_differences: dict[str, RecipeDifference] = {}  # by name, as first seen
+        self._began = time.perf_counter()
 
     def versions(self) -> Iterator[ReproducedVersion]:
         """Yield each version, up to the first that differs."""
         for step in self._plan.steps:
-            if step.event.origin is not None:
-                version = self._repeat_calls(step.event, step.event.origin)
-            elif step.at is None or step.batch is None:
-                version = self._tune(step.event)
+            self._began = time.perf_counter()
+            if step.remake is not None:
+                version = self._remake(step.event, step.remake)
             else:
+                assert step.at is not None and step.batch is not None  # noqa: S101 - what is planned has one of them
                 version = self._train(step.event, step.at, step.batch)
             yield version
             if not version.equal:
                 return
 
-    def _repeat_calls(self, event: AdapterEvent, origin: CallOrigin) -> ReproducedVersion:
-        """Compute a version that a call saved again."""
-        version, folder = self._called.compute(event, origin)
-        self._made = event, folder
-        return version
-
-    def _tune(self, event: AdapterEvent) -> ReproducedVersion:
-        """Tune a version again. The step after it begins with a fresh optimizer, as the trainer's did."""
+    def _remake(self, event: AdapterEvent, remake: Remake) -> ReproducedVersion:
+        """Make a version that no batch made. A step after it begins with a fresh optimizer, as the trainer's did."""
         self._learner = self._newest = None
-        version, folder = self._tuner.tune(event, None if self._made is None else self._made[1])
+        folder = self._folder / str(event.version)
+        remade = remake.remake(event, self._setup, folder, None if self._made is None else self._made[1])
         self._made = event, folder
-        return version
+        return self._compared(event, folder, remade.recipe, remade.made_from, remade.data)
 
     def _train(self, event: AdapterEvent, coordinates: Coordinates, batch: Batch) -> ReproducedVersion:
-        began = time.perf_counter()
-        learner, version = self._learner_of(event), event.version
+        learner = self._learner_of(event)
         groups = self._groups_of(learner, batch)
         state, metrics = learner.step(coordinates, batch, groups, {})
         if OPTIMIZER in event.recipe:
             state = replace(state, recipe=state.recipe | {OPTIMIZER: event.recipe[OPTIMIZER]})
         path = learner.save(self._folder, state, self._keep)
         self._newest, self._made = (path, state), (event, path / ADAPTER_FOLDER)
-        files = manifest_of(path / ADAPTER_FOLDER)
-        for difference in in_recipe(version, event.recipe, learner.recipe):
+        refused = f" and {len(groups.refused)} refused" if groups.refused else ""
+        made_from = f"{coordinates}, {len(groups.good)} groups{refused}"
+        data = in_data(event.version, event.metrics, metrics)
+        return self._compared(event, path / ADAPTER_FOLDER, learner.recipe, made_from, data)
+
+    def _compared(
+        self,
+        event: AdapterEvent,
+        folder: Path,
+        recipe: Mapping[str, str],
+        made_from: str,
+        data: Sequence[RecipeDifference],
+    ) -> ReproducedVersion:
+        """Return a version that was made in `folder`, compared with its event."""
+        files = manifest_of(folder)
+        for difference in in_recipe(event.version, event.recipe, recipe):
             self._recipe_differences.setdefault(difference.name, difference)
-        if differences := in_files(version, event.files, files):
-            differences += [*in_data(version, event.metrics, metrics), *self._recipe_differences.values()]
+        if differences := in_files(event.version, event.files, files):
+            differences += [*data, *self._recipe_differences.values()]
         return ReproducedVersion(
-            version=version,
-            batch=coordinates,
-            groups=len(groups.good),
-            refused=len(groups.refused),
+            version=event.version,
+            made_from=made_from,
             recorded=event.files,
             reproduced=files,
             differences=tuple(differences),
             other_recipe=tuple(self._recipe_differences.values()),
-            seconds=time.perf_counter() - began,
+            seconds=time.perf_counter() - self._began,
         )
 
     def _groups_of(self, learner: Learner, batch: Batch) -> BatchGroups:
