@@ -39,7 +39,6 @@ from streams.kafka.producer import Producer
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.observability import catalog, metrics
-from streams.observability.catalog import Process
 from streams.observability.metrics import OFF
 from streams.observability.tracing import tracer as tracing
 from streams.settings.model import Settings
@@ -102,7 +101,7 @@ def connect(
     place: Place | None,
     *,
     is_fleet: bool,
-    process: Process = "train",
+    process: str = "train",
 ) -> Iterator[TrainerIO]:
     """Yield what the trainers of this process talk to. Ends quietly if it is stopped during an outage.
 

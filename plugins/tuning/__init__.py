@@ -2,4 +2,6 @@
 
 from streams.plugins.plugin import Plugin
 
-PLUGIN = Plugin(name="tuning", remakes="plugins.tuning.remake:REMAKES")
+PLUGIN = Plugin(
+    name="tuning", remakes="plugins.tuning.remake:REMAKES", metrics="streams.jobs.tuning.tuning_metrics:METRICS"
+)

@@ -1,7 +1,7 @@
 """Every metric, in one table.
 
     Metric ──► Meter.add, set, observe ──► /metrics
-       └────► python -m streams.observability.catalog ──► docs/metrics.md
+       └────► python -m streams.observability.catalog ──► docs/metrics.md     with those that plugins declare
 
 Names begin with `streamward_` and end with their unit, in base units: seconds, records, tokens, nats, and `ratio` for a
 share from 0 to 1. Labels have few values: policy, stage, topic (its short name), reason. Ids are never labels, and the
@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from streams.plugins.installed import plugin_entries
+
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 TIMES = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0)
@@ -25,32 +27,15 @@ VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 CREDITS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """… of advantages, which are of the order of 1 where they are divided by a group's spread."""
 
-Process = Literal[
-    "streams",
-    "policy",
-    "scoring",
-    "train",
-    "audit",
-    "archive",
-    "serve",
-    "agents",
-    "jobs",
-    "tune",
-    "curate",
-    "datasets",
-    "retrain",
-    "selfplay",
-    "calls",
-]
-LOOP: tuple[Process, ...] = ("streams", "policy", "scoring", "train")
+LOOP: tuple[str, ...] = ("streams", "policy", "scoring", "train")
 """The processes of the loop, by the name of their command."""
-READERS: tuple[Process, ...] = (*LOOP, "agents")
+READERS: tuple[str, ...] = (*LOOP, "agents")
 """Those that read as a consumer group: the loop, and `agents run`."""
-IMPROVERS: tuple[Process, ...] = ("curate", "datasets", "retrain", "selfplay")
+IMPROVERS: tuple[str, ...] = ("curate", "datasets", "retrain", "selfplay")
 """Those that learn from what was served: `curate follow`, `datasets follow`, `retrain follow`, `selfplay run`."""
-SERVED: tuple[Process, ...] = (*READERS, "archive", "serve", "jobs", "tune", *IMPROVERS, "calls")
-"""Those that serve metrics.port: these, `archive sync --follow`, the server of agents, the controller of jobs, `tune
---jobs`, and the worker of training calls."""
+SERVED: tuple[str, ...] = (*READERS, "archive", "serve", "jobs", *IMPROVERS, "calls")
+"""Those that serve metrics.port: these, `archive sync --follow`, the server of agents, the controller of jobs, and the
+worker of training calls. Processes of plugins do, too."""
 
 
 class Metric(NamedTuple):
@@ -60,7 +45,7 @@ class Metric(NamedTuple):
     kind: Literal["counter", "gauge", "histogram"]
     labels: tuple[str, ...]
     about: str
-    processes: tuple[Process, ...]
+    processes: tuple[str, ...]
     needs: str = ""
     """The event that gives it a first value, if a loop that trains does not; else ""."""
     buckets: tuple[float, ...] = ()
@@ -143,7 +128,7 @@ REBALANCES = Metric(
     "counter",
     ("stage",),
     "Assignments of partitions.",
-    ("streams", "policy", "scoring", "agents", "jobs", "tune", "curate", "datasets"),
+    ("streams", "policy", "scoring", "agents", "jobs", "curate", "datasets"),
 )
 
 SPANS_DROPPED = Metric(
@@ -329,9 +314,9 @@ OF_STEP = {
 
 # --- fleets -----------------------------------------------------------------------------------------------------------
 
-FLEET: tuple[Process, ...] = ("policy", "train")
+FLEET: tuple[str, ...] = ("policy", "train")
 """The processes that may serve many policies in turn."""
-FLEET_MEMORY: tuple[Process, ...] = (*FLEET, "serve")
+FLEET_MEMORY: tuple[str, ...] = (*FLEET, "serve")
 """Those that hold adapters of many policies."""
 FLEET_HELD = Metric(
     "streamward_fleet_policies_held", "gauge", (), "Policies whose adapter is in memory.", FLEET_MEMORY, "`--fleet`"
@@ -593,45 +578,15 @@ TENANT_MONTH = Metric(
     "a job",
 )
 
-# --- tune --jobs ------------------------------------------------------------------------------------------------------
+# --- processes of plugins -------------------------------------------------------------------------------------------
 
-TUNING_DONE = Metric(
-    "streamward_tuning_done_ratio",
+JOB_STEP_AGE = Metric(
+    "streamward_job_step_age_seconds",
     "gauge",
     ("policy",),
-    "Completed share of the steps of the fine-tuning job in progress.",
-    ("tune",),
-    "a fine-tuning job",
-)
-TUNING_AGE = Metric(
-    "streamward_tuning_step_age_seconds",
-    "gauge",
-    ("policy",),
-    "Time since its newest step or its start; no series without a job in progress.",
-    ("tune",),
-    "a fine-tuning job",
-)
-TUNING_STEPS = Metric(
-    "streamward_tuning_steps_total", "counter", ("policy",), "Steps taken for jobs.", ("tune",), "a fine-tuning job"
-)
-TUNING_LOSS = Metric(
-    "streamward_tuning_loss", "gauge", ("policy",), "The loss. Of the last step.", ("tune",), "a fine-tuning job"
-)
-TUNING_GRADIENT = Metric(
-    "streamward_tuning_gradient_norm",
-    "gauge",
-    ("policy",),
-    "Norm of the gradient before it is clipped. Of the last step.",
-    ("tune",),
-    "a fine-tuning job",
-)
-TUNING_ENDED = Metric(
-    "streamward_tuning_attempts_total",
-    "counter",
-    ("policy", "outcome"),
-    "Started fine-tuning jobs by outcome: completed, failed, or stopped between two steps.",
-    ("tune",),
-    "a fine-tuning job",
+    "Time since the newest step of the job in progress, or its start; no series without one.",
+    (),
+    "a job that a plugin does",
 )
 
 # --- curate follow ----------------------------------------------------------------------------------------------------
@@ -766,7 +721,23 @@ ARCHIVE_LAG_SECONDS = Metric(
 
 
 def all_metrics() -> list[Metric]:
-    """Return all metrics, in the order of this file."""
+    """Return all metrics, in the order of this file, and those of plugins."""
+    return [*_of_core(), *(metric for metrics in by_plugin().values() for metric in metrics)]
+
+
+def by_plugin() -> dict[str, list[Metric]]:
+    """Return the metrics that plugins declare, by the plugin. Raises SettingsError if two have one name."""
+    metrics: dict[str, list[Metric]] = {}
+    names = {metric.name for metric in _of_core()}
+    declared = plugin_entries(
+        lambda plugin: {metric.name: metric for metric in plugin.load_all(plugin.metrics)}, "metric", names
+    )
+    for plugin, metric in declared.values():
+        metrics.setdefault(plugin.name, []).append(metric)
+    return metrics
+
+
+def _of_core() -> list[Metric]:
     metrics: list[Metric] = []
     for value in list(globals().values()):
         if isinstance(value, Metric):
@@ -796,9 +767,9 @@ server of agents `engine` (loaded, and its last request did not fail), of `agent
 last asked), and with `schemas.registry_url` everywhere
 `schema_registry` (its ids are known; [schemas.md](schemas.md)). The 503 names missing conditions. `streamward audit
 --follow` has its own address (`--listen`) and no `/readyz`; `streamward archive sync --follow` and
-`streamward jobs run` are watched as the loop is, and so are `streamward tune --jobs`, which may take an hour until the
-first step of a job, and `curate follow`, `datasets follow` (a build may take an hour), `retrain follow` and
-`selfplay run` with a schedule.
+`streamward jobs run` are watched as the loop is, and so are `curate follow`, `datasets follow` (a build may take an
+hour), `retrain follow`, `selfplay run` with a schedule, and processes of plugins, such as `tune --jobs`, which may take
+an hour until the first step of a job.
 
 Dashboards, alerts and runbooks: [operations.md](operations.md).
 
@@ -825,7 +796,7 @@ def _sections() -> Iterator[str]:
     titles |= {
         ("agents",): "Runs of agents",
         ("jobs",): "Jobs",
-        ("tune",): "Fine-tuning jobs",
+        (): "Processes of plugins that do jobs",
         ("curate",): "Verdicts on runs",
         ("datasets",): "Data sets",
         ("retrain",): "Rules of retraining",
@@ -833,11 +804,13 @@ def _sections() -> Iterator[str]:
         ("selfplay",): "Self-play",
         ("archive",): "The archive",
     }
-    rest = [metric for metric in all_metrics() if metric.processes not in titles]
+    rest = [metric for metric in _of_core() if metric.processes not in titles]
     for processes, title in titles.items():
-        yield f"\n## {title}\n\n{_table([metric for metric in all_metrics() if metric.processes == processes])}"
+        yield f"\n## {title}\n\n{_table([metric for metric in _of_core() if metric.processes == processes])}"
         if processes == LOOP:
             yield f"\n## Of some of them\n\n{_table(rest, by_process=True)}"
+    for name, metrics in by_plugin().items():
+        yield f"\n## Plugin {name}\n\n{_table(metrics, by_process=True)}"
 
 
 def _table(metrics: list[Metric], *, by_process: bool = False) -> str:

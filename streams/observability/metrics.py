@@ -24,7 +24,7 @@ import prometheus_client as prometheus
 from streams.errors import SettingsError
 from streams.files import program_version
 from streams.observability import catalog
-from streams.observability.catalog import Metric, Process
+from streams.observability.catalog import Metric
 from streams.observability.http_server import Site, serve
 from streams.settings.model import Settings
 
@@ -48,7 +48,7 @@ class Meter:
     on = True
     """Whether metrics are served; costly values are computed only then."""
 
-    def __init__(self, process: Process, *, stuck_s: float = math.inf, waits_for: tuple[str, ...] = ()) -> None:
+    def __init__(self, process: str, *, stuck_s: float = math.inf, waits_for: tuple[str, ...] = ()) -> None:
         """Begin as not ready: each of `waits_for` must be reported as ready first."""
         self._process, self._stuck_s = process, stuck_s
         self._lock = threading.RLock()
@@ -218,7 +218,7 @@ OFF = _MetricsOff("audit")
 
 
 @contextlib.contextmanager
-def serve_meter(settings: Settings, process: Process, *, waits_for: tuple[str, ...] = ("kafka",)) -> Iterator[Meter]:
+def serve_meter(settings: Settings, process: str, *, waits_for: tuple[str, ...] = ("kafka",)) -> Iterator[Meter]:
     """Yield the meter of this process, and serve it while the block runs; OFF, and nothing served, if the port is 0.
 
     Raises SettingsError if the address is not free.

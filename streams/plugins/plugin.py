@@ -108,6 +108,8 @@ class Plugin:
     remakes: str | None = None
     """Where that is which makes versions again that no batch made, for `reproduce`: `module:name` of a tuple of Remake
     (trainer/reproduce/recorded.py)."""
+    metrics: str | None = None
+    """Where its metrics are: `module:name` of a tuple of Metric (streams/observability/catalog.py)."""
     engines: Mapping[str, PluginEngine] = field(default_factory=dict)
     """Clusters, by the name that `--on` has for them."""
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -118,7 +120,7 @@ class Plugin:
         if not _NAME.fullmatch(self.name):
             raise SettingsError(f"plugin {self.name!r}: expected a name of small letters, digits and _")
         references = [
-            *filter(None, (self.topics, self.rooms, self.views, self.recounts, self.remakes)),
+            *filter(None, (self.topics, self.rooms, self.views, self.recounts, self.remakes, self.metrics)),
             *(command.command for command in self.commands.values()),
             *(export.encode for export in self.exports.values()),
             *(reference for engine in self.engines.values() for reference in engine.references()),

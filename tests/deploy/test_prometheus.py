@@ -43,7 +43,6 @@ COMMANDS = {
     "policy": "policy --fleet",
     "train": "train --fleet",
     "jobs": "jobs run",
-    "tune": "tune --jobs",
     "curate": "curate follow",
     "datasets": "datasets follow good",
     "retrain": f"retrain follow --rule {RULE}",

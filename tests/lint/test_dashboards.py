@@ -121,7 +121,7 @@ def test_every_panel_says_what_it_shows_and_takes_the_source_that_is_chosen(dash
 
 def test_there_is_a_page_for_each_part_and_one_for_all() -> None:
     assert [one.title for one in DASHBOARDS] == [
-        "Overview", "Training", "Policy serving", "Scoring", "Streams and Kafka", "Rollout",
+        "Overview", "Training", "Policy serving", "Scoring", "Streams and Kafka", "Rollout", "Plugins",
     ]  # fmt: skip
     assert len({one.uid for one in DASHBOARDS}) == len(DASHBOARDS)
 

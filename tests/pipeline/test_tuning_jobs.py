@@ -22,11 +22,10 @@ from streams.jobs.job_log import JobCommand, JobLog
 from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState
 from streams.jobs.training_files import TrainingFile
-from streams.jobs.tuning import job_tuner as tuner, tuning_reducer, tuning_request
+from streams.jobs.tuning import job_tuner as tuner, tuning_metrics, tuning_reducer, tuning_request
 from streams.jobs.tuning.job_tuner import TuningWorker
 from streams.kafka import times
 from streams.kafka.history import LogHistory
-from streams.observability import catalog
 from streams.settings.model import Metrics, Model, Policy, Settings
 from streams.stages.agents.runs.registration import register
 from tests.chaos.proxy import free_ports
@@ -262,10 +261,10 @@ def test_jobs_are_ordered_by_the_command_line_and_carried_out_by_the_command(
 
         def ended() -> bool:
             seen = parse(get(f"http://127.0.0.1:{port}/metrics")[1])
-            return seen.total(catalog.TUNING_ENDED.name, policy="default", outcome="completed") == 1
+            return seen.total(tuning_metrics.ATTEMPTS.name, policy="default", outcome="completed") == 1
 
         until(ended, "its end in the metrics", folder=tmp_path)
-        assert parse(get(f"http://127.0.0.1:{port}/metrics")[1]).total(catalog.TUNING_STEPS.name) == 2
+        assert parse(get(f"http://127.0.0.1:{port}/metrics")[1]).total(tuning_metrics.STEPS.name) == 2
         assert get(f"http://127.0.0.1:{port}/readyz")[0] == get(f"http://127.0.0.1:{port}/healthz")[0] == 200
     shown = json.loads(command("show", job["job_id"], "--output", "json").stdout)
     assert (shown["status"], shown["version"], shown["order"]["method"]) == ("completed", 1, "sft")

@@ -8,6 +8,7 @@ from typing import Any
 from streams.jobs.job_metrics import JobMetrics, WatchedJob, figures, month_figures
 from streams.jobs.monthly_spending import MonthBudget
 from streams.jobs.state import JobState, fold
+from streams.jobs.tuning import tuning_metrics
 from streams.jobs.tuning.tuning_metrics import TuningMetrics
 from streams.observability import catalog
 from streams.observability.metrics import Meter
@@ -81,13 +82,13 @@ def test_of_a_job_that_tunes_it_says_how_far_it_is_and_how_old_its_newest_step_i
     found.step("coach", 1, 4, loss=0.5, grad_norm=2.0)
     found.step("coach", 2, 4, loss=0.25, grad_norm=1.0)
     seen = parse(meter.text())
-    assert (seen.total(catalog.TUNING_DONE.name), seen.total(catalog.TUNING_STEPS.name)) == (0.5, 2)
-    assert (seen.total(catalog.TUNING_LOSS.name), seen.total(catalog.TUNING_GRADIENT.name)) == (0.25, 1.0)
-    assert 0 <= seen.total(catalog.TUNING_AGE.name) < 60
+    assert (seen.total(tuning_metrics.DONE.name), seen.total(tuning_metrics.STEPS.name)) == (0.5, 2)
+    assert (seen.total(tuning_metrics.LOSS.name), seen.total(tuning_metrics.GRADIENT.name)) == (0.25, 1.0)
+    assert 0 <= seen.total(catalog.JOB_STEP_AGE.name) < 60
     found.end("coach", "stopped")
     seen = parse(meter.text())
-    assert seen.family(catalog.TUNING_AGE.name) == seen.family(catalog.TUNING_DONE.name) == []
-    assert seen.total(catalog.TUNING_ENDED.name, policy="coach", outcome="stopped") == 1
+    assert seen.family(catalog.JOB_STEP_AGE.name) == seen.family(tuning_metrics.DONE.name) == []
+    assert seen.total(tuning_metrics.ATTEMPTS.name, policy="coach", outcome="stopped") == 1
 
 
 def test_whatever_who_tunes_reports_is_in_the_table_and_the_table_has_nothing_else() -> None:
@@ -98,5 +99,5 @@ def test_whatever_who_tunes_reports_is_in_the_table_and_the_table_has_nothing_el
     meter.text()  # the age is set when somebody looks
     during = set(parse(meter.text()).kinds.items())
     found.end("coach", "completed")
-    wanted = {(metric.name, metric.kind) for metric in catalog.all_metrics() if metric.processes == ("tune",)}
+    wanted = {(metric.name, metric.kind) for metric in (*tuning_metrics.METRICS, catalog.JOB_STEP_AGE)}
     assert during | set(parse(meter.text()).kinds.items()) == wanted

@@ -119,8 +119,8 @@ FAILED_RUNS = share(
 UNUSABLE_ACTIONS = share(
     _rate(catalog.SERVE_ACTIONS, window="30m", use="unusable"), _rate(catalog.SERVE_ACTIONS, window="30m")
 )
-JOB_SILENT = f"{largest(select(catalog.TUNING_AGE), 'policy')} or {largest(select(catalog.JOB_AGE), 'policy')}"
-"""Time since a job's newest event; for a fine-tuning job since its newest step, if its process answers."""
+JOB_SILENT = f"{largest(select(catalog.JOB_STEP_AGE), 'policy')} or {largest(select(catalog.JOB_AGE), 'policy')}"
+"""Time since a job's newest event; for one that a plugin does since its newest step, if its process answers."""
 LOST_CALLS = share(
     _rate(catalog.SERVE_TURNS, window="15m", fate="~not_delivered|failed"), _rate(catalog.SERVE_TURNS, window="15m")
 )

@@ -1,4 +1,4 @@
-"""Six Grafana dashboards of the loop, from `is it fine` down to single numbers.
+"""Six Grafana dashboards of the loop, and one of plugins, from `is it fine` down to single numbers.
 
     DASHBOARDS ── model.py ──┬─► python -m streams.observability.grafana.dashboards ──► helm/dashboards/*.json
                              └─► streamward dashboards apply
@@ -79,6 +79,17 @@ def _gauge(title: str, unit: str, *metrics: Metric, label: str = "policy", zero:
         expression = largest(select(metric), label)
         queries.append((or_zero(expression) if zero else expression, f"{_legend(label)} {_short(metric)}"))
     return _panel(title, unit, *queries)
+
+
+def _of_plugin(metric: Metric) -> Panel:
+    """Return the panel of a metric that a plugin declares; 0 where there is no series."""
+    title, legend = _short(metric).capitalize(), _legend(*metric.labels) or "value"
+    if metric.kind == "counter":
+        return _growth_panel(f"{title}, in an hour", metric, *metric.labels, window="1h")
+    unit = {"ratio": "percentunit", "seconds": "s"}.get(metric.name.rpartition("_")[2], "short")
+    if metric.kind == "histogram":
+        return _panel(title, unit, (or_zero(quantile(0.95, metric, *metric.labels)), f"95 of 100: {legend}"))
+    return _panel(title, unit, (or_zero(largest(select(metric), *metric.labels)), legend))
 
 
 def _legend(*labels: str) -> str:
@@ -216,17 +227,6 @@ JOBS = (
     _gauge("Share of its budget", "percentunit", catalog.JOB_BUDGET, zero=True),
     _gauge("Spent this month", "currencyUSD", catalog.TENANT_SPENT, label="tenant", zero=True),
     _gauge("Share of the month's budget", "percentunit", catalog.TENANT_MONTH, label="tenant", zero=True),
-)
-TUNING = (
-    _gauge("How far the version is", "percentunit", catalog.TUNING_DONE, zero=True),
-    _speed("Steps a second", "ops", catalog.TUNING_STEPS, "policy"),
-    _panel(
-        "Loss and gradient of a tuning",
-        "short",
-        (or_zero(largest(select(catalog.TUNING_LOSS), "policy")), "{{policy}} loss"),
-        (or_zero(largest(select(catalog.TUNING_GRADIENT), "policy")), "{{policy}} gradient norm"),
-    ),
-    _growth_panel("Started jobs per hour", catalog.TUNING_ENDED, "policy", "outcome", window="1h"),
 )
 CURATION = (
     _growth_panel("Verdicts per hour", catalog.CURATION_VERDICTS, "labeller", "verdict", window="1h"),
@@ -378,7 +378,6 @@ TRAINING = Dashboard(
             ),
         ),
         PanelRow("For which job?", JOBS),
-        PanelRow("Jobs that tune", TUNING),
         PanelRow("Verdicts on runs", CURATION),
         PanelRow("Data sets, retraining, self-play", IMPROVEMENT),
         PanelRow("Training loops from outside", CALLS),
@@ -518,7 +517,13 @@ ROLLOUT = Dashboard(
         PanelRow("Effects", (REWARD, ENDS, ROUNDS)),
     ),
 )
-DASHBOARDS = (OVERVIEW, TRAINING, POLICY, SCORING, STREAMS, ROLLOUT)
+PLUGINS = Dashboard(
+    "plugins",
+    "Plugins",
+    "What each plugin counts.",
+    tuple(PanelRow(name, tuple(map(_of_plugin, metrics))) for name, metrics in catalog.by_plugin().items()),
+)
+DASHBOARDS = (OVERVIEW, TRAINING, POLICY, SCORING, STREAMS, ROLLOUT, PLUGINS)
 
 
 if __name__ == "__main__":
