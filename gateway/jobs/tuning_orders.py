@@ -20,10 +20,9 @@ from schemas.events import DatasetEvent, TuningMethod
 from streams.adapters.versions import AdapterState
 from streams.errors import CallError, JobRequestError, NotFoundError, RefusedError
 from streams.improve.datasets import dataset_log
-from streams.jobs import training_files
+from streams.jobs import training_files, tuning_request
 from streams.jobs.request import JobOrder
 from streams.jobs.training_files import TrainingFile
-from streams.jobs.tuning import tuning_request
 from streams.kafka import times
 from streams.settings.model import Settings
 

@@ -16,11 +16,11 @@ from streams.engines.base_model import Base
 from streams.errors import NotFoundError, RefusedError
 from streams.files import Scratch
 from streams.improve.datasets import dataset_rebuild
+from trainer.examples.tuned_examples import TunedExample, digest
 from trainer.reproduce.recorded import RecordedSetup, RemadeVersion, Remake, recorded_events
 from trainer.step.model import pin
 from trainer.step.recipe import RecipeDifference
 from trainer.tuning import from_dataset, from_log
-from trainer.tuning.tuned_examples import TunedExample, digest
 from trainer.tuning.tuned_version import limits_of, read_file, start_folder
 from trainer.tuning.tuner import Tuner, TuningSteps
 

@@ -194,8 +194,7 @@ def _order_tuning(call: AppContext, body: dict[str, Any], file: Path | None, key
     """Order a job that tunes, after putting its file into the adapter store."""
     from streams.adapters.versions import read_state
     from streams.improve.datasets import dataset_log
-    from streams.jobs import job_log, training_files
-    from streams.jobs.tuning import tuning_request
+    from streams.jobs import job_log, training_files, tuning_request
     from streams.kafka import times
     from streams.stages.agents.runs.registration import known_agents
 

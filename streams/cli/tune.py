@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from streams.output import Output
     from streams.settings.model import Settings
     from streams.tools.archive.history import Source
-    from trainer.tuning.curation import Curation
+    from trainer.examples.curation import Curation
     from trainer.tuning.from_dataset import DatasetExamples
     from trainer.tuning.tuned_version import SourceCheck, TunedVersion
 
@@ -145,7 +145,7 @@ def tune(
 
 def _curation(method: TuningMethod, since: str | None, until: str | None, rule: dict[str, Any]) -> Curation:
     from streams.kafka.times import parse_time
-    from trainer.tuning.curation import Curation
+    from trainer.examples.curation import Curation
 
     for key, option, text in (("since_ms", "--since", since), ("until_ms", "--until", until)):
         rule[key] = None if text is None else parse_time(text, option)

@@ -110,7 +110,7 @@ WITHOUT_TRY = {
     "trainer/step/model.py::load_adapter json.loads": "its sha256 is the manifest's",
     "trainer/step/model.py::load_adapter load_file": "its sha256 is the manifest's",
     "trainer/ranks/exchange.py::_agree json.loads": OWN,
-    "trainer/tuning/from_file.py::_tools json_text.parse": CALLER,
+    "trainer/examples/from_file.py::_tools json_text.parse": CALLER,
 }
 """Calls outside a try that catches what they raise, by file, function and name."""
 

@@ -21,8 +21,8 @@ from streams.improve.datasets.dataset_rule import DatasetRule
 from streams.improve.datasets.outside_tuning import OutsideOrder, check_tenant, submit
 from streams.improve.datasets.outside_version import AdoptionOrder, adopt
 from streams.improve.datasets.provider_api import ProviderApi
+from streams.jobs import tuning_request
 from streams.jobs.job_log import JobLog
-from streams.jobs.tuning import tuning_request
 from streams.jobs.tuning.job_tuner import TuningWorker
 from streams.kafka import admin, times
 from streams.kafka.history import LogHistory

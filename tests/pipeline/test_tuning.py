@@ -41,10 +41,10 @@ from tests.support.models.tiny_log import cut, write
 from tests.support.models.tiny_settings import settings
 from tests.support.processes import command as process, environment, spawn, write as send
 from trainer import fleet
+from trainer.examples.curation import Curation
+from trainer.examples.tuned_examples import answer_of, digest
 from trainer.reproduce import retrain
 from trainer.reproduce.recorded import ReproducedVersion
-from trainer.tuning.curation import Curation
-from trainer.tuning.tuned_examples import answer_of, digest
 from trainer.tuning.tuned_version import StartVersion, TuningOrder, tune
 from trainer.tuning.tuner import TuningSteps
 from trainer.versions import announce, checkpoint

@@ -17,12 +17,12 @@ from streams.adapters.versions import empty, read_state
 from streams.engines.base_model import Base
 from streams.engines.local.lora import read_lora
 from streams.errors import JobRequestError
-from streams.jobs import training_files
+from streams.jobs import training_files, tuning_request
 from streams.jobs.job_log import JobCommand, JobLog
 from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState
 from streams.jobs.training_files import TrainingFile
-from streams.jobs.tuning import job_tuner as tuner, tuning_metrics, tuning_reducer, tuning_request
+from streams.jobs.tuning import job_tuner as tuner, tuning_metrics, tuning_reducer
 from streams.jobs.tuning.job_tuner import TuningWorker
 from streams.kafka import times
 from streams.kafka.history import LogHistory
@@ -37,8 +37,8 @@ from tests.support.models.chat_tiny import base
 from tests.support.models.tiny_settings import settings
 from tests.support.processes import read, running, until, write as send
 from tests.support.scrape import get, parse
+from trainer.examples.tuned_examples import all_tokens
 from trainer.reproduce import retrain
-from trainer.tuning.tuned_examples import all_tokens
 from trainer.tuning.tuned_version import read_file, tune
 from trainer.versions import announce
 

@@ -25,7 +25,7 @@ from streams.arrow.file_rows import json_lines, rows
 from streams.errors import CallError, JobRequestError
 from streams.settings.model import Model, Settings
 from streams.stages.tasks.lines import Checked, Reading, check_rows
-from trainer.tuning import from_file
+from trainer.examples import from_file
 
 Conversation = list[Any]
 SETTINGS = Settings(model=Model(base="somebody/a-model-elsewhere"))

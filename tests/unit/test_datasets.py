@@ -49,7 +49,7 @@ from tests.support.agent_calls import ADD, Recorded, assistant, system, user
 from tests.support.factories import PROGRAM, adapter_event, curation_event, response, task
 from tests.support.models.chat_tiny import chat_tokenizer
 from tests.unit.test_finished import SETTINGS, Appended, answered, chat, end, opinion
-from trainer.tuning import from_file
+from trainer.examples import from_file
 
 JUDGE = CurationJudge(
     model="good-judge",

@@ -24,9 +24,9 @@ from streams.engines.rendering.chat_template import ChatTemplate
 from streams.engines.token_stream import Generation
 from streams.settings.model import Model
 from tests.support.models.families import FAMILIES, QUESTION, REPLY, Family
+from trainer.examples.from_file import example_of
 from trainer.step import prefix_tree
 from trainer.step.prefix_tree import Row, unshareable
-from trainer.tuning.from_file import example_of
 
 each_family = pytest.mark.parametrize("name", FAMILIES)
 

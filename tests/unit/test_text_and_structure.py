@@ -26,7 +26,7 @@ from tests.support.models import chat
 from tests.support.models.chat_tiny import chat_base, chat_tokenizer
 from tests.support.models.tiny import tiny_model, tiny_tokenizer
 from tests.support.thoroughness import FULL
-from trainer.tuning.from_file import example_of
+from trainer.examples.from_file import example_of
 
 REAL = Path(trl.__file__).parent / "chat_templates"
 """Templates as their makers ship them, in a package that is required anyway."""

@@ -24,10 +24,10 @@ from streams.settings.model import Settings, Trainer
 from tests.support.factories import changed, group, member
 from tests.support.models.chat_tiny import chat_base, chat_tokenizer
 from tests.support.models.tiny import tiny_group, tiny_model
-from trainer.tuning import from_file
-from trainer.tuning.curation import Curation
+from trainer.examples import from_file
+from trainer.examples.curation import Curation
+from trainer.examples.tuned_examples import TunedAnswer, TunedExample, answer_of, digest
 from trainer.tuning.losses import dpo_loss, dpo_margins
-from trainer.tuning.tuned_examples import TunedAnswer, TunedExample, answer_of, digest
 from trainer.tuning.tuned_version import StartVersion
 from trainer.tuning.tuner import Tuner, TuningSteps
 

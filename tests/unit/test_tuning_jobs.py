@@ -16,18 +16,18 @@ from gateway.jobs.fine_tuning_body import ORDERED, CreateFineTuningBody
 from schemas.events import AdapterEvent, JobEvent, JobSpec, JobTuning, Tuning, problems
 from streams.adapters.versions import AdapterState, empty, fold as fold_adapter
 from streams.errors import CallError, JobRequestError, RefusedError, SettingsError
-from streams.jobs import training_files
+from streams.jobs import training_files, tuning_request
 from streams.jobs.all_jobs import AllJobs
 from streams.jobs.monthly_spending import MonthBudget
 from streams.jobs.request import JobOrder, estimate
 from streams.jobs.state import JobState, JobUsage, fold
 from streams.jobs.training_files import FileLine, TrainingFile
-from streams.jobs.tuning import tuning_reducer, tuning_request
+from streams.jobs.tuning import tuning_reducer
 from streams.settings.model import Adapters, Model, Policy, Settings, Trainer
 from tests.support.factories import T0, job_event, job_spec, trained
 from tests.support.models.chat_tiny import chat_tokenizer
 from tests.support.models.tiny import save_tiny
-from trainer.tuning.curation import Curation
+from trainer.examples.curation import Curation
 
 SETTINGS = Settings(
     policy=Policy(name="sums", engine="scripted"),

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from schemas.events import AnsweringAgent, TuningMethod
 from streams.errors import NotFoundError
+from trainer.examples.tuned_examples import TunedExample
 from trainer.tuning.from_log import TokenLimits, unfit
-from trainer.tuning.tuned_examples import TunedExample
 
 
 class SampledExample(NamedTuple):

@@ -21,10 +21,10 @@ from streams.kafka.history import History
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
+from trainer.examples.curation import Curation
+from trainer.examples.tuned_examples import TunedChain, TunedExample, answer_of
 from trainer.step import group_tokens
 from trainer.step.group_checks import unknown_token
-from trainer.tuning.curation import Curation
-from trainer.tuning.tuned_examples import TunedChain, TunedExample, answer_of
 from trainer.versions.announce import answering_agents
 
 FETCHED = 500

@@ -40,12 +40,13 @@ from streams.kafka.history import History
 from streams.kafka.record import encoded
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
+from trainer.examples import from_file
+from trainer.examples.curation import Curation
+from trainer.examples.tuned_examples import TunedExample, digest, loss_tokens
 from trainer.step.model import pin
-from trainer.tuning import from_dataset, from_file, from_log
-from trainer.tuning.curation import Curation
+from trainer.tuning import from_dataset, from_log
 from trainer.tuning.from_dataset import DatasetExamples
 from trainer.tuning.from_log import TokenLimits
-from trainer.tuning.tuned_examples import TunedExample, digest, loss_tokens
 from trainer.tuning.tuner import Tuner, TuningStep, TuningSteps
 from trainer.versions import checkpoint
 from trainer.versions.announce import announce, in_order, reason_of

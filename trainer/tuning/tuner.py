@@ -28,13 +28,13 @@ from schemas.events import TuningMethod
 from streams.engines.base_model import Base
 from streams.errors import SettingsError, StreamwardError
 from streams.settings.model import Settings
+from trainer.examples.tuned_examples import TunedAnswer, TunedExample, all_tokens, loss_tokens
 from trainer.step import plain_pass, prefix_tree
 from trainer.step.collate import MICRO_TOKENS
 from trainer.step.model import load_adapter, recipe, save_adapter, wrap
 from trainer.step.prefix_tree import Row
 from trainer.step.shares import copy_of, is_equal
 from trainer.tuning.losses import dpo_loss, dpo_margins, sft_loss
-from trainer.tuning.tuned_examples import TunedAnswer, TunedExample, all_tokens, loss_tokens
 
 TUNING_VERSION = "1"
 """Of this arithmetic: counted up by a change that gives other bytes for the same examples, weights and libraries."""

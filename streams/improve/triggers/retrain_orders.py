@@ -18,9 +18,9 @@ from streams.adapters.versions import read_state
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.improve.triggers.rule import RetrainRule, TrainPart, TunePart
 from streams.improve.triggers.run_questions import questions_of
+from streams.jobs import tuning_request
 from streams.jobs.request import JobConfig, JobOrder, RewardSourceConfig, digest_of, spec_of
-from streams.jobs.tuning import tuning_request
-from streams.jobs.tuning.tuning_request import TuningConfig, TuningRequest
+from streams.jobs.tuning_request import TuningConfig, TuningRequest
 from streams.kafka.admin import read_topic
 from streams.settings.model import Settings
 

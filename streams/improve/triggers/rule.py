@@ -40,7 +40,7 @@ from streams.errors import SettingsError
 from streams.improve.triggers.detector import WINDOW
 from streams.improve.triggers.tick_schedule import TickSchedule
 from streams.jobs.request import JobConfig, RequestPart
-from streams.jobs.tuning.tuning_request import TuningConfig
+from streams.jobs.tuning_request import TuningConfig
 from streams.settings.toml_file import read_toml
 
 Signal = Literal["failure", "reward", "feedback", "promotable", "schedule"]

@@ -36,7 +36,7 @@ from streams.jobs.state import JobState, JobUsage
 from streams.jobs.tuning import tuning_reducer
 from streams.jobs.tuning.tuning_metrics import TuningMetrics, TuningOutcome
 from streams.jobs.tuning.tuning_reducer import NO_EXAMPLES, NOT_TUNED
-from streams.jobs.tuning.tuning_request import BETA
+from streams.jobs.tuning_request import BETA
 from streams.kafka import times
 from streams.kafka.admin import offsets, outlast
 from streams.kafka.group_names import TUNING
@@ -48,9 +48,9 @@ from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
 from streams.observability import metrics
 from streams.settings.model import Settings
-from trainer.tuning.curation import Curation
+from trainer.examples.curation import Curation
+from trainer.examples.tuned_examples import TunedExample, all_tokens, loss_tokens
 from trainer.tuning.from_dataset import DatasetExamples, DatasetReader
-from trainer.tuning.tuned_examples import TunedExample, all_tokens, loss_tokens
 from trainer.tuning.tuned_version import StartVersion, TuningOrder, tune, version_of_job
 from trainer.tuning.tuner import TuningStep, TuningSteps
 

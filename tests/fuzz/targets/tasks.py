@@ -64,7 +64,7 @@ def tuning_dpo(folder: Path) -> Check:
 def _examples(folder: Path, method: TuningMethod) -> Check:
     from streams.engines.rendering.chat_template import ChatTemplate
     from tests.support.models.chat_tiny import chat_tokenizer
-    from trainer.tuning import from_file
+    from trainer.examples import from_file
 
     path, template = folder / "examples.jsonl", ChatTemplate(chat_tokenizer())
 

@@ -32,7 +32,7 @@ from schemas.tokens import LossMask, TokenIds
 from streams.arrow.file_rows import OF_EXAMPLES, Row, fields_of, rows
 from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import EventError, NotFoundError, SettingsError
-from trainer.tuning.tuned_examples import TunedAnswer, TunedChain, TunedExample
+from trainer.examples.tuned_examples import TunedAnswer, TunedChain, TunedExample
 
 LINES_SHOWN = 5
 """Wrong lines that a message names."""

@@ -34,8 +34,8 @@ from streams.jobs.request import (
 from streams.jobs.training_files import FileLine, TrainingFile
 from streams.kafka.times import parse_time
 from streams.settings.model import Settings
-from trainer.tuning import from_file
-from trainer.tuning.curation import Curation
+from trainer.examples import from_file
+from trainer.examples.curation import Curation
 
 MOST_RANK = 512
 """vLLM's."""
