@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from streams.settings.model import Settings
     from streams.tools.archive.history import Source
     from trainer.examples.curation import Curation
-    from trainer.tuning.from_dataset import DatasetExamples
+    from trainer.examples.tuned_examples import DatasetExamples
     from trainer.tuning.tuned_version import SourceCheck, TunedVersion
 
 

@@ -11,10 +11,12 @@ mask names, and everything else is context: prompts, tools and environments.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
-from schemas.events import AdvantagedGroup, GroupResponse
+from schemas.events import AdvantagedGroup, AnsweringAgent, GroupResponse
 from schemas.tokens import LossMask, TokenIds
 from trainer.step.token_chains import chains
 
@@ -52,6 +54,36 @@ class TunedAnswer(NamedTuple):
 
 TunedExample = tuple[TunedAnswer, ...]
 """sft: one answer. dpo: the chosen one, then the rejected one."""
+
+
+class SampledExample(NamedTuple):
+    """An example, and what its tokens are tokens of."""
+
+    tokenizer_digest: str
+    example: TunedExample
+
+
+class DatasetExamples(NamedTuple):
+    """What one build of a data set has for one method, in the order of its rows."""
+
+    dataset: str
+    digest: str
+    rows: tuple[SampledExample, ...]
+    texts: tuple[tuple[str, ...], ...] = ()
+    """What each row says, for the check of what suites hold out."""
+    agents: frozenset[AnsweringAgent] = frozenset()
+    """Those that answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningSource:
+    """Where the examples are: a file, a data set, or the tasks of groups."""
+
+    policy: str
+    file: Path | None = None
+    dataset: DatasetExamples | None = None
+    groups_policy: str | None = None
+    task_ids: Sequence[str] = ()
 
 
 def answer_of(group: AdvantagedGroup, response: GroupResponse) -> TunedAnswer:

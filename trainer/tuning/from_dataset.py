@@ -12,30 +12,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from schemas.events import AnsweringAgent, TuningMethod
+from schemas.events import TuningMethod
 from streams.errors import NotFoundError
-from trainer.examples.tuned_examples import TunedExample
+from trainer.examples.tuned_examples import DatasetExamples, TunedExample
 from trainer.tuning.from_log import TokenLimits, unfit
-
-
-class SampledExample(NamedTuple):
-    """An example, and what its tokens are tokens of."""
-
-    tokenizer_digest: str
-    example: TunedExample
-
-
-class DatasetExamples(NamedTuple):
-    """What one build of a data set has for one method, in the order of its rows."""
-
-    dataset: str
-    digest: str
-    rows: tuple[SampledExample, ...]
-    texts: tuple[tuple[str, ...], ...] = ()
-    """What each row says, for the check of what suites hold out."""
-    agents: frozenset[AnsweringAgent] = frozenset()
-    """Those that answered."""
-
 
 DatasetReader = Callable[[str, str, TuningMethod], DatasetExamples]
 """Name, digest, method. Raises NotFoundError for an unknown build, RefusedError if the log no longer gives it."""

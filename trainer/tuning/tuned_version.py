@@ -42,10 +42,9 @@ from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from trainer.examples import from_file
 from trainer.examples.curation import Curation
-from trainer.examples.tuned_examples import TunedExample, digest, loss_tokens
+from trainer.examples.tuned_examples import DatasetExamples, TunedExample, TuningSource, digest, loss_tokens
 from trainer.step.model import pin
 from trainer.tuning import from_dataset, from_log
-from trainer.tuning.from_dataset import DatasetExamples
 from trainer.tuning.from_log import TokenLimits
 from trainer.tuning.tuner import Tuner, TuningStep, TuningSteps
 from trainer.versions import checkpoint
@@ -80,17 +79,6 @@ class StartVersion(NamedTuple):
         if match is None:
             raise SettingsError(f"--start {text!r}: expected a version, as 3, or one of another policy, as {policy}:3")
         return cls(match["policy"] or policy, int(match["version"]))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuningSource:
-    """Where the examples are: a file, a data set, or the tasks of groups."""
-
-    policy: str
-    file: Path | None = None
-    dataset: DatasetExamples | None = None
-    groups_policy: str | None = None
-    task_ids: Sequence[str] = ()
 
 
 SourceCheck = Callable[[TuningSource], Mapping[str, str]]

@@ -32,7 +32,7 @@ from streams.stages.scoring.task_lookup import TaskLookup
 
 if TYPE_CHECKING:
     from schemas.events import AdvantagedGroup, Batch
-    from trainer.tuning.tuned_version import TuningSource
+    from trainer.examples.tuned_examples import TuningSource
 
 ALLOW = "--allow-contaminated allows it, and records your name"
 WAY_OUT = f"Leave them out (`streamward data clean` does); {ALLOW}"

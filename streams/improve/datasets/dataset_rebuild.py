@@ -17,7 +17,8 @@ from streams.improve.datasets.dataset_rule import DatasetRule
 from streams.improve.datasets.source_ranges import check_ranges
 from streams.kafka.history import History
 from streams.settings.model import Settings
-from trainer.tuning.from_dataset import DatasetExamples, DatasetReader, SampledExample
+from trainer.examples.tuned_examples import DatasetExamples, SampledExample
+from trainer.tuning.from_dataset import DatasetReader
 
 
 def rebuild(settings: Settings, event: DatasetEvent, history: History) -> ComposedDataset:

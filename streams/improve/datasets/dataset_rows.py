@@ -23,8 +23,7 @@ from streams.improve.datasets.judged_runs import JudgedRun
 from streams.stages.agents.trajectories.chat_format import message_of, tool_of
 from streams.stages.agents.trajectories.fold import CallChain
 from streams.tools.query.finished import Finished
-from trainer.examples.tuned_examples import TunedAnswer, TunedChain, answer_of
-from trainer.tuning.from_dataset import SampledExample
+from trainer.examples.tuned_examples import SampledExample, TunedAnswer, TunedChain, answer_of
 
 Line = dict[str, Any]
 

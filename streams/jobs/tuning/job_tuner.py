@@ -49,8 +49,8 @@ from streams.kafka.topics import topics
 from streams.observability import metrics
 from streams.settings.model import Settings
 from trainer.examples.curation import Curation
-from trainer.examples.tuned_examples import TunedExample, all_tokens, loss_tokens
-from trainer.tuning.from_dataset import DatasetExamples, DatasetReader
+from trainer.examples.tuned_examples import DatasetExamples, TunedExample, all_tokens, loss_tokens
+from trainer.tuning.from_dataset import DatasetReader
 from trainer.tuning.tuned_version import StartVersion, TuningOrder, tune, version_of_job
 from trainer.tuning.tuner import TuningStep, TuningSteps
 
