@@ -1,7 +1,16 @@
 """Supervised training and preferences: a version from answers of the log, or from a file, without a batch."""
 
-from streams.plugins.plugin import Plugin
+from streams.plugins.plugin import Plugin, PluginCommand
 
 PLUGIN = Plugin(
-    name="tuning", remakes="plugins.tuning.remake:REMAKES", metrics="streams.jobs.tuning.tuning_metrics:METRICS"
+    name="tuning",
+    commands={
+        "tune": PluginCommand(
+            "plugins.tuning.commands:tune",
+            "Train a version by supervised fine-tuning or DPO.",
+            section="Train and compare",
+        )
+    },
+    remakes="plugins.tuning.remake:REMAKES",
+    metrics="plugins.tuning.tuning_metrics:METRICS",
 )

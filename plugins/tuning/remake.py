@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from plugins.tuning import from_dataset, from_log
+from plugins.tuning.tuned_version import limits_of, read_file, start_folder
+from plugins.tuning.tuner import Tuner, TuningSteps
 from schemas.events import AdapterEvent, Tuning
 from streams.engines.base_model import Base
 from streams.errors import NotFoundError, RefusedError
@@ -20,9 +23,6 @@ from trainer.examples.tuned_examples import TunedExample, digest
 from trainer.reproduce.recorded import RecordedSetup, RemadeVersion, Remake, recorded_events
 from trainer.step.model import pin
 from trainer.step.recipe import RecipeDifference
-from trainer.tuning import from_dataset, from_log
-from trainer.tuning.tuned_version import limits_of, read_file, start_folder
-from trainer.tuning.tuner import Tuner, TuningSteps
 
 
 class TunedRemake(Remake):

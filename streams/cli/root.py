@@ -61,7 +61,6 @@ from streams.cli.tool_registry import tools
 from streams.cli.topics import topics
 from streams.cli.train import train
 from streams.cli.training_calls import calls
-from streams.cli.tune import tune
 from streams.cli.up import up
 from streams.errors import SettingsError
 from streams.plugins.choice import read_choice, use_choice
@@ -74,7 +73,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Run the loop": (demo, broker, topics, streams, scoring, policy, train),
     "Ask and reward": (tasks, ask, chat, reward),
     "Look at the log": (events, runs, adapters, rollout, query, page, audit, costs),
-    "Train and compare": (tune, jobs, evaluate, replay, experiments, sweep, reproduce),
+    "Train and compare": (jobs, evaluate, replay, experiments, sweep, reproduce),
     "Improve by what was served": (improve, curate, data, datasets, retrain, selfplay, prompts),
     "Operate": (config, plugins, capacity, offsets, dlq, rescore, archive, dashboards),
     "Connect": (serve, calls, mcp, tools, access, agents, environments, export, schemas),
@@ -91,12 +90,8 @@ Exit codes: 0 ok, 1 failed, 2 usage or settings, 3 not found, 4 refused, 5 unrea
 75 stopped by a watchdog (start it again), 130 interrupted."""
 
 
-OF_PLUGINS = "Of plugins"
-"""The last section: the commands of everything that is installed."""
-
-
 class CommandLine(Guarded):
-    """The root group, whose help has a section for each of SECTIONS, and one for the commands of plugins."""
+    """The root group, whose help has a section for each of SECTIONS, and those that commands of plugins name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands, section by section."""
@@ -122,11 +117,11 @@ class CommandLine(Guarded):
             title: [(f"{command.name:<{width}}", command.get_short_help_str(limit)) for command in commands]
             for title, commands in SECTIONS.items()
         }
-        rows[OF_PLUGINS] = [(f"{name:<{width}}", command.help) for name, (_, command) in plugin_commands().items()]
+        for name, (_, command) in plugin_commands().items():
+            rows.setdefault(command.section, []).append((f"{name:<{width}}", command.help))
         for title, lines in rows.items():
-            if lines:
-                with formatter.section(title):
-                    formatter.write_dl(lines)
+            with formatter.section(title):
+                formatter.write_dl(lines)
 
 
 def choose_plugins(ctx: click.Context) -> None:

@@ -43,7 +43,7 @@ KNOW_FAUST = ("streams.worker",)
 KNOW_AIOKAFKA = (*KNOW_FAUST, "streams.kafka.transactions")
 """librdkafka shows no markers of transactions."""
 KNOW_TORCH = ("trainer", "streams.engines", "plugins")
-LOAD_TORCH = (*KNOW_TORCH, "streams.jobs.tuning.job_tuner")
+KNOW_TORCH = (*KNOW_TORCH, "plugins.tuning.job_tuner")
 TORCH = {"torch", "transformers", "peft", "trl", "vllm", "safetensors", "gguf"}
 
 
@@ -136,7 +136,7 @@ def test_only_a_process_with_a_model_loads_torch() -> None:
     heavy = {module for module in modules() if any(name.split(".")[0] in TORCH for name in loads(module))}
     while more := {module for module in modules() if loads(module) & heavy} - heavy:
         heavy |= more
-    wrong = sorted(module for module in heavy if not inside(module, *LOAD_TORCH))
+    wrong = sorted(module for module in heavy if not inside(module, *KNOW_TORCH))
     assert wrong == []
 
 

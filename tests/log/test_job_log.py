@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from plugins.tuning import tuning_reducer
 from schemas.events import JobEvent, JobPrices, JobQuestion, JobTuning, Sampling, Task, derive_id
 from streams.errors import NotFoundError, RefusedError
 from streams.jobs.controller import JobController
 from streams.jobs.job_log import JobCommand, JobLog
 from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState, fold
-from streams.jobs.tuning import tuning_reducer
 from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.kafka.retry import BrokerOutage

@@ -24,7 +24,7 @@ from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from tests.pipeline.test_tuning import DPO, SFT, lines, made
+from tests.plugins.tuning.test_tuned_versions import DPO, SFT, lines, made
 from tests.support import factories
 from tests.support.commands import invoke
 from tests.support.models.chat_tiny import base

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from plugins.tuning import tuning_metrics
+from plugins.tuning.tuning_metrics import TuningMetrics
 from streams.jobs.job_metrics import JobMetrics, WatchedJob, figures, month_figures
 from streams.jobs.monthly_spending import MonthBudget
 from streams.jobs.state import JobState, fold
-from streams.jobs.tuning import tuning_metrics
-from streams.jobs.tuning.tuning_metrics import TuningMetrics
 from streams.observability import catalog
 from streams.observability.metrics import Meter
 from tests.support.factories import job_event, job_spec

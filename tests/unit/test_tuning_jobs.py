@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 from gateway.http.body import read
 from gateway.jobs import tuning_orders
 from gateway.jobs.fine_tuning_body import ORDERED, CreateFineTuningBody
+from plugins.tuning import tuning_reducer
 from schemas.events import AdapterEvent, JobEvent, JobSpec, JobTuning, Tuning, problems
 from streams.adapters.versions import AdapterState, empty, fold as fold_adapter
 from streams.errors import CallError, JobRequestError, RefusedError, SettingsError
@@ -22,7 +23,6 @@ from streams.jobs.monthly_spending import MonthBudget
 from streams.jobs.request import JobOrder, estimate
 from streams.jobs.state import JobState, JobUsage, fold
 from streams.jobs.training_files import FileLine, TrainingFile
-from streams.jobs.tuning import tuning_reducer
 from streams.settings.model import Adapters, Model, Policy, Settings, Trainer
 from tests.support.factories import T0, job_event, job_spec, trained
 from tests.support.models.chat_tiny import chat_tokenizer

@@ -17,8 +17,7 @@ from streams.improve.datasets.dataset_rule import DatasetRule
 from streams.improve.datasets.source_ranges import check_ranges
 from streams.kafka.history import History
 from streams.settings.model import Settings
-from trainer.examples.tuned_examples import DatasetExamples, SampledExample
-from trainer.tuning.from_dataset import DatasetReader
+from trainer.examples.tuned_examples import DatasetExamples, DatasetReader, SampledExample
 
 
 def rebuild(settings: Settings, event: DatasetEvent, history: History) -> ComposedDataset:

@@ -91,7 +91,7 @@ SITUATIONS: tuple[Situation, ...] = (
         result="Places bear loss, not ids: an end has loss once, in training and tuning, and padding none.",
         tests=(
             "tests/unit/test_grpo.py::test_an_end_that_is_the_pad_bears_loss_once_and_padding_none",
-            "tests/unit/test_tuning.py::test_an_end_that_is_the_pad_bears_loss_once_beside_a_longer_example",
+            "tests/plugins/tuning/test_tuner.py::test_an_end_that_is_the_pad_bears_loss_once_beside_a_longer_example",
         ),
     ),
     Situation(
@@ -120,7 +120,7 @@ SITUATIONS: tuple[Situation, ...] = (
         tests=(
             ODDITIES,
             "tests/unit/test_rendering.py::test_template_that_changes_history_is_a_reason",
-            "tests/unit/test_tuning.py::test_a_template_that_rewrites_what_was_said_before_is_not_trained_on",
+            "tests/plugins/tuning/test_tuner.py::test_a_template_that_rewrites_what_was_said_before_is_not_trained_on",
         ),
     ),
 )

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from plugins.tuning.tuned_version import StartVersion, TuningOrder, tune
+from plugins.tuning.tuner import TuningSteps
 from schemas.events import (
     AdapterEvent,
     AdvantagedGroup,
@@ -45,8 +47,6 @@ from trainer.examples.curation import Curation
 from trainer.examples.tuned_examples import answer_of, digest
 from trainer.reproduce import retrain
 from trainer.reproduce.recorded import ReproducedVersion
-from trainer.tuning.tuned_version import StartVersion, TuningOrder, tune
-from trainer.tuning.tuner import TuningSteps
 from trainer.versions import announce, checkpoint
 
 __all__ = ["base", "settings"]

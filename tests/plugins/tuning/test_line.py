@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from plugins.tuning.tuned_version import StartVersion
 from schemas.conventions import OPTIMIZER
 from schemas.events import AdapterEvent
 from streams.adapters import store
@@ -21,14 +22,13 @@ from streams.engines.base_model import Base
 from streams.errors import RefusedError
 from streams.kafka.producer import Producer
 from streams.settings.model import Settings
-from tests.pipeline.test_tuning import about_adapters, again, command, made, verdicts
+from tests.plugins.tuning.test_tuned_versions import about_adapters, again, command, made, verdicts
 from tests.support.factories import outside
 from tests.support.models.chat_tiny import base
 from tests.support.models.tiny_log import trained, write
 from tests.support.models.tiny_settings import settings
 from tests.support.processes import command as process, environment, spawn
 from trainer import fleet, policy_trainer
-from trainer.tuning.tuned_version import StartVersion
 from trainer.versions import announce, checkpoint
 
 __all__ = ["base", "settings"]

@@ -24,6 +24,7 @@ from streams.cli.runtime import (
 )
 
 if TYPE_CHECKING:
+    from plugins.tuning.tuned_version import SourceCheck, TunedVersion
     from schemas.events import TuningMethod
     from streams.kafka.history import History
     from streams.output import Output
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from streams.tools.archive.history import Source
     from trainer.examples.curation import Curation
     from trainer.examples.tuned_examples import DatasetExamples
-    from trainer.tuning.tuned_version import SourceCheck, TunedVersion
 
 
 @click.command()
@@ -128,8 +128,8 @@ def tune(
     settings, name = call.settings_to_write, policy or call.settings.policy.name
     reader = history.of(settings, source)
     with importing():
-        from trainer.tuning import tuned_version as tuning
-        from trainer.tuning.tuner import TuningSteps
+        from plugins.tuning import tuned_version as tuning
+        from plugins.tuning.tuner import TuningSteps
     order = tuning.TuningOrder(
         policy=name,
         steps=TuningSteps(method=method, epochs=epochs, batch=batch, beta=beta),
@@ -183,8 +183,8 @@ def _serve_jobs(call: AppContext) -> None:
     with until_stopped() as stop:
         admin.check_topics(call.settings, patient=True)
         with importing():
+            from plugins.tuning import job_tuner as tuner
             from streams.improve.datasets import dataset_rebuild as rebuild
-            from streams.jobs.tuning import job_tuner as tuner
             from streams.kafka.history import LogHistory
         datasets = rebuild.reader(call.settings, LogHistory(call.settings))
         tuner.run(call.settings, stop=stop, datasets=datasets)

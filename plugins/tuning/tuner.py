@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from plugins.tuning.losses import dpo_loss, dpo_margins, sft_loss
 from schemas.conventions import UNCHANGED
 from schemas.events import TuningMethod
 from streams.engines.base_model import Base
@@ -34,7 +35,6 @@ from trainer.step.collate import MICRO_TOKENS
 from trainer.step.model import load_adapter, recipe, save_adapter, wrap
 from trainer.step.prefix_tree import Row
 from trainer.step.shares import copy_of, is_equal
-from trainer.tuning.losses import dpo_loss, dpo_margins, sft_loss
 
 TUNING_VERSION = "1"
 """Of this arithmetic: counted up by a change that gives other bytes for the same examples, weights and libraries."""

@@ -25,6 +25,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from plugins.tuning import from_dataset, from_log
+from plugins.tuning.from_log import TokenLimits
+from plugins.tuning.tuner import Tuner, TuningStep, TuningSteps
 from schemas.events import AdapterEvent, AnsweringAgent, Tuning, TuningMethod, derive_id
 from streams.adapters import signing, store
 from streams.adapters.decisions import AdapterHistory, find_version, read_history
@@ -44,9 +47,6 @@ from trainer.examples import from_file
 from trainer.examples.curation import Curation
 from trainer.examples.tuned_examples import DatasetExamples, TunedExample, TuningSource, digest, loss_tokens
 from trainer.step.model import pin
-from trainer.tuning import from_dataset, from_log
-from trainer.tuning.from_log import TokenLimits
-from trainer.tuning.tuner import Tuner, TuningStep, TuningSteps
 from trainer.versions import checkpoint
 from trainer.versions.announce import announce, in_order, reason_of
 

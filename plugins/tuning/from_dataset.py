@@ -9,16 +9,11 @@ passes its reader. Nothing is tokenized: an example has the tokens that were sam
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import NamedTuple
 
-from schemas.events import TuningMethod
+from plugins.tuning.from_log import TokenLimits, unfit
 from streams.errors import NotFoundError
 from trainer.examples.tuned_examples import DatasetExamples, TunedExample
-from trainer.tuning.from_log import TokenLimits, unfit
-
-DatasetReader = Callable[[str, str, TuningMethod], DatasetExamples]
-"""Name, digest, method. Raises NotFoundError for an unknown build, RefusedError if the log no longer gives it."""
 
 
 class FittingExamples(NamedTuple):

@@ -1,6 +1,6 @@
 """Run the jobs that tune: supervised training and preferences.
 
-    jobs ──► JobLog ──► the oldest job of each policy that tunes, and is ours ──► trainer/tuning ──► adapters: trained
+    jobs ──► JobLog ──► the oldest job of each policy that tunes, and is ours ──► plugins/tuning ──► adapters: trained
     between two steps: cancelled, paused, over its budget? ──► nothing is written      iteration, completed ──► jobs
     each step ──► tuning_metrics.py ──► /metrics, /healthz
 
@@ -23,6 +23,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from plugins.tuning import tuning_reducer
+from plugins.tuning.tuned_version import StartVersion, TuningOrder, tune, version_of_job
+from plugins.tuning.tuner import TuningStep, TuningSteps
+from plugins.tuning.tuning_metrics import TuningMetrics, TuningOutcome
+from plugins.tuning.tuning_reducer import NO_EXAMPLES, NOT_TUNED
 from schemas.events import AdapterEvent, JobTuning
 from streams.adapters.decisions import read_history
 from streams.adapters.lora_shape import LoraChoice
@@ -33,9 +38,6 @@ from streams.files import Scratch
 from streams.jobs import training_files
 from streams.jobs.job_log import JobLog
 from streams.jobs.state import JobState, JobUsage
-from streams.jobs.tuning import tuning_reducer
-from streams.jobs.tuning.tuning_metrics import TuningMetrics, TuningOutcome
-from streams.jobs.tuning.tuning_reducer import NO_EXAMPLES, NOT_TUNED
 from streams.jobs.tuning_request import BETA
 from streams.kafka import times
 from streams.kafka.admin import offsets, outlast
@@ -49,10 +51,7 @@ from streams.kafka.topics import topics
 from streams.observability import metrics
 from streams.settings.model import Settings
 from trainer.examples.curation import Curation
-from trainer.examples.tuned_examples import DatasetExamples, TunedExample, all_tokens, loss_tokens
-from trainer.tuning.from_dataset import DatasetReader
-from trainer.tuning.tuned_version import StartVersion, TuningOrder, tune, version_of_job
-from trainer.tuning.tuner import TuningStep, TuningSteps
+from trainer.examples.tuned_examples import DatasetExamples, DatasetReader, TunedExample, all_tokens, loss_tokens
 
 LOOK_S = 0.5
 """How long a process without a job waits until it looks again."""

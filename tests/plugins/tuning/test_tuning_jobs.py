@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from plugins.tuning import job_tuner as tuner, tuning_metrics, tuning_reducer
+from plugins.tuning.job_tuner import TuningWorker
+from plugins.tuning.tuned_version import read_file, tune
 from schemas.events import AdapterEvent, AgentEvent, JobEvent
 from streams.adapters.versions import empty, read_state
 from streams.engines.base_model import Base
@@ -22,15 +25,13 @@ from streams.jobs.job_log import JobCommand, JobLog
 from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState
 from streams.jobs.training_files import TrainingFile
-from streams.jobs.tuning import job_tuner as tuner, tuning_metrics, tuning_reducer
-from streams.jobs.tuning.job_tuner import TuningWorker
 from streams.kafka import times
 from streams.kafka.history import LogHistory
 from streams.settings.model import Metrics, Model, Policy, Settings
 from streams.stages.agents.runs.registration import register
 from tests.chaos.proxy import free_ports
 from tests.log.test_fine_tuning_over_http import gateway
-from tests.pipeline.test_tuning import DPO, SFT, Crash, groups, order as tuning_order
+from tests.plugins.tuning.test_tuned_versions import DPO, SFT, Crash, groups, order as tuning_order
 from tests.support.agent_server import settings_of
 from tests.support.commands import invoke
 from tests.support.models.chat_tiny import base
@@ -39,7 +40,6 @@ from tests.support.processes import read, running, until, write as send
 from tests.support.scrape import get, parse
 from trainer.examples.tuned_examples import all_tokens
 from trainer.reproduce import retrain
-from trainer.tuning.tuned_version import read_file, tune
 from trainer.versions import announce
 
 __all__ = ["base", "settings"]

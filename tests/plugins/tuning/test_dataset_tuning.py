@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from plugins.tuning.job_tuner import TuningWorker
 from schemas.events import AdapterEvent, AnsweringAgent, DatasetEvent, OutsideModel, RunVerdict
 from schemas.tokens import TokenIds
 from streams.adapters.versions import empty
@@ -23,12 +24,11 @@ from streams.improve.datasets.outside_version import AdoptionOrder, adopt
 from streams.improve.datasets.provider_api import ProviderApi
 from streams.jobs import tuning_request
 from streams.jobs.job_log import JobLog
-from streams.jobs.tuning.job_tuner import TuningWorker
 from streams.kafka import admin, times
 from streams.kafka.history import LogHistory
 from streams.settings.model import Model, Outside, Settings
 from tests.log.test_fine_tuning_over_http import gateway
-from tests.pipeline.test_tuning import again, command, verdicts
+from tests.plugins.tuning.test_tuned_versions import again, command, verdicts
 from tests.support.agent_server import settings_of
 from tests.support.log.judged_log import PROMPT, judge, served
 from tests.support.models.chat_tiny import base

@@ -16,6 +16,9 @@ from datasets import Dataset
 from pyarrow import parquet
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
+from plugins.tuning.losses import dpo_loss, dpo_margins
+from plugins.tuning.tuned_version import StartVersion
+from plugins.tuning.tuner import Tuner, TuningSteps
 from schemas.events import AdvantagedGroup, GroupResponse
 from streams.engines.base_model import Base
 from streams.engines.rendering.chat_template import ChatTemplate
@@ -27,9 +30,6 @@ from tests.support.models.tiny import tiny_group, tiny_model
 from trainer.examples import from_file
 from trainer.examples.curation import Curation
 from trainer.examples.tuned_examples import TunedAnswer, TunedExample, answer_of, digest
-from trainer.tuning.losses import dpo_loss, dpo_margins
-from trainer.tuning.tuned_version import StartVersion
-from trainer.tuning.tuner import Tuner, TuningSteps
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
 
@@ -514,7 +514,7 @@ def test_every_epoch_sees_every_example_once_and_the_metrics_count_them() -> Non
 def test_micro_batches_only_bound_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     examples = many()
     whole = tuner("sft").step(examples)
-    monkeypatch.setattr("trainer.tuning.tuner.MICRO_TOKENS", 1)
+    monkeypatch.setattr("plugins.tuning.tuner.MICRO_TOKENS", 1)
     assert tuner("sft").step(examples).loss == pytest.approx(whole.loss, abs=1e-6)
 
 

@@ -1,1 +1,0 @@
-"""Supervised training and preferences: a version from answers of the log, or from a file, without a batch."""
