@@ -160,15 +160,14 @@ def _check(settings: Settings, allow_contaminated: bool) -> SourceCheck:
 
 def _examples(settings: Settings, reference: str, method: TuningMethod, history: History) -> DatasetExamples:
     """Return the examples of a data set, out of the log. Raises UsageError for options that choose other ones."""
-    from streams.improve.datasets import dataset_log, dataset_rebuild as rebuild
+    from streams.improve.datasets import dataset_rebuild
 
     context = click.get_current_context()
     for name in ("file", "groups_of", "purpose", "min_reward", "every", "margin", "since", "until"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             option = {"file": "FILE", "every": "--all"}.get(name, f"--{name.replace('_', '-')}")
             raise click.UsageError(f"{option} and --dataset both choose the examples; leave one of them out")
-    event = dataset_log.read(settings).find(reference)
-    return rebuild.reader(settings, history)(event.dataset, event.digest, method)
+    return dataset_rebuild.examples(settings, reference, method, history)
 
 
 def _serve_jobs(call: AppContext) -> None:
@@ -183,11 +182,8 @@ def _serve_jobs(call: AppContext) -> None:
     with until_stopped() as stop:
         admin.check_topics(call.settings, patient=True)
         with importing():
-            from plugins.tuning import job_tuner as tuner
-            from streams.improve.datasets import dataset_rebuild as rebuild
-            from streams.kafka.history import LogHistory
-        datasets = rebuild.reader(call.settings, LogHistory(call.settings))
-        tuner.run(call.settings, stop=stop, datasets=datasets)
+            from plugins.tuning import job_tuner
+        job_tuner.run(call.settings, stop=stop)
 
 
 def _row(version: TunedVersion) -> dict[str, Any]:

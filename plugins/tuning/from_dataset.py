@@ -1,9 +1,8 @@
 """Rows of a data set as examples.
 
-    NAME, digest ──► DatasetReader: the runs of that build, out of the log ──► fit for the model? ──► TunedExample
+    NAME@DIGEST ──► dataset_rebuild.py: the runs of that build, out of the log ──► fit for the model? ──► TunedExample
 
-streams/improve/datasets decides which runs a data set has, and is above the trainer: the process that starts a tuning
-passes its reader. Nothing is tokenized: an example has the tokens that were sampled.
+Nothing is tokenized: an example has the tokens that were sampled.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run the jobs that tune: supervised training and preferences.
 
-    jobs ──► JobLog ──► the oldest job of each policy that tunes, and is ours ──► plugins/tuning ──► adapters: trained
+    jobs ──► JobLog ──► the oldest job of each policy that tunes, and is ours ──► tuned_version.py ──► adapters: trained
     between two steps: cancelled, paused, over its budget? ──► nothing is written      iteration, completed ──► jobs
     each step ──► tuning_metrics.py ──► /metrics, /healthz
 
@@ -35,13 +35,13 @@ from streams.arrow.file_rows import TABLES
 from streams.data.contamination.training_gate import TrainingGate
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.files import Scratch
+from streams.improve.datasets import dataset_rebuild
 from streams.jobs import training_files
 from streams.jobs.job_log import JobLog
 from streams.jobs.state import JobState, JobUsage
 from streams.jobs.tuning_request import BETA
 from streams.kafka import times
 from streams.kafka.admin import offsets, outlast
-from streams.kafka.group_names import TUNING
 from streams.kafka.history import LogHistory
 from streams.kafka.key_membership import KeyMembership
 from streams.kafka.record import cut, partition_of
@@ -51,8 +51,10 @@ from streams.kafka.topics import topics
 from streams.observability import metrics
 from streams.settings.model import Settings
 from trainer.examples.curation import Curation
-from trainer.examples.tuned_examples import DatasetExamples, DatasetReader, TunedExample, all_tokens, loss_tokens
+from trainer.examples.tuned_examples import DatasetExamples, TunedExample, all_tokens, loss_tokens
 
+GROUP = "tuning"
+"""The consumer group that shares the jobs that tune."""
 LOOK_S = 0.5
 """How long a process without a job waits until it looks again."""
 ODD_IN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -70,10 +72,8 @@ class _EndedBetweenSteps(Exception):
     """The job is not to be continued now."""
 
 
-def run(settings: Settings, *, stop: threading.Event, datasets: DatasetReader | None = None) -> None:
+def run(settings: Settings, *, stop: threading.Event) -> None:
     """Run jobs until `stop` is set; the next process begins again a job that is then under way.
-
-    `datasets` reads the data sets that jobs name; without it such a job fails.
 
     Raises NotFoundError for a missing topic, LogError if the broker refuses or does not answer, SettingsError if
     metrics.port is taken.
@@ -82,7 +82,7 @@ def run(settings: Settings, *, stop: threading.Event, datasets: DatasetReader | 
         with metrics.serve_meter(settings, "tune") as meter:
             schema_registry.wait(settings, meter, stop)
             outage = BrokerOutage(settings.kafka, stop, meter)
-            with JobLog(settings, outage) as job_log, TuningWorker(settings, job_log, stop, outage, datasets) as worker:
+            with JobLog(settings, outage) as job_log, TuningWorker(settings, job_log, stop, outage) as worker:
                 while not stop.is_set():
                     if not outlast(settings, outage, worker.step):
                         stop.wait(LOOK_S)
@@ -94,16 +94,11 @@ class TuningWorker:
     """One process. Use as a context manager, and call `step` from one thread."""
 
     def __init__(
-        self,
-        settings: Settings,
-        job_log: JobLog,
-        stop: threading.Event,
-        outage: BrokerOutage | None = None,
-        datasets: DatasetReader | None = None,
+        self, settings: Settings, job_log: JobLog, stop: threading.Event, outage: BrokerOutage | None = None
     ) -> None:
-        self._settings, self._log, self._stop, self._datasets = settings, job_log, stop, datasets
+        self._settings, self._log, self._stop = settings, job_log, stop
         outage = outage or BrokerOutage(settings.kafka, stop)
-        self._members = KeyMembership(settings, TUNING, "jobs", outage)
+        self._members = KeyMembership(settings, GROUP, "jobs", outage)
         self.metrics = TuningMetrics(outage.meter)
 
     def __enter__(self) -> Self:
@@ -201,12 +196,11 @@ class TuningWorker:
         return path
 
     def _dataset(self, tuning: JobTuning) -> DatasetExamples | None:
-        """Return the examples of the data set that a job names. Raises as `DatasetReader`."""
+        """Return the examples of the data set that a job names. Raises as `dataset_rebuild.examples`."""
         if tuning.dataset is None:
             return None
-        if self._datasets is None:
-            raise RefusedError(f"it is to be tuned on data set {tuning.dataset}, and nothing here reads data sets")
-        return self._datasets(tuning.dataset, tuning.dataset_digest or "", tuning.method)
+        build = f"{tuning.dataset}@{tuning.dataset_digest}"
+        return dataset_rebuild.examples(self._settings, build, tuning.method, LogHistory(self._settings))
 
     def check(self, job: JobState, usage: JobUsage) -> None:
         """Raise _EndedBetweenSteps if a job is not to be continued; over its budget it is ended before."""

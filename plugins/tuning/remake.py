@@ -76,8 +76,8 @@ class TunedRemake(Remake):
         if tuning.file_sha256 is not None:
             return read_file(self._files[tuning.file_sha256], tuning.method, base).examples
         if tuning.dataset is not None:
-            read = dataset_rebuild.reader(self._settings, self._history)
-            dataset = read(tuning.dataset, tuning.dataset_digest or "", tuning.method)
+            build = f"{tuning.dataset}@{tuning.dataset_digest}"
+            dataset = dataset_rebuild.examples(self._settings, build, tuning.method, self._history)
             return from_dataset.choose(dataset, limits_of(base)).examples
         return from_log.recorded_examples(self._settings, tuning, limits_of(base), self._history)
 

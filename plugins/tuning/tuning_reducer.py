@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from schemas.events import AdapterEvent, JobEvent, JobKind, derive_id
-from streams.jobs.job_reducer import TUNER, over_budget
+from streams.jobs.job_reducer import over_budget
 from streams.jobs.monthly_spending import MonthBudget
 from streams.jobs.state import JobState, JobUsage
 
+ACTOR = "tune"
 NOT_TUNED = "TUNING_FAILED"
 NO_EXAMPLES = "EXAMPLES_MISSING"
 REPEATED = ("loss_first", "loss", "grad_norm", "margin", "accuracy", "examples", "steps")
@@ -96,7 +97,7 @@ def _event(job: JobState, kind: JobKind, reason: str, created_at: int, **changes
         sequence=job.sequence,
         policy=job.policy,
         tenant=job.tenant,
-        actor=TUNER,
+        actor=ACTOR,
         reason=reason,
         **changes,
     )

@@ -13,8 +13,9 @@ import click
 from streams.cli.runtime import AppContext, VersionNumber, output_option, pass_call, source_option
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from schemas.events import TuningMethod
     from streams.adapters.decisions import AdapterHistory
     from streams.adapters.versions import AdapterState, Version
     from streams.output import Output
@@ -144,14 +145,16 @@ def adapters_show(call: AppContext, version: int, suite: Path | None, policy: st
 def _contamination(call: AppContext, adapters: AdapterHistory, version: int, suite: Path | None) -> dict[str, Any]:
     """Return which held-out questions a version was trained on."""
     from streams.data.contamination.known_suites import KnownSuites
-    from streams.improve.datasets import dataset_rebuild as rebuild
+    from streams.improve.datasets import dataset_rebuild
     from streams.kafka.history import LogHistory
     from streams.tools.training_exposure import find_exposure
 
+    def texts(name: str, digest: str, method: TuningMethod) -> Sequence[tuple[str, ...]]:
+        return dataset_rebuild.examples(settings, f"{name}@{digest}", method, log).texts
+
     settings, log = call.settings, LogHistory(call.settings)
     index = KnownSuites(settings, log, file=suite).index(adapters.state.policy)
-    read_dataset = rebuild.reader(settings, log)
-    return find_exposure(adapters, version, index, log, lambda *build: read_dataset(*build).texts).plain()
+    return find_exposure(adapters, version, index, log, texts).plain()
 
 
 @adapters.command("lineage")

@@ -10,7 +10,7 @@ then asks for has the same ids. Of tasks it first looks which are in the log, si
 an event that is written twice has one effect, as events of a job compare and swap. Several controllers share the jobs.
 
 One job of a policy at a time: the next begins when the one before has ended. One that is paused has not. Jobs that tune
-have their turn, too, and run elsewhere (plugins/tuning/job_tuner.py).
+have their turn, too, and are run by other processes.
 
 The environment of a job is played before the job begins: a record in `jobs` may order one that no gateway has tried.
 """

@@ -14,7 +14,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import AdapterEvent, JobEvent, derive_id
@@ -22,7 +22,6 @@ from schemas.serde import EncodeError, Poison
 from streams.errors import EventError, JobRequestError, NotFoundError, RefusedError
 from streams.jobs import spending
 from streams.jobs.all_jobs import AllJobs
-from streams.jobs.job_reducer import STAGE, TUNER
 from streams.jobs.monthly_spending import MonthBudget, TenantMonths
 from streams.jobs.request import JobOrder
 from streams.jobs.spending import CostName
@@ -171,7 +170,7 @@ class JobLog(FollowedTopic):
     def command(self, job_id: str, command: JobCommand) -> JobState:
         """Write a command, and return the job once it has taken effect.
 
-        Without a sequence that it expects, it is written again where the controller's own event came first. Raises
+        Without a sequence that it expects, it is written again where an event of a process came first. Raises
         NotFoundError for an unknown job, RefusedError if it is against the rules or another person came first, LogError
         if the broker does not answer.
         """
@@ -189,7 +188,7 @@ class JobLog(FollowedTopic):
             if (kind := state.effective.get(event_id)) is not None:
                 break
             winner = self.events(job_id)[sequence]
-            if command.expect is not None or winner.actor not in (STAGE, TUNER):
+            if command.expect is not None or winner.kind in get_args(JobCommandKind):
                 raise RefusedError(
                     f"{coordinates}: {winner.actor} came first with {winner.kind}, and this has no effect: "
                     f"{state.refused[event_id]}"

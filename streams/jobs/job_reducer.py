@@ -35,7 +35,7 @@ from streams.jobs.questions import JOB, place_of, suite, suite_name, train_task
 from streams.jobs.state import BUDGET_EXCEEDED, JobState, JobUsage, cost_usd
 from streams.settings.model import Batches
 
-STAGE, TUNER = "jobs", "tune"
+STAGE = "jobs"
 """Actors of events that no person decides: the controller, and the process that tunes."""
 MOST_DRAWS = 5
 """An iteration that needed so many times its batch in draws learns nothing."""

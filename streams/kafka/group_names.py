@@ -14,7 +14,7 @@ records may therefore not be members of one group, and both answers follow from 
 | `train` | `trainer-POLICY`, `trainer-@FLEET` with fleet.policies | batches of other policies |
 | `serve`, the only one of a log | `serve` | nothing |
 | `calls` | `trainer-@FLEET@calls` | nothing |
-| `jobs run`, `tune --jobs`, `prompts run` | `jobs`, `tuning`, `prompts` | jobs of another kind |
+| `jobs run`, `prompts run` | `jobs`, `prompts` | jobs of another kind |
 | `curate` | `curate-PURPOSE-POLICY` | runs of other policies and purposes |
 | `datasets follow` | `datasets-NAME` | other data sets |
 """
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from streams.settings.model import Fleet
 
 STREAMS, SCORING, SERVER = "streams", "scoring", "serve"
-JOBS, TUNING, PROMPTS = "jobs", "tuning", "prompts"
+JOBS, PROMPTS = "jobs", "prompts"
 COMMITTING = (STREAMS, SCORING, "policy-", "agents-", "trainer-")
 """Groups whose commits count; one that ends in a dash is followed by what its members serve."""
 BEGINNINGS = (*(name for name in COMMITTING if name.endswith("-")), "curate-", "datasets-")

@@ -28,13 +28,13 @@ class PluginCommand:
     """Where it is: `module:name` of a click command, or of a room."""
     help: str
     """Its line in `streamward --help`: the first sentence of its docstring."""
-    section: str = "Of plugins"
-    """Where that help has it: a section that is there, or one of its own."""
     method: str = ""
     """For a room: the method that answers the command."""
     arguments: str = ""
     columns: str = ""
     """Then those of its RouteCommand (streams/cli/route_commands.py)."""
+    section: str = "Of plugins"
+    """Where `streamward --help` has it: a section that is there, or one of its own."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from plugins.tuning import tuning_reducer
 from schemas.events import JobEvent, JobPrices, JobQuestion, JobTuning, Sampling, Task, derive_id
 from streams.errors import NotFoundError, RefusedError
 from streams.jobs.controller import JobController
@@ -27,7 +26,7 @@ from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.model import Batches, Model, Settings
 from tests.support.commands import invoke, rows_of
-from tests.support.factories import T0, group, job_spec, member, response, scoreless
+from tests.support.factories import T0, group, job_event, job_spec, member, response, scoreless
 from tests.support.log.loop_on_log import LoopOnLog
 from tests.support.log.shared_node import own_topics
 from tests.support.models.tiny import save_tiny
@@ -183,7 +182,8 @@ def test_a_job_that_tunes_is_left_to_the_tuner(made: Settings) -> None:
     tuning = JobTuning(method="sft", epochs=1, batch=1, groups_policy="tuned")
     with JobLog(made) as log, JobController(made, BrokerOutage(made.kafka, threading.Event())) as controller:
         tuned = log.start(order("tuned", tuning=tuning, questions=(), reward_sources=()), actor="ann")
-        write(made, tuning_reducer.start_event(tuned, newest=0, groups_next=0, now_ms=times.now_ms()))
+        begun = job_event("started", 1, job_id=tuned.job_id, policy="tuned", tenant=tuned.tenant)
+        write(made, begun)
         later = log.start(order("sums", held_out_share=0.0), actor="ann")
 
         def is_read() -> bool:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import AdapterEvent, Message
 from schemas.serde import encode
-from streams.cli.root import cli
 from streams.data.contamination.contamination_report import CONTAMINATION
 from streams.data.contamination.training_gate import TrainingGate
 from streams.engines.base_model import Base
@@ -24,13 +23,11 @@ from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from tests.plugins.tuning.test_tuned_versions import DPO, SFT, lines, made
 from tests.support import factories
 from tests.support.commands import invoke
 from tests.support.models.chat_tiny import base
 from tests.support.models.tiny_log import groups_of, trained, write
 from tests.support.models.tiny_settings import settings
-from tests.support.processes import environment
 from trainer import fleet
 from trainer.policy_trainer import PolicyTrainer
 
@@ -207,62 +204,3 @@ def test_a_batch_that_several_people_let_in_says_every_question_and_name(setting
         CONTAMINATION_ALLOWED_BY: "ann, bob",
     }
     assert contradictions(settings) == []
-
-
-# --- tuning -----------------------------------------------------------------------------------------------------------
-
-
-def test_no_file_with_a_held_out_question_is_tuned_on_and_the_command_says_so_with_exit_code_4(
-    settings: Settings, tmp_path: Path
-) -> None:
-    guarded = {**environment(settings), "STREAMWARD_GUARD__SUITE": str(suite_file(tmp_path, "21, 22"))}
-    for method, row in (("sft", SFT), ("dpo", DPO)):
-        file = lines(tmp_path / f"{method}.jsonl", row)
-        command = ("tune", method, str(file), "--batch", "1")
-        refused = CliRunner().invoke(cli, command, env=guarded)
-        assert refused.exit_code == 4 and f'{method}.jsonl:1: "21 22" is question 0 of suite cities@' in refused.stderr
-        assert CliRunner().invoke(cli, (*command, "--allow-contaminated"), env=guarded).exit_code == 0
-    (sft, dpo) = trained(settings)
-    assert sft.metadata[CONTAMINATION] == dpo.metadata[CONTAMINATION] and sft.metadata[CONTAMINATION_ALLOWED_BY]
-
-
-def test_no_groups_of_a_held_out_question_are_tuned_on(settings: Settings, base: Base) -> None:
-    submit(settings, base, 0, LEAKED)
-    write(settings, base, range(1))
-    evaluate(settings, LEAKED)
-    check = TrainingGate(settings).check_source
-    with pytest.raises(ContaminatedError, match="2 groups of default: contaminated"):
-        made(settings, "sft", check=check)
-    assert trained(settings) == []
-    assert made(settings, "sft").metadata == {}, "without the gate"
-
-
-# --- a suite that is newer than the version ---------------------------------------------------------------------------
-
-
-def test_a_suite_that_is_added_later_is_looked_for_in_what_versions_were_trained_on(
-    settings: Settings, base: Base, tmp_path: Path
-) -> None:
-    for sequence, text in enumerate((CLEAN, LEAKED, "Who wrote Faust?")):
-        submit(settings, base, sequence, text)
-    write(settings, base, range(2))
-    train(settings, 2)
-    file = lines(tmp_path / "answers.jsonl", SFT)
-    made(settings, "sft", file=file)
-    write(settings, base, range(2, 3))
-    train(settings, 1)
-    later = str(suite_file(tmp_path, LEAKED.lower(), "who wrote faust", "21 22"))
-    found = {
-        version: json.loads(shown(settings, str(version), "--suite", later, "--output", "jsonl").stdout)
-        for version in (1, 2, 3, 4)
-    }
-    contamination = {version: row["contamination"] for version, row in found.items()}
-    questions = {
-        version: [(part["questions"], part["versions"]) for part in of_version["suites"]]
-        for version, of_version in contamination.items()
-    }
-    assert questions == {1: [], 2: [([0], [2])], 3: [([0], [2])], 4: [([0, 1], [2, 4])]}
-    assert [len(of_version["not_looked_at"]) for of_version in contamination.values()] == [0, 0, 1, 1]
-    table = shown(settings, "4", "--suite", later, "--output", "table").stdout
-    assert "trained on 2 questions of suite cities@" in table and "file answers.jsonl of version 3" in table
-    assert "trained on" not in shown(settings, "4", "--output", "table").stdout

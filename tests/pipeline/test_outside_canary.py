@@ -101,7 +101,6 @@ def _what_it_cannot_do(ours: Settings, folder: Path) -> None:
     for arguments in (
         ("reproduce", "--version", "1"),
         ("adapters", "export", "1", str(folder / "exported")),
-        ("tune", "sft", "--start", "1", "--min-reward", "0.5"),
     ):
         result = command(ours, *arguments)
         assert result.exit_code in (3, 4) and "sums at http" in result.stderr, (arguments, result.output)

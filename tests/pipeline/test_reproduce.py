@@ -94,7 +94,7 @@ def rewritten(settings: Settings, finished: Settings, base: Base, **changes: Any
 # --- moved ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_was_moved_is_served_exported_reproduced_tuned_and_cleaned_up(
+def test_a_folder_that_was_moved_is_served_exported_reproduced_and_cleaned_up(
     settings: Settings, base: Base, tmp_path: Path
 ) -> None:
     """The addresses in the log are those of the folder before; nothing is there any more."""
@@ -117,11 +117,6 @@ def test_a_folder_that_was_moved_is_served_exported_reproduced_tuned_and_cleaned
     given = invoke(moved, "adapters", "export", "2", str(tmp_path / "exported"))
     assert given.exit_code == 0, given.output
     assert verdicts(again(moved, 2, start=1)) == [(2, True)]
-    rows = tmp_path / "rows.jsonl"
-    question, answer = {"role": "user", "content": "21 22"}, {"role": "assistant", "content": "23"}
-    rows.write_text(json.dumps({"messages": [question, answer]}) + "\n")
-    tuned = invoke(moved, "tune", "sft", str(rows))
-    assert tuned.exit_code == 0, tuned.output
     shown = invoke(moved, "adapters", "gc", "--keep-best", "0", "--keep-primaries", "0", "--output", "jsonl")
     assert shown.exit_code == 0 and "not in this store" not in shown.output, shown.output
     assert all(json.loads(line)["bytes"] > 0 for line in shown.stdout.splitlines())

@@ -1,12 +1,10 @@
-"""What a controller reports of its jobs, and who tunes of the one that it carries out."""
+"""What a controller reports of its jobs."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-from plugins.tuning import tuning_metrics
-from plugins.tuning.tuning_metrics import TuningMetrics
 from streams.jobs.job_metrics import JobMetrics, WatchedJob, figures, month_figures
 from streams.jobs.monthly_spending import MonthBudget
 from streams.jobs.state import JobState, fold
@@ -70,34 +68,3 @@ def test_what_a_tenant_has_spent_is_said_in_dollars_and_as_a_share_of_what_it_ma
     found = month_figures([MonthBudget("shop", "2026-11", 25.0, 100.0), MonthBudget("", "2026-11", 7.0, 0.0)])
     assert [found[catalog.TENANT_SPENT, (name,)] for name in ("shop", "")] == [25.0, 7.0]
     assert [found[catalog.TENANT_MONTH, (name,)] for name in ("shop", "")] == [0.25, 0.0]
-
-
-# --- tune --jobs ------------------------------------------------------------------------------------------------------
-
-
-def test_of_a_job_that_tunes_it_says_how_far_it_is_and_how_old_its_newest_step_is_until_it_has_ended() -> None:
-    meter = Meter("tune")
-    found = TuningMetrics(meter)
-    found.begin("coach")
-    found.step("coach", 1, 4, loss=0.5, grad_norm=2.0)
-    found.step("coach", 2, 4, loss=0.25, grad_norm=1.0)
-    seen = parse(meter.text())
-    assert (seen.total(tuning_metrics.DONE.name), seen.total(tuning_metrics.STEPS.name)) == (0.5, 2)
-    assert (seen.total(tuning_metrics.LOSS.name), seen.total(tuning_metrics.GRADIENT.name)) == (0.25, 1.0)
-    assert 0 <= seen.total(catalog.JOB_STEP_AGE.name) < 60
-    found.end("coach", "stopped")
-    seen = parse(meter.text())
-    assert seen.family(catalog.JOB_STEP_AGE.name) == seen.family(tuning_metrics.DONE.name) == []
-    assert seen.total(tuning_metrics.ATTEMPTS.name, policy="coach", outcome="stopped") == 1
-
-
-def test_whatever_who_tunes_reports_is_in_the_table_and_the_table_has_nothing_else() -> None:
-    meter = Meter("tune")
-    found = TuningMetrics(meter)
-    found.begin("coach")
-    found.step("coach", 1, 1, loss=0.5, grad_norm=2.0)
-    meter.text()  # the age is set when somebody looks
-    during = set(parse(meter.text()).kinds.items())
-    found.end("coach", "completed")
-    wanted = {(metric.name, metric.kind) for metric in (*tuning_metrics.METRICS, catalog.JOB_STEP_AGE)}
-    assert during | set(parse(meter.text()).kinds.items()) == wanted

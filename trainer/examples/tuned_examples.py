@@ -11,12 +11,12 @@ mask names, and everything else is context: prompts, tools and environments.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from schemas.events import AdvantagedGroup, AnsweringAgent, GroupResponse, TuningMethod
+from schemas.events import AdvantagedGroup, AnsweringAgent, GroupResponse
 from schemas.tokens import LossMask, TokenIds
 from trainer.step.token_chains import chains
 
@@ -84,10 +84,6 @@ class TuningSource:
     dataset: DatasetExamples | None = None
     groups_policy: str | None = None
     task_ids: Sequence[str] = ()
-
-
-DatasetReader = Callable[[str, str, TuningMethod], DatasetExamples]
-"""Name, digest, method. Raises NotFoundError for an unknown build, RefusedError if the log no longer gives it."""
 
 
 def answer_of(group: AdvantagedGroup, response: GroupResponse) -> TunedAnswer:

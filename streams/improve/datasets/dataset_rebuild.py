@@ -17,7 +17,7 @@ from streams.improve.datasets.dataset_rule import DatasetRule
 from streams.improve.datasets.source_ranges import check_ranges
 from streams.kafka.history import History
 from streams.settings.model import Settings
-from trainer.examples.tuned_examples import DatasetExamples, DatasetReader, SampledExample
+from trainer.examples.tuned_examples import DatasetExamples, SampledExample
 
 
 def rebuild(settings: Settings, event: DatasetEvent, history: History) -> ComposedDataset:
@@ -54,27 +54,26 @@ def difference(event: DatasetEvent, rebuilt: DatasetEvent) -> str | None:
     )
 
 
-def reader(settings: Settings, history: History) -> DatasetReader:
-    """Return what reads the examples of a data set for a tuning, out of this history."""
+def examples(settings: Settings, reference: str, method: TuningMethod, history: History) -> DatasetExamples:
+    """Return what the build NAME or NAME@DIGEST of a data set has for a tuning, out of this history.
 
-    def read(name: str, digest: str, method: TuningMethod) -> DatasetExamples:
-        event = dataset_log.read(settings).find(f"{name}@{digest}" if digest else name)
-        composed = rebuild(settings, event, history)
-        if (problem := difference(event, composed.event)) is not None:
-            raise RefusedError(problem)
-        train = [row.run for row in composed.placed if row.split == "train"]
-        texts = tuple(map(rows.texts, train))
-        agents = frozenset(run.agent for run in train if run.agent is not None)
-        return DatasetExamples(event.dataset, event.digest, tuple(_examples(composed, method)), texts, agents)
-
-    return read
+    Raises NotFoundError for an unknown build, RefusedError if the log no longer gives it, LogError.
+    """
+    event = dataset_log.read(settings).find(reference)
+    composed = rebuild(settings, event, history)
+    if (problem := difference(event, composed.event)) is not None:
+        raise RefusedError(problem)
+    train = [row.run for row in composed.placed if row.split == "train"]
+    texts = tuple(map(rows.texts, train))
+    agents = frozenset(run.agent for run in train if run.agent is not None)
+    return DatasetExamples(event.dataset, event.digest, tuple(_examples(composed, method)), texts, agents)
 
 
 def _examples(composed: ComposedDataset, method: TuningMethod) -> list[SampledExample]:
     """Return the rows of the train split as sampled."""
     train = [row for row in composed.placed if row.split == "train"]
     if method == "sft":
-        examples = [rows.tokens(row.run) for row in train]
+        sampled = [rows.tokens(row.run) for row in train]
     else:
-        examples = [None if row.rejected is None else rows.pair_tokens(row.run, row.rejected) for row in train]
-    return [example for example in examples if example is not None]
+        sampled = [None if row.rejected is None else rows.pair_tokens(row.run, row.rejected) for row in train]
+    return [example for example in sampled if example is not None]

@@ -88,11 +88,8 @@ SITUATIONS: tuple[Situation, ...] = (
         number="F52",
         what="The pad is the end, as with SmolLM2 and Phi, so masking the pad masks the end, and the model "
         "unlearns to stop.",
-        result="Places bear loss, not ids: an end has loss once, in training and tuning, and padding none.",
-        tests=(
-            "tests/unit/test_grpo.py::test_an_end_that_is_the_pad_bears_loss_once_and_padding_none",
-            "tests/plugins/tuning/test_tuner.py::test_an_end_that_is_the_pad_bears_loss_once_beside_a_longer_example",
-        ),
+        result="Places bear loss, not ids: an end has loss once, and padding none.",
+        tests=("tests/unit/test_grpo.py::test_an_end_that_is_the_pad_bears_loss_once_and_padding_none",),
     ),
     Situation(
         number="F53",
@@ -120,7 +117,7 @@ SITUATIONS: tuple[Situation, ...] = (
         tests=(
             ODDITIES,
             "tests/unit/test_rendering.py::test_template_that_changes_history_is_a_reason",
-            "tests/plugins/tuning/test_tuner.py::test_a_template_that_rewrites_what_was_said_before_is_not_trained_on",
+            "tests/unit/test_examples.py::test_a_template_that_rewrites_what_was_said_before_is_not_trained_on",
         ),
     ),
 )

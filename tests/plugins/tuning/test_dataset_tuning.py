@@ -74,8 +74,7 @@ def test_sft_and_dpo_learn_the_sampled_tokens_of_a_data_set_and_are_reproduced(
     assert (sft.dataset, sft.dataset_digest, sft.examples, sft.loss_tokens) == ("coach", event.digest, 4, 8)
     assert {made.agents for made in versions(settings)} == {(AnsweringAgent(agent_id="calc"),)}
     assert (dpo.dataset, dpo.examples, dpo.groups) == ("coach", 4, ())
-    reader = rebuild.reader(settings, LogHistory(settings))
-    pairs = reader("coach", event.digest, "dpo").rows
+    pairs = rebuild.examples(settings, "coach", "dpo", LogHistory(settings)).rows
     earliest = [[list(answer.chains[0].tokens) for answer in pair.example] for pair in pairs]
     assert earliest == [[[24, 23], [27, 23]]] * 4, "the rejected answer is that of the earliest version"
     assert {answer.chains[0].context for pair in pairs for answer in pair.example} == {TokenIds.of(PROMPT)}
@@ -98,8 +97,7 @@ def test_a_job_is_tuned_on_the_build_that_was_there_when_it_was_ordered(
         coach_again = DatasetRule(policy="default", eval_share=0.0)
         newer = DatasetOrder(name="coach", rule=coach_again, actor="ann", reason="more", root=tmp_path / "sets")
         build(settings, newer, LogHistory(settings))
-        reader = rebuild.reader(settings, LogHistory(settings))
-        worker = TuningWorker(settings, log, threading.Event(), datasets=reader)
+        worker = TuningWorker(settings, log, threading.Event())
         try:
 
             def is_done() -> bool:

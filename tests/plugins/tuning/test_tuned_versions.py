@@ -33,10 +33,10 @@ from streams.kafka import admin
 from streams.kafka.history import LogHistory
 from streams.kafka.producer import Producer
 from streams.kafka.topics import LABELS
-from streams.settings.model import Archive, Settings
+from streams.settings.model import Adapters, Archive, Settings
 from streams.tools.archive import history, sync
 from tests.support.commands import invoke
-from tests.support.factories import PROGRAM, changed, response, trained
+from tests.support.factories import PROGRAM, changed, outside, response, trained
 from tests.support.models.chat_tiny import base
 from tests.support.models.tiny import tiny_group, tiny_model
 from tests.support.models.tiny_log import cut, write
@@ -365,6 +365,19 @@ def test_settings_without_effect_are_refused_before_anything_is_read(settings: S
         made(settings, "sft", start=StartVersion("default", 7))
     with pytest.raises(RefusedError, match="cannot be kept in a store"):
         made(settings, "sft", policy="../default")
+
+
+def test_a_version_is_tuned_from_files_that_were_moved_and_not_from_a_model_elsewhere(
+    settings: Settings, tmp_path: Path
+) -> None:
+    file = lines(tmp_path / "sft.jsonl", SFT)
+    made(settings, "sft", file=file)
+    place = Path(settings.adapters.store).rename(tmp_path / "moved")
+    moved = settings.model_copy(update={"adapters": Adapters(store=str(place))})
+    assert made(moved, "sft", file=file).parent_version == 1
+    send(moved, outside(3))
+    with pytest.raises(NotFoundError, match=r"version 3 of default is theirs at http.* no weights here to tune"):
+        made(moved, "sft", file=file, start=StartVersion("default", 3))
 
 
 # --- what cannot be made again ----------------------------------------------------------------------------------------
