@@ -235,7 +235,7 @@ audit, --follow, --listen, "0.0.0.0:{{ .root.Values.metrics.port }}", --every, "
 {{- end -}}
 {{- $device := ternary (dict "model" (dict "device" "cuda")) dict (gt (int (default 0 $own.gpus)) 0) -}}
 {{- $patience := dict -}}
-{{- if and (eq .component "trainer") (int $own.ray.workers) -}}{{- $patience = dict "ray" (dict "wait_s" 3600) -}}{{- end -}}
+{{- if and (eq .component "trainer") (int $own.ray.workers) -}}{{- $patience = dict "distributed" (dict "wait_s" 3600) -}}{{- end -}}
 {{- $tree := mustMergeOverwrite (dict) $device $patience $said $derived -}}
 {{- if eq .component "schemas" -}}{{- $tree = pick $tree "topics" "schemas" -}}{{- end -}}
 {{- if eq .component "topics" -}}{{- $tree = omit $tree "schemas" -}}{{- end -}}

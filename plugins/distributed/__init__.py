@@ -4,6 +4,7 @@ from streams.plugins.plugin import Plugin, PluginEngine
 
 PLUGIN = Plugin(
     name="distributed",
+    settings="plugins.distributed.settings:Distributed",
     engines={
         "ray": PluginEngine(
             help="the cluster in RAY_ADDRESS",

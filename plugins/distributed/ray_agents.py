@@ -17,8 +17,8 @@ from threading import Event
 from typing import Any
 
 from plugins.distributed.ray_cluster import NodeCommand, Room, child_of, room_for
+from plugins.distributed.settings import Distributed
 from streams.errors import EXIT_RESTART, NotFoundError, RefusedError, SettingsError
-from streams.settings.model import Ray
 
 FINAL = (0, SettingsError.exit_code, NotFoundError.exit_code, RefusedError.exit_code)
 """Exit codes of an agent that would end the same way again."""
@@ -62,7 +62,7 @@ class RayAgent:
         self._should_end.set()
 
 
-def run(work: NodeCommand, room: Room, settings: Ray, stop: Event) -> int:
+def run(work: NodeCommand, room: Room, settings: Distributed, stop: Event) -> int:
     """Run `work`, an agent, as often as `room` is for, until `stop` is set and all have drained.
 
     Call it within `joined`. Returns 0, or the exit code of the first that ended for good in another way, with which all

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from plugins.distributed.settings import Distributed
 from streams.cli.runtime import AppContext, begin, importing, until_stopped
 from streams.errors import SettingsError
 
@@ -27,7 +28,9 @@ def agents(call: AppContext, words: Sequence[str], replicas: int) -> int:
         begin(call, f"{kind} on Ray ({replicas} agents)", READS[kind])
         from plugins.distributed import ray_agents
 
-        return ray_agents.run(ray_cluster.work(settings, words, call.log_level), room, settings.ray, stop)
+        return ray_agents.run(
+            ray_cluster.work(settings, words, call.log_level), room, settings.of_plugin(Distributed), stop
+        )
 
 
 def trainer(call: AppContext, words: Sequence[str], place: Place | None) -> int:
@@ -46,4 +49,6 @@ def trainer(call: AppContext, words: Sequence[str], place: Place | None) -> int:
         with importing():
             from plugins.distributed import ray_ranks
 
-        return ray_ranks.run(ray_cluster.work(settings, words, call.log_level), room, settings.ray, stop)
+        return ray_ranks.run(
+            ray_cluster.work(settings, words, call.log_level), room, settings.of_plugin(Distributed), stop
+        )

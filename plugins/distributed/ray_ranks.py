@@ -32,10 +32,10 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from plugins.distributed.ray_cluster import NodeCommand, Room, child_of, no_room, room_for
+from plugins.distributed.settings import Distributed
 from streams.errors import EXIT_RESTART, ClusterError
 from streams.files import Scratch
 from streams.processes.child import describe_exit
-from streams.settings.model import Ray
 from trainer.ranks.launcher import HOME_S, RankRun
 from trainer.step.model import LIBRARIES
 
@@ -81,7 +81,7 @@ def _free_place() -> tuple[str, int]:
         return host, int(listener.getsockname()[1])
 
 
-def run(work: NodeCommand, room: Room, settings: Ray, stop: Event) -> int:
+def run(work: NodeCommand, room: Room, settings: Distributed, stop: Event) -> int:
     """Run `work`, a trainer, as the ranks that `room` is for, and return its exit code. Call it within `joined`.
 
     When `stop` is set, rank 0 finishes its step and ends. Returns 75 if ranks were lost more often than
@@ -118,7 +118,7 @@ def run(work: NodeCommand, room: Room, settings: Ray, stop: Event) -> int:
     return EXIT_RESTART
 
 
-def _trainer(work: NodeCommand, room: Room, settings: Ray, rank_run: Any, folder: Path) -> TorchTrainer:
+def _trainer(work: NodeCommand, room: Room, settings: Distributed, rank_run: Any, folder: Path) -> TorchTrainer:
     return TorchTrainer(
         partial(_rank, work, rank_run),  # not as train_loop_config, which Ray may show to people: it has secrets
         torch_config=MeetingPlace(backend="gloo"),

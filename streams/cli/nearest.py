@@ -73,11 +73,10 @@ def _option_for(value: str, command: click.Command) -> str | None:
 
 def _setting_like(option: str, ctx: click.Context) -> str | None:
     """Return the setting with an option's name: in the section of the command, or the only one there is."""
-    from streams.settings.load import flatten
-    from streams.settings.model import Settings
+    from streams.settings.load import build, flatten
 
     name = option.lstrip("-").replace("-", "_")
-    keys = [key for key, _ in flatten(Settings()) if key.partition(".")[2] == name]
+    keys = [key for key, _ in flatten(build({})) if key.partition(".")[2] == name]
     of_command = [key for key in keys if key.partition(".")[0] in ctx.command_path.split()]
     return next(iter(of_command or (keys if len(keys) == 1 else [])), None)
 

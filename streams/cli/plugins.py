@@ -32,6 +32,8 @@ def plugins(output: Output) -> None:
             "exports": list(plugin.exports),
             "views": [view.name for view in plugin.load_all(plugin.views)],
             "engines": list(plugin.engines),
+            "settings": [] if plugin.settings is None else [*plugin.load(plugin.settings).model_fields],
+            "metrics": [metric.name for metric in plugin.load_all(plugin.metrics)],
             "metadata": dict(plugin.metadata),
         }
         for plugin, _, _ in load_plugins()

@@ -19,7 +19,7 @@ ENV_CONFIG = "STREAMWARD_CONFIG"
 """Names the file to read instead of `streamward.toml`; not a setting itself."""
 SECTION, NAME = "plugins", "load"
 SETTING = f"{SECTION}.{NAME}"
-EVERY_PLUGIN = "*"
+EVERY_PLUGIN, DEFAULT = "*", "default"
 
 
 class PluginChoice(NamedTuple):
@@ -48,7 +48,7 @@ def read_choice(
         return PluginChoice(env[variable], variable)
     path = file or Path(env.get(ENV_CONFIG, CONFIG_FILE))
     in_file = _in_file(path)
-    return PluginChoice(EVERY_PLUGIN, "default") if in_file is None else PluginChoice(in_file, str(path))
+    return PluginChoice(EVERY_PLUGIN, DEFAULT) if in_file is None else PluginChoice(in_file, str(path))
 
 
 def _in_file(path: Path) -> str | None:

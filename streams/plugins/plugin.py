@@ -100,6 +100,9 @@ class Plugin:
     """By name, as `queues`; a command of an existing group has both names, as `adapters import`."""
     exports: Mapping[str, PluginExport] = field(default_factory=dict)
     """Formats of `streamward export`, by name."""
+    settings: str | None = None
+    """Where its section of the settings is, which has its name: `module:name` of a Section
+    (streams/settings/model.py)."""
     rooms: str | None = None
     """Where its routes are: `module:name` of a tuple of rooms (gateway/http/route.py). `serve` makes each with its
     settings and its log (gateway/log/open_log.py)."""
@@ -122,7 +125,9 @@ class Plugin:
         if not _NAME.fullmatch(self.name):
             raise SettingsError(f"plugin {self.name!r}: expected a name of small letters, digits and _")
         references = [
-            *filter(None, (self.topics, self.rooms, self.views, self.recounts, self.remakes, self.metrics)),
+            *filter(
+                None, (self.topics, self.settings, self.rooms, self.views, self.recounts, self.remakes, self.metrics)
+            ),
             *(command.command for command in self.commands.values()),
             *(export.encode for export in self.exports.values()),
             *(reference for engine in self.engines.values() for reference in engine.references()),

@@ -6,8 +6,9 @@
 A relative path in a file is relative to the folder of that file; anywhere else, to the current folder.
 Where none of them names `kafka.bootstrap`, it is the address of the embedded node in `broker.data_dir`, if it has one.
 STREAMWARD_SECTION__KEY_FILE names a file that holds the value, such as a mounted secret. The variable itself wins.
-streams/settings/model.py describes each setting. Unknown variables and keys are refused, so that a misspelt
-setting does not silently keep its default. Secrets are `SecretStr`; they and values from a _FILE are printed as stars.
+streams/settings/model.py describes each setting; a plugin may have a section of its own name, if it is loaded. Unknown
+variables and keys are refused, so that a misspelt setting does not silently keep its default. Secrets are `SecretStr`;
+they and values from a _FILE are printed as stars.
 Settings are read once, when a process starts.
 """
 
@@ -19,7 +20,9 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 from pydantic import SecretStr, TypeAdapter, ValidationError
@@ -29,8 +32,8 @@ from schemas.file_text import FileTextError, whole_text
 from streams.errors import SettingsError, UnknownSettingError
 from streams.plugins import choice
 from streams.plugins.choice import CONFIG_FILE as CONFIG_FILE, ENV_CONFIG as ENV_CONFIG, ENV_PREFIX as ENV_PREFIX
-from streams.plugins.installed import check_loaded
-from streams.settings.model import Kafka, Settings, is_secret_name, without_user
+from streams.plugins.installed import check_loaded, installations, load_plugins
+from streams.settings.model import Kafka, Section, Settings, is_secret_name, without_user
 
 NOT_SETTINGS = (ENV_CONFIG, "STREAMWARD_OUTPUT", "STREAMWARD_KEY")
 """Variables with our prefix that are no settings; the second is for streams/output.py."""
@@ -64,14 +67,50 @@ def override(settings: Settings, changes: Mapping[str, Any], origin: str) -> Set
 
     Raises SettingsError, naming `origin`, for an unknown key or a bad value.
     """
-    tree = {name: dict(getattr(settings, name)) for name in type(settings).model_fields}
+    tree = {name: dict(section) for name, section in settings}
     for key, value in changes.items():
         section, name = _split_key(key, origin)
         tree[section][name] = value
+    return build(tree, dict.fromkeys(changes, origin))
+
+
+def build(tree: Mapping[str, Mapping[str, Any]], origins: Mapping[str, str] = MappingProxyType({})) -> Settings:
+    """Return the settings with these values by section and name, and the defaults of all others.
+
+    Raises SettingsError, naming the origin, for a bad value.
+    """
     try:
-        return Settings.model_validate(tree)
+        settings = Settings.model_validate({name: tree[name] for name in tree if name in Settings.model_fields})
     except ValidationError as exc:
-        raise SettingsError(_explain(exc, dict.fromkeys(changes, origin))) from exc
+        raise SettingsError(_explain(exc, origins)) from exc
+    sections = {}
+    for name, kind in section_types().items():
+        if name not in Settings.model_fields:
+            try:
+                sections[name] = kind.model_validate(tree.get(name, {}))
+            except ValidationError as exc:
+                raise SettingsError(_explain(exc, origins, name)) from exc
+    return settings.model_copy(update=sections)
+
+
+@cache
+def section_types() -> dict[str, type[Section]]:
+    """Return every section by its name: those of the core, then those that loaded plugins declare.
+
+    Raises SettingsError for one that is no section, or has the name of another.
+    """
+    types: dict[str, type[Section]] = {name: type(section) for name, section in Settings()}
+    for plugin, _, _ in load_plugins():
+        if plugin.settings is None:
+            continue
+        kind = plugin.load(plugin.settings)
+        if plugin.name in types or not (isinstance(kind, type) and issubclass(kind, Section)):
+            raise SettingsError(
+                f"plugin {plugin.name}: {plugin.settings} cannot be its section [{plugin.name}]; expected a subclass "
+                "of Section, and a name that no section has"
+            )
+        types[plugin.name] = kind
+    return types
 
 
 def load_with_origins(
@@ -81,18 +120,17 @@ def load_with_origins(
     overrides: Iterable[str] = (),
 ) -> tuple[Settings, dict[str, str]]:
     """Return the settings, and the origin of each dotted key that is not a default."""
-    env = os.environ if env is None else env
+    env, overrides = os.environ if env is None else env, [*overrides]
+    if (chosen := choice.read_choice(file, overrides, env)).origin != choice.DEFAULT:
+        check_loaded(chosen)
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for key, value, origin in [*_from_file(file, env), *_from_env(env), *_from_overrides(overrides)]:
         section, name = _split_key(key, origin)
         tree.setdefault(section, {})[name] = value
         origins[key] = origin
-    try:
-        settings = Settings.model_validate(tree)
-    except ValidationError as exc:
-        raise SettingsError(_explain(exc, origins)) from exc
-    if choice.SETTING in origins:
+    settings = build(tree, origins)
+    if choice.SETTING in origins:  # also by a variable that names a file
         check_loaded(choice.PluginChoice(settings.plugins.load, origins[choice.SETTING]))
     node = None if BOOTSTRAP in origins else _node_address(settings.broker.data_dir)
     if node is None:
@@ -126,12 +164,10 @@ def to_env(settings: Settings) -> dict[str, str]:
     They hold the values that differ from the defaults, and the address of the log; the child does not read a
     `streamward.toml` in its folder. Secrets are included, since the child needs them.
     """
-    default = Settings()
     variables = {ENV_CONFIG: os.devnull}
-    for section_name in type(settings).model_fields:
-        section, plain = getattr(settings, section_name), getattr(default, section_name)
-        for name in type(section).model_fields:
-            value = getattr(section, name)
+    for section_name, section in settings:
+        plain = type(section)()
+        for name, value in section:
             if value == getattr(plain, name) and f"{section_name}.{name}" != BOOTSTRAP:
                 continue
             if isinstance(value, dict):
@@ -148,7 +184,7 @@ def secret_variable(override: str) -> str | None:
     if not _is_known(key):
         return None
     section, name = key.split(".")
-    annotation = str(Settings.model_fields[section].annotation.model_fields[name].annotation)  # type: ignore[union-attr]
+    annotation = str(section_types()[section].model_fields[name].annotation)
     names = re.findall(r'"([^"]+)"\s*:', text) if "dict" in annotation else ["secret"]
     is_secret = "SecretStr" in annotation and any(map(is_secret_name, names))
     return f"{ENV_PREFIX}{section}__{name}".upper() if is_secret else None
@@ -156,10 +192,9 @@ def secret_variable(override: str) -> str | None:
 
 def flatten(settings: Settings) -> Iterator[tuple[str, Any]]:
     """Yield every (section.key, value), in the order of the tree."""
-    for section_name in type(settings).model_fields:
-        section = getattr(settings, section_name)
-        for name in type(section).model_fields:
-            yield f"{section_name}.{name}", getattr(section, name)
+    for section_name, section in settings:
+        for name, value in section:
+            yield f"{section_name}.{name}", value
 
 
 def describe(settings: Settings, origins: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -191,7 +226,7 @@ def save(settings: Settings, folder: Path, *, by: str) -> Path:
     """
     import tomli_w
 
-    default, root = dict(flatten(Settings())), folder.absolute()
+    default, root = dict(flatten(build({}))), folder.absolute()
     root = Path.cwd() if root.is_relative_to(Path.cwd()) else root
     is_node = _node_address(settings.broker.data_dir) == settings.kafka.bootstrap
     log = NODE_FOLDER if is_node else BOOTSTRAP
@@ -319,14 +354,14 @@ def _parse(key: str, text: str, origin: str) -> Any:
 
 def _types(section: str, name: str) -> tuple[Any, ...]:
     """Return the type of a setting, and the members of a union."""
-    annotation = Settings.model_fields[section].annotation.model_fields[name].annotation  # type: ignore[union-attr]
+    annotation = section_types()[section].model_fields[name].annotation
     return (annotation, *get_args(annotation))
 
 
 def _is_known(key: str) -> bool:
     section, _, name = key.partition(".")
-    field = Settings.model_fields.get(section)
-    return field is not None and name in field.annotation.model_fields  # type: ignore[union-attr]
+    kind = section_types().get(section)
+    return kind is not None and name in kind.model_fields
 
 
 def _split_key(key: str, origin: str) -> tuple[str, str]:
@@ -334,18 +369,23 @@ def _split_key(key: str, origin: str) -> tuple[str, str]:
     section, _, name = key.partition(".")
     if _is_known(key):
         return section, name
-    close = difflib.get_close_matches(key, [name for name, _ in flatten(Settings())], n=1)
+    if section not in section_types() and section in {installation.name for installation in installations()}:
+        hint = f"plugin {section} is not loaded, or has no settings; add it to plugins.load, or leave the key out"
+        raise UnknownSettingError(key, f"{origin}: no setting is called {key!r}", hint)
+    close = difflib.get_close_matches(key, [name for name, _ in flatten(build({}))], n=1)
     hint = f"did you mean {close[0]}?" if close else "see `streamward config show` for every key"
     raise UnknownSettingError(key, f"{origin}: no setting is called {key!r}", hint)
 
 
-def _explain(exc: ValidationError, origins: Mapping[str, str]) -> str:
+def _explain(exc: ValidationError, origins: Mapping[str, str], *section: str) -> str:
+    """Return what is wrong, a line each; `section`: the one that was checked, if not the whole tree."""
     lines = []
     for error in exc.errors():
-        key = ".".join(str(part) for part in error["loc"])
+        place = (*section, *error["loc"])
+        key = ".".join(map(str, place))
         related = [k for k in origins if k == key or k.startswith(key + ".") or key.startswith(k + ".")]
         sources = ", ".join(dict.fromkeys(origins[k] for k in related)) or "the defaults"
-        hidden = _is_secret(error["loc"]) or any(_is_file_variable(origins[k]) for k in related)
+        hidden = _is_secret(place) or any(_is_file_variable(origins[k]) for k in related)
         value = "" if hidden else f" (got {without_user(str(error['input']))!r})"
         lines.append(f"{key}, from {sources}: {error['msg'].removeprefix('Value error, ')}{value}")
     return "\n".join(lines)
@@ -355,5 +395,4 @@ def _is_secret(loc: tuple[int | str, ...]) -> bool:
     """Return whether the input of an error at `loc` may hold a secret: a secret's field, or a whole section."""
     if len(loc) < 2:
         return True
-    field = Settings.model_fields[str(loc[0])].annotation.model_fields[str(loc[1])]  # type: ignore[union-attr]
-    return "SecretStr" in str(field.annotation)
+    return "SecretStr" in str(section_types()[str(loc[0])].model_fields[str(loc[1])].annotation)

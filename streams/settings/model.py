@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 from urllib.parse import quote, unquote
 
 from pydantic import (
@@ -166,6 +166,9 @@ def path_of(text: str) -> str:
             "a file URL is file:// and an absolute path, e.g. file:///data/archive; or give the path alone"
         )
     return path
+
+
+S = TypeVar("S", bound="Section")
 
 
 class Section(BaseModel):
@@ -809,17 +812,6 @@ class Fleet(Section):
         return self
 
 
-class Ray(Section):
-    """Processes on a Ray cluster: `train --launcher ray`, `policy --on ray`, `scoring --on ray`."""
-
-    wait_s: float = Field(
-        60.0,
-        ge=1,
-        description="time to wait for room for all processes, seconds; increase it for a cluster that autoscales",
-    )
-    restarts: int = Field(-1, ge=-1, description="maximum of restarts of a lost process; 0: none; -1: unlimited")
-
-
 class Adapters(Section):
     """The store of adapters."""
 
@@ -1413,7 +1405,6 @@ class Settings(Section):
     trainer: Trainer = Trainer()
     fleet: Fleet = Fleet()
     calls: Calls = Calls()
-    ray: Ray = Ray()
     adapters: Adapters = Adapters()
     outside: Outside = Outside()
     archive: Archive = Archive()
@@ -1429,3 +1420,7 @@ class Settings(Section):
     tracing: Tracing = Tracing()
     broker: Broker = Broker()
     plugins: Plugins = Plugins()
+
+    def of_plugin(self, kind: type[S]) -> S:
+        """Return the section that a plugin declares; its defaults in settings that were not loaded."""
+        return next((section for _, section in self if isinstance(section, kind)), kind())

@@ -17,8 +17,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from streams.settings.load import flatten
-from streams.settings.model import Settings
+from streams.settings.load import build, flatten, section_types
 from tests.support.deploy.chart_files import FROM_SECRETS, SCHEMA
 from tests.support.deploy.command_lines import loaded
 from tests.support.deploy.rendered_chart import (
@@ -110,8 +109,7 @@ def test_what_set_makes_of_numbers_is_taken(tmp_path: Path) -> None:
 def fields() -> dict[str, FieldInfo]:
     """Return every setting by its dotted key."""
     return {
-        key: type(getattr(Settings(), key.partition(".")[0])).model_fields[key.partition(".")[2]]
-        for key, _ in flatten(Settings())
+        key: section_types()[key.partition(".")[0]].model_fields[key.partition(".")[2]] for key, _ in flatten(build({}))
     }
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from streams.plugins.plugin import PluginEngine, PluginExport
 PLUGIN = replace(
     PLUGIN,
     requires=(),
+    settings="thumbs.settings:Thumbs",
+    metrics="thumbs.settings:METRICS",
     commands={**PLUGIN.commands, "adapters rate": PluginCommand("thumbs.rate:rate", "Rate adapters.")},
     exports={"rated": PluginExport("thumbs.rate:encode", "batches with thumbs")},
     engines={"hands": PluginEngine(help="all you have", package="thumbs", install="grow", agents="thumbs.rate:agents")},
@@ -53,6 +56,21 @@ def agents(call, words, replicas):
     print(*words, replicas, call.settings.policy.name)
     return 0
 '''
+SETTINGS = '''
+from pydantic import Field
+
+from streams.observability.catalog import Metric
+from streams.settings.model import Section
+
+
+class Thumbs(Section):
+    """Thumbs."""
+
+    most: int = Field(9, ge=1, description="of one answer")
+
+
+METRICS = (Metric("streamward_thumbs_total", "counter", ("policy",), "Thumbs.", ("thumbs",)),)
+'''
 USED_BY = {"__init__.py": ("thumbs",), "recount.py": ("audit",)}
 """The command that loads a file of the plugin; `query` loads topics and views."""
 TWICE = "from dataclasses import replace\nTOPICS += (replace(TOPICS[0], label='toes'),)\n"
@@ -70,6 +88,7 @@ def stranger(thumbs: Path, tmp_path: Path) -> Path:
     with (packages / "thumbs" / "__init__.py").open("a") as file:
         file.write(MORE)
     (packages / "thumbs" / "rate.py").write_text(RATE)
+    (packages / "thumbs" / "settings.py").write_text(SETTINGS)
     add_room(packages)
     return packages
 
@@ -96,9 +115,37 @@ def test_the_plugin_of_a_stranger_has_all_that_it_declares(stranger: Path) -> No
         "commands": ["rate", "thumbs", "adapters rate"],
         "exports": ["rated"],
         "engines": ["hands"],
+        "settings": ["most"],
+        "metrics": ["streamward_thumbs_total"],
         "views": ["answer_thumbs"],
         "metadata": {"thumbs_by": "who rated the answers"},
     }
+
+
+def test_the_section_of_a_stranger_is_set_as_any_other_and_refused_where_the_plugin_is_not_loaded(
+    stranger: Path,
+) -> None:
+    def shown(*words: str) -> subprocess.CompletedProcess[str]:
+        return run_with(stranger, *words, "config", "show", "--output", "jsonl")
+
+    lines = [json.loads(line) for line in shown("--set", "thumbs.most=3").stdout.splitlines()]
+    (line,) = (line for line in lines if line["key"] == "thumbs.most")
+    assert (line["value"], line["from"], line["about"]) == (3, "--set thumbs.most", "of one answer")
+    assert "thumbs.most, from --set thumbs.most: Input should be greater" in shown("--set", "thumbs.most=0").stderr
+    left_out = shown("--set", f"plugins.load={OURS}", "--set", "thumbs.most=3")
+    assert left_out.returncode == 2 and "plugin thumbs is not loaded, or has no settings" in left_out.stderr
+
+
+def test_the_metric_of_a_stranger_has_a_panel_and_a_part_of_the_page_and_no_name_of_another(stranger: Path) -> None:
+    program = (
+        "from streams.observability import catalog; from streams.observability.grafana.dashboards import PLUGINS; "
+        "print([row.title for row in PLUGINS.rows], '## Plugin thumbs' in catalog.markdown())"
+    )
+    command = partial(subprocess.run, [sys.executable, "-c", program], cwd=stranger, capture_output=True, text=True)
+    done = command(env=environment_with(stranger))
+    assert "'thumbs'" in done.stdout and done.stdout.endswith("True\n"), done.stderr
+    (stranger / "thumbs" / "settings.py").write_text(SETTINGS.replace("_thumbs_total", "_ready"))
+    assert "plugin thumbs: there is another metric streamward_ready" in command(env=environment_with(stranger)).stderr
 
 
 def test_the_engine_of_a_stranger_is_a_choice_where_it_has_work_to_do(stranger: Path) -> None:
@@ -132,6 +179,7 @@ def test_a_folder_of_plugins_that_somebody_works_in_is_not_ours(stranger: Path) 
         ("__init__.py", "import Plugin", "import Thumb, Plugin", "ImportError: cannot import name 'Thumb'"),
         ("__init__.py", "replace(\n    PLUGIN,", "dict(", "is a dict, expected a Plugin"),
         ("__init__.py", '"thumbs": Plugin', '"tasks": Plugin', "there is another command tasks"),
+        ("__init__.py", '"thumbs.settings:Thumbs"', '"thumbs.settings:METRICS"', "cannot be its section [thumbs]"),
         ("__init__.py", '"adapters rate": ', '"adapters gc": ', "there is another command adapters gc"),
         ("__init__.py", '"adapters rate": ', '"toes rate": ', "its command toes rate is of no group"),
         ("__init__.py", '"batches with thumbs"', '"with toes", options=("toes",)', "no option toes; there are ranks"),

@@ -19,6 +19,7 @@ import jsonschema
 import pytest
 import yaml
 
+from plugins.distributed.settings import Distributed
 from streams.settings.model import Settings
 from tests.support.deploy.command_lines import loaded, parsed
 from tests.support.deploy.rendered_chart import (
@@ -127,7 +128,7 @@ def test_the_ranks_are_as_many_as_the_pods_have_gpus_and_each_pod_says_what_ray_
     }
     assert settings["head"].trainer == settings["ranks"].trainer
     assert (settings["head"].trainer.processes, settings["head"].trainer.shard_base) == (8, True)
-    assert settings["head"].model.device == "cuda" and settings["head"].ray.wait_s == 3600
+    assert settings["head"].model.device == "cuda" and settings["head"].of_plugin(Distributed).wait_s == 3600
     assert group["rayStartParams"] | {"object-store-memory": ""} == {
         "num-cpus": "8", "num-gpus": "4", "object-store-memory": "",
     }  # fmt: skip

@@ -19,12 +19,13 @@ from typing import Any
 import psutil
 import pytest
 
+from plugins.distributed.settings import Distributed
 from schemas.events import Response, Reward, RewardSource
 from streams.engines.base_model import Base, load_base
 from streams.errors import EXIT_RESTART
 from streams.kafka import admin
 from streams.kafka.producer import Producer
-from streams.settings.model import Metrics, Model, Policy, Ray, Settings
+from streams.settings.model import Metrics, Model, Policy, Settings
 from tests import skips
 from tests.plugins.distributed.ray_nodes import PYTHON, ROOT, Nodes, nodes
 from tests.support import factories
@@ -64,7 +65,7 @@ def in_two(settings: Settings, base: Base, **ray: Any) -> Settings:
         "model": Model(base=base.model.config._name_or_path),
         "trainer": settings.trainer.model_copy(update={"processes": 2}),
         "metrics": Metrics(stuck_s=20.0),
-        "ray": Ray(**{"wait_s": 120.0, **ray}),
+        "distributed": Distributed(**{"wait_s": 120.0, **ray}),
     }
     two = settings.model_copy(update=changes)
     admin.apply_topics(two)
@@ -243,7 +244,10 @@ def test_agents_on_ray_answer_and_score_every_task_though_one_of_them_and_a_node
     cluster: Nodes, made: Settings, tmp_path: Path
 ) -> None:
     loop = made.model_copy(
-        update={"policy": Policy(engine="scripted", script='{"answers": "echo"}'), "ray": Ray(wait_s=120.0)}
+        update={
+            "policy": Policy(engine="scripted", script='{"answers": "echo"}'),
+            "distributed": Distributed(wait_s=120.0),
+        }
     )
     number = cluster.add(1)
 
@@ -281,7 +285,10 @@ def test_agents_on_ray_answer_and_score_every_task_though_one_of_them_and_a_node
 
 def test_a_command_that_is_killed_leaves_no_process_behind(cluster: Nodes, made: Settings, tmp_path: Path) -> None:
     loop = made.model_copy(
-        update={"policy": Policy(engine="scripted", script='{"answers": "echo"}'), "ray": Ray(wait_s=120.0)}
+        update={
+            "policy": Policy(engine="scripted", script='{"answers": "echo"}'),
+            "distributed": Distributed(wait_s=120.0),
+        }
     )
     with command(cluster, loop, tmp_path, "policy", "--on", "ray") as policy:
         until(lambda: len(ours()) == 1, "an agent", folder=tmp_path, timeout_s=START_S)
@@ -291,7 +298,10 @@ def test_a_command_that_is_killed_leaves_no_process_behind(cluster: Nodes, made:
 
 def test_a_command_that_waits_for_room_hears_that_it_is_to_stop(cluster: Nodes, made: Settings, tmp_path: Path) -> None:
     loop = made.model_copy(
-        update={"policy": Policy(engine="scripted", script='{"answers": "echo"}'), "ray": Ray(wait_s=3600.0)}
+        update={
+            "policy": Policy(engine="scripted", script='{"answers": "echo"}'),
+            "distributed": Distributed(wait_s=3600.0),
+        }
     )
     with command(cluster, loop, tmp_path, "policy", "--on", "ray", "--replicas", "9") as policy:
         until(lambda: "starts, reads tasks" in said(tmp_path), "its beginning", folder=tmp_path, timeout_s=START_S)

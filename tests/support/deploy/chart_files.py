@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from streams.kafka import topics
-from streams.settings.model import SECRET_NAME, Settings, Topics
+from streams.settings.load import section_types
+from streams.settings.model import SECRET_NAME, Topics
 
 CHART = Path(__file__).parents[3] / "helm"
 VALUES, PAGE, TOPICS = CHART / "values.yaml", CHART / "README.md", CHART / "files" / "topics.yaml"
@@ -203,9 +204,8 @@ def secret_variables() -> set[str]:
 
 def _settings() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each section with the schema of its settings, as pydantic has it for one that is given."""
-    tree = Settings.model_json_schema()
-    for section, found in tree["properties"].items():
-        fields = tree["$defs"][found["$ref"].rpartition("/")[2]]["properties"]
+    for section, kind in section_types().items():
+        fields = kind.model_json_schema()["properties"]
         yield section, {key: {**field, **field.get("anyOf", [{}])[0]} for key, field in fields.items()}
 
 
