@@ -136,7 +136,7 @@ def file_names_twice() -> dict[str, list[str]]:
     """Return the file names that two modules or more share; what each plugin has is not counted."""
     paths: dict[str, list[str]] = defaultdict(list)
     for module in sources():
-        if not re.fullmatch(r"plugins/\w+/(commands|recount|topics|views)\.py", module.path):
+        if not re.fullmatch(r"plugins/\w+/(commands|recount|settings|topics|views)\.py", module.path):
             paths[Path(module.path).name].append(module.path)
     return {name: same for name, same in paths.items() if len(same) > 1 and name not in ("__init__.py", "__main__.py")}
 

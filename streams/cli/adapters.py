@@ -13,9 +13,8 @@ import click
 from streams.cli.runtime import AppContext, VersionNumber, output_option, pass_call, source_option
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from schemas.events import TuningMethod
     from streams.adapters.decisions import AdapterHistory
     from streams.adapters.versions import AdapterState, Version
     from streams.output import Output
@@ -149,12 +148,9 @@ def _contamination(call: AppContext, adapters: AdapterHistory, version: int, sui
     from streams.kafka.history import LogHistory
     from streams.tools.training_exposure import find_exposure
 
-    def texts(name: str, digest: str, method: TuningMethod) -> Sequence[tuple[str, ...]]:
-        return dataset_rebuild.examples(settings, f"{name}@{digest}", method, log).texts
-
     settings, log = call.settings, LogHistory(call.settings)
     index = KnownSuites(settings, log, file=suite).index(adapters.state.policy)
-    return find_exposure(adapters, version, index, log, texts).plain()
+    return find_exposure(adapters, version, index, log, dataset_rebuild.texts_of(settings, log)).plain()
 
 
 @adapters.command("lineage")

@@ -82,7 +82,7 @@ def audit(
     add up by topic[partition]@offset. The exit code is 0 only if everything balances. Nothing is committed.
     """
     from streams.improve.datasets.dataset_audit import with_rows
-    from streams.improve.datasets.dataset_rebuild import reader
+    from streams.improve.datasets.dataset_rebuild import texts_of
     from streams.kafka.history import LogHistory
     from streams.kafka.times import parse_time
     from streams.tools.audit.reading import Audit
@@ -94,9 +94,8 @@ def audit(
         call.working = True
         _follow(look, listen, every_s)
         return
-    read_dataset = reader(call.settings, LogHistory(call.settings))
     report = with_rows(call.settings, look.look(), policy)
-    report = with_contamination(call.settings, report, policy, lambda *build: read_dataset(*build).texts)
+    report = with_contamination(call.settings, report, policy, texts_of(call.settings, LogHistory(call.settings)))
     if output == "json":
         from streams import output as show
 

@@ -143,7 +143,7 @@ def _recount_policy(
             continue
         if tuning is not None and tuning.dataset is not None:
             try:
-                rows = dataset_texts(tuning.dataset, tuning.dataset_digest or "", tuning.method)
+                rows = dataset_texts(f"{tuning.dataset}@{tuning.dataset_digest}", tuning.method)
             except RefusedError:  # its records are gone, or it was built otherwise: another finding
                 counts["versions of data sets that are gone"] += 1
                 continue

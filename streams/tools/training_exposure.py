@@ -20,8 +20,8 @@ from streams.kafka.history import History
 from streams.kafka.record import Record
 from streams.tools.lineage import parents
 
-DatasetTexts = Callable[[str, str, TuningMethod], Sequence[tuple[str, ...]]]
-"""Name, digest and method to what each row says. Raises RefusedError if the log no longer gives it."""
+DatasetTexts = Callable[[str, TuningMethod], Sequence[tuple[str, ...]]]
+"""NAME@DIGEST and method to what each row says. Raises RefusedError if the log no longer gives it."""
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ def find_exposure(
                 found.add(question, event.version)
         tuning = event.tuning
         if tuning is not None and tuning.dataset is not None:
-            for row in dataset_texts(tuning.dataset, tuning.dataset_digest or "", tuning.method):
+            for row in dataset_texts(f"{tuning.dataset}@{tuning.dataset_digest}", tuning.method):
                 for match in index.matches(RowTexts("", row)):
                     if match.is_leak:
                         found.add(match.question, event.version)

@@ -179,7 +179,8 @@ def test_the_boxes_of_the_picture_are_the_stages() -> None:
 
 
 def test_a_page_with_commands_is_walked_and_its_files_have_names() -> None:
-    tests = "".join(test.read_text(encoding="utf-8") for test in (ROOT / "tests" / "pipeline").glob("test_*.py"))
+    files = [*ROOT.glob("tests/pipeline/test_*.py"), *ROOT.glob("tests/plugins/*/test_*.py")]
+    tests = "".join(test.read_text(encoding="utf-8") for test in files)
     pages = [
         page.relative_to(ROOT).as_posix() for page in PAGES if "\n```console\n" in page.read_text(encoding="utf-8")
     ]

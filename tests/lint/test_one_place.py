@@ -41,12 +41,15 @@ def test_only_one_function_makes_a_console_and_nothing_reads_markup() -> None:
 
 
 def test_readers_take_the_names_of_their_groups_from_one_place_alone() -> None:
-    """A name that is made elsewhere may lack what decides; a class that joins passes on what it was given."""
+    """A name that is made elsewhere may lack what decides; a class that joins passes on what it was given.
+
+    The groups of a plugin are its own.
+    """
     wrong = []
     for source in sources():
         modules = {node.module for node in source.nodes if isinstance(node, ast.ImportFrom)}
         names_groups = "streams.kafka.group_names" in modules
-        passes_on = source.path.endswith(("/tracked.py", "/task_reader.py"))
+        passes_on = source.path.endswith(("/tracked.py", "/task_reader.py")) or source.path.startswith("plugins/")
         for node in source.nodes:
             is_reader = isinstance(node, ast.Call) and getattr(node.func, "id", None) in READERS
             if is_reader and not passes_on and not names_groups:

@@ -134,6 +134,9 @@ def test_the_section_of_a_stranger_is_set_as_any_other_and_refused_where_the_plu
     assert "thumbs.most, from --set thumbs.most: Input should be greater" in shown("--set", "thumbs.most=0").stderr
     left_out = shown("--set", f"plugins.load={OURS}", "--set", "thumbs.most=3")
     assert left_out.returncode == 2 and "plugin thumbs is not loaded, or has no settings" in left_out.stderr
+    declaration = stranger / "thumbs" / "__init__.py"
+    declaration.write_text(declaration.read_text().replace("settings:Thumbs", "settings:METRICS"))
+    assert "thumbs.settings:METRICS cannot be its section [thumbs]" in shown().stderr
 
 
 def test_the_metric_of_a_stranger_has_a_panel_and_a_part_of_the_page_and_no_name_of_another(stranger: Path) -> None:
@@ -179,7 +182,6 @@ def test_a_folder_of_plugins_that_somebody_works_in_is_not_ours(stranger: Path) 
         ("__init__.py", "import Plugin", "import Thumb, Plugin", "ImportError: cannot import name 'Thumb'"),
         ("__init__.py", "replace(\n    PLUGIN,", "dict(", "is a dict, expected a Plugin"),
         ("__init__.py", '"thumbs": Plugin', '"tasks": Plugin', "there is another command tasks"),
-        ("__init__.py", '"thumbs.settings:Thumbs"', '"thumbs.settings:METRICS"', "cannot be its section [thumbs]"),
         ("__init__.py", '"adapters rate": ', '"adapters gc": ', "there is another command adapters gc"),
         ("__init__.py", '"adapters rate": ', '"toes rate": ', "its command toes rate is of no group"),
         ("__init__.py", '"batches with thumbs"', '"with toes", options=("toes",)', "no option toes; there are ranks"),

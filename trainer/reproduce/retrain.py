@@ -389,7 +389,7 @@ class _Reproduction:
         folder = self._folder / str(event.version)
         remade = remake.remake(event, self._setup, folder, None if self._made is None else self._made[1])
         self._made = event, folder
-        return self._compared(event, folder, remade.recipe, remade.made_from, remade.data)
+        return self._comparison(event, folder, remade.recipe, remade.made_from, remade.data)
 
     def _train(self, event: AdapterEvent, coordinates: Coordinates, batch: Batch) -> ReproducedVersion:
         learner = self._learner_of(event)
@@ -402,9 +402,9 @@ class _Reproduction:
         refused = f" and {len(groups.refused)} refused" if groups.refused else ""
         made_from = f"{coordinates}, {len(groups.good)} groups{refused}"
         data = in_data(event.version, event.metrics, metrics)
-        return self._compared(event, path / ADAPTER_FOLDER, learner.recipe, made_from, data)
+        return self._comparison(event, path / ADAPTER_FOLDER, learner.recipe, made_from, data)
 
-    def _compared(
+    def _comparison(
         self,
         event: AdapterEvent,
         folder: Path,
