@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 from schemas import json_text
 from streams.observability.trace_context import Context
 
-OWN_LOGGERS = ("streams", "trainer", "schemas", "streamward", "gateway")
+OWN_LOGGERS = ("gateway", "plugins", "schemas", "streams", "streamward", "trainer")
 """First parts of the names of our loggers."""
 FAUST = ("faust", "mode", "aiokafka")
 FAUST_SERVICES = (

@@ -1,10 +1,11 @@
-"""What is made in one place alone: consoles, and the names of consumer groups."""
+"""What is made in one place alone: consoles, names of consumer groups and of loggers."""
 
 from __future__ import annotations
 
 import ast
 
-from tests.import_graph import sources
+from streams.observability.logging import OWN_LOGGERS
+from tests.import_graph import PACKAGES, sources
 
 READERS = {
     "GroupConsumer",
@@ -38,6 +39,11 @@ def test_only_one_function_makes_a_console_and_nothing_reads_markup() -> None:
             if reads_markup or titled or other or name in ("from_markup", "render_markup"):
                 found.append(f"{source.path}:{node.lineno} {name}")
     assert not found, "make it with streams.output.console, and give texts as Text"
+
+
+def test_what_each_package_of_ours_logs_is_printed() -> None:
+    """A logger has the name of its module, and libraries print warnings alone."""
+    assert set(OWN_LOGGERS) == set(PACKAGES)
 
 
 def test_readers_take_the_names_of_their_groups_from_one_place_alone() -> None:
