@@ -1,6 +1,6 @@
 """Processes of ours on the nodes of a Ray cluster, which is joined and never started.
 
-    RAY_ADDRESS, or the cluster of this machine ──► joined ──► room_for: a placement group, or an error after ray.wait_s
+    RAY_ADDRESS, or the cluster of this machine ──► joined ──► room_for: a placement group, or an error after a while
                                                                   │ each place: our folder, packages as here?
     settings, whatever their source ──► variables ──► child_of: a child of a Ray worker, ends with it ◄──┘
 
@@ -212,7 +212,7 @@ def no_room(room: Room, wait_s: float) -> str:
     return (
         f"Ray has no room for {room.processes} processes of {bundle} each, also not after {wait_s:g} s: its {nodes} "
         f"nodes have {total}, of which {free} is free, and no process is on two nodes. Add nodes, end other jobs, ask "
-        "for fewer processes or threads, or wait longer (ray.wait_s)"
+        "for fewer processes or threads, or wait longer (distributed.wait_s)"
     )
 
 
