@@ -181,7 +181,7 @@ def cannot_read(reader: str, writer: str) -> str | None:
     import avro.errors
 
     try:
-        (reads, reader_layouts), (writes, writer_layouts) = _parsed(reader), _parsed(writer)
+        (reads, reader_layouts), (writes, writer_layouts) = _parse(reader), _parse(writer)
     except (avro.errors.AvroException, ValueError, RecursionError) as exc:  # JSON Schema or Protobuf
         return f"one of them is no Avro schema: {exc}"
     result = avro.compatibility.ReaderWriterCompatibilityChecker().get_compatibility(reads, writes)
@@ -193,7 +193,7 @@ def cannot_read(reader: str, writer: str) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def _parsed(text: str) -> tuple[Any, dict[str, str]]:
+def _parse(text: str) -> tuple[Any, dict[str, str]]:
     """Return a schema, and the layout of each type in it that is bytes, by its path."""
     import avro.schema
 
