@@ -2,11 +2,11 @@
 
     {"messages": […], "tools": […]} ──► chat_problems ──► RowProblem(name, where and what), …
 
-The seven names of the cookbook are `data_type`, `missing_messages_list`, `message_missing_key`,
-`message_unrecognized_key`, `unrecognized_role`, `missing_content` and `example_missing_assistant_message`. Those of the
-API have names of ours: `weight`, `tool_call_id`, `role_order`, `tools`.
+The seven names from the cookbook are `data_type`, `missing_messages_list`, `message_missing_key`,
+`message_unrecognized_key`, `unrecognized_role`, `missing_content` and `example_missing_assistant_message`. Faults that
+the API refuses have our own names: `weight`, `tool_call_id`, `role_order`, `tools`.
 
-Not covered: images and sound, which the model cannot read; `tune` refuses them.
+Not covered: images and sound: the model cannot read them, and `tune` refuses them.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _call_problems(messages: Sequence[Mapping[str, Any]]) -> Iterator[RowProblem
 
 
 def _call_id(value: Any) -> str | None:
-    """Return an id; what is none is shown as it is, and is the id of nothing."""
+    """Return an id; a value that is not one is shown unchanged and matches nothing."""
     return value if value is None or isinstance(value, str) else _kind(value)
 
 

@@ -1,18 +1,18 @@
-"""Texts that are almost the same: no pair that the rules below name is missed, as MinHash would miss some.
+"""Find near-duplicate texts: unlike MinHash, it misses no pair that the rules below define.
 
     texts ──► words (question_text.py) ──► 5-grams ──► Jaccard ≥ bound ───────────────┐
                                       └──► 12 to 60 words, all but one the same ──────┴─► union-find ──► Clusters
 
-Two texts are compared by their words alone; one with fewer than five words is one 5-gram. Of J(x, y) ≥ t it follows
+Two texts are compared only by their words; one with fewer than five words is one 5-gram. Of J(x, y) ≥ t it follows
 that x and y share one of the |x| - ⌈t |x|⌉ + 1 rarest 5-grams of x (Chaudhuri et al., ICDE 2006), so only those are
 looked up. One word of 18 changed leaves 9 of 19 5-grams, so short texts are compared word by word, too: with one word
 replaced, inserted or left out, of n, they are 1 - 1/n alike.
 
-Questions of a template are not almost the same. So two texts of fewer than 100 words are not if their numbers differ,
-or only numbers, operators and names do; nor are short ones if more than 3 of them differ in the same word.
+Questions of one template are not near-duplicates. So two texts of fewer than 100 words are not if their numbers differ,
+or if only numbers, operators and names do; nor are short ones if more than 3 of them differ in the same word.
 
-Not covered: the same said in other words or another language; one word of fewer than 12, which often is what a
-question is about; a single character of a script without spaces.
+Not covered: paraphrases and translations; one word of fewer than 12, which is often the topic of the question; a single
+character of a script without spaces.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from streams.scorers.canonical_text import comparison_form
 
 SHINGLE_WORDS = 5
 NEAR = 0.8
-"""How alike two texts are from which on they are almost the same, unless a caller says another."""
+"""Default similarity above which two texts are near-duplicates."""
 LEAST_WORDS = 12
 """Of a question that is compared word by word."""
 HALF = LEAST_WORDS // 2
@@ -36,7 +36,7 @@ HALF = LEAST_WORDS // 2
 TEMPLATE = 3
 """More texts that differ in the same word are a template."""
 QUESTION_WORDS = 100
-"""A text with fewer words is a question: with other numbers or names it is another one."""
+"""A text with fewer words is a question: other numbers or names make it a different one."""
 Exact = tuple[str, ...]
 Shingles = frozenset[Exact]
 

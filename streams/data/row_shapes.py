@@ -1,4 +1,4 @@
-"""The shapes that rows of training data come in, told by their columns; what each is asked and answers.
+"""Shapes of training rows, recognised by their columns; the question and the answer of each.
 
     fields ──► shape_of ──► chat | preference | verl | instruction | question | text
                               └──► question_of: what is asked; problems_of: what is wrong by that shape
@@ -35,7 +35,7 @@ SHAPES: dict[Shape, tuple[_Columns, ...]] = {
     "question": tuple(_Columns((name,), name) for name in ("question", "prompt", "problem", "query")),
     "text": (_Columns(("text",), "text"),),
 }
-"""By the first whose columns a row has: the columns, and the one that has the question."""
+"""The first match counts: the columns, and the one with the question."""
 NAMES: tuple[Shape, ...] = tuple(SHAPES)
 
 

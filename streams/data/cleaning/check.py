@@ -1,11 +1,11 @@
-"""The faults of rows, and what is worth knowing of them, before anything is done about it.
+"""Check rows for faults, and report findings, before anything is changed.
 
     DataRow | UnreadableRow ──► unreadable, shape and its faults by name, empty, duplicates, personal data, held out
                                     └──► CheckedRows: a line for each finding, with a count and the first row
 
 A finding is `wrong` if training on the rows would fail or be worthless: a row that cannot be read, a fault by its
-shape, a held-out question, a value that a suite does not expect, or no row at all. The others are for people to
-decide; `clean` does something about each.
+shape, a held-out question, a value that a suite does not expect, or no row at all. The other findings are for people to
+decide; `clean` has a step for each.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class CheckedRows:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether something must be mended before the rows are trained on."""
+        """Whether it must be fixed before training."""
         return any(finding.is_wrong for finding in self.findings.values())
 
     def plain(self) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Clean rows step by step, and say of each what became of it.
+"""Clean rows step by step, and record the fate of each.
 
     DataRow | UnreadableRow ──► step ──► step ──► … ──► CleanedRows: rows, fates
                                                           └──► rows.jsonl, fates.jsonl, manifest.json
 
-read = kept + changed + dropped, in the manifest and by step. The same input under the same steps gives the same bytes:
-nothing in a file is of the time or the place where it was written.
+read = kept + changed + dropped, in the manifest and by step. The same input and steps give the same bytes: no file
+contains a time or a path.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Read rows of any file, each with its place; one that cannot be read is a fate of its own.
+"""Read rows of any file, each with its place; an unreadable row has its own fate.
 
     FILE.jsonl  FILE.csv  FILE.parquet  FOLDER  lines of a body ──► DataRow | why it is none
 
-Not covered: a set that does not fit the memory.
+Not covered: data sets that do not fit in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CELLS = OF_EXAMPLES | {"reward_model", "extra_info"}
 
 
 class UnreadableRow(NamedTuple):
-    """A row that is none, and why."""
+    """A row that cannot be read, and why."""
 
     place: str
     why: str

@@ -5,12 +5,12 @@
     distance = ½ Σ |p_b - q_b|       total variation: the share of rows that would have to move
     bound    = ½ Σ √(m_b (1 - m_b) s) + √(s ln(columns / 0.01) / 2)        s = 1/n_p + 1/n_q, m: both sets together
 
-The first term is about what chance alone makes of the distance on average, and by McDiarmid's inequality chance passes
-that by the second in one comparison of a hundred at most, all columns together. A profile is a few numbers, so an event
-has it, and a later set is compared without the rows.
+The first term is about the mean distance by chance alone; by McDiarmid's inequality, chance exceeds it by the second
+term in at most one comparison of a hundred, over all columns. A profile is a few numbers, so it fits in an event, and a
+later set can be compared without the rows.
 
-Assumes rows that are independent of each other, and each comparison looked at once. Not found: what a question is
-about, if its length, script and scenario stay; and a slow drift of which each set takes a part that chance could make.
+Assumes independent rows, and that each comparison is looked at once. Not detected: a change of topic with the same
+length, script and scenario; and a drift so slow that each step could be chance.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     rows, options ──► step ──► an outcome for each row: kept, changed (how), dropped (why)
 
-What a step answers for a row depends on the rows before it and on nothing else: no clock, no chance, no file.
+The outcome of a row depends only on the row and those before it: no clock, no randomness, no file.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def normalise(rows: Sequence[DataRow], options: NormaliseOptions) -> Outcomes:
 
 
 _FIXED = frozenset({"role", "id", "tool_call_id", "type"})
-"""Keys whose texts are no words of anybody."""
+"""Keys with texts that no person wrote."""
 
 
 def _change(fields: Mapping[str, Any], change: Callable[[str], str], note: str) -> RowOutcome:
@@ -97,7 +97,7 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def drop_empty(rows: Sequence[DataRow], _: StepOptions) -> Outcomes:
-    """Drop rows that ask or say nothing, and those with an empty answer if others have one."""
+    """Drop rows without text, and those with an empty answer if other rows have answers."""
 
     are_answered = any(answer_of(row.fields) for row in rows)
 
@@ -190,7 +190,7 @@ def language(rows: Sequence[DataRow], options: LanguageOptions) -> Outcomes:
 
 
 class PersonalDataOptions(StepOptions):
-    """Which recognisers, and what becomes of the row."""
+    """The recognisers, and what to do with the row."""
 
     kinds: tuple[personal_data.Kind, ...] = Field(personal_data.KINDS, min_length=1)
     action: Literal["redact", "drop"] = "redact"
@@ -242,7 +242,7 @@ def common_shape(rows: Sequence[DataRow]) -> Shape:
 
 
 def duplicates(rows: Sequence[DataRow], _: StepOptions) -> Outcomes:
-    """Drop rows that say what an earlier one says, in any case, punctuation, Unicode form or order of keys."""
+    """Drop rows that equal an earlier one, ignoring case, punctuation, Unicode form and order of keys."""
     letters = [hash(tuple(map(letters_of, texts_in(row.fields, by_key=True)))) for row in rows]
     counts = Counter(letters)
     first: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""What of suites is in training data: three figures, each pair, and the sentence that refuses it.
+"""Held-out questions found in training data: three figures, each pair, and the message of the refusal.
 
 RowTexts, … ──► SuiteIndex ──► ContaminationReport ──► figures | pairs | refusal | what an event records
 """
@@ -20,7 +20,7 @@ PAIRS_KEPT = 1000
 EXCERPT = 80
 FIGURES: tuple[Rule, ...] = ("exact", "coverage", "template")
 CONTAMINATION = "contamination"
-"""Metadata of an event: leaked questions by suite, and who let them in."""
+"""Metadata of an event: leaked questions by suite, and who allowed them."""
 
 
 class Leak(NamedTuple):
@@ -67,7 +67,7 @@ class ContaminationReport:
     """Questions by suite."""
 
     def add(self, row: RowTexts, matches: Iterable[QuestionMatch]) -> bool:
-        """Take in what was found in a row; return whether it leaks."""
+        """Add the matches of a row; return whether it leaks."""
         self.rows += 1
         matches = list(matches)
         for figure in {"exact" if match.rule == "parameters" else match.rule for match in matches}:

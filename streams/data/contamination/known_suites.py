@@ -1,12 +1,12 @@
-"""The held-out questions that this deployment knows of: those of guard.suite, and of suites that the log was asked.
+"""The held-out questions that this deployment knows: those of guard.suite, and of suites in the log.
 
     guard.suite ────────────────────────────────────────────┐
     tasks: of the policy, purpose eval, metadata `suite` ───┴──► KnownSuites.index(policy) ──► SuiteIndex
 
-A question of a version's evaluation is in the log once for each version, and is taken once. Reading continues where it
-ended, so looking again costs what was written since.
+A question is in the log once for each version evaluated, and is counted once. Reading continues where it ended, so
+another look costs only the records written since.
 
-Not covered: suites of jobs, each of which splits its own questions.
+Not covered: suites of jobs; each job splits its own questions.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The text of a question as it is compared: what it says, not how it is written.
+"""The normalised text of a question, for comparisons.
 
     text ──► comparison_form, one case, JSON with sorted keys ──► words, numbers, operators ──► exact
                                                  └──► without numbers and names ──► frame
 
 Punctuation, white space, case, Unicode form and the order of JSON keys make no difference. Operators next to a number
-do: 4 + 7 is another question than 4 - 7. Two texts with one frame are the same template filled in twice; a name is a
+do: 4 + 7 and 4 - 7 are different questions. Two texts with one frame are the same template filled in twice; a name is a
 word with a capital, unless most words have one.
 
-Not covered: a text in another language, numbers in words, what comparison_form leaves out. Where all nouns have a
+Not covered: other languages, numbers written as words, and what comparison_form drops. Where all nouns have a
 capital, as in German, a frame is short.
 """
 
@@ -32,7 +32,7 @@ _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _SIGNS = str.maketrans("−–×·÷", "--**/")
 _NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalnum())
 _REMEMBERED = 500_000
-"""Words whose reading is remembered."""
+"""Size of the cache of words."""
 
 
 class Words(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a row of training data says, whatever its columns.
+"""The texts of a row of training data, whatever its columns.
 
 row of a file, line of a data set ──► every text in it, without the system's instructions ──► RowTexts
 """
@@ -14,7 +14,7 @@ from streams.data.contamination.suite_index import SYSTEM_ROLES, RowTexts
 
 
 def file_texts(path: Path, split: str | None = None) -> Iterator[RowTexts]:
-    """Yield what the rows of a file say; one that cannot be read is another reader's to refuse."""
+    """Yield the texts of a file's rows; unreadable rows are skipped here and refused by another reader."""
     for number, row in rows(path, split, OF_EXAMPLES):
         try:
             yield RowTexts(f"{path.name}:{number}", texts_of(fields_of(row)))

@@ -10,11 +10,11 @@
   (arXiv:2411.15124, section 3.2). Questions of fewer than 16 words have 4-grams, those of fewer than 8 none.
 - template: the same text with other numbers and names.
 
-The two n-gram rules that are copied most flag every question of a template, since its questions share all words but a
-few. So a row leaks if it is exact; or if it is covered, has all numbers of the question, another frame, and more than
-half is covered of those words whose n-grams at most 3 questions have. Template alone is a figure, and no leak.
+The two most copied n-gram rules flag every question of a template, since its questions share all words but a few. So a
+row leaks if it is exact; or if it is covered, has all numbers of the question, another frame, and covers more than half
+of the words in n-grams that at most 3 questions have. A template match alone is reported, but is not a leak.
 
-Not covered: what says the same in other words or another language, or differs in numbers and names alone.
+Not covered: paraphrases, translations, and questions that differ only in numbers and names.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SuiteQuestion(NamedTuple):
     """From 0, in the order of the suite."""
     text: str
     parameters: str | None = None
-    """Identify a generated episode, whose text does not."""
+    """Fields that identify a generated episode, since its text does not."""
     is_answer: bool = False
 
 
@@ -180,7 +180,7 @@ class SuiteIndex:
         return dict(anchors)
 
     def _runs_in(self, text: str, exact: Sequence[str]) -> Iterator[int]:
-        """Yield the questions all of whose words follow one another in a text."""
+        """Yield the questions that appear in a text word for word."""
         for position, gram in enumerate(_threes(exact)):
             for number, place in self._anchors.get(gram, ()):
                 question, start = self._words[number].exact, position - place
@@ -299,7 +299,7 @@ def row_of_task(task: Task, place: str) -> RowTexts:
 
 
 def parameters_of(start: EpisodeStart | None) -> str | None:
-    """Return the identity of an episode: its environment, settings and seed; None for a task whose text does.
+    """Return the identity of an episode: its environment, settings and seed; None for a task that its text identifies.
 
     >>> parameters_of(EpisodeStart(name="guess", settings='{"high": 9, "low": 1}', seed=7))
     '["guess", {"high": 9, "low": 1}, 7]'

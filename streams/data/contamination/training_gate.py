@@ -1,12 +1,12 @@
-"""Nothing is trained on that a suite holds out: the check before a step, a tuning, a job and a data set.
+"""Refuse to train on held-out questions: the check before a step, a tuning, a job and a data set.
 
     groups of a batch ──► their tasks ──┐
     rows of a file or a data set ───────┴──► KnownSuites ──► ContaminationReport ──► RefusedError, or metadata
 
-Refused by name, with the pairs. The name of the user who allows it is recorded with the version or the data set.
-A suite that was not there when a version was trained is looked for backwards: training_exposure.py.
+The refusal names the suite and the pairs. The name of a user who allows it is recorded with the version or the data
+set. For suites that are newer than a version, training_exposure.py searches backwards.
 
-Not covered: groups whose task retention has deleted; they are counted in the log of the process.
+Not covered: groups with a task that retention has deleted; the process logs their number.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TrainingGate:
     def __init__(
         self, settings: Settings, *, allowed_by: str | None = None, outage: BrokerOutage | None = None
     ) -> None:
-        """`allowed_by`: who lets held-out questions in. Raises as `KnownSuites`."""
+        """`allowed_by`: the user who allows held-out questions. Raises as `KnownSuites`."""
         self._suites = KnownSuites(settings, LogHistory(settings, outage))
         self._partitions = topics(settings.topics)["tasks"].partitions
         self._allowed_by = allowed_by

@@ -1,13 +1,13 @@
-"""Make rows that a policy can be tuned on: questions of a generator, or answers of a model that a scorer verifies.
+"""Make rows to tune a policy on: a generator's questions, or a model's answers that a scorer verifies.
 
     TaskSpec ──► train questions, the generator's own answer ──────────────────────────► row, origin: generator
     questions with answers ──► a model, which may be the policy ──► scorer gives 1? ──► row, origin: model
                                                                             └─► no: dropped, and why
 
-Every row says where it comes from. No answer is taken on a model's word: a generator knows its own, and what a model
-writes is kept only if the scorer gives it 1. Held-out questions of a generator are never drawn.
+Every row records its origin. A model's answer is never trusted: a generator knows its own answers, and a model's is
+kept only if the scorer gives it 1. Held-out questions of a generator are never drawn.
 
-Not covered: questions that a model invents, whose answers nothing would verify.
+Not covered: questions that a model invents; nothing could verify their answers.
 """
 
 from __future__ import annotations
