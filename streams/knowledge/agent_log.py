@@ -1,9 +1,9 @@
-"""The registered agents, followed, and what of their registration takes effect.
+"""Follow the registered agents, and read the parts of a registration that take effect.
 
     agents ──► a thread that follows ──► the newest event of each agent
     memory_config {"turns": 4, "namespace": ["people"], "items": 20} ──► AgentMemory ──► what the model gets to read
 
-A field that nothing would obey is refused where an agent is registered, and where it runs if it was registered before.
+A field without effect is refused when an agent is registered, or, for older registrations, when it runs.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class AgentLog(FollowedStates[AgentEvent, _Registration]):
         super().__init__(settings, AGENTS)
 
     def get(self, agent_id: str) -> AgentEvent | None:
-        """Return a registered agent by its name in the log; None if there is none. Raises as `agents`."""
+        """Return a registered agent by its name in the log; None if not found. Raises as `agents`."""
         return self.state(agent_id).agent
 
     @property

@@ -1,10 +1,10 @@
-"""The agents' store, followed, and the commands about it.
+"""Follow the agents' store, and change its items.
 
     memory ──► a thread that follows ──► MemoryState
     put, delete ──► event ──► memory ──► own fold has passed it ──► answer
 
-An item is in the log before its writer is answered, so every later read finds it, here and in any other process
-once that has read as far.
+An item is in the log before its writer gets an answer, so every later read finds it, here and, once they have read it,
+in other processes.
 """
 
 from __future__ import annotations

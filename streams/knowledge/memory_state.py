@@ -2,10 +2,10 @@
 
     memory: put, deleted ──► take ──► items by namespace and key
 
-The newest event of a key counts. A namespace is a path of labels, which its events have joined by dots, so no label has
-one. Items are in the order of their keys, whatever the order of their writes.
+The newest event of a key counts. A namespace is a path of labels, joined by dots in events, so labels have no dots.
+Items are in the order of their keys, not of their writes.
 
-Not covered: a search by meaning, and items that expire.
+Not covered: semantic search, and expiry of items.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class MemoryState:
             del self._items[namespace]
 
     def get(self, namespace: Labels, key: str) -> MemoryItem | None:
-        """Return an item; None if there is none."""
+        """Return an item; None if not found."""
         return self._items.get(namespace, {}).get(key)
 
     def below(self, prefix: Labels) -> Iterator[MemoryItem]:
@@ -68,7 +68,7 @@ class MemoryState:
                 yield item
 
     def search(self, prefix: Labels, fields: Mapping[str, Any]) -> Iterator[MemoryItem]:
-        """Yield the items below a namespace whose values have these fields."""
+        """Yield the items below a namespace that have these fields in their values."""
         for item in self.below(prefix):
             if not fields or _has(item.fields, fields):
                 yield item

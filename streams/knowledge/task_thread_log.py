@@ -1,11 +1,11 @@
-"""The threads that tasks name, followed.
+"""Follow the threads that tasks name.
 
     tasks ──────► a thread ──► the tasks of each thread ◄── a thread ◄────── responses
                   every task that was answered is read before its answer
 
-Reading waits for nothing: until `is_read`, threads are missing.
+Lookups do not wait: until `is_read`, threads may be missing.
 
-Not covered: a bound on memory. The texts of these tasks and answers are kept, and the ids of all tasks.
+Not covered: a limit on memory. It keeps the texts of these tasks and answers, and the ids of all tasks.
 """
 
 from __future__ import annotations

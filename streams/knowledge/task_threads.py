@@ -2,13 +2,13 @@
 
     Task.thread ──► TaskThread: its tasks in order, each with its first answer ──► TaskFold ──► ThreadState
 
-A thread that only tasks name is folded of these events when it is read, and they are written once something is done
-with it: so the thread that a run answers is the one that was read. Their ids are derived from the tasks, so two who
-write them at once write them once.
+A thread that only tasks name is folded from these events when it is read, and they are written when it is first
+changed: so a run answers the same thread that was read. Their ids are derived from the tasks, so concurrent writers
+write the same events.
 
-A task may call its thread anything; the thread's id is that name if it is a UUID, and is derived from it otherwise.
+A task may give its thread any name; the thread's id is the name if it is a UUID, else derived from it.
 
-Not covered: what an agent's program said between question and answer. That is in `turns`.
+Not covered: an agent's calls between question and answer; they are in `turns`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ThreadTask:
 
     @property
     def newest_at(self) -> int:
-        """When the newest part of it was said."""
+        """Time of its newest part."""
         return self.order.created_at if self.answer is None else max(self.order.created_at, self.answer.created_at)
 
 
@@ -145,10 +145,10 @@ class TaskThread:
 
 
 class TaskFold:
-    """A thread with what tasks say in it, folded further as they say more."""
+    """A thread with the questions and answers of tasks, updated as tasks are read."""
 
     def __init__(self, base: ThreadState | None) -> None:
-        """`base`: what the events of the log say; None: nothing."""
+        """`base`: the thread from its own events; None: it has none."""
         self.base = base
         self._restart()
 
@@ -162,7 +162,7 @@ class TaskFold:
         self._history = [] if self.base is None else [message.message for message in self.base.messages]
 
     def take(self, thread: TaskThread) -> None:
-        """Take in what the tasks of a thread say by now."""
+        """Update the thread from its tasks as read so far."""
         if thread is self._taken:
             return
         before = NO_PARTS if self.base is None else self.base.task_parts
@@ -184,12 +184,12 @@ class TaskFold:
 
 
 def says_more(state: ThreadState | None, thread: TaskThread) -> bool:
-    """Return whether tasks say something in a thread that its events do not have."""
+    """Return whether tasks have messages that the thread's events lack."""
     return state is None or any(part.key not in state.task_parts for part in _parts(thread.tasks))
 
 
 def forgetting_events(state: ThreadState | None, thread: TaskThread) -> Iterator[ThreadEvent]:
-    """Yield the events after which no part of its tasks will come to a thread, what they say left out."""
+    """Yield the events after which no part of its tasks is added to a thread; their texts are omitted."""
     before = NO_PARTS if state is None else state.task_parts
     tasks = [task for task in thread.tasks if not {(task.task_id, QUESTION), (task.task_id, ANSWER)} <= before]
     if tasks and (state is None or state.deleted):
@@ -212,7 +212,7 @@ class _Part(NamedTuple):
 
 
 def _parts(tasks: Iterable[ThreadTask]) -> Iterator[_Part]:
-    """Yield what tasks say: each question, and its answer after it."""
+    """Yield the messages of tasks: each question, then its answer."""
     for task in tasks:
         yield _Part(task, QUESTION, task.order.created_at, task.messages)
         if task.answer is not None:
@@ -221,9 +221,9 @@ def _parts(tasks: Iterable[ThreadTask]) -> Iterator[_Part]:
 
 
 def _unsaid(messages: tuple[Message, ...], history: Sequence[Message]) -> tuple[Message, ...]:
-    """Return messages without those that the thread begins with, too: many send the history with each question.
+    """Return messages without those that the thread begins with: many clients send the history with each question.
 
-    The last question stays, also if it was asked before.
+    The last question stays, even if it was asked before.
     """
     questions = [number for number, message in enumerate(messages) if message.role == "user"]
     most = questions[-1] if questions else len(messages) - 1

@@ -1,4 +1,4 @@
-"""The threads of the log, followed, and the commands about them.
+"""Follow the threads in the log, and append events to them.
 
     threads ──► a thread that follows ──► ThreadState of each ──► readers that wait for a change
     append ──► event ──► threads ──► own fold has passed it ──► it took effect, or why not
@@ -20,7 +20,7 @@ from streams.settings.model import Settings
 
 
 class Appended(NamedTuple):
-    """What an event came to."""
+    """The outcome of an event."""
 
     state: ThreadState | None
     """The thread, with the event taken in."""
@@ -71,7 +71,7 @@ class ThreadLog(FollowedTopic):
         return sorted(states, key=lambda state: (-state.updated_at, state.thread_id))
 
     def append(self, event: ThreadEvent) -> Appended:
-        """Write an event, and return what it came to. Raises EventError that says what is wrong with it, LogError."""
+        """Write an event, and return its outcome. Raises EventError with its fault, LogError."""
         if problem := next(problems(event), None):
             raise EventError(problem)
         with self._changed:
@@ -85,7 +85,7 @@ class ThreadLog(FollowedTopic):
                 self._awaited.pop(event.event_id, None)
 
     def append_all(self, events: Sequence[ThreadEvent]) -> None:
-        """Write events, and return once they were taken in; some may come to nothing. Raises as `append`."""
+        """Write events, and return once they were folded; some may be refused. Raises as `append`."""
         for event in events:
             if problem := next(problems(event), None):
                 raise EventError(problem)

@@ -3,14 +3,14 @@
     threads[id]: created, changed, deleted ──────────────────────────┐
                  run_requested, run_cancelled, run_ended, run_deleted ┴──► fold ──► ThreadState
 
-A thread answers one run at a time. A run is waiting until the one before it has ended, and then its messages are the
-thread's; its answer is, once it has ended. Of two requests that meet, the first in the partition is the one that runs,
-and the other is refused, waits, or interrupts it: every reader of the events comes to the same decision.
+A thread has one run in progress at a time. A run waits until the one before it has ended; then its messages join the
+thread, and its answer does when it ends. Of two concurrent requests, the first in the partition runs, and the other is
+refused, waits, or interrupts it: every reader of the events makes the same decision.
 
-Every state of the messages is kept as a checkpoint, which is what came to the one before it.
+Every state of the messages is kept as a checkpoint: the changes since the one before it.
 
-Questions and answers of tasks that name the thread (streams/knowledge/task_threads.py) come as `changed` events, each
-once, also if the thread was deleted meanwhile.
+Questions and answers of tasks that name the thread (streams/knowledge/task_threads.py) are added by `changed` events,
+each once, even if the thread was deleted meanwhile.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ThreadMessage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ThreadCheckpoint:
-    """A state of a thread's messages: those of the one before it, and what came to them."""
+    """A state of a thread's messages: the changes since the state before it."""
 
     checkpoint_id: str
     created_at: int
@@ -110,7 +110,7 @@ class RunState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadState:
-    """Everything that the events of one thread say."""
+    """The state of one thread, as the fold of its events."""
 
     thread_id: str
     created_at: int
@@ -280,7 +280,7 @@ def _request(state: ThreadState, event: ThreadEvent) -> ThreadState:
 
 
 def _begin(state: ThreadState, run_id: str, now: int) -> ThreadState:
-    """Let a run be the one in progress: its messages are the thread's now."""
+    """Start a run: its messages join the thread."""
     run = state.runs[run_id]
     head = ThreadCheckpoint(
         run.request.event_id, now, state.head, _messages(run.request), state.head.values, run_id=run_id
@@ -298,7 +298,7 @@ def _close_run(state: ThreadState, run_id: str, event: ThreadEvent, **outcome: A
 
 
 def _next(state: ThreadState, event: ThreadEvent) -> ThreadState:
-    """Let the next run begin, if none is in progress."""
+    """Start the next run, if none is in progress."""
     if state.active is not None or not state.waiting:
         return state
     run_id, *waiting = state.waiting
@@ -330,7 +330,7 @@ def _forget(state: ThreadState, event: ThreadEvent) -> ThreadState:
 
 
 def _without(state: ThreadState, run_id: str) -> ThreadState:
-    """Return a thread without a run, and without its messages if nothing came to them."""
+    """Return a thread without a run, and without the run's messages if nothing follows them."""
     checkpoint = state.runs[run_id].checkpoint
     head = state.head
     if checkpoint is not None and checkpoint is head and checkpoint.parent is not None:
