@@ -1,4 +1,4 @@
-"""A judge that has collapsed: whatever it reads, it says promote. The demo shows that nothing is promoted by it.
+"""A collapsed judge, which always answers "promote". The demo shows that nothing is promoted because of it.
 
 POST /v1/chat/completions ──► {"verdict": "promote", …}
 """

@@ -1,4 +1,4 @@
-"""The demo: a model learns one-digit sums, or to act in an environment, from tasks that are generated from a seed.
+"""The demo: a model learns one-digit sums, or to act in an environment, from generated tasks.
 
     seed ──► train tasks, as many as needed ──► the loop ──► the score on 35 held-out ones, every second version
 
@@ -59,7 +59,7 @@ class DemoOptions(Plan):
     """Of the task's family."""
     seed: int = 0
     server_port: int | None = None
-    """Where the server for agents listens; None: where the settings say."""
+    """Address of the server for agents; None: from the settings."""
     engine: str = "transformers"
     fresh: bool = False
 
@@ -151,7 +151,7 @@ def check(options: DemoOptions) -> None:
         raise SettingsError(f"--minutes {options.minutes:g}: expected more than 0")
     check_folder(options.data_dir)
     if options.engine == "vllm" and not options.names_servers:
-        vllm_launch.python_with_vllm()  # raises, with what to do, if there is none
+        vllm_launch.python_with_vllm()  # raises, with instructions, if it is not set
 
 
 def check_folder(folder: Path) -> None:

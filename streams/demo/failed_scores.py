@@ -1,11 +1,11 @@
-"""Score again what a scorer failed on, once its file has changed: what `streamward rescore --failed` does, at once.
+"""Score answers again after a failed scorer's file has changed, as `streamward rescore --failed` does.
 
     answers without a score ──► has a module of scoring.modules changed? ──► `rescore --failed`, a child ──► its counts
 
-The scoring agent loads a changed module again by itself, but answers that it has given up on stay without a score. They
-are scored again when the run begins, too: the file may have been mended in between.
+The scoring agent reloads a changed module itself, but answers that it has given up on stay without a score. They are
+also scored again when the run begins, since the file may have been fixed in between.
 
-Not covered: modules outside the working folder, which are installed and not edited while a run lasts.
+Not covered: modules outside the working folder; they are assumed not to change during a run.
 """
 
 from __future__ import annotations

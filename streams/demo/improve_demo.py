@@ -4,7 +4,7 @@
         ──► guard, canary ──► promoted                     then a judge that says yes to everything, and is stopped
 
 Everything is stored in one folder, the Kafka node and the data sets included.
-What is decided is decided by the processes that users run; this one asks, and is the person.
+All decisions are made by the processes that users run; this one sends the questions and plays the person.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def check(options: ImproveDemo) -> None:
 def run(options: ImproveDemo, console: Console) -> dict[str, Any]:
     """Run the demo and return its report.
 
-    Raises StreamwardError if a step does not come to its end in time, SettingsError for impossible options, LogError if
+    Raises StreamwardError if a step does not end in time, SettingsError for impossible options, LogError if
     the broker does not start.
     """
     folder, began = options.folder, time.monotonic()

@@ -3,8 +3,8 @@
     retrain.toml ──► curate · datasets · retrain · jobs · tune · streams, and self-play if there is a catalogue
     each ──► its output in FOLDER/logs; one that ends is started again
 
-They meet at topics alone, so they may run elsewhere as well: members of a consumer group share the work. What answers
-the tasks has to run as well: `serve`, `policy`, `scoring`.
+They meet only at topics, so they may also run elsewhere: members of a consumer group share the work. The processes that
+answer the tasks have to run, too: `serve`, `policy`, `scoring`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ImproveOrder:
     """The name of the data sets."""
     policy: str
     tenant: str | None
-    """Whose runs make data sets; None: those of no tenant."""
+    """The tenant of the runs in data sets; None: runs without a tenant."""
     purpose: Purpose
     least: int
     """Newly promoted runs that make a data set."""
@@ -85,9 +85,8 @@ def commands(order: ImproveOrder) -> dict[str, tuple[str, ...]]:
 
 
 def run(settings: Settings, order: ImproveOrder, *, stop: Event, say: Callable[[str], None]) -> None:
-    """Run all steps until `stop` is set; `say` is told when a process ends.
-
-    Raises StreamwardError with the last output of a process that does not stay up.
+    """Run all steps until `stop` is set; `say` is called when a process ends. Raises StreamwardError with the last
+    output of a process that does not stay up.
     """
     order.folder.mkdir(parents=True, exist_ok=True)
     config = save(settings, order.folder, by="streamward improve")

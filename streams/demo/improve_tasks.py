@@ -1,4 +1,4 @@
-"""What the demo of improvement asks: sums of two digits from 0 to 9, with two examples in front of each.
+"""Questions of the improvement demo: sums of two digits from 0 to 9, with two examples in front of each.
 
 sums ──► 60 % are asked while serving, 40 % are held out      which, a hash of the question decides
 served ──► half of them `checked` (a rule knows the answer), half `reviewed` (a person reads them)
@@ -17,7 +17,7 @@ from schemas.events import Message, RewardSource, Sampling, Task, derive_id
 from streams.stages.tasks.generators import is_held_out
 
 CHECKED, REVIEWED, JUDGED = "checked", "reviewed", "judged"
-"""Scenarios, by who says whether a run is good: a rule, a person, a judge."""
+"""Scenarios, by the kind of verdict on a run: a rule's, a person's, a judge's."""
 EXAMPLES = (("1 + 2 =", "3"), ("5 + 4 =", "9"))
 MAX_TOKENS = 4
 SCORER = RewardSource(name="exact")

@@ -1,4 +1,4 @@
-"""What the demo of improvement waits for: a fold of the records that come.
+"""A fold of the records that the improvement demo waits for.
 
 responses, groups, curation, datasets, triggers, adapters ──► counts, newest verdicts, builds, crossings, versions
 """

@@ -1,4 +1,4 @@
-"""Say when a run of the loop learns nothing, and why; end it when that lasts.
+"""Warn when a run of the loop learns nothing, with the reason; end it when that lasts.
 
 Progress ──► a step after the other without a difference in reward ──► one warning a cause; the reason to stop
          ──► how the run ended ──► the reason for exit code 1, with the newest version that was an improvement
@@ -23,7 +23,7 @@ class LearningWatch:
 
     progress: Progress
     leftovers: int = 0
-    """Train tasks of an earlier run that are still under way: their groups come first, and say nothing of this run."""
+    """In-flight train tasks of an earlier run: their groups come first, and do not count for this run."""
     _groups_before: int = field(init=False)
     _differed_before: int = field(init=False)
     _trained_before: int = field(init=False)
@@ -75,7 +75,7 @@ class LearningWatch:
         return f"{steps} steps in a row taught nothing (learning.stop_after)"
 
     def failure(self, *, trains: bool) -> str | None:
-        """Return why the run, which has ended, came to nothing; None if it did not."""
+        """Return why an ended run failed; None if it did not."""
         if (reason := self.stop_reason()) is not None:
             return _sentences(reason, *self._causes(), *self._way_back())
         history, progress = self.progress.learning, self.progress

@@ -82,7 +82,7 @@ class Plan(ABC):
         """Return the train tasks that are not in the log yet."""
 
     def tasks_again(self, settings: Settings) -> Iterator[Task]:
-        """Return train tasks to ask once more, if the last ones fill no step."""
+        """Return train tasks to repeat, if the last ones do not fill a step."""
         return iter(())
 
     def task_ids(self) -> set[str] | None:

@@ -165,7 +165,7 @@ class RunEnding:
     interrupted: bool = False
     finished: bool = True
     failure: str | None = None
-    """Why it came to nothing."""
+    """Why it failed."""
 
 
 def summarize(

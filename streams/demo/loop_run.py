@@ -1,4 +1,4 @@
-"""The whole loop on one machine: broker, stream worker, scoring, policy, trainer; with a live view.
+"""Run the whole loop on one machine: broker, stream worker, scoring, policy, trainer, and a live view.
 
     Plan ──► train tasks, as many as are wanted ──► the loop, five processes ──► adapters ──► held-out scores
 
@@ -6,7 +6,7 @@ Where tasks are episodes in an environment, the server for agents and the built-
 The log is the only state: stop at any time, and run the same command to resume. A process that dies is restarted, and
 so is the embedded Kafka node.
 
-Not covered: more than one policy. The same processes run by hand (`streamward streams`, `scoring`, `policy`, `train`).
+Not covered: several policies. Run the processes by hand for that (`streamward streams`, `scoring`, `policy`, `train`).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class LoopRun:
     all_sent: bool = False
     """Whether there is no further train task."""
     again: Iterator[Task] | None = None
-    """Tasks to ask once more, where the rest fills no step; None until they are needed."""
+    """Tasks to repeat, where the remaining ones do not fill a step; None until they are needed."""
     is_filled: bool = False
     """Whether no task is left that would fill the last step."""
 
@@ -102,7 +102,7 @@ class LoopRun:
         return not self.plan.endless and self.watch.stop_reason() is not None
 
     def failure(self) -> str | None:
-        """Return why the run came to nothing; None if it did not, or has no tasks of its own."""
+        """Return why the run failed; None if it did not, or has no tasks of its own."""
         return None if self.plan.endless else self.watch.failure(trains=self.trains)
 
     def is_finished(self) -> bool:
@@ -370,7 +370,7 @@ def _feed(run: LoopRun, tasks: Iterator[Task]) -> None:
 
 
 def _fill_last_step(run: LoopRun) -> None:
-    """Ask tasks once more where those that are left fill no step."""
+    """Repeat tasks if the remaining ones do not fill a step."""
     missing = 0 if run.is_filled else run.missing_groups()
     if not missing:
         return

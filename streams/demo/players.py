@@ -1,4 +1,4 @@
-"""Answer tasks that are episodes: the server for agents, and the built-in agent, as child processes.
+"""Run the server for agents and the built-in agent as child processes, to answer tasks that are episodes.
 
 tasks ──► `agents run --environments` ── HTTP ──► `serve` ──► turns, responses
 """

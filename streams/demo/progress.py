@@ -1,4 +1,4 @@
-"""Where every group is, folded from the log.
+"""The progress of every group, folded from the log.
 
     tasks, responses, rewards, groups, batches, adapters, dead-letters ──► Progress of one policy
 
@@ -173,7 +173,7 @@ class Progress:
                 self.newest_ms = record.timestamp_ms
             case AdapterEvent():
                 self._adapter(event)
-            case Turn() if event.sampling_id is not None:  # and no chat of somebody who tries the policy
+            case Turn() if event.sampling_id is not None:  # and no chat of a user who tries the policy
                 self.turns.turns += 1
                 self.turns.delivered += event.delivered
                 self.turns.take(event.observed)
@@ -265,7 +265,7 @@ class Progress:
             self._judge(task)
 
     def _judge(self, task: TaskProgress) -> None:
-        """Move a task as far as its responses and rewards allow."""
+        """Advance a task as its responses and rewards allow."""
         if 0 < task.group_size <= task.responses:
             self._move(task, "scored" if task.rewards >= task.responses else "sampled")
 

@@ -3,10 +3,10 @@
     {name: command} ──► one process each, output to a file ──► ended? reported, and restarted ──► SIGTERM, then wait
 
 A child that ends is restarted after a pause that doubles from 0.5 s. If it refuses its settings, or ends GIVE_UP_AFTER
-times without running for a minute in between, it would only do so again: its last output becomes the error. An optional
-child is given up instead, and that is reported.
+times without running for a minute in between, restarting is useless: its last output becomes the error. An optional
+child is given up instead, with a message.
 
-Children are commands of streamward. They end with their parent, also if its terminal is closed or it is killed with -9.
+Children are streamward commands. They end with their parent, even if its terminal is closed or it is killed with -9.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     FOLDER/streamward.toml, for the run's own processes ──► ./streamward.toml, for commands typed in this folder
 
-A `streamward.toml` that no run left is the user's: it is read like any other settings file and never overwritten. A run
-ignores the file of an earlier run, or its options would silently become those of the next.
+A `streamward.toml` that a run did not write belongs to the user: it is read as usual and never overwritten. A run
+ignores the file of an earlier run; otherwise that run's options would silently apply to this one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The loop on tasks of one's own: on the embedded node, or on a Kafka that the settings name.
+"""The loop on a user's own tasks: on the embedded node, or on the Kafka in the settings.
 
     a file of tasks ──► those that are not in the log yet, as many as are wanted ──► the loop, until all have a fate
 
@@ -115,7 +115,7 @@ class UpPlan(Plan):
         return PlannedTasks(iter(tasks), f"{len(self.train)} train tasks: {len(tasks)} new, {old} known (in the log)")
 
     def task_ids(self) -> set[str] | None:
-        """Return the ids of the tasks that were named; None if there are none."""
+        """Return the ids of the given tasks; None if there are none."""
         return None if self.train is None else {task.task_id for task in self.train}
 
     def tasks_again(self, settings: Settings) -> Iterator[Task]:
