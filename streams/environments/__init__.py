@@ -1,1 +1,1 @@
-"""Environments: what an agent acts in, the same for the same seed."""
+"""Environments that agents act in; the same seed gives the same episode."""

@@ -1,4 +1,4 @@
-"""Environments by reference. Only a worker process loads one: it may run any user's code.
+"""Environments by reference. Only worker processes load one, since it may run any user's code.
 
 module:Class     one's own: a class with `version`, `reset(seed)` and `step(action)`
 gymnasium:ID     an environment that Gymnasium knows        gymnasium_env.py
@@ -32,9 +32,9 @@ ADAPTERS = {
 }
 """Module and class of each kind of reference that is not one's own."""
 URLS = ("http", "https")
-"""Kinds whose whole reference is an address."""
+"""Kinds with a URL as the whole reference."""
 SERVERS = ("openenv", "mcp", *URLS)
-"""Kinds whose reference is a server: an address, or a command that starts one."""
+"""Kinds that refer to a server: a URL, or a command that starts one."""
 WITH_CREDENTIAL = ("mcp", *URLS)
 """Kinds that may send a credential of the settings."""
 NOT_STEPPED = {

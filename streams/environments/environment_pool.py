@@ -2,10 +2,9 @@
 
     name, settings ──► a process that opens it ──► reset, step ──► Observation, StepResult, or EpisodeError
 
-A process is kept for the next episode of the same environment, since importing one takes seconds; for other settings,
-it creates the environment again. Time for each step, memory and the size of an observation are limited, and there is
-no network unless the settings allow it (environment_worker.py). An environment that hangs or crashes ends its episode
-and nothing else.
+A process is kept for the next episode of the same environment, since an import takes seconds; for other settings it
+creates the environment again. Step time, memory and observation size are limited, and the network is blocked unless the
+settings allow it (environment_worker.py). An environment that hangs or crashes ends only its episode.
 """
 
 from __future__ import annotations
@@ -204,7 +203,7 @@ class _EnvironmentProcess(WorkerProcess):
 
 
 def credential_of(server: str, limits: Environments) -> str:
-    """Return the token of a server, as its file has it now; empty: it has none. Raises EpisodeError(not_allowed)."""
+    """Return the current token of a server from its file; empty: it has none. Raises EpisodeError(not_allowed)."""
     path = limits.credentials
     if path is None or not is_server(server):
         return ""

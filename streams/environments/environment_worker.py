@@ -3,7 +3,7 @@
     stdin   JSON {"id", "do": "open" | "reset" | "step", …}       from the parent, which is trusted
     stdout  JSON {"id", …} with "version" | "observation" | "result" | "reason", "error"
 
-The pipes are those of streams/processes/worker_pipe.py. Unless the settings allow the network, Python's own sockets
+The pipes are from streams/processes/worker_pipe.py. Unless the settings allow the network, Python's own sockets
 refuse to connect, except to the host that a reference names; a program that the environment starts, or a library in C,
 is not stopped.
 """

@@ -1,4 +1,4 @@
-"""The environments with a name, and how any environment's settings are read.
+"""The built-in environments by name, and reading the settings of any environment.
 
     calculator, lookup, …        built in, and listed: the same episode for the same seed, in this thread
     gymnasium:ID, module:Class   by reference: imported when it is opened, in a process of its own (by_reference.py)

@@ -1,4 +1,4 @@
-"""A user's own environment, in the plain words of Gymnasium: texts instead of messages, five results, an info.
+"""A user's own environment with Gymnasium's interface: texts instead of messages, five results, an info.
 
     reset(seed) -> text | (text, info)          step(action) -> text, reward, terminated, truncated, info
 

@@ -3,9 +3,9 @@
     observation ──► render("ansi") where there is one, else JSON of the array      "2", "[0.1, -0.3]"
     text ──► an element of the action space                                        "3", "[0.5]"
 
-An action outside its space gets an error that describes the space, and leaves the environment where it was. The sum of
-Gymnasium's rewards says nothing about a goal, so `success` is that of its info (`is_success` or `success`), if it has
-one. Gymnasium's own check of an environment is in gymnasium_view.py.
+An action outside its space gets an error that describes the space, and the environment does not step. The sum of
+Gymnasium's rewards does not tell whether a goal was reached, so `success` comes from its info (`is_success` or
+`success`), if present. Gymnasium's own check of an environment is in gymnasium_view.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Any environment as one of Gymnasium's, texts in and out: for its wrappers and its own check."""
+"""Any environment as a Gymnasium environment with texts, for Gymnasium's wrappers and checker."""
 
 from __future__ import annotations
 

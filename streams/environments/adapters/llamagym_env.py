@@ -1,11 +1,11 @@
-"""An environment of Gymnasium through LlamaGym's three methods, which a class of the user's own has.
+"""A Gymnasium environment through LlamaGym's three methods, on a class of the user's.
 
     llamagym:module:Class:ID
     get_system_prompt() ──► the first message      format_observation(observation) ──► text
     extract_action(text) ──► an element of the action space
 
-https://github.com/KhoomeiK/LlamaGym. The class is made without arguments: LlamaGym's own `Agent` wants a model in its
-`__init__`, which no environment has, so a subclass of it needs an `__init__` of its own.
+https://github.com/KhoomeiK/LlamaGym. The class is created without arguments: LlamaGym's `Agent` takes a model in its
+`__init__`, which environments do not have, so a subclass of it needs its own `__init__`.
 """
 
 from __future__ import annotations

@@ -2,12 +2,11 @@
 
     the task's prompt, tools/list ──► calls ──► tools/call, one by one ──► … ──► an answer without a call is the last
 
-A server is an address (streamable HTTP) or a command, which is then started and spoken to over its stdin and stdout.
-Each episode has a session of its own; with a command, a process of its own. The environment gives no reward: the
-task's scorers judge the answer.
+A server is a URL (streamable HTTP) or a command, which is started and used over its stdin and stdout. Each episode has
+its own session; with a command, its own process. The environment gives no reward: the task's scorers judge the answer.
 
-Not covered: MCP has no seed. Every episode of a task begins alike, and a tool's answer must depend on the earlier calls
-alone; otherwise the episode cannot be replayed.
+Not covered: MCP has no seed. Every episode of a task begins alike, and a tool's answer must depend only on the earlier
+calls; otherwise the episode cannot be replayed.
 """
 
 from __future__ import annotations

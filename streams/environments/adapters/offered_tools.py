@@ -1,4 +1,4 @@
-"""Tools offered to the policy for one task: the environment of a server's tools, of a URL and of a function.
+"""Tools offered to the policy for one task: the base of the environments of MCP servers, URLs and functions.
 
     the task's prompt, the tools ──► calls ──► one by one ──► … ──► an answer without a call is the last
 

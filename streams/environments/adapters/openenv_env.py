@@ -2,10 +2,10 @@
 
     GET /schema, /metadata ──► {"type": "reset", "data": {"seed"}} ──► {"type": "step", "data": action} ──► … ──► close
 
-A message is the JSON that OpenEnv's own client sends (openenv/core/env_client.py); that package is not needed here, and
-takes seconds to import. Where an action has one field, what the policy writes is that field; else it is a JSON object.
+A message is the JSON that OpenEnv's own client sends (openenv/core/env_client.py); the package itself is not needed,
+and takes seconds to import. If an action has one field, the policy's text is that field; otherwise it is a JSON object.
 
-Not covered: an environment that ignores its seed. The server does not tell, so `environments try` finds it out.
+Not covered: an environment that ignores its seed. The server does not report that; `environments try` detects it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class OpenEnvEnvironment:
     def __init__(self, url: str, prompt: str = "", **reset: Any) -> None:
         """`prompt` is shown first; the other settings are arguments of the environment's `reset`.
 
-        Raises EpisodeError: crashed, if no server answers; bad_result, if the server is none of OpenEnv's.
+        Raises EpisodeError: crashed, if no server answers; bad_result, if it is not an OpenEnv server.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:

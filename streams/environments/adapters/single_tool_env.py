@@ -3,9 +3,9 @@
     function:module:name ──► signature, docstring ──► JSON Schema, description ──► the function with the arguments
     https://host/path ────► POST {arguments}, with a credential if the settings have one ──► the body of a 2xx answer
 
-A function's answer is its text, or JSON of any other value, models and dataclasses included; an exception of it, and a
-value that JSON does not have, is an answer that says so. An async function is awaited. Redirections are not followed,
-so a listed host cannot send a call to another.
+A function's answer is its text, or JSON of any other value, models and dataclasses included; an exception, or a value
+that is not JSON, becomes an error answer. An async function is awaited. Redirects are not followed, so a listed host
+cannot send a call to another.
 """
 
 from __future__ import annotations

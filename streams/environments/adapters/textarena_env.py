@@ -2,8 +2,8 @@
 
     textarena:GuessTheNumber-v0 ──► reset(num_players=1, seed) ──► get_observation ──► step(text) ──► close: the reward
 
-TextArena seeds Python's own generator, so an episode has its process for itself. The reward comes at the end; a game is
-won if it is above 0, as TextArena's are.
+TextArena seeds Python's global generator, so each episode has its own process. The reward comes at the end; a game is
+won if it is above 0, as in TextArena.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     reset(seed) ──► Observation ──► the policy ──► Action ──► step(action) ──► StepResult
 
 A step has Gymnasium's five results (https://gymnasium.farama.org/api/env), with messages and tools instead of arrays:
-the policy reads the observation itself, so there is nothing between an environment and a prompt. Equal seeds and equal
-actions give equal results, byte for byte; an episode can therefore be replayed from its seed and its actions alone.
+the policy reads the observation itself, without a layer in between. Equal seeds and actions give equal results, byte
+for byte, so an episode can be replayed from its seed and actions.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StepResult:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is no further step."""
+        """Whether the episode is over."""
         return self.terminated or self.truncated
 
 

@@ -2,8 +2,7 @@
 
     environment, seed, actions ──► three episodes ──► equal, byte for byte? ──► the steps of the first, or EpisodeError
 
-An environment that passes for one seed and these actions is not proven to be
-deterministic; one that fails is proven not to be.
+An environment that passes for one seed and these actions may still not be deterministic; one that fails is not.
 """
 
 from __future__ import annotations

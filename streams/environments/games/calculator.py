@@ -2,7 +2,7 @@
 
     47 * 83  ──► calc(47 * 83) ──► result: 3901 ──► 3901     0.2 for the first call that works, 0.8 for being right
 
-No small model can do it in its head, so the call has to be learned; and the answer is a copy, so nothing else has.
+No small model can do it without the tool, so it has to learn the call, and nothing else: the answer is a copy.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     room 3, no key ──► left ──► room 2, no key ──► …          0.2 for the key, 0.8 for the door, less 0.05 a detour
 
-The same room looks the same, byte for byte, however a run came there: runs of a group meet in states, which is what
-GiGPO (arXiv:2505.10978) compares.
+A room has the same observation, byte for byte, whatever path led to it: runs of a group share states, which GiGPO
+(arXiv:2505.10978) compares.
 """
 
 from __future__ import annotations

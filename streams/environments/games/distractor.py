@@ -2,9 +2,9 @@
 
     word: red ──► turn 1: red or blue? ──► turn 2: … ──► turn 3: …          1 for the word in the turn that decides
 
-In every other turn the seed has drawn for each of the two words whether it pays 1 or 0. Over seeds that has no mean, so
-all that it adds to a trajectory's reward is noise; credit for turns keeps it where it belongs. With p_t the probability
-of the first word in turn t, and r_t(w) what word w pays there, the gradient is known exactly:
+In every other turn the seed draws for each of the two words whether it pays 1 or 0. Over seeds neither word is better,
+so this adds only noise to a trajectory's reward; credit per turn keeps it in its turn. With p_t the probability of the
+first word in turn t, and r_t(w) what word w pays there, the gradient is known exactly:
 
     dJ / d logit(p_t) = p_t (1 - p_t) (r_t(first) - r_t(second))
 """

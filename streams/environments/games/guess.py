@@ -3,8 +3,8 @@
     1 to 8 ──► 4 ──► higher ──► 6 ──► right         1 - 0.05 for each guess before; what a run that misses gets is below
 
 A run that misses gets 0.1 times its share of guesses that are numbers in the range, and 0.1 times the share that fit
-the hints before them. The reward comes with the last guess, so no guess pays twice. Being right is worth far more than
-being quick: with 0.1 for a guess and 0.4 for a miss, a policy could settle on quick guesses that never reach one number
+the hints before them. The reward comes with the last guess, so no guess pays twice. A right guess pays far more than a
+quick one: with 0.1 for a guess and 0.4 for a miss, a policy could settle on quick guesses that never reach one number
 (docs/experiments.md).
 """
 

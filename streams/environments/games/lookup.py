@@ -1,9 +1,9 @@
-"""Follow a chain of keys to a number: get a word for a word, until there is a number, and say it.
+"""Follow a chain of keys: look up word after word until a number comes, and answer with it.
 
     word: fox ──► get(fox) ──► word: owl ──► get(owl) ──► 417 ──► 417
 
-0.1 is paid for each key of the chain, and the rest for the answer. Every step copies what came last, which is what a
-small model can do.
+0.1 is paid for each key of the chain, and the rest for the answer. Every step copies the last result, which a small
+model can do.
 """
 
 from __future__ import annotations

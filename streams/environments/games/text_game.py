@@ -3,8 +3,8 @@
     Action ──► moves ──► the environment's own rules ──► Ruling ──► StepResult
 
 An action is plain text, `calc(47 * 83)` or a bare answer; or, with the setting `tools`, a call in the model's own tool
-format. Several calls in one action are carried out in order, each with an answer of its own. Nothing that a policy
-writes is an error: an unusable action gets an answer that begins with `error:`.
+format. Several calls in one action run in order, each with its own answer. No action raises: an unusable one gets an
+answer that begins with `error:`.
 """
 
 from __future__ import annotations

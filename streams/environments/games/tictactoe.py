@@ -1,10 +1,10 @@
-"""Tic-tac-toe against an opponent that always answers the same board in the same way.
+"""Tic-tac-toe against a deterministic opponent.
 
     1 2 3 / 4 5 6 / 7 8 9 ──► 5 ──► O 2 3 / 4 X 6 / 7 8 9 ──► …          win 1, draw 0.5, loss 0
 
 The policy is X and begins. The opponent takes a win, else blocks one, else takes the square that the seed prefers, so
-the best that can be reached from any board is a matter of search. A square that is taken costs nothing but the turn;
-after three such the game is lost.
+search finds the best result from any board. Choosing a taken square only costs the turn; after three such choices the
+game is lost.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     ids ──► entries as they are now, if they are trusted ──► descriptions, and ID@DIGEST of each for the metadata
 
-A task has the descriptions themselves, so what a policy read stays with it, whatever its server says later.
+A task contains the descriptions themselves, so it keeps what the policy read, whatever the server returns later.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def named_tools(ids: Sequence[str], entries: Entries, others: Iterable[Tool] = (
 
 
 def named_environment(name: str, entries: Entries) -> ToolState | None:
-    """Return the environment that is registered under a name; None: there is none. Raises ValueError."""
+    """Return the environment that is registered under a name; None: not found. Raises ValueError."""
     try:
         entry = entries().get(name)
     except NotFoundError:

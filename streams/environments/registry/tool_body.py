@@ -1,4 +1,4 @@
-"""An entry of the registry as people write it: the same fields in a command and in a request.
+"""An entry of the registry as users write it: commands and requests have the same fields.
 
 {"tool_id": "sums", "endpoint": "my_tools:add"} ──► ToolBody ──► EntryOrder, and the description where it says one
 """

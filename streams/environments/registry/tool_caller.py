@@ -1,13 +1,13 @@
-"""Ask an endpoint which tools it offers, and call one of them, each in a process that can be killed.
+"""List the tools of an endpoint, and call one, each in a process that can be killed.
 
     endpoint ──► EpisodeStart ──► EnvironmentPool ──► reset ──► Offer: tools, digest
     call ─────► reset: is it described as accepted? ──► step ──► ToolOutput          otherwise: seen, and refused
 
-A call looks at the description that there is now: one that is the accepted one again is trusted again.
+A call checks the current description: if it equals the accepted one again, the entry is trusted again.
 
-A tool is an environment of one call, so it has what environments have: a process, limits of time and memory, and no
-other network than its server's. A module, a command and an address need to be listed in environments.modules and
-environments.servers, so no entry leads a call to an address that this deployment did not name, private ones included.
+A tool is an environment of one call, so it runs like one: in a process, with limits of time and memory, and no network
+but its server's. Modules, commands and addresses need to be listed in environments.modules and environments.servers, so
+no entry directs a call to an address that the deployment did not list, private ones included.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The registry of tools, followed, and the events that change it.
+"""Follow the registry of tools, and write the events that change it.
 
 tools ──► a thread that follows ──► ToolState of each entry ──► find
 add, note, accept, remove ──► event with the sequence it expects ──► tools ──► own fold has passed it ──► answer
@@ -49,7 +49,7 @@ class ToolLog(Registry[ToolEvent, ToolState]):
 
     @property
     def entries(self) -> Mapping[str, ToolState]:
-        """Every entry that there is, by its name. Raises LogError once the log cannot be read."""
+        """All entries, by name. Raises LogError once the log cannot be read."""
         return _existing(self.states)
 
     def get(self, tool_id: str) -> ToolState:

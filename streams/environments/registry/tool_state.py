@@ -2,9 +2,9 @@
 
     tools[tool_id]: added, changed, accepted, removed ──► fold, compare and swap ──► ToolState
 
-The description at the time of adding is trusted. A later one of its server is only seen: until a person accepts that
-digest, the entry is refused. Each event names how many events of its entry took effect before it: of two that were
-decided against the same state the first in the partition takes effect, and the second changes nothing.
+The description at the time of adding is trusted. A later one from its server is only recorded: until a person accepts
+that digest, the entry is refused. Each event has the number of events of its entry that took effect before it: of two
+based on the same state, the first in the partition takes effect, and the second changes nothing.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolState:
-    """Everything that the events of one entry say."""
+    """The state of one entry, as the fold of its events."""
 
     tool_id: str
     sequence: int = 0
     """How many events took effect: what the next one has to name."""
     added: ToolEvent | None = None
-    """The event that added it; None: there is none, or it was removed."""
+    """The event that added it; None: never added, or removed."""
     accepted: Offer | None = None
     """The description that is trusted."""
     seen: Offer | None = None
@@ -49,7 +49,7 @@ class ToolState:
 
     @property
     def endpoint(self) -> str:
-        """Where its calls go; empty: there is no such entry."""
+        """The endpoint of its calls; empty: the entry does not exist."""
         return "" if self.added is None else self.added.endpoint or ""
 
     @property
