@@ -1,16 +1,15 @@
-"""Run the jobs that tune: supervised training and preferences.
+"""Run tuning jobs: supervised training and preferences.
 
     jobs ──► JobLog ──► the oldest job of each policy that tunes, and is ours ──► tuned_version.py ──► adapters: trained
     between two steps: cancelled, paused, over its budget? ──► nothing is written      iteration, completed ──► jobs
     each step ──► tuning_metrics.py ──► /metrics, /healthz
 
-One job at a time. A job is done once, by the version that it announces: `trained` names the job, so a process that
-finds it in `adapters` only writes the job's end. A process that is killed before has left nothing, and the next one
-makes the version again, from the groups that the job's `started` has the end of: the same bytes, unless the policy has
-got another version meanwhile, from which it then starts. Members of one consumer group share the jobs.
+It runs one job at a time. The version that it announces makes a job run once: `trained` names the job, so a process
+that finds it in `adapters` only writes the job's end. A process that is killed earlier leaves nothing, and the next one
+makes the version again, from groups up to the end recorded in `started`: the same bytes, unless the policy has a newer
+version meanwhile, from which it then starts. Members of one consumer group share the jobs.
 
-Not covered: continuing a tuning that was paused or interrupted; it begins again, and what the first attempt took is in
-no bill.
+Not covered: continuing a paused or interrupted tuning; it begins again, and the first attempt is not billed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The metrics of the job that a process runs: how far it is, the age of its newest step, loss and gradient.
+"""The metrics of the job in a process: progress, age of the newest step, loss and gradient.
 
     taken up ──► begin ──► step, after each ──► end           ──► gauges, counters, /healthz
                                                               ──► the age of the newest step, at each scrape
 
-An alert that a job is stuck goes by the age of the newest step, since a job that tunes has no event before its end.
+The alert for a stuck job uses the age of the newest step, since a tuning job has no event before its end.
 """
 
 from __future__ import annotations

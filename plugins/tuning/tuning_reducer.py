@@ -1,9 +1,9 @@
-"""The events of a job that tunes, and what it has used: decided from the log alone.
+"""The events and usage of a tuning job, derived from the log alone.
 
     job, its version in adapters ──► started ──► (steps, between which it may end) ──► iteration ──► completed
                                                   over its budget ──► budget_exceeded     cannot be done ──► failed
 
-Each has an id of its own, so that one that is written twice has one effect.
+Each has its own id, so that an event written twice has one effect.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def version_event(job: JobState, version_event: AdapterEvent) -> JobEvent:
 
 
 def completion_event(job: JobState) -> JobEvent:
-    """Return the end of a job whose version is made."""
+    """Return the end of a job after its version was made."""
     return _event(job, "completed", f"version {job.version} is there", job.updated_at, iteration=job.iteration)
 
 

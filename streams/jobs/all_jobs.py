@@ -1,4 +1,4 @@
-"""The fold of the topic `jobs`: every job, and what every tenant spent in every month, training calls included.
+"""The fold of the topic `jobs`: every job, and the monthly spending of every tenant, training calls included.
 
 jobs: a record ──► its job before and after it, or a month that is closed
 training-results ──► what a call used

@@ -5,14 +5,14 @@
     groups from where a job's figures end, dead letters
     from its newest event on                                   ──► due ──► tasks, jobs, adapters
 
-The log is the only state. A controller that is killed loses nothing: the next one folds the same records, and what it
-then asks for has the same ids. Of tasks it first looks which are in the log, since the dead one may have written some;
-an event that is written twice has one effect, as events of a job compare and swap. Several controllers share the jobs.
+The log is the only state. A controller that is killed loses nothing: the next one folds the same records and derives
+the same ids. It first checks which tasks are in the log, since the dead one may have written some; an event that is
+written twice has one effect, as events of a job compare and swap. Several controllers share the jobs.
 
 One job of a policy at a time: the next begins when the one before has ended. One that is paused has not. Jobs that tune
 have their turn, too, and are run by other processes.
 
-The environment of a job is played before the job begins: a record in `jobs` may order one that no gateway has tried.
+A job's environment is tried before the job begins, since a record in `jobs` may name one that no gateway has tried.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ class JobController:
         return self._all.months.budget(state.job.tenant, state.last_at, limit_usd)
 
     def close_months(self, now_ms: int) -> None:
-        """Write the records that close months which are over; each is that controller's whose partition it has."""
+        """Write the records that close past months; each controller writes those of its own partitions."""
         position = self._reader.position
         counted = [position[self._jobs, number] for number in range(self._settings.topics.policy_partitions)]
         for event in self._all.months.to_close(now_ms, counted, STAGE):

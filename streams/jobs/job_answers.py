@@ -1,4 +1,4 @@
-"""The answers to a job's questions, with what they were worth.
+"""The answers to a job's questions, with their rewards.
 
 groups of the job ──► those that are wanted ──► responses, by their coordinates ──► one object an answer
 """
@@ -27,7 +27,7 @@ AT_ONCE = 500
 NEWEST_BATCHES = 8
 """Among the groups of so many batches are those of the newest iteration, with evaluations and dropped ones."""
 CLOCKS_APART_MS = 600_000
-"""By so much the clock of a stage may be before that of the server that took the order."""
+"""Maximum lag of a stage's clock behind the clock of the server that accepted the order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def _groups(settings: Settings, place: TopicPartition, start: int, end: int) -> 
 def _usable_share_of(
     settings: Settings, bounds: Mapping[TopicPartition, tuple[int, int]], groups: Iterable[AdvantagedGroup]
 ) -> float | None:
-    """Return the `usable_share` of the answers in groups, as far as retention has left them."""
+    """Return the `usable_share` of the answers in groups, without those that retention has deleted."""
     name = topics(settings.topics)["responses"].name
     places = (Coordinates(name, member.partition, member.offset) for group in groups for member in group.responses)
     stored = [place for place in places if place.offset >= bounds[place.topic, place.partition][0]]

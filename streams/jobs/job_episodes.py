@@ -1,4 +1,4 @@
-"""The environment of a job, opened and played before anything is written, and again before the job begins.
+"""Open and play a job's environment before anything is written, and again before the job begins.
 
     EnvironmentConfig ──► an entry of the registry, or as it is ──► three episodes of one seed ──► JobEnvironment
     a record that no gateway has checked ─────────────────────────► the same verdict, in the same words
@@ -93,7 +93,7 @@ def _tried(start: EpisodeStart, entry: str | None, played: Episodes) -> Playable
 
 
 def problem_of(spec: JobSpec, limits: Environments) -> str | None:
-    """Return why a job's environment cannot be played here; None if it can, or there is none."""
+    """Return why a job's environment cannot be played here; None if it can, or the job has none."""
     environment = spec.environment
     if environment is None:
         return None

@@ -1,12 +1,11 @@
-"""All jobs as the log has them, and the commands of users.
+"""Follow all jobs in the log, and write the commands of users.
 
     jobs ──► a thread that follows ──► JobState of each
     training-results ──► what their tenants' calls used in each month
     start, pause, resume, cancel ──► event with the sequence it expects ──► jobs ──► own fold has passed it ──► answer
 
-A command is an event like those of the controller: of two at once the second is refused, and told so. With an
-Idempotency-Key its id is derived from that key, so a request that is sent again has its effect once; the same key with
-another request is refused.
+A command is an event like the controller's: of two at once the second is refused with an error. With an Idempotency-Key
+its id is derived from that key, so a repeated request takes effect once; the same key with another request is refused.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class JobLog(FollowedTopic):
     """Every job, followed in a thread. Use as a context manager; methods may be called from any thread."""
 
     def __init__(self, settings: Settings, outage: BrokerOutage | None = None, *, with_months: bool = True) -> None:
-        """Without `with_months` no job can be started and no cost told; a log with many calls is read sooner.
+        """Without `with_months` jobs cannot be started and costs are unknown, but a log with many calls is read faster.
 
         Raises NotFoundError without the topics, LogError if the broker does not answer.
         """
@@ -88,7 +87,7 @@ class JobLog(FollowedTopic):
         raise NotFoundError(f"there is no job {job_id!r}; `streamward jobs list` shows all of them")
 
     def find(self, job_id: str) -> JobState | None:
-        """Return the job of this whole id; None if there is none. Raises LogError once the log cannot be read."""
+        """Return the job with this full id; None if not found. Raises LogError once the log cannot be read."""
         with self._changed:
             self._raise_error()
             return self._all.states.get(job_id)

@@ -1,4 +1,4 @@
-"""The metrics of a controller: how many jobs, how far, how long without an event, and at what cost.
+"""The metrics of a controller: number, progress, time without an event, and cost of jobs.
 
 jobs of the partitions owned ──► figures ───┐
 what tenants may spend in this month ──► month_figures ──► a value by metric and labels ──► gauges, once a second
@@ -19,7 +19,7 @@ from streams.observability.metrics import Meter
 
 LOOK_EVERY_S = 1.0
 OF_RUNNING = (catalog.JOB_AGE, catalog.JOB_ITERATIONS, catalog.JOB_DONE, catalog.JOB_BUDGET)
-"""The metrics of the running job of a policy: there is one at most."""
+"""The metrics of a policy's running job, of which there is at most one."""
 
 Figures = Mapping[tuple[Metric, tuple[str, ...]], float]
 

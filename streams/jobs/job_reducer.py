@@ -6,15 +6,15 @@
 
     baseline ──► iteration 1: tasks until a batch is full ──► its version ──► … ──► every n-th: evaluation ──► the end
 
-`due` is a function of the state: no clock, no I/O. Every process that folds the same log asks for the same events, with
-the same ids, so a controller that is killed anywhere is continued by the next, and two of them do nothing twice.
+`due` is a function of the state: no clock, no I/O. Every process that folds the same log derives the same events with
+the same ids, so the next controller continues a killed one, and two of them do nothing twice.
 
 An iteration ends with the next version of its policy. A task whose group no batch will take (dropped, stale, or of
-equal rewards where those are dropped) is replaced by another draw. When MOST_DRAWS times a batch were drawn in vain
-there is nothing to learn from, and the job fails.
+equal rewards where those are dropped) is replaced by another draw. If MOST_DRAWS batches of questions were drawn in
+vain, there is nothing to learn, and the job fails.
 
-Not counted: samplings that were superseded, and what a cancelled job still had in flight. A slot without a score is
-counted as if it had as many tokens as it may have, since its group does not say how many.
+Not counted: superseded samplings, and the in-flight work of a cancelled job. A slot without a score counts with its
+maximum number of tokens, since its group does not record the number.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def after_event(state: OpenJob, job: JobState) -> OpenJob:
 def after_group(state: OpenJob, group: AdvantagedGroup, offset: int, recorded_ms: int) -> OpenJob:
     """Return the state after a group of its policy; one that was read before, or is a copy, changes nothing.
 
-    `recorded_ms`: of its record. A group that nobody answered has the time of its task, twenty minutes before.
+    `recorded_ms`: of its record. An unanswered group has the time of its task, twenty minutes before.
     """
     if offset < state.next_offset:
         return state
@@ -180,7 +180,7 @@ def start_event(job: JobState, adapters: AdapterState, groups_next: int) -> JobE
 
 
 def refused_event(job: JobState, reason: str) -> JobEvent:
-    """Return the end of a queued job that nothing can be asked of."""
+    """Return the end of a queued job that has no task to send."""
     return JobEvent(
         event_id=derive_id(job.job_id, "failed", job.sequence),
         job_id=job.job_id,
@@ -220,7 +220,7 @@ def due(state: OpenJob, adapters: AdapterState, month: MonthBudget | None = None
 
 
 def unaskable(state: OpenJob, adapters: AdapterState, reason: str) -> JobEvent:
-    """Return the end of a job whose tasks cannot be written."""
+    """Return the end of a job after its tasks could not be written."""
     action = "order it again with other questions: `streamward jobs start` checks each of them"
     return _event(state, adapters, "failed", reason, code=NOT_ASKED, suggested_action=action)
 

@@ -1,4 +1,4 @@
-"""A job as people and programs are shown it."""
+"""Views of a job for people and programs."""
 
 from __future__ import annotations
 

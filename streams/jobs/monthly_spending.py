@@ -1,16 +1,16 @@
-"""What each tenant has spent in each month of UTC, and which months are closed.
+"""Spending of each tenant in each UTC month, and which months are closed.
 
     an event of a job that took effect ──► what it used since the one before ──► a month of its tenant
     month_closed ──► its figures, and by partition of `jobs` the offset up to which records are in them
     the first result of a training call ──► what it used ──► the month in which it was written
 
-What a job used between two of its events is in the month of the later one. A month is closed by one record, and never
-changes afterwards: an event after the offsets which that record names counts in the next month that is
-open, whatever its time. So the figures are the same in whatever order partitions are read.
+Usage between two events of a job counts in the month of the later one. A month is closed by one record, and never
+changes afterwards: events after the offsets in that record count in the next open month, whatever their time. So the
+figures do not depend on the order in which partitions are read.
 
-Jobs without a tenant are those of one more, whose name is empty. What a job without prices used has no cost.
+Jobs without a tenant belong to a tenant with an empty name. Usage of a job without prices has no cost.
 
-A month that is closed has the jobs' part for ever. Calls count as long as `training-results` has their results.
+A closed month keeps the jobs' part for ever. Calls count as long as `training-results` has their results.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class MonthBudget(NamedTuple):
     tenant: str
     month: str
     spent_usd: float
-    """As far as events say."""
+    """As recorded in events."""
     limit_usd: float
 
     def __str__(self) -> str:

@@ -1,10 +1,10 @@
-"""What a job asks: the tasks of its iterations, and its held-out questions as a suite.
+"""The questions of a job: the tasks of its iterations, and its held-out questions as a suite.
 
     job, iteration, draw ──► a question of the train share, or a seed ──► Task, always the same
     job ──► its held-out questions, or seeds ──► Suite
 
-The first `batch_size` draws of an iteration go through the questions in an order of their own for each epoch; those
-after them replace tasks that no batch will take.
+The first `batch_size` draws of an iteration go through the questions, in a new order in each epoch; later draws replace
+tasks that no batch will take.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _task(state: JobState, number: int) -> Task:
     spec = state.spec
     greedy = Sampling(temperature=0.0, max_tokens=spec.sampling.max_tokens, stop=spec.sampling.stop)
     task = Task(
-        task_id="",  # whoever asks gives it one
+        task_id="",  # the caller gives it one
         created_at=state.created_at,
         metadata={JOB: state.job_id},
         policy=state.policy,

@@ -1,10 +1,10 @@
-"""Turn a request into a job, or say which parameter is wrong.
+"""Turn a request into a job, or name the wrong parameter.
 
     {"agent_id", "training_queries" or "environment", "config"} ──► JobRequest ──► JobSpec, checked against the settings
                                                                         └──► JobRequestError(parameter)
 
-Nothing is accepted that would have no effect: learning rate, batch size and gamma are the trainer's and the stages', so
-a job may repeat them and not change them. What it may cost is estimated before its first token.
+Settings without effect are refused: learning rate, batch size and gamma belong to the trainer and the stages, so a job
+may repeat but not change them. Its cost is estimated before its first token.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class TrainingQuery(RequestPart):
 
 
 class EnvironmentConfig(RequestPart):
-    """An environment, whose episodes are trained on instead of questions."""
+    """An environment with episodes to train on instead of questions."""
 
     name: str = Field(
         min_length=1, max_length=500, description="a built-in one, a reference that is allowed, or an entry's name"
@@ -189,7 +189,7 @@ class JobOrder:
     digest: str
     """sha256 of the request in its canonical form."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """Written with it, for those who ordered it: no decision is made of them."""
+    """Recorded for the user's information; no decision depends on them."""
     allow_contaminated: bool = False
     """Whether it may train on questions that a suite holds out."""
 
@@ -198,7 +198,7 @@ class JobOrder:
         return replace(self, metadata=metadata, digest=digest_of(request))
 
     def of_agent(self, agent_id: str) -> JobOrder:
-        """Return the order as one for an agent, whose policy it is about."""
+        """Return the order as one for an agent and its policy."""
         return replace(self, spec=replace(self.spec, agent=agent_id), digest=digest_of([self.digest, agent_id]))
 
 
@@ -228,7 +228,7 @@ def order(
     tenant: str | None = None,
     try_environment: TryEnvironment = try_no_environment,
 ) -> JobOrder:
-    """Return the job that is asked for. `agents`: those that are registered; `tenant`: whose prompts it may name.
+    """Return the requested job. `agents`: the registered ones; `tenant`: the owner of the prompts that it may name.
 
     Raises JobRequestError, NotFoundError for an unknown agent, RefusedError if the estimate is over the budget.
     """
@@ -501,7 +501,7 @@ def _check_tasks(policy: str, spec: JobSpec, settings: Settings) -> None:
 
 
 def _task_of(spec: JobSpec, policy: str, number: int) -> Task:
-    """Return the train task of a question or an episode, whose job has no id yet."""
+    """Return the train task of a question or an episode, before its job has an id."""
     alone = JobState(
         job_id="", policy=policy, tenant=None, spec=spec, train=(number,), held_out=(), request_digest=None,
         created_at=0, updated_at=0, asks_since=0,

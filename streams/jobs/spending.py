@@ -1,4 +1,4 @@
-"""The cost of jobs and of training calls, as a view of the fold of what they used.
+"""The cost of jobs and training calls, as a view of the fold of their usage.
 
 TenantMonths ──► what each event or session used, in the month that it counts in ──► rows by any of NAMES
 """
@@ -19,7 +19,7 @@ CostName = Literal["policy", "tenant", "job", "month", "session"]
 
 
 def names(text: str) -> tuple[CostName, ...]:
-    """Return the names in `policy,month`. Raises SettingsError for one that there is not."""
+    """Return the names in `policy,month`. Raises SettingsError for an unknown one."""
     chosen = tuple(name.strip() for name in text.split(",") if name.strip())
     allowed = get_args(CostName)
     if not chosen or set(chosen) - set(allowed) or len(set(chosen)) < len(chosen):

@@ -8,9 +8,9 @@
                         ├─────── failed ◄──────────┤
                         └─────── cancelled ◄───────┴─ also from paused
 
-Each event names how many events of its job took effect before it. Two that were decided against the same state have
-the same number: the first in the partition takes effect, the second changes nothing and is listed with its reason. An
-event that comes twice is the same event. So controllers may be killed and doubled, and two people may decide at once.
+Each event has the number of events of its job that took effect before it. Two based on the same state have the same
+number: the first in the partition takes effect, the second changes nothing and is listed with its reason. A repeated
+event counts once. So controllers may be killed and doubled, and two people may decide at once.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class JobEvaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """Everything the events of one job say."""
+    """The state of one job, as the fold of its events."""
 
     job_id: str
     policy: str
@@ -148,7 +148,7 @@ class JobState:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Reasons, by id of an event that changed nothing."""
     contamination_allowed_by: str | None = None
-    """The user who lets it train on questions that a suite holds out."""
+    """The user who allowed training on questions that a suite holds out."""
 
     @property
     def has_ended(self) -> bool:
@@ -250,7 +250,7 @@ def _apply(state: JobState, event: JobEvent) -> JobState:
 
 
 def usage_of(metrics: Mapping[str, float], before: JobUsage) -> JobUsage:
-    """Return what the figures of an event say was used; what they do not say is as `before`."""
+    """Return the usage in the figures of an event; missing figures are as `before`."""
     return JobUsage(
         int(metrics.get("prompt_tokens", before.prompt_tokens)),
         int(metrics.get("completion_tokens", before.completion_tokens)),

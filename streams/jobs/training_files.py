@@ -2,13 +2,13 @@
 
     bytes ──► each line is a JSON object ──► STORE/_files/file-SHA256/{content, file.json} ──► read back, hash compared
 
-A file is named by the sha256 of its bytes, a tenant's by that of the tenant and its bytes: the same bytes are the same
-file, whichever user of the tenant uploads them, another tenant's are another, and a file never changes. In a folder it
-appears by one rename; in an object store `file.json` is written last, and a file without it does not exist. No policy
-can be called `_files`.
+A file is named by the sha256 of its bytes, or of the tenant and its bytes: the same bytes are the same file for all
+users of a tenant, another tenant's are a different file, and a file never changes. In a folder it appears by one
+rename; in an object store `file.json` is written last, and a file without it does not exist. No policy can be called
+`_files`.
 
-A job has its questions in its order, so a file may be deleted once the job is created. One that tunes reads its
-examples from here, so that file has to stay until it has ended.
+A job's order contains its questions, so the file may be deleted once the job is created. A tuning job reads its
+examples from here, so its file has to stay until the job has ended.
 """
 
 from __future__ import annotations

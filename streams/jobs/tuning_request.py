@@ -1,9 +1,9 @@
-"""Turn a request into a job that tunes: supervised training or preferences, instead of questions.
+"""Turn a request into a tuning job: supervised training or preferences, instead of questions.
 
     {"policy", "method", "config"}, an uploaded file, a data set or neither ──► TuningRequest ──► JobOrder
                                                                                           └─► JobRequestError
 
-The lines of the file are checked here, with the chat template of the model if that is on this machine; all else is
+The lines of the file are checked here, with the model's chat template if it is on this machine; everything else is
 checked when the job runs, before its first step.
 """
 
