@@ -1,4 +1,4 @@
-"""How well a judge agrees with people: whether it may promote runs alone.
+"""Agreement of a judge with people, which decides whether it may promote runs alone.
 
     VerdictFold ──► runs that a person and the judge have decided ──► PairTable: 2 x 2 ──► kappa with its interval, AC1
 
@@ -6,11 +6,11 @@
     person promotes        both             missed           false rejections = missed / (both + missed)
     person rejects         false            neither          false promotions = false / (false + neither)
 
-Both saw the same transcript and measured by the same rubric, and the judge is the same: endpoint, model as served, and
-prompt. Another model at the same URL begins without a pair. A judge's `needs_human` is an abstention: it lowers the
-coverage, and counts nowhere else. The newest pairs count, so that a judge which gets worse loses its right.
+A pair has the same transcript, the same rubric and the same judge: endpoint, served model and prompt. A new model at
+the same URL begins without pairs. A judge's `needs_human` is an abstention: it lowers the coverage, and nothing else.
+Only the newest pairs count, so a judge that gets worse loses its right.
 
-With 90 % good runs, a judge that always promotes agrees in 90 % of the cases, and its kappa is 0: it knows nothing.
+With 90 % good runs, a judge that always promotes agrees in 90 % of the cases, but its kappa is 0.
 
 Not counted: a judge that is a version of the policy that it judges.
 """
@@ -158,7 +158,7 @@ class Agreement:
 
     @property
     def coverage(self) -> float | None:
-        """The share of what people decided that the judge decided, too."""
+        """The share of people's decisions that the judge decided, too."""
         return _share(self.table.runs, self.table.runs + self.abstained)
 
     def evidence(self, rule: RunCuration, counted: tuple[int, ...]) -> JudgeAgreement:
@@ -216,7 +216,7 @@ def _pairs(fold: VerdictFold) -> Iterator[_JudgedPair]:
 
 
 def judges_itself(event: CurationEvent) -> bool:
-    """Return whether the judge of a verdict is a version of the policy whose run it judges."""
+    """Return whether the judge of a verdict is a version of the policy that it judges."""
     return event.judge is not None and event.judge.policy == event.policy
 
 

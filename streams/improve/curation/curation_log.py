@@ -1,4 +1,4 @@
-"""The verdicts in the log, followed, and the verdicts of people.
+"""Follow the verdicts in the log, and write those of people.
 
 curation ──► a thread that follows ──► CurationState
 promote, reject ──► event with the verdict that it supersedes ──► curation ──► own fold has passed it ──► answer
@@ -83,7 +83,7 @@ class CurationLog:
         return matches[0] if matches else beginning
 
     def review_queue(self) -> list[PlacedVerdict]:
-        """Return the verdicts of machines whose runs wait for a person, the oldest first."""
+        """Return the machine verdicts that wait for a person, the oldest first."""
         with self._state_now() as state:
             return state.review_queue()
 

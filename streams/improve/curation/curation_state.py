@@ -1,11 +1,11 @@
-"""What the verdicts in the log come to: which runs have one, how well judges agree with people, what people are shown.
+"""Fold of the verdicts in the log: judged runs, agreement of judges with people, and the review queue.
 
     curation, from its first record ──► VerdictFold ──► agreements ──► MeasuredJudges, for rulings
                                             └──► review queue: runs that wait for a person
 
-In the queue are the runs that need a person. While a judge is not known to agree with people, all runs that it decided
-are there as well, rejected ones too: agreement is measured from both. Later a share of them is, so that a judge which
-gets worse is noticed. The order is that of time, so it does not say why a run is there.
+The queue has the runs that need a person. Until a judge is known to agree with people, it also has all runs that the
+judge decided, including rejected ones: agreement is measured from both. Later it has a share of them, so that a judge
+that gets worse is noticed. The order is by time, so it does not reveal why a run is there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CurationState:
         self.fold = VerdictFold()
 
     def take(self, record: Record) -> PlacedVerdict | None:
-        """Add a record, and return its verdict; None if it is none."""
+        """Add a record, and return its verdict; None if it has none."""
         event = record.decode_placed(CurationEvent, self._partitions)
         if record.at.partition < self._partitions:
             self._next[record.at.partition] = record.at.offset + 1
@@ -51,7 +51,7 @@ class CurationState:
         return MeasuredJudges(of_judge=lambda judge: self.agreements().get(judge), counted=tuple(self._next))
 
     def review_queue(self) -> list[PlacedVerdict]:
-        """Return the verdicts of machines whose runs wait for a person, the oldest first."""
+        """Return the machine verdicts that wait for a person, the oldest first."""
         by_judge = self.agreements()
         waiting = [
             machine

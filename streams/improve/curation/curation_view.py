@@ -1,6 +1,6 @@
 """Verdicts, the review queue and agreement as rows, for commands, REST and the page.
 
-A row of the queue has no verdict and no reason in it: a person who knows what the judge said repeats it, and agreement
+A row of the queue has no verdict and no reason: people who know the judge's verdict tend to repeat it, and agreement
 would measure that.
 """
 

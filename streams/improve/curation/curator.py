@@ -1,17 +1,17 @@
-"""Judge the runs of the log: one verdict of a machine each, by a rubric.
+"""Judge the runs in the log: one machine verdict each, by a rubric.
 
     consumer group over `curation` ──► which runs are ours
     curation, from its beginning ──► CurationState: which have a verdict, how well judges agree with people
     FinishedReader, in rounds ──► RunCase ──► gates ──► judge, some runs at the same time ──► CurationEvent ──► curation
 
-The log is the only state. A curator that is killed loses nothing: the next one reads `curation` first, and writes what
-is not there, with the ids that the dead one would have used. Several curators share the runs by their keys.
+The log is the only state. A curator that is killed loses nothing: the next one reads `curation` first, and writes the
+missing verdicts with the ids that the dead one would have used. Several curators share the runs by key.
 
-While the judge cannot be reached, or refuses every request, runs wait: an outage decides nothing. A run that a person
-has to decide holds up no other.
+While the judge is unreachable, or refuses every request, runs wait: an outage decides nothing. A run that waits for a
+person does not delay others.
 
-Not covered: feedback that comes after a verdict. `curate run` looks at every run again, and judges those once more
-that had no figure for a gate; `curate follow` does so when it starts.
+Not covered: feedback after a verdict. `curate run` checks every run again, and judges again those that lacked a figure
+for a gate; `curate follow` does so when it starts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The gates that a run has to pass before it is judged: figures that a rule can see.
+"""The gates that a run has to pass before it is judged: bounds on its figures.
 
     RunRow, bounds of its scenario ──► each figure with its bound ──► GateResult: passed or not
 
-A name begins with the end that its bound is: `min_score` is passed from the bound on, `max_turns` up to it. A figure
-that the run does not have passes no gate. `max_sampled_tokens` keeps answers from growing with every round of training
-on what was promoted.
+The prefix of a name is the kind of its bound: `min_score` passes at or above it, `max_turns` at or below. A missing
+figure passes no gate. `max_sampled_tokens` keeps answers from growing with every round of training on promoted runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PromotionGuardAgent: the gates and then the judge, over a run; and the event that its verdict becomes.
+"""PromotionGuardAgent: apply the gates and then the judge to a run, and make the event of the verdict.
 
     RunCase ──► a gate is not passed ──► reject                                        labeller gates
            └──► all are ──► no judge ──► needs_human, or promote if the settings say so       gates
@@ -6,11 +6,11 @@
                                               └──► promote, if the judge is known to agree with people;
                                                    otherwise needs_human, with the reason     judge
 
-A judge never promotes a transcript that was cut, nor the run of a policy that it is a version of. The judge's own
-verdict is in the event whatever becomes of it: agreement is measured from that.
+A judge never promotes a cut transcript, or a run of a policy that it is a version of. The judge's own verdict is in the
+event in any case: agreement is measured from it.
 
 The id of an event is derived from the run, the labeller, the rubric, the transcript and the verdict that counted
-before, so a curator that is killed and repeats itself writes nothing twice.
+before, so a curator that is killed and starts again writes nothing twice.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def gate_ruling(case: RunCase, settings: Settings) -> RunRuling | None:
 
 
 def judge_ruling(case: RunCase, opinion: JudgeOpinion, rule: RunCuration, judges: MeasuredJudges) -> RunRuling:
-    """Return what becomes of a judge's opinion on a run that passes the gates."""
+    """Return the ruling on a judge's opinion of a run that passes the gates."""
     judge = opinion.judge
     if judge.verdict != "promote":
         verdict = judge.verdict or "needs_human"

@@ -1,9 +1,9 @@
-"""What a verdict was measured by: the gates of the run's scenario, and the judge's instructions.
+"""The rubric of a verdict: the gates of the run's scenario, and the judge's instructions.
 
     settings `curation`, scenario ──► bounds, prompt ──► Rubric: name@version and digest
 
-A run gets one verdict of a machine by a rubric: when a bound or the instructions change, the digest does, and the run
-is judged again.
+A run gets one machine verdict per rubric: if a bound or the instructions change, so does the digest, and the run is
+judged again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run as it is judged: its figures, its transcript, and what it is measured by.
+"""A run as it is judged: its figures, its transcript, and its rubric.
 
 Finished, settings ──► RunRow ──► gates of its scenario ──► RunCase
                  └──► transcript

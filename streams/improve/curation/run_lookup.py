@@ -1,8 +1,8 @@
-"""One run of the log, by its id, as far as a visitor may see it.
+"""Find a run in the log by its id, if the visitor may see it.
 
     id ──► a statement: its task, and where every record about that task is ──► records ──► FinishedReader ──► RunCase
 
-The reader gets a history that has these records and no others, so a run is put together in one place alone.
+The reader gets a history with only these records, so the code that assembles a run exists once.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A run as text for its judge, and for the person who decides after it.
+"""A run as text for its judge and its human reviewer.
 
     Finished, RunRow ──► one JSON object a line: messages, calls, results, errors, the end ──► at most N characters
                                                                                         └──► digest, what was cut
 
-A line is an object, so no text of a run can look like a line of another role. The same run gives the same text. A
-transcript that is too long loses its middle: `cut` says so in words, and a line in its place. Feedback is no part of
-it, since it often comes later.
+Each line is an object, so no text of a run can imitate a line of another role. The same run gives the same text. A
+transcript that is too long loses its middle, which `cut` and a line in its place report. Feedback is excluded, since it
+often comes later.
 
 Not covered: images and files that messages name.
 """

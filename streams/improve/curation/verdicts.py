@@ -1,9 +1,9 @@
-"""The verdict on a run that counts.
+"""The valid verdict on each run.
 
     curation, in the order of its partition ──► by run: the newest of a person, else the newest of gates and judge
 
-A person's verdict stands above a machine's, whenever it came; neither overwrites the other. Of two people who disagree
-the newest counts, and both are shown.
+A person's verdict takes precedence over a machine's, whenever it came; neither overwrites the other. If two people
+disagree, the newest verdict counts, and both are shown.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""VerifierAgent: a model that reads the transcript of a run and says whether it is good enough to learn from.
+"""VerifierAgent: a model that reads the transcript of a run and judges whether it is good enough to learn from.
 
     Transcript ──► prompt ──► the judge of `scoring.judge_*` ──► {"verdict", "rationale"} ──► JudgeOpinion
 
-Client, limits, tries, prices and the protection from forged verdicts are those of the scorer `judge`
-(streams/scorers/judge_client.py): the tags around the transcript have a boundary that is drawn for each request, and an
-object that the transcript contains word for word is a quotation. A transcript can still persuade. So a judge promotes
-nothing alone until it is known to agree with people (agreement.py).
+Client, limits, tries, prices and the protection from forged verdicts are shared with the scorer `judge`
+(streams/scorers/judge_client.py): the tags around the transcript have a random boundary per request, and an object that
+the transcript contains word for word counts as a quotation. A transcript can still persuade the judge, so a judge
+promotes nothing alone until it is known to agree with people (agreement.py).
 
-An answer that is no verdict after the last try, or too late, is an opinion without one: a person decides. A judge that
-cannot be reached, or refuses every request, raises ScoreError: its runs wait.
+If the last try gives no valid verdict, or is too late, the opinion has none, and a person decides. A judge that is
+unreachable, or refuses every request, raises ScoreError: its runs wait.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Builds a data set whenever enough runs were promoted since its last build.
+"""Build a data set whenever enough runs were promoted since its last build.
 
     curation, followed ──► VerdictFold ─┐
     datasets: the newest build ─────────┴─► new_promotions ≥ minimum ──► build ──► datasets: built
 
-What a process has to know is in the two topics: a build says up to which offset it read verdicts, and what was promoted
-from there on is new. One that is killed while it builds has written no event, and the next builds what is there then.
-Members of one consumer group share the names of data sets, so of two processes one builds. While the broker is
-unreachable it waits.
+All state is in the two topics: a build records the offset up to which it read verdicts, and promotions after it are
+new. A process that is killed while building has written no event, and the next one builds instead. Members of one
+consumer group share the names of data sets, so only one process builds each. While the broker is unreachable it waits.
 """
 
 from __future__ import annotations

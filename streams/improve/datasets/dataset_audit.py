@@ -1,10 +1,10 @@
-"""Make the rows of every recorded data set again, and find those that are not what the log says.
+"""Rebuild the rows of every recorded data set, and report those that differ from the log.
 
     DatasetEvent `built` ──► are its ranges in the log? ──► composed once more ──► the same digest? ──► Report
 
-The audit adds up events by code of its own (streams/tools/audit). Rows are made by the code that built them, so this
-finds records that were changed and sets that were forged, not a mistake of that code. A set that another version of the
-code built, and that comes out otherwise, is counted and is no finding.
+The audit recounts events with separate code (streams/tools/audit). Rows are rebuilt by the code that built them, so
+this finds changed records and forged sets, not bugs in that code. A difference in a set that another version of the
+code built is counted, but is not a finding.
 """
 
 from __future__ import annotations

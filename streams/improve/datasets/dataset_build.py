@@ -1,11 +1,11 @@
-"""Build a data set of promoted runs, so that anybody can build it again.
+"""Build a data set of promoted runs, reproducibly.
 
     curation, groups, trajectories, … ──► judged runs ──► shares, split ──► files, manifest ──► DatasetEvent `built`
                                 └─ ranges of offsets and the rule: all that the rows depend on
 
 The same ranges and the same rule give the same bytes on every machine, at any time. The event's id is derived from the
-digest of the rows: a build that was interrupted and is repeated writes one event, and so do two that find the same.
-Verdicts that come later change the next set; the old one stays what its event says.
+digest of the rows, so an interrupted build that is repeated writes one event, and so do two builds with the same rows.
+Later verdicts change only the next set.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ComposedDataset:
 
 
 def build(settings: Settings, order: DatasetOrder, history: History) -> tuple[DatasetEvent, bool]:
-    """Build a data set of what is there now. Return its event, and whether it was written now.
+    """Build a data set from the current log. Return its event, and whether it was written now.
 
     Raises SettingsError for an unusable name or rule, NotFoundError if there is no run that fits, ContaminatedError if
     a row has a question that a suite holds out, RefusedError if its folder is taken, LogError.

@@ -1,4 +1,4 @@
-"""The files of a data set: written whole, then moved to their place.
+"""The files of a data set: written completely, then moved into place.
 
     PlacedRun ──► train.jsonl, eval.jsonl                 conversations
               ├─► train.labels.jsonl, …                   about each of those lines
@@ -6,8 +6,8 @@
               ├─► train.pairs.jsonl, train.pair-tokens.jsonl
               └─► README.md for `load_dataset`, manifest.json
 
-The digest of a set is that of its rows: what `sha256sum *.jsonl | sha256sum` prints in its folder. A file that would
-be empty is not there. A set is in memory while it is built.
+The digest of a set covers its rows: `sha256sum *.jsonl | sha256sum` in its folder prints it. Empty files are omitted. A
+set is in memory while it is built.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The data sets of the log: what was built under which name, and what became of what was sent elsewhere.
+"""The data sets in the log: builds by name, and submissions to providers with their outcomes.
 
     datasets ──► each event once ──► DatasetLog ──► NAME[@digest] ──► the event of that build
     event ──► is it there? ──► datasets                              announce: one fact, one record
 
-The id of an event is derived from what it says, so a process that was killed looks before it writes. Two that write at
-once write the same id, and the first record counts.
+The id of an event is derived from its content, so a process that was killed checks the log before it writes. Concurrent
+writers write the same id, and the first record counts.
 """
 
 from __future__ import annotations

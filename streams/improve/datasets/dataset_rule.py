@@ -1,4 +1,4 @@
-"""The rule of a data set: which promoted runs it has, how they are split, and what no set may have too much of."""
+"""The rule of a data set: which promoted runs it takes, how they are split, and the maximum share of each kind."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class DatasetRule:
     """Of the split, and of what a share cuts."""
 
     def check(self) -> None:
-        """Raise SettingsError for a share that is none."""
+        """Raise SettingsError for an invalid share."""
         if not 0 <= self.eval_share < 1:
             raise SettingsError(f"--eval {self.eval_share:g}: expected a share from 0 to below 1")
         for option in ("near_duplicate", "max_scenario_share", "max_machine_share"):

@@ -1,10 +1,10 @@
-"""Which of the promoted runs are rows, and on which side: nothing has more than its share, and no cluster is on both.
+"""Choose the promoted runs that become rows, and their side: limited shares, and no cluster on both sides.
 
     promoted ──► at most max_machine_share by machines, max_scenario_share of a scenario ──► kept, left out by reason
     kept ──► clusters (streams/tools/query/splits.py) ──► the task of the oldest run of each ──► train or eval
 
-A share cuts by a hash of the run, those that a person promoted last; so what is left does not depend on the order in
-which runs ended. Time adds runs that are younger, so a cluster keeps its side.
+Runs over a share are dropped by a hash of the run, those promoted by a person last, so the rest does not depend on the
+order in which runs ended. New runs are younger than the oldest of a cluster, so a cluster keeps its side.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     curation ──► VerdictFold: the verdict that counts ──► the rule ──► promoted, rejected, left out by reason
     groups, trajectories, … ──► FinishedReader: the runs that end where a verdict says ──┘
 
-The order is that of `FinishedReader`: of the ends of runs in the log.
+The order is that of `FinishedReader`: by the ends of runs in the log.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class JudgedRun(NamedTuple):
 
     @property
     def agent(self) -> AnsweringAgent | None:
-        """The agent whose run it is, and what was run as it; None: it is none of an agent."""
+        """The agent of the run, and the program that ran as it; None: not an agent's run."""
         if self.verdict.agent_id is None:
             return None
         response = self.finished.response
@@ -108,7 +108,7 @@ def read_runs(settings: Settings, history: RangedHistory, rule: DatasetRule) -> 
     for finished in reader.round() if ends else ():
         placed_verdict = by_run.pop(finished.answer_id, None)
         if placed_verdict is None:
-            continue  # a sibling in a group, which nobody judged
+            continue  # a sibling in a group, without a verdict
         run = JudgedRun(placed_verdict, finished)
         if run.verdict.verdict == "promote":
             runs.promoted.append(run)

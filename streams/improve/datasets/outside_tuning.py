@@ -3,12 +3,12 @@
     DatasetEvent `built` ──► train.jsonl ──► provider: file, job ──► datasets: submitted
                                                   └─ asked again and again ──► succeeded, failed, cancelled
 
-A submission has a key, derived from data set, digest, provider, model and method, which its job has in its metadata. A
-process that was killed after it had ordered the job finds it there, so the same command again continues and orders
-nothing twice; the ids of events follow from the job's. The eval rows stay here: what comes back is judged by them.
+A submission has a key, derived from data set, digest, provider, model and method, in the metadata of its job. A process
+that was killed after ordering the job finds it there, so repeating the command continues and orders nothing twice; the
+ids of events are derived from the job's. The eval rows stay here, to judge the resulting model.
 
-Not covered: a provider that neither lists metadata nor knows Idempotency-Key, which is given the job again if the
-process dies between order and event; and serving what came of it, which a policy whose server is the provider does.
+Not covered: a provider that neither lists metadata nor supports Idempotency-Key gets the job twice if the process dies
+between order and event; and serving the model, which needs a policy with the provider as its server.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _announce(settings: Settings, order: OutsideOrder, kind: DatasetKind, job: P
 
 
 def check_tenant(event: DatasetEvent, tenant: str | None) -> None:
-    """Raise RefusedError unless the tenant whose runs a set has is the one that is named: its texts leave the house."""
+    """Raise RefusedError unless the named tenant owns the runs of a set, since its texts leave this deployment."""
     if event.tenant != tenant:
         owner = "no tenant" if event.tenant is None else f"tenant {event.tenant}"
         way_out = "leave --tenant out" if event.tenant is None else f"say so with --tenant {event.tenant}"

@@ -1,11 +1,11 @@
-"""Make a model that another server answers for the next version of a policy.
+"""Make a model on another server the next version of a policy.
 
     data set ──► its newest fine-tuning elsewhere ──► URL, model ──► asked once ──► adapters: trained, without weights
                                                                                         read back ──► is it the one?
 
-From there on `rollouts.mode` decides about it as about any version: a suite of the guard, a canary, or a person. The
-model must be at `outside.url`, as agents ask no other. Its prices are those of `outside` now, recorded with it, so its
-cost follows from the log. The same model again is the same version, and nothing is written.
+After that `rollouts.mode` treats it like any version: a suite of the guard, a canary, or a person decides. The model
+must be at `outside.url`, the only server that agents ask. The current prices of `outside` are recorded with it, so its
+cost follows from the log. Repeating it with the same model writes nothing.
 """
 
 from __future__ import annotations

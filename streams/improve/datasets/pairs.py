@@ -1,9 +1,9 @@
-"""Which rejected run a promoted one is compared with: of the same question, the one of the earliest version.
+"""Pair a promoted run with a rejected one on the same question, from the earliest version.
 
     promoted, rejected ──► the same first prompt and tools ──► the rejected one of the lowest version, the oldest
 
-The earliest version, since both sides of a pair get better from round to round: in self-rewarding rounds the difference
-between chosen and rejected shrinks until a pair has nothing left to teach. What the first version did wrong keeps it.
+Both sides of a pair get better from round to round: in self-rewarding rounds the difference between chosen and rejected
+shrinks until a pair teaches nothing. The earliest version's mistakes keep the difference large.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streams.improve.datasets.judged_runs import JudgedRun
 
 
 def partners(promoted: Sequence[JudgedRun], rejected: Iterable[JudgedRun]) -> list[JudgedRun | None]:
-    """Return for each promoted run the rejected one that it is compared with, if there is any."""
+    """Return for each promoted run its rejected partner, if any."""
     by_prompt: dict[str, JudgedRun] = {}
     for run in rejected:
         key = _prompt_key(run)

@@ -1,9 +1,8 @@
-"""A provider of fine-tuning that speaks OpenAI's API: files, and jobs.
+"""A fine-tuning provider with OpenAI's API: files and jobs.
 
     find_job, upload, create_job, read_job ──► httpx ──► /files, /fine_tuning/jobs ──► ProviderJob
 
-What a provider refuses is a RefusedError with its words; what it does not answer, or not within a minute, a
-ProviderError.
+A refusal is a RefusedError with the provider's message; no answer within a minute is a ProviderError.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class ProviderJob(NamedTuple):
 
     @classmethod
     def of(cls, answer: dict[str, Any]) -> Self:
-        """Return the job of an answer. Raises ProviderError if it is none."""
+        """Return the job in an answer. Raises ProviderError if it has none."""
         job, status = answer.get("id"), answer.get("status")
         if not isinstance(job, str) or not isinstance(status, str):
             raise ProviderError(f"expected a job with id and status, got the keys {sorted(answer)[:9]}")
@@ -68,7 +67,7 @@ class ProviderApi:
         self._client.close()
 
     def find_job(self, key: str) -> ProviderJob | None:
-        """Return the job of a submission, if there is one."""
+        """Return the job of a submission, or None."""
         parameters = {f"metadata[{KEY}]": key, "limit": "100"}
         jobs = self._request("GET", "/fine_tuning/jobs", params=parameters).get("data")
         for job in jobs if isinstance(jobs, list) else ():

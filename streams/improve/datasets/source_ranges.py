@@ -1,4 +1,4 @@
-"""What of the log a data set is made of: ranges of offsets, which may be read again later.
+"""The sources of a data set: ranges of offsets, which can be read again later.
 
     History ──► ranges_now ──► SourceRange of each partition ──► RangedHistory: the same records, whatever came since
 

@@ -1,10 +1,10 @@
-"""Let an alias mean another version, unless a policy is in training with the one that it means.
+"""Point an alias to another version, unless a policy is in training with the present one.
 
     jobs that have not ended ──► with this prompt, by this alias? ──► refused by name
                                                               no ──► PromptLog.activate
 
-A policy that is trained with one prompt and asked with another is measured with neither. Its tasks keep the version
-that the job was ordered with in any case; this keeps the answers that people get in step.
+A policy that is trained with one prompt and used with another is measured with neither. Its tasks keep the version of
+the job's order in any case; this check keeps users' answers consistent with it.
 """
 
 from __future__ import annotations

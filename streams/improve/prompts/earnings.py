@@ -1,10 +1,10 @@
-"""What the versions of a prompt earned, from view `prompt_rewards`.
+"""Rewards of the versions of a prompt, from view `prompt_rewards`.
 
     rows of the view ──► by version: tasks, mean reward, interval ──► PromptEarnings
                     └──► the same questions with two versions ──► paired comparison ──► Comparison
 
-A version that was asked more often on easy questions looks better than it is. So versions are compared on the questions
-that both have answered, each by the mean of its answers; the means over all of its tasks are there to look at.
+A version that got more easy questions looks better than it is. So versions are compared on the questions that both have
+answered, by the mean of the answers to each; the means over all tasks are for information.
 """
 
 from __future__ import annotations

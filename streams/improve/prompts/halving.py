@@ -1,13 +1,13 @@
-"""Search among given prompts: who is asked next, and when one of them is better than the first.
+"""Search among given prompts: which is asked next, and when one is better than the first.
 
     versions: the one in use, and candidates ──► stages: half of the candidates leave by their mean ──► one against it
     answers so far ──► next_step ──► questions to ask, or the verdict
 
-Two things are kept apart. Which candidate stays is a matter of ranks (sequential halving, Karnin, Koren and Somekh,
-ICML 2013), and no claim is made about the others. Whether it is better than the version in use is decided by the
-e-value of their differences on the questions that both have answered, which may be looked at after each: the last
-candidate is called better once it passes (candidates) / alpha. So the version in use is replaced by one that is not
-better with a probability of at most alpha, whichever were dropped on the way.
+There are two separate decisions. Ranks decide which candidate stays (sequential halving, Karnin, Koren and Somekh, ICML
+2013), without a claim about the others. The e-value of its differences to the version in use, on the questions that
+both have answered, decides whether it is better; it may be looked at after each question: the last candidate is better
+once it passes (candidates) / alpha. So the probability of replacing the version in use by one that is not better is at
+most alpha, whichever were dropped on the way.
 
 A function of the answers alone: a process that was killed reads them again and asks what is missing.
 
@@ -64,7 +64,7 @@ class SearchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchVerdict:
-    """What a search came to."""
+    """The outcome of a search."""
 
     winner: int | None
     """None: none was shown to be better than the version in use."""
@@ -94,7 +94,7 @@ Answers = Mapping[Ask, float | None]
 
 
 def next_step(plan: SearchPlan, answers: Answers) -> Asking | SearchVerdict:
-    """Return what is to be asked now, or what the search has come to."""
+    """Return the next questions to ask, or the outcome of the search."""
     base, alive = plan.versions[0], list(plan.versions[1:])
     asked = 0
     used: list[Ask] = []

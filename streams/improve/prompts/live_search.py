@@ -1,14 +1,13 @@
-"""Compare versions of a prompt live: an alias's users are shared among them, and what their tasks earn decides.
+"""Compare versions of a prompt live: each gets a share of an alias's users, and their rewards decide.
 
     alias ──► shared among the version in use and the others ──► tasks that name it, each with its thread's version
     tasks, groups ──► one reward a thread, by version ──► halving.next_step ──► shared among fewer, or the verdict
 
-The decision is that of a search on given questions, with the n-th thread of each version in the place of the n-th
-question. A hash of the thread is its version, so the n-th rewards of two versions that are equally good do not differ
-in the mean, and the evidence may be looked at after each. A thread counts once, by its first group: all of its tasks
-have the same version.
+It decides like a search on given questions, with the n-th thread of each version in place of the n-th question. A hash
+of the thread chooses its version, so the n-th rewards of two equally good versions have the same mean, and the evidence
+may be looked at after each. A thread counts once, by its first group: all of its tasks have the same version.
 
-Not covered: calls of /v1 that people rate. They are shared in the same way, and view `prompt_rewards` has them.
+Not covered: rated calls of /v1. They are shared in the same way, and are in view `prompt_rewards`.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ class LiveSearch:
         return len(self._answers.rewards)
 
     def look(self) -> SearchVerdict | None:
-        """Take in what was earned since the last look, and return the verdict once there is one. Raises LogError."""
+        """Read the rewards since the last look, and return the verdict once there is one. Raises LogError."""
         self._answers.read()
         step = next_step(self._plan, self._answers.rewards)
         if isinstance(step, SearchVerdict):

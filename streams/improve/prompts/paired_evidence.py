@@ -9,8 +9,8 @@ probability 1 - alpha it never passes 1 / alpha (Ville 1939), however often it i
 bets are those of Waudby-Smith and Ramdas (arXiv:2010.09686, section 4), a mixture of fixed ones in place of an
 adaptive one: small bets find small differences late, large ones large differences early.
 
-The interval of streams/evaluation/sequential.py is asymptotic and needs groups of each arm; a pair of answers a
-question is few and uneven, and this holds for any number of them.
+The interval of streams/evaluation/sequential.py is asymptotic and needs groups of each arm; pairs of answers are few
+and uneven, and this test holds for any number of them.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
 
 The log is the only state. Answers are found by the ids of their tasks, texts and reflections by their digests, so a
 process that is killed is continued by the next, which asks for what is missing and pays for nothing twice. Members of
-one consumer group share the jobs. Between two looks a job may be cancelled, paused or over its budget; answers that are
-in flight then are paid for, and no more. A live comparison asks nothing itself, so between two of its looks the process
-has time for other jobs; however its job ends, its alias means one version again.
+one consumer group share the jobs. Between two looks a job may be cancelled, paused or over its budget; then only
+answers in flight are still paid for. A live comparison sends no questions itself, so the process runs other jobs
+between two of its looks; however its job ends, its alias means one version again.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class PromptWorker:
         return False
 
     def _end_comparisons(self) -> None:
-        """Let each alias whose live comparison was cancelled, or failed, mean the version in use again."""
+        """Point each alias with a cancelled or failed live comparison to the version in use again."""
         for state in self._prompts.states.values():
             for alias, target in state.aliases.items():
                 job = None if target.version is not None else self._jobs.jobs.get(target.event.job_id or "")
@@ -180,7 +180,7 @@ class PromptWorker:
             log.info("job %s waits for %s", job.job_id, what)
 
     def _conclude(self, job: JobState, search: PromptSearch, verdict: SearchVerdict | None = None) -> None:
-        """Search until there is a verdict, if there is none, and end the job with it. Raises SearchEnded."""
+        """Search until there is a verdict, and end the job with it. Raises SearchEnded."""
         reader = AnswerReader(self._settings, job.policy)
         try:
             running = RunningSearch(self, job, search, reader)
@@ -238,7 +238,7 @@ class RunningSearch:
             self._check()
 
     def search(self) -> SearchVerdict:
-        """Return what the search comes to. Raises SearchEnded, StreamwardError."""
+        """Return the outcome of the search. Raises SearchEnded, StreamwardError."""
         return self._reflect() if self._search.method == "reflection" else self._compare()
 
     # --- given versions -----------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class RunningSearch:
         ]
 
     def _create(self, seed: PromptVersion, text: str) -> PromptVersion:
-        """Return the version with this text, made now if there is none."""
+        """Return the version with this text, created if not found."""
         messages = (Message(role="system", content=text), *seed.messages[1:])
         texts = [part for question in self._job.spec.questions for part in (question.query, question.verifier)]
         if quoted := reflection.quotations(text, texts):

@@ -1,4 +1,5 @@
-"""Search by reflection: a model reads what answers earned and proposes texts; gepa decides which are tried and kept.
+"""Search by reflection: a model reads answers with their rewards and proposes texts; gepa decides which to try and
+keep.
 
     gepa ──► evaluate(text, questions) ──► a version of the prompt ──► SearchWorker: answers of the log, or new tasks
          ──► reflect(what went wrong) ──► an answer of the log, or the reflector ──► reflected ──► prompts
@@ -10,7 +11,7 @@ killed is run again from its beginning, pays for nothing a second time, and cont
 Answers are counted here, not by gepa. Three sets of questions: reflections are made on one, candidates are picked
 on the second, and the figures are those of the third, which no candidate has seen.
 
-Only the system message is searched for. Measured with gepa 0.1.4; extra `prompts`.
+Only the system message is optimized. Measured with gepa 0.1.4; extra `prompts`.
 """
 
 from __future__ import annotations
@@ -168,4 +169,4 @@ MOST_ROUNDS = 200
 
 class _Silent:
     def log(self, message: str) -> None:
-        """Drop gepa's own lines: the log has what they say."""
+        """Drop gepa's own lines: their content is in the log."""

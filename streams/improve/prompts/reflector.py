@@ -1,4 +1,4 @@
-"""The model that proposes texts of a prompt: any with OpenAI's chat completions, or a function of a user's own.
+"""The model that proposes texts of a prompt: any OpenAI-compatible one, or a user's function.
 
 endpoint: http://…/v1 ──► JudgeClient, with the limits, prices and key of scoring.judge_* ─┐
 endpoint: module:function ──► the function, text to text ──────────────────────────────────┴─► PromptReflection

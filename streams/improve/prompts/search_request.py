@@ -1,11 +1,11 @@
-"""An order to find a better version of a prompt: fields, checks, and the job that it becomes.
+"""A request to search for a better version of a prompt: fields, checks, and the resulting job.
 
     {agent_id, prompt, method, questions, config} ──► SearchRequest ──► JobOrder ──► created ──► jobs
 
-Everything is checked before a sample is paid for: versions that there are, a value for each variable, questions on each
-of the three sides, budgets. The method is `pairs` (given versions on the same questions), `live` (given versions on
-shares of an alias's users; questions, if there are any, are for the report) or `reflection` (new versions, by a model
-that reads what answers earned).
+Everything is checked before a sample is paid for: known versions, a value for each variable, questions on each of the
+three sides, budgets. The method is `pairs` (given versions on the same questions), `live` (given versions on shares of
+an alias's users; questions, if there are any, are for the report) or `reflection` (new versions, by a model that reads
+what answers earned).
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _check(request: SearchRequest, spec: JobSpec, versions: list[PromptVersion])
 
 
 def _check_live(request: SearchRequest, state: PromptState, versions: list[PromptVersion]) -> None:
-    """Raise JobRequestError for a live comparison whose alias cannot be shared."""
+    """Raise JobRequestError for a live comparison with an alias that cannot be shared."""
     config = request.config
     if request.method != "live":
         if config.share is not None:

@@ -1,10 +1,10 @@
-"""The questions of a search as tasks, and what their answers earned.
+"""The questions of a search as tasks, and the rewards of their answers.
 
     version, question ──► Task, always the same ──► tasks        groups ──► ScoredAnswer: reward, tokens, by task
 
 The id of a task is derived from what shapes its answer: policy and adapter version, the prompt's text and values, the
-question, sampling and scorers, and nothing of the job. So what another search paid for is not paid for again, and a
-search that was killed finds its answers in the log.
+question, sampling and scorers, and not from the job. So answers that another search paid for are reused, and a search
+that was killed finds its answers in the log.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ScoredAnswer(NamedTuple):
 
 
 def prompt_of(version: PromptVersion, job: JobState) -> PromptUse:
-    """Return a version with the values of a search. Raises EventError if there are none that can be read."""
+    """Return a version with the values of a search. Raises EventError if they cannot be read."""
     search = job.spec.search
     try:
         values = json_text.parse(search.values) if search is not None else {}
@@ -151,7 +151,7 @@ class SearchTasks:
         self._made: dict[Ask, Task] = {}
 
     def task(self, version: PromptVersion, question: int) -> Task:
-        """Return a task. Raises EventError for a version whose variables have no value."""
+        """Return a task. Raises EventError if a variable has no value."""
         ask = Ask(version.number, question)
         if ask not in self._made:
             self._made[ask] = task_of(version, question, self._job, self._adapter_version)

@@ -3,9 +3,9 @@
     view runs ──► runs that have ended ──► those that are new, or not as they were ──► the end of runs.jsonl
                                                                                    └─► table runs of runs.db
 
-A row changes when feedback, a score or a verdict comes: then runs.jsonl gets another line about the run, and the last
-one counts; in runs.db the row is replaced. The file is its own memory, so an export that was killed anywhere can be
-repeated, and nothing is doubled or lost. A run that the log no longer has stays in the file.
+A row changes with new feedback, scores or verdicts: then runs.jsonl gets another line about the run, and the last one
+counts; in runs.db the row is replaced. The file holds all state, so an export that was killed can be repeated without
+duplicates or losses. A run that the log no longer has stays in the file.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class RunArchiveService:
         self._source = source
 
     def archive(self, path: Path | str, condition: str = "true") -> ArchivedRuns:
-        """Bring a file up to date; a name that ends with .db or .sqlite is that of a database, any other of JSON lines.
+        """Update a file: a database if its name ends with .db or .sqlite, otherwise JSON lines.
 
-        `condition`: SQL over the columns of view `runs`. Raises RefusedError if the file is none of ours or another
-        process writes it, LogError if the log cannot be read.
+        `condition`: SQL over the columns of view `runs`. Raises RefusedError if the file is not such an archive or
+        another process writes it, LogError if the log cannot be read.
         """
         path = Path(path)
         with Session(self._settings, source=self._source) as session:

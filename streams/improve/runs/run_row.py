@@ -3,10 +3,10 @@
     Finished (its task, answer, turns, scores, feedback) + rules, verdict ──► RunRow
 
 A run is a chat, an agent's run, or the answer to a task without an agent, which has one turn. View `runs` has a column
-for each field, and the same values (streams/tools/query/runs_view.py); it also has open runs, and answers whose
-groups are open.
+for each field, with the same values (streams/tools/query/runs_view.py); it also has open runs, and answers in open
+groups.
 
-Read `Finished` with `unfit` selected: else failed answers, and what scorers said, are not there.
+Read `Finished` with `unfit` selected; otherwise failed answers and scorers' reasons are missing.
 
 Not covered: turns that the log no longer has. Their run keeps the figures of its response, and no tools.
 """

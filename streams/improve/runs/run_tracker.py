@@ -1,4 +1,4 @@
-"""The row of one run, as the log is now: `RunTracker`, for programs and notebooks."""
+"""`RunTracker`, for programs and notebooks: the current row of one run."""
 
 from __future__ import annotations
 

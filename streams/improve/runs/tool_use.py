@@ -1,8 +1,8 @@
-"""The tools that a run called, and what came of it.
+"""The tools that a run called, and their outcomes.
 
     turns in order, what the environment showed at last ──► tool_use() ──► ToolUse: counts
 
-What each count means is decided here and nowhere else; view `runs` says the same in SQL, and a test compares them.
+The meaning of each count is defined here; view `runs` has the same in SQL, and a test compares them.
 
 answered    A turn without an error whose client got the reply.
 tool call   A call in the reply of an answered turn. A reply without one is a call where its environment says that it

@@ -1,1 +1,1 @@
-"""Self-play: a policy is asked catalogues of questions by schedule, and generated ones where it learns most."""
+"""Self-play: ask a policy catalogues of questions by schedule, and generated questions where it learns most."""

@@ -1,4 +1,4 @@
-"""A catalogue of scenarios that a policy is asked again and again: YAML or JSON, frozen, with a digest.
+"""A catalogue of scenarios to ask a policy repeatedly: YAML or JSON, frozen, with a digest.
 
     name: arithmetic                   key of its events: selfplay/arithmetic
     policy: default                    default: policy.name
@@ -21,7 +21,7 @@
         curriculum:                    options are drawn by success (curriculum.py)
           cells: {digits: [1, 2], terms: [2, 3]}
 
-A question without an expected answer is asked, and scored by nothing.
+A question without an expected answer is asked, but not scored.
 """
 
 from __future__ import annotations

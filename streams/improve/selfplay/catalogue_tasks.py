@@ -3,8 +3,8 @@
     crossing, catalogue ──► questions, generated tasks, draws of a curriculum ──► tasks with ids of their own
 
 A function of the crossing's event and of the catalogue that it names by digest: ids are derived from the catalogue, the
-time that the run is of (or its event, if a person asked for it) and the question. So a run that is asked twice, by two
-schedulers or after a kill, is the same tasks.
+scheduled time (or the event, if a person started the run) and the question. So a run that is started twice, by two
+schedulers or after a kill, has the same tasks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def tasks_of(crossing: TriggerEvent, catalogue: Catalogue) -> list[Task]:
 
 
 def check(tasks: list[Task], settings: Settings) -> None:
-    """Raise SettingsError for a task that the log does not take, or whose scorer cannot be loaded."""
+    """Raise SettingsError for a task that the log does not accept, or a scorer that cannot be loaded."""
     for task in tasks:
         if (problem := next(task_problems(task, settings.topics, settings.advantages.min_group), None)) is not None:
             raise SettingsError(f"scenario {task.scenario}: {task.messages[-1].content[:80]!r}: {problem}")

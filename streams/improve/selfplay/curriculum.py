@@ -1,15 +1,15 @@
-"""Which options a generator gets: those where a policy succeeds about half of the time.
+"""Choose a generator's options where a policy succeeds about half of the time.
 
     groups of a scenario ──► success by cell, p ──► weight 1 - 2 |p - 1/2|, at least `floor` ──► draws of a run
 
-The weight is the reward that a challenger gets in R-Zero (arXiv:2508.05004), and so are questions of middling success
-worth most to GRPO, whose gradient has the variance of the reward, p (1 - p). Here it only weighs a draw: a generator
-knows the answer to what it asks, so there is no second model, and no label by majority that falls from round to round.
+The weight is the reward of a challenger in R-Zero (arXiv:2508.05004). Questions of middling success are also worth most
+to GRPO: its gradient scales with the variance of the reward, p (1 - p). Here it only weighs a draw: a generator knows
+its own answers, so there is no second model, and no majority label that degrades from round to round.
 
-A cell without an answer counts as one of success 1/2. `floor` keeps the easy end in the runs, and the hard one: without
-it what a policy can do is never asked again, and forgetting it goes unseen. At most `most_of_one` of a run is of one
-cell, so that a run is not one question in many copies. Draws are a function of the crossing and its success by cell,
-which its event has; a question that is held out, by the hash of what its options and seed made, is never drawn.
+A cell without an answer counts as one of success 1/2. `floor` keeps the easiest and the hardest cells in the runs:
+without it, mastered questions are never asked again, and forgetting goes unseen. At most `most_of_one` of a run comes
+from one cell, so that a run is not many copies of one question. Draws are a function of the crossing and the success by
+cell in its event; a question that is held out, by the hash of its text, is never drawn.
 """
 
 from __future__ import annotations

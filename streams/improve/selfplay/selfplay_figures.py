@@ -1,4 +1,4 @@
-"""What a policy gets in a catalogue, by category, scenario, version or cell.
+"""Results of a policy in a catalogue, by category, scenario, version or cell.
 
 groups with the catalogue in their metadata ──► answers, failed, success with its interval, mean reward
 """

@@ -4,10 +4,9 @@
     groups of a curriculum ──► success by cell ──► the crossing's evidence
     crossed ──► the run's tasks that the log has not yet ──► tasks
 
-The log is the only state. Of several schedulers each writes the tick that is due; the first in the log counts, and the
-process whose crossing took effect asks. If that one is killed before it has, the others, or the next one, ask what is
-missing after GRACE_MS; tasks have ids of their own, so nothing is asked twice. While the broker is unreachable a
-scheduler waits.
+The log is the only state. Each of several schedulers writes the tick that is due; the first in the log counts, and its
+writer sends the tasks. If that process is killed before, the others, or the next one, send the missing tasks after
+GRACE_MS; ids are derived, so nothing is asked twice. While the broker is unreachable a scheduler waits.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from streams.stages.tasks.submit import submit
 STAGE = "selfplay"
 """The actor of its events."""
 GRACE_MS = 30_000
-"""How long the process whose crossing took effect has to ask, until others look."""
+"""Time for the writer of the crossing to send its tasks, before other processes check."""
 KEY = "idempotency_key"
 """Metadata of a crossing that was asked for with a key."""
 

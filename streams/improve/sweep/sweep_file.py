@@ -1,4 +1,4 @@
-"""A sweep: a TOML file with the recipes to compare, what they are trained on, and by what they are compared.
+"""A sweep: a TOML file with the recipes to compare, their training data, and the questions that compare them.
 
     sweep.toml ──► SweepFile ──► recipes: the settings as they are, and each combination of the grid
 

@@ -1,4 +1,4 @@
-"""Successive halving over recipes: which one is trained on, scored or dropped next, and what the sweep came to.
+"""Successive halving over recipes: which one to train, score or drop next, and the outcome of the sweep.
 
     results of each recipe ──► next_step ──► Train, Score, or the verdict
 
@@ -7,12 +7,12 @@
     at last    the one that is left and the settings as they are answer the questions of the report
 
 Successive halving (Jamieson and Talwalkar, AISTATS 2016). Training continues where a round ended, so a recipe is never
-paid for twice. The settings as they are take part in each round and are never dropped. The best of many is best by luck
-in part: its gain is measured on questions that chose nothing, in pairs, and looked at once.
+paid for twice. The current settings take part in each round and are never dropped. The best of many is partly lucky, so
+its gain is measured once, in pairs, on questions that were not used to choose.
 
-A function of the results alone: a process that was killed reads them again and does what is missing.
+A function of the results alone: a process that was killed reads them again and does the missing work.
 
-Not promised: that the best recipe stays. One that learns slowly and far is dropped early; more first_steps help.
+Not promised: that the best recipe stays. One that starts slowly is dropped early; more first_steps help.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RecipeResult:
     """By side and version."""
 
     def reach(self, steps: int) -> int:
-        """Return the version that so many steps lead to: there is one per batch."""
+        """Return the version after so many steps: there is one per batch."""
         return steps if self.batches is None else min(steps, self.batches)
 
 
@@ -74,7 +74,7 @@ Results = Mapping[str, RecipeResult]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepVerdict:
-    """What a sweep came to."""
+    """The outcome of a sweep."""
 
     best: str | None
     """The recipe that was left, or was ahead when the budget ended it; None: no round was whole."""

@@ -5,7 +5,7 @@
 The log is the only state: a recipe is an experiment (streams/tools/replay), named by its values. So a sweep that was
 stopped or killed does what is missing and pays for nothing twice, and one that has ended prints its verdict again.
 
-The budget is looked at before each piece of work, by what the experiments' logs say was used; the piece that passes it
+The budget is checked before each piece of work, against the usage in the experiments' logs; the piece that exceeds it
 is finished. Not counted: cutting and joining, which sample nothing.
 """
 
@@ -111,7 +111,7 @@ class SweepReport:
 def prepare(settings: Settings, sweep: SweepFile, file: Path, where: Condition | None = None) -> Sweep:
     """Return a sweep with everything that can be checked before anything is paid for.
 
-    Recipes whose settings are those of an earlier one are left out. Raises SettingsError, naming `file`; NotFoundError,
+    Recipes with the same settings as an earlier one are left out. Raises SettingsError, naming `file`; NotFoundError,
     and what reading the suite raises.
     """
     tasks = sweep.tasks.model_dump(by_alias=True)

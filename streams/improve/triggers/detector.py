@@ -14,9 +14,9 @@ on the number of looks, and values may depend on each other. The bets are those 
 
     m = min {q: n KL(mean, q) <= ln(1 / 0.01)}       KL of two coins
 
-Not promised: that a fall of less than the width of that bound is found at all; that the reference is good, only that it
-is what later values are compared with, so a drift before its end is a part of it; and for one reference in a hundred at
-most, that m is not too high, which alarms for nothing. docs/improve.md has the simulated figures.
+Not promised: that a fall smaller than the width of that bound is found; that the reference is good: a drift before its
+end is a part of it; and that m is not too high: it is, for at most one reference in a hundred, which gives false
+alarms. docs/improve.md has the simulated figures.
 """
 
 from __future__ import annotations

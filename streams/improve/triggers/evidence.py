@@ -1,4 +1,4 @@
-"""What a rule knows since its last crossing: a fold of the records after the offsets that the crossing names.
+"""The evidence of a rule: a fold of the records after the offsets that its last crossing names.
 
     curation                ──► promoted runs that are new
     groups of the primary   ──► mean reward ──────────────┐
@@ -6,10 +6,10 @@
     rewards (feedback)      ──► people's opinions ────────┘
     adapters                ──► another primary: every detector begins again
 
-So a reference begins where its version did, or at the last crossing, and never moves: a slow fall does not become a
-part of it. Nothing about the questions is looked at: other inputs with the same rewards are no reason.
+So a reference begins with its version, or at the last crossing, and never moves: a slow fall does not become a part of
+it. Questions are not examined: changed inputs with the same rewards are not a reason to retrain.
 
-Not covered: the tenant of a trajectory is that of its agent's name, and of feedback that of its task's. Feedback and
+Not covered: the tenant of a trajectory is read from its agent's name, that of feedback from its task's. Feedback and
 runs without a task count for the version that was primary when they were recorded.
 """
 

@@ -1,8 +1,8 @@
-"""The runs that were promoted since an offset of each partition.
+"""Runs promoted since an offset of each partition.
 
     curation ──► VerdictFold ──► promoted now, and not as of the last crossing ──► new
 
-A run that was promoted before the crossing counts once more only if it had been rejected by then.
+A run that was promoted before the crossing counts again only if it was rejected in between.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Follow a rule: take in its evidence, write its events, start its jobs.
+"""Follow a rule: fold its evidence, write its events, start its jobs.
 
     triggers, jobs ──► two threads that follow ──► RuleState, JobState
     adapters, groups, curation, rewards, trajectories ──► RuleEvidence ──► due ──► ticked, crossed ──► triggers
                                                                        crossed ──► order ──► created ──► jobs
 
-The log is the only state. Killed after a crossing and before its job, the next process finds a crossing whose job is
-not there, and makes the same one: its id and its questions follow from the crossing. Of several processes that follow
-one rule each decides by itself; the event that the log has first takes effect.
+The log is the only state. If a process is killed between a crossing and its job, the next one finds the crossing
+without a job, and creates the same job: its id and its questions follow from the crossing. Several processes that
+follow one rule decide independently; the first event in the log takes effect.
 
-A crossing whose job cannot be ordered (no question with a verifier, no build of the data set, a month that is spent) is
-not written; it is tried again every RETRY_S, and evidence is still taken in. While the broker is unreachable it waits.
+If the job of a crossing cannot be ordered (no question with a verifier, no build of the data set, a month's budget
+spent), the crossing is not written; it is retried every RETRY_S, and evidence is still folded. While the broker is
+unreachable it waits.
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ class RetrainController:
             self._meter.set(catalog.RETRAIN_DUE, detector.peak / THRESHOLD, self._rule.name, signal)
 
     def _can_order(self, event: TriggerEvent) -> bool:
-        """Return whether the job of a crossing can be ordered; if not, say why, and not again for a while."""
+        """Return whether the job of a crossing can be ordered; if not, report why, at most once in a while."""
         if time.monotonic() < self._retry_at:
             return False
         try:

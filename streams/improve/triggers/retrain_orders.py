@@ -3,8 +3,8 @@
     tune   ──► the newest build of a data set, or answers of the log ──► a tuning order
     train  ──► the questions of its runs, with their scorers ──► an order for GRPO
 
-Made of the crossing and of what was in the log before it: whichever process makes it, the order is the same, and its id
-is that which the crossing names.
+The order depends only on the crossing and the log before it, so every process makes the same one, and the crossing
+names its id.
 """
 
 from __future__ import annotations

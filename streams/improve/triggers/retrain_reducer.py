@@ -2,12 +2,12 @@
 
     RuleState, RuleEvidence, now ──► due ──► ticked: a time has come │ crossed: a reason and its evidence │ nothing
 
-`due` is a function: no clock, no I/O. An event has the number of those before it, so of two processes that decide the
-same the first in the log counts. A tick is written once for its time, and only the newest of those that were missed.
-The first tick of a rule says when its schedule began, and starts nothing.
+`due` is a function: no clock, no I/O. An event has the number of those before it, so if two processes decide the same,
+the first in the log counts. A tick is written once for its time; of missed ticks only the newest is written. The first
+tick of a rule records when its schedule began, and starts nothing.
 
-While the job of the last crossing has not ended there is no other crossing; evidence is still taken in. A crossing
-begins every count and every reference again, so a fall that stays starts one job, and not one with every look.
+Until the job of the last crossing has ended there is no other crossing; evidence is still folded. A crossing resets
+every count and every reference, so a lasting fall starts one job, not one with every look.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STAGE = "retrain"
 def due(
     rule: RetrainRule, state: RuleState, evidence: RuleEvidence, now_ms: int, *, job_runs: bool
 ) -> TriggerEvent | None:
-    """Return the next event of a rule; None if there is none. `job_runs`: the job of its last crossing is not over."""
+    """Return the next event of a rule, or None. `job_runs`: the job of its last crossing has not ended."""
     if (schedule := rule.when.schedule) is not None:
         tick = tick_event(state, schedule, now_ms, policy=rule.policy, tenant=rule.tenant, digest=rule.digest)
         if tick is not None:

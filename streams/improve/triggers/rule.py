@@ -20,8 +20,8 @@
     [train]                              fields of `streamward jobs start --config`
     n_iterations = 10
 
-Nothing is accepted that would have no effect. The digest is over the rule as it was read, with its defaults: each event
-names it, so an edited rule is another one in the log.
+Settings without effect are refused. The digest covers the rule with its defaults: each event names it, so an edited
+rule counts as another one in the log.
 """
 
 from __future__ import annotations

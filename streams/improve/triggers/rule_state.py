@@ -2,8 +2,8 @@
 
     triggers[rule]: ticked, crossed, … ──► fold, compare and swap ──► RuleState
 
-Each event names how many of its rule took effect before it. Two that were decided against the same state have the same
-number: the first in the partition takes effect, and the second changes nothing. A tick is of a later time than the one
+Each event has the number of its rule's events that took effect before it. Two based on the same state have the same
+number: the first in the partition takes effect, and the second changes nothing. A tick has a later time than the one
 before it, so a clock that jumps back does nothing twice.
 """
 
@@ -17,7 +17,7 @@ from schemas.events import Coordinates, TriggerEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleState:
-    """Everything that the events of one rule say."""
+    """The state of one rule, as the fold of its events."""
 
     rule: str
     sequence: int = 0
@@ -35,7 +35,7 @@ class RuleState:
 
     @property
     def last_tick_ms(self) -> int:
-        """When the newest tick was due, ms; before 1970: there was none."""
+        """When the newest tick was due, ms; negative: none yet."""
         return -1 if self.tick is None or self.tick.due_at is None else self.tick.due_at
 
     @property

@@ -1,11 +1,11 @@
-"""The questions of runs, as a job asks them again.
+"""The questions of runs, for a job to ask again.
 
     a crossing's ranges ──► promoted runs, or all that were served ──► their tasks ──► questions with their verifiers
 
-Only answers that are checked against something train: a task without a verifier is left out, since a score that is
-checked against nothing drifts with the policy that it trains. So are runs without a task, and episodes, whose question
-is a seed. A task of an agent that names no scorer has those that the agent was registered with when the rule was
-crossed. One job has one agent and one set of scorers; of several the most frequent is taken.
+Only verifiable tasks are trained on: a task without a verifier is left out, since a score that is checked against
+nothing drifts with the policy that it trains. Runs without a task are left out, too, and episodes, since their question
+is a seed. An agent's task without scorers gets those that the agent was registered with when the rule was crossed. One
+job has one agent and one set of scorers: the most frequent ones.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RunQuestions:
 def questions_of(crossing: TriggerEvent, rule: RetrainRule, settings: Settings, limit: int) -> RunQuestions:
     """Return the questions of a crossing's runs, the newest first; always the same for the same crossing.
 
-    Raises NotFoundError if there is none that can be trained on, LogError if the broker does not answer.
+    Raises NotFoundError if none can be trained on, LogError if the broker does not answer.
     """
     task_ids = list(dict.fromkeys(_task_ids(crossing, rule, settings)))
     tasks = _tasks(settings, task_ids)
@@ -150,7 +150,7 @@ def _task_ids(crossing: TriggerEvent, rule: RetrainRule, settings: Settings) -> 
 
 
 def _records(crossing: TriggerEvent, settings: Settings, label: str) -> Iterator[Record]:
-    """Yield the records of a topic that the crossing is about: of verdicts those before its ranges, too."""
+    """Yield the records of a topic in the crossing's ranges; for verdicts, also those before."""
     name = topics(settings.topics)[label].name
     parts = {(part.topic, part.partition): part for part in crossing.ranges if part.topic == name}
     lows = {tp: low for tp, (low, _) in offsets(settings, [label]).items() if tp in parts}

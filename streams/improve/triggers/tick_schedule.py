@@ -1,9 +1,9 @@
-"""When something is due by time: every so often, or daily.
+"""Schedules: every period, or daily at a time.
 
     1h ──► 00:00, 01:00, …        daily 03:00 ──► 03:00 of each day        the newest that is not after now ──► due_at
 
-Times are those of UTC that every process computes, whenever it was started: multiples of the period since 1970. So two
-schedulers name the same tick, and of those that were missed while all were down only the newest is named.
+Ticks are in UTC, at multiples of the period since 1970, so they do not depend on when a process started. Two schedulers
+name the same tick, and of the ticks missed while all were down only the newest is named.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All rules as the log has them.
+"""Follow all rules in the log.
 
 triggers ──► a thread that follows ──► RuleState of each
 event ──► triggers ──► own fold has passed it ──► did it take effect?
