@@ -1,9 +1,9 @@
-"""Agents in the place of a trainer's `generate`: prompts in, completed conversations with their tokens out.
+"""Agents in place of a trainer's `generate`: prompts in, completed conversations with their tokens out.
 
     deploy(prompts) ──► tasks ──► runs of the program (stages/agents/run.py) ──► responses, turns ──► AgentCompletion
 
-The prompts become tasks in the log like any other, answered by runs of the agent: recorded, audited, kept. What comes
-back is read from the log: the tokens that were sampled, never the text tokenized again.
+The prompts become tasks in the log like any other, answered by runs of the agent: recorded, audited, kept. Completions
+are read from the log: the sampled tokens, never the text tokenized again.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class AgentCompletion:
     slot: int
     """0-based: which of the runs over this prompt."""
     error: str | None = None
-    """Why there is nothing to learn from it; what is per token is then empty."""
+    """Why it cannot be trained on; its per-token fields are then empty."""
     text: str = ""
     """The last answer of the conversation."""
     messages: tuple[dict[str, Any], ...] = ()
@@ -202,9 +202,9 @@ class AgentManager:
         sampling: Sampling | None = None,
         stop: threading.Event | None = None,
     ) -> list[AgentCompletion]:
-        """Run the agent `group_size` times over each prompt; return how each went, prompt by prompt, slot by slot.
+        """Run the agent `group_size` times over each prompt; return the completions, by prompt and slot.
 
-        A run that fails has an `error` and changes nothing for the others. Tasks of this agent that wait in the log are
+        A run that fails has an `error` and does not affect the others. Waiting tasks of this agent in the log are
         answered, too. Raises LogError if the broker does not answer, NotFoundError for a topic that is missing,
         EventError for a prompt that no task can hold.
         """
@@ -261,19 +261,19 @@ class AgentManager:
         return f"{trajectories_url(self.settings.serve.url, self.agent_id)}/{agent_id}"
 
     def _process_one(self, agent_id: str, prompt: dict[str, Any]) -> object:
-        """Run the agent once, for subclasses that are no program.
+        """Run the agent once, for subclasses that are not programs.
 
         `agent_id` names the run, see `base_url`; `prompt` is what a program finds in task.json: `prompt`, the last
         message of the user, `messages`, and more. It has completed when it returns, and failed if it raises. It may
-        return its answer, as text or as the client's response, whose `id` names it. A thread cannot be ended from
-        outside, so its time limit is its own concern.
+        return its answer, as text or as the client's response, whose `id` names it. A thread cannot be stopped from
+        outside, so the subclass enforces its own time limit.
         """
         raise NotImplementedError
 
     def _in_thread(self, context: RunContext, _: threading.Event) -> RunEnd:
         try:
             answer = self._process_one(context.trajectory_id, task_for_agent(context.task))
-        except Exception as exc:  # whatever somebody's agent raises
+        except Exception as exc:  # whatever a user's agent raises
             return RunEnd("failed", f"{type(exc).__name__}: {exc}")
         named = getattr(answer, "id", None)
         if isinstance(named, str):

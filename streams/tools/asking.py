@@ -1,10 +1,10 @@
-"""Ask the version in force one question, and record what somebody thinks of an answer.
+"""Ask the primary version one question, and record feedback on an answer.
 
     question ──► a `serve` task ──► (a policy agent) ──► its response
     its id, value ──► the response, turn or trajectory in the log ──► a reward from source `feedback/NAME`
 
-Both are ordinary records, so they can be queried, traced and audited. Feedback enters no group: one answer has no
-siblings to be better than (schemas/conventions.py).
+Both are ordinary records, so they can be queried, traced and audited. Feedback does not join a group: a single answer
+has no siblings to compare with (schemas/conventions.py).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CLOCKS_MS = 3_600_000
 
 
 def question(settings: Settings, text: str, *, system: str | None, sampling: Sampling, wait_s: float) -> Task:
-    """Return the task that asks policy.name for one answer, which nobody scores."""
+    """Return a task that asks policy.name for one answer, without scorers."""
     messages = (Message(role="user", content=text),)
     return Task(
         task_id=derive_id(SCENARIO, uuid.uuid4()),  # asked again, it is another question
@@ -85,9 +85,8 @@ def ask(settings: Settings, task: Task, *, wait_s: float) -> Response:
 def give_feedback(
     settings: Settings, answer: RatedAnswer, value: float, *, source: str, reason: str | None
 ) -> Coordinates:
-    """Record somebody's opinion of an answer, and return where it is. The same opinion again is not written again.
-
-    Raises RefusedError if the source said otherwise about it before, LogError if the broker does not answer.
+    """Record a user's opinion of an answer, and return its place. The same opinion is not written twice. Raises
+    RefusedError if the source rated it otherwise before, LogError if the broker does not answer.
     """
     opinion = feedback(answer, value, source=source, reason=reason, now_ms=now_ms())
     return write_reward(settings, opinion, since_ms=answer.created_at)
@@ -145,9 +144,8 @@ def bare_id(name: str) -> str:
 
 
 def find_answer(settings: Settings, name: str) -> RatedAnswer:
-    """Return a response, a turn or a trajectory by its id, which does not say where it is: the topics are read.
-
-    Raises NotFoundError if there is none.
+    """Return a response, a turn or a trajectory by its id. The id does not tell its place, so the topics are read.
+    Raises NotFoundError.
     """
     wanted = bare_id(name)
     kinds: dict[str, type[Response | Turn | TrajectoryEvent]] = {

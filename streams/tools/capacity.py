@@ -1,12 +1,12 @@
-"""What a load needs: processes, partitions, bytes; and what is full first when it grows.
+"""The needs of a load: processes, partitions, bytes; and which limit is reached first when it grows.
 
     Load ──► records and bytes of the log ──► Need: cores of each stage, disk ──► limits: which setting ends it
 
-Everything here is arithmetic. Its constants are what `make bench` printed and what events of the tests encode to
-(tests/unit/test_capacity.py compares both). The rates of sampler and trainer are the user's, since they depend on model
-and device; MODELS has those that were measured here.
+Everything here is arithmetic. Its constants are printed by `make bench` or are sizes of encoded test events
+(tests/unit/test_capacity.py compares both). Users give the rates of sampler and trainer, since they depend on model and
+device; MODELS has our measurements.
 
-Not covered: networks, and brokers: a broker is one until its disk or its network is full.
+Not covered: networks, and brokers: one broker is assumed until its disk or network is full.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ARCHIVED = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is asked of the loop. Rates are averages a second."""
+    """The load on the loop. Rates are averages per second."""
 
     responses_s: float
     prompt_tokens: int

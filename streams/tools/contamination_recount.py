@@ -1,14 +1,14 @@
-"""Recount what versions say of held-out questions that they were trained on.
+"""Recount the contamination that versions record: held-out questions that they were trained on.
 
     adapters: trained, metadata `contamination` ──┐
     tasks of its own groups, rows of its data set ┴──► questions of each suite ──► is it what the event says?
 
-Three harms are findings: a version that says nothing of a question which its policy had been asked as held out before
-the batch was written; one that counts more questions of a suite than its records have, or fewer in all than they must;
-and one that names no person. The gate looked at the suites that there were then, so a suite that came later is none:
-`adapters show` looks for those.
+Three faults are findings: a version that does not record a question which its policy had been asked as held out before
+the batch was written; one that counts more questions of a suite than its records have, or too few in all; and one that
+names no person. The gate checked the suites of its time, so a later suite is not a finding: `adapters show` looks for
+those.
 
-Not recounted: suites of files that are no longer guard.suite, and versions tuned on files. They are counted.
+Not recounted, only counted: suites of files that are no longer guard.suite, and versions tuned on files.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _TaskLeak(NamedTuple):
 
 @dataclass(slots=True)
 class _PolicySuites:
-    """The held-out questions of a policy, and what tasks of the log give away of them."""
+    """The held-out questions of a policy, and the tasks in the log that reveal them."""
 
     indexes: Mapping[str, SuiteIndex]
     leaks: dict[str, list[_TaskLeak]] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class _PolicySuites:
     """By suite and number: when it was first asked."""
 
     def find(self, row: RowTexts) -> list[_TaskLeak]:
-        """Return the questions of every suite that a row gives away."""
+        """Return the questions of every suite that a row reveals."""
         return [
             _TaskLeak(match.question, match.rule in ("exact", "parameters"))
             for index in self.indexes.values()
@@ -97,7 +97,7 @@ class _PolicySuites:
 
 
 def with_contamination(settings: Settings, report: Report, policy: str | None, dataset_texts: DatasetTexts) -> Report:
-    """Return the report of an audit with what is wrong with what versions say, of one policy or of all.
+    """Add the findings about the records of versions to an audit's report, for one policy or all.
 
     Raises LogError, and SettingsError if guard.suite cannot be read.
     """

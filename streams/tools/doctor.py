@@ -1,11 +1,11 @@
-"""Check this set-up, and say what to do about each problem.
+"""Check a set-up, and suggest a fix for each problem.
 
     settings ──► broker, topics, trainer, agents, schemas, model, disk ──► findings: ok, warning, failed, skipped
 
-Each check yields findings and raises nothing; one that cannot run, because an earlier one failed, is skipped. Nothing
-is changed: no topic is created, no model loaded or downloaded. Of the processes of the loop only the trainer is looked
-for, without which all others fall silent, and what answers tasks (`streamward status` shows them all). Tasks that
-no process begins are named. Policies that learn nothing, and scorers that fail, are named with the likeliest cause.
+Each check yields findings and does not raise; one that cannot run, because an earlier one failed, is skipped. Nothing
+is changed: no topic is created, no model loaded or downloaded. Of the loop's processes it checks only the trainer,
+without which the others go idle, and those that answer tasks (`streamward status` shows all). Tasks that no process
+begins are listed. Policies that learn nothing, and scorers that fail, are listed with the likeliest cause.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AGENT_BEHIND_S = 600.0
 NAMED = 5
 """Tasks that are named in a finding."""
 SERVER_S = 5.0
-"""How long the server of agents may take to say that it is there."""
+"""Timeout of the health check of the server of agents."""
 
 State = Literal["ok", "warning", "failed", "skipped"]
 

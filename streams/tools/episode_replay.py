@@ -1,12 +1,12 @@
-"""Replay the episodes that are in the log: seed and recorded replies in, and the same must come out.
+"""Replay the episodes in the log: the same seed and replies must give the same results.
 
     tasks, trajectories, turns ──► an environment of the task's seed ◄── each recorded reply
                                               └── what it shows, its reward ──► equal to the log? ──► ReplayedRun
 
-An environment that gives something else for the same seed and actions has changed, or draws from somewhere else than
-its seed: then nobody can say what its rewards were for.
+If an environment gives different results for the same seed and actions, it has changed, or draws from elsewhere than
+its seed: then its rewards cannot be explained.
 
-Not covered: what a policy would answer now. Nothing is sampled.
+Not covered: new answers of a policy. Nothing is sampled.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RecordedEpisode:
     turns: list[Turn] = field(default_factory=list)
 
     def actions(self) -> Iterator[tuple[Turn, Action]]:
-        """Yield the calls whose answers were carried out, in order."""
+        """Yield the calls with answers that were executed, in order."""
         for step in fold(self.turns, self.ended).steps:
             turn = step.turn
             if step.chain is not None and turn.observed is not None:
@@ -82,7 +82,7 @@ def recorded(settings: Settings, wanted: str | None) -> list[RecordedEpisode]:
 
 
 def replayed(episodes: Iterable[RecordedEpisode], opens: Opens) -> Iterator[ReplayedRun]:
-    """Yield what becomes of each when it is played again. `opens` returns an environment, or raises EpisodeError."""
+    """Yield the result of replaying each. `opens` returns an environment, or raises EpisodeError."""
     for recorded_one in episodes:
         start, began = recorded_one.task.environment, recorded_one.started
         if start is None:

@@ -1,15 +1,15 @@
-"""Where an adapter version comes from: each step to it, and every record that went into it.
+"""The lineage of an adapter version: each step to it, and every record that went into it.
 
     version ─► parent ─► ... ─► base            adapters
       └─ batches ─► groups, by offset ─► responses, by offset; tasks and rewards, by task id ──► Step
 
 A step is a version, its parent, and the batch between them, or what it was tuned on (`streamward tune`): groups, by
-offset, and the responses chosen of them, or a file. Into it went the groups of these batches, the responses
-that have an advantage there, their tasks and their rewards; the first record of an id counts, as everywhere. Groups
-have the coordinates of their responses; tasks and rewards are found by key in the partitions of the same number.
+offset, and the responses chosen of them, or a file. Its sources are the groups of these batches, the responses with an
+advantage there, their tasks and their rewards; the first record of an id counts, as everywhere. Groups have the
+coordinates of their responses; tasks and rewards are found by key in the partitions of the same number.
 
-What was left out of a group or a batch is not here (`streamward query` has it), nor what a trainer refused of a batch,
-which is in its dead letters.
+Not covered: records left out of a group or a batch (`streamward query` has them), and groups that a trainer refused,
+which are in its dead letters.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class LineageStep:
     made_of: Mapping[str, tuple[Range, ...]] = field(default_factory=dict)
     """By topic label: batches, groups, responses, rewards, tasks."""
     missing: Mapping[str, int] = field(default_factory=dict)
-    """How many tasks, and responses whose rewards, retention has deleted."""
+    """Numbers of tasks, and of responses with rewards, that retention has deleted."""
     tuning: Tuning | None = None
     """What it was tuned on; None: batches."""
     imported: Mapping[str, str] = field(default_factory=dict)
-    """What its recipe says of who trained it, if that was elsewhere; its batches are those it replaces."""
+    """Who trained it, from its recipe, if that was elsewhere; its batches are those it replaces."""
 
     def plain(self) -> dict[str, Any]:
         """Return all of it, ready for JSON."""
@@ -82,10 +82,7 @@ class LineageStep:
 
 
 def parents(life: AdapterHistory, version: int) -> list[int]:
-    """Return a version and those before it, down to the base model, as far as the log names them.
-
-    Raises NotFoundError without such a version.
-    """
+    """Return a version and its ancestors, down to the base model, that the log names. Raises NotFoundError."""
     find_version(life.state, version)
     chain = [version]
     while chain[-1] != 0:

@@ -2,8 +2,8 @@
 
     dead-letters of scoring ──► responses whose group has not left ──► each source without a score ──► rewards
                                                     └── it has: too late                  └── fails again: as before
-A dead letter is dropped when its response has every score, or its group has left. What another process scores at the
-same time gets the same `reward_id` twice, and the first counts.
+A dead letter is dropped when its response has every score, or its group has left. If another process scores at the same
+time, both rewards have the same `reward_id`, and the first counts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ E = TypeVar("E", bound=Event)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingScores:
-    """One dead letter, its response, and who has not scored it."""
+    """One dead letter, its response, and the missing scorers."""
 
     letter: Letter
     response: Response
@@ -53,11 +53,11 @@ class Rescored:
 
     rewards: int = 0
     too_late: int = 0
-    """Responses whose group has left without them."""
+    """Responses that their group left without."""
     errors: list[str] = field(default_factory=list)
     """Why scores failed, or could not be tried here."""
     whole: list[Letter] = field(default_factory=list)
-    """Those whose response has every score now."""
+    """Dead letters of responses that have every score now."""
 
 
 def rescore_failed(settings: Settings, *, since_ms: int | None, actor: str) -> Rescored:
@@ -114,7 +114,7 @@ def _responses(settings: Settings, chosen: list[Letter]) -> list[tuple[Letter, R
 
 
 def _missing(settings: Settings, responses: list[tuple[Letter, Response]], oldest_ms: int) -> list[MissingScores]:
-    """Return each response with its task and the sources whose score is not in the log."""
+    """Return each response with its task and the sources of missing scores."""
     scored = {(reward.response_id, reward.source) for reward in _since(settings, "rewards", oldest_ms, Reward)}
     wanted: dict[int, set[str]] = {}
     for letter, response in responses:

@@ -1,8 +1,8 @@
-"""A model's tokens and chat template: the table that every engine and trainer goes by, and each oddity.
+"""Findings about a model's tokens and chat template: the table that engines and trainers use, and each oddity.
 
     tokenizer, TokenTable ──► small conversations through the template ──► findings
 
-No weights are read. Not covered: what the model itself does with its template.
+No weights are read. Not covered: the model's behaviour with its template.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answers with what was expected, read from the log: what a diagnosis shows of groups that taught nothing.
+"""Sample answers with the expected ones, for diagnoses of groups that taught nothing.
 
 GroupFacts of the newest groups ──► their responses, by offset, and tasks, by key ──► SampleAnswer
 """

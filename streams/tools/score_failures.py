@@ -1,4 +1,4 @@
-"""Answers without a score, and why: what failed for good, until it is decided about.
+"""Answers without a score, and why: permanent failures without a decision yet.
 
 dead-letters of scoring, rewards that are errors ──► the answers without a score, by scorer ──► first and last error
 decisions about those dead letters ──► no longer counted
@@ -31,7 +31,7 @@ class FailingScorer:
 
 @dataclass(slots=True)
 class ScoreFailures:
-    """The answers without a score, as far as the log was read."""
+    """The answers without a score, in the log as read."""
 
     _scorers: dict[Coordinates | str, str] = field(default_factory=dict)
     """By the answer's coordinates, or by the id of a reward that is an error."""
@@ -47,7 +47,7 @@ class ScoreFailures:
             self._note(source_of(letter), scorer, error)
 
     def take_reward(self, reward: Reward) -> None:
-        """Count an answer whose score is an error."""
+        """Count an answer with an error as its score."""
         if reward.error is not None:
             self._note(reward.reward_id, reward.source, f"{reward.source}: {reward.error}")
 

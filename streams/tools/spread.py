@@ -1,4 +1,4 @@
-"""Work on the archive that an engine of a plugin spreads over machines, for `replay run --on` and `export --on`.
+"""Work on the archive that a plugin's engine spreads over machines, for `replay run --on` and `export --on`.
 
 connect(name) ──► the plugin's engine ──► copies, groups, lines: the bytes that this machine makes alone
 """

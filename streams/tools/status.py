@@ -6,10 +6,10 @@
     dead letters, groups, batches of an hour ──► drops ┤
     dead letters of scoring ──► failing, paused scorers┘
 
-It reads the log as it is now, joins no group and changes nothing. A process counts as alive while it is a member of its
-consumer group, or of that of the fleet which this machine's settings name; one that was killed counts for
-kafka.session_timeout_s more. What is held back is worked out with this machine's `batches` settings, and without what
-the agents have in flight, which is not in the log.
+It reads the current log, joins no group and changes nothing. A process counts as alive while it is a member of its
+consumer group, or of the group of the fleet in this machine's settings; one that was killed counts for
+kafka.session_timeout_s more. Tasks held back are computed with this machine's `batches` settings, and without the
+agents' in-flight work, which is not in the log.
 
 Not covered: groups further back than the newest GROUPS_READ of a partition.
 """
@@ -70,7 +70,7 @@ Bounds = Mapping[TopicPartition, tuple[int, int]]
 
 
 class NewTask(NamedTuple):
-    """One of the newest tasks: who answers it, and since when it waits."""
+    """One of the newest tasks: the process that answers it, and since when it waits."""
 
     policy: str
     agent: str | None
@@ -102,7 +102,7 @@ class ProcessStatus:
 
 @dataclass(slots=True)
 class PolicyStatus:
-    """One policy, as far as the log was read."""
+    """One policy, in the log as read."""
 
     router: VersionRouter
     admission: Admission
@@ -311,7 +311,7 @@ def _take(
     dropped: Counter[tuple[str, str, str]],
     since_ms: int,
 ) -> None:
-    """Fold one event into what is known of its policy, and count what it says was dropped within the window."""
+    """Fold one event into the status of its policy, and count drops within the window."""
     recent = record.timestamp_ms >= since_ms
     match event:
         case Batch(policy=name) if name in policies:
@@ -331,7 +331,7 @@ def _take(
             dropped["record", stage, event.reason] += 1
 
 
-# --- who lives, and what they wait for --------------------------------------------------------------------------------
+# --- live processes, and what they wait for ---------------------------------------------------------------------------
 
 
 def _processes(

@@ -1,9 +1,9 @@
-"""Which held-out questions a version was trained on, looked for backwards: a suite may be newer than the version.
+"""Find the held-out questions that a version was trained on; the suite may be newer than the version.
 
     SuiteIndex ──► tasks of the log that give a question away
     version ──► its parents: groups of batches, groups and data sets of tunings ──► of those tasks? ──► TrainingExposure
 
-Not covered: files, which are not in the log, and versions trained elsewhere. They are named.
+Not covered, but listed: files, which are not in the log, and versions trained elsewhere.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def find_exposure(
 
 
 def leaking_tasks(history: History, index: SuiteIndex) -> dict[str, list[SuiteQuestion]]:
-    """Return the questions that tasks of the log give away, by task."""
+    """Return the questions that tasks in the log reveal, by task."""
     leaks: dict[str, list[SuiteQuestion]] = {}
     for record in whole_topic(history, "tasks"):
         task = record.decode(Task)

@@ -1,4 +1,4 @@
-"""Tasks of which the log has nothing but the task: no process has begun them.
+"""Find tasks that no process has begun: the log has no other record of them.
 
     newest tasks ──┐
     responses, trajectories, group-control since the oldest of them: their keys ──┴──► the tasks that none has

@@ -1,9 +1,9 @@
-"""Whether the train tasks that wait will be reached: is there a trainer, and is it fast enough for their deadlines?
+"""Check whether waiting train tasks will be reached: is a trainer running, and is it fast enough for their deadlines?
 
     tasks just submitted, `streamward status` ──► unreached ──► one sentence for each policy that has too many
 
-What waits is counted by the policy agents' commits, so it is an upper bound, with tasks of other purposes among it, and
-with those of other policies that are not among the newest.
+Waiting tasks are counted by the policy agents' commits, so the number is an upper bound: it includes tasks of other
+purposes, and tasks of other policies that are not among the newest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STEPS = 10
 
 
 def unreached(settings: Settings, tasks: Iterable[Task]) -> list[str]:
-    """Return what to say about policies that have more tasks waiting than will be answered; nothing if all will be.
+    """Return a warning for each policy that has more tasks waiting than will be answered.
 
     Raises NotFoundError if a topic does not exist, LogError if the broker does not answer.
     """

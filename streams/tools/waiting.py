@@ -1,12 +1,12 @@
-"""What the next batch waits for, since when, until when, and what to do: for `up`, `status`, `doctor` and the page.
+"""What the next batch waits for, since when, until when, and what to do; for `up`, `status`, `doctor` and the page.
 
 dead letters of scoring ──► StalledGroups ──► groups that lack a score ──► stalled_text
 newest group or batch of a policy ───────────────────────────────────────► batch_text
 
-A group that lacks a score holds up nothing: another task takes its place (streams/adapters/admission). It stays open
-for the score until its deadline.
+A group that lacks a score does not delay others: another task takes its place (streams/adapters/admission). It stays
+open for the score until its deadline.
 
-Not covered: a deadline that a task names itself, which may be earlier or later than that of the settings.
+Not covered: a task's own deadline, which may differ from that of the settings.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StalledGroup:
 
 
 class StalledGroups:
-    """The groups that lack a score, as far as the log was read."""
+    """The groups that lack a score, in the log as read."""
 
     def __init__(self, rule: Advantages) -> None:
         self._deadline_ms = int(rule.deadline_s * 1000)

@@ -1,1 +1,1 @@
-"""Topics in files, beyond their retention: segments of a partition, and the manifests that name them."""
+"""Topics archived in files, beyond their retention: segments of partitions, and the manifests that name them."""

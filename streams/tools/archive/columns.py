@@ -1,14 +1,14 @@
-"""The columns of an archived topic: the fields of its events, and what else it takes to return each record unchanged.
+"""The columns of an archived topic: the fields of its events, and what is needed to return each record unchanged.
 
     DecodedRows ──► store_rows ──► columns, `_bad`          columns ──► records_of ──► Record, exactly as it was
                       └─ the payload is what the columns encode to: `_payload` is null
 
-The members of a group are stored once more without their tokens (`_members`): a reader reads all that is in a list, and
-most questions about rewards are not about tokens.
+The members of a group are stored again without their tokens (`_members`): a reader reads whole lists, and most
+questions about rewards do not need tokens.
 
-A payload is stored in addition to its columns only where it must be. Most payloads are, byte for byte, what their
-columns encode to: archiving encodes them once to make sure, and reading encodes them again. Other payloads are stored,
-and so is what no column can hold: a key that is not text, a time that Delta does not have.
+A payload is stored in addition to its columns only where necessary. Most payloads equal, byte for byte, the encoding of
+their columns: archiving checks this, and reading encodes them again. Other payloads are stored, and so are values that
+no column can hold: a key that is not text, a time that Delta does not have.
 """
 
 from __future__ import annotations
@@ -236,9 +236,8 @@ def _headers(rows: DecodedRows) -> pa.Array:
 
 
 def records_of(topic: str, partition: int, schema: Schema, batch: Any) -> Iterator[Record]:
-    """Yield the records of a piece of a segment, as they were in the log.
-
-    `schema`: the one that its columns were written for. Raises what pyarrow and pyruhvro do for what is none.
+    """Yield the records of a piece of a segment, as they were in the log. `schema`: the one that its columns were
+    written for. Raises pyarrow's and pyruhvro's errors for invalid data.
     """
     table = as_archived(pa.table(batch) if isinstance(batch, pa.RecordBatch) else batch).combine_chunks()
     offsets, times, keys, odd_keys, odd_times, headers = (

@@ -1,10 +1,10 @@
-"""Keep an archive in few files, and without old records: merge small ranges, remove old ones.
+"""Compact an archive: merge small ranges, and remove old ones.
 
     compact   adjacent small ranges ──► their records, written as one range ──► one commit: the same rows
     expire    ranges before the first that has a newer record ──► one commit: they are not part of the table any more
 
-Files that are no longer part of a table stay for a day, for readers that began before, and are then removed. Two
-processes may do this at once, and during a sync: of two that replace files of one table, Delta takes the first.
+Files that are no longer part of a table stay for a day, for readers that began earlier, and are then removed. Several
+processes may compact at once, also during a sync: if two replace files of one table, Delta accepts the first.
 """
 
 from __future__ import annotations

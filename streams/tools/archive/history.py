@@ -1,12 +1,12 @@
-"""Read records wherever they are stored now: the archive, then the log.
+"""Read records from the archive, then from the log.
 
     topics, coordinates ──► History ─┬─ archive, where it has the records    streams/tools/archive/segments.py
                                      └─ log, after the archive's end         streams/kafka/history.py
                             ──► bounds, read, fetch ──► Record
 
-A tool that reads old records reads them here and not from the broker, so retention does not matter to it. Archive and
-log are joined by offset: nothing is read twice, and records that are in neither are an error that names them. Where
-both have the last archived record, the two are compared first: a topic that was recreated is another log (seams.py).
+Tools read old records here instead of from the broker, so retention does not affect them. Archive and log are joined by
+offset: nothing is read twice, and records that are in neither are an error that names them. If both have the last
+archived record, the two are compared first: a recreated topic is a different log (seams.py).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Source = Literal["auto", "log", "archive"]
 def of(settings: Settings, source: Source = "auto") -> History:
     """Return the history of a deployment.
 
-    `log` reads only the broker, `archive` never does, and `auto` reads the archive as far as it goes and then the log;
-    without an archive, the log alone.
+    `log` reads only the broker, `archive` only the archive, and `auto` the archive and then the log; without an
+    archive, only the log.
     """
     if source == "log":
         return LogHistory(settings)
@@ -79,7 +79,7 @@ class ArchiveHistory:
 
 
 class JoinedHistory:
-    """The archive as far as it goes, and then the log."""
+    """The archive, and then the log after its end."""
 
     def __init__(self, settings: Settings, archived: ArchiveHistory, log: LogHistory) -> None:
         self._settings, self._archived, self._log = settings, archived, log

@@ -1,13 +1,13 @@
-"""Write offsets that hold no record, so that the records after them get the offsets that they had.
+"""Write offsets without records, so that the records after them keep their original offsets.
 
     n offsets, 2 or more ──► n - 1 records of a transaction that is aborted, and its marker
     one offset           ──► the record before it, in a transaction that is committed: the marker
 
-A Kafka partition gives every record the next offset, and only transactions leave some that no reader gets. A hole
-may have been a marker, an aborted record, or one that compaction removed: no reader sees a difference.
+A Kafka partition gives every record the next offset; only transactions leave offsets that no reader gets. A hole may
+have been a marker, an aborted record, or one that compaction removed: readers see no difference.
 
-These are the only transactions that Streamward writes, each with a few records of one partition, and each is over
-before the next record is written.
+These are the only transactions that Streamward writes; each has a few records of one partition, and ends before the
+next record is written.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Hole(NamedTuple):
 
 
 def holes_after(records: Iterable[Record], begin: int, end: int) -> Iterator[Hole]:
-    """Yield each record with the hole after it, mostly one of no offsets; first that at `begin`, if there is one."""
+    """Yield each record with the hole after it, usually empty; first the hole at `begin`, if any."""
     before, position = None, begin
     for record in records:
         if before is not None or record.at.offset > position:
@@ -55,7 +55,7 @@ class HoleWriter:
     """Writes holes into partitions of one log."""
 
     def __init__(self, settings: Settings) -> None:
-        """End the transaction of a writer that was killed, if there is one. Raises LogError if the broker refuses."""
+        """Abort the transaction of a killed writer, if there is one. Raises LogError if the broker refuses."""
         self._settings = settings
         self._id = f"{settings.topics.prefix}archive-restore"
         config = {"transactional.id": self._id, "message.max.bytes": ANY_BYTES, "compression.type": "lz4"}
@@ -69,7 +69,7 @@ class HoleWriter:
     def write(self, tp: TopicPartition, hole: Hole, placeholder: bytes) -> None:
         """Write a hole; a hole of one offset together with the record before it.
 
-        Everything else that was sent to the partition is acknowledged. Raises RefusedError if there is no such record,
+        Everything sent to the partition before has to be acknowledged. Raises RefusedError if there is no such record,
         or if another process writes there, LogError if the broker refuses.
         """
         if hole.size == 1:

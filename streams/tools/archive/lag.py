@@ -1,10 +1,10 @@
-"""How far the archive lags, as metrics.
+"""Lag of the archive, as metrics.
 
     where a partition ends, each round ──┐
     where its archive ends, each file ───┴──► ArchiveLag ──► records and seconds, by topic
 
 The age is that of the oldest record that is not archived, by its timestamp: it grows while nothing is archived, and is
-known once that record was read.
+known once that record has been read.
 """
 
 from __future__ import annotations

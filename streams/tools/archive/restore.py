@@ -4,17 +4,17 @@
             ──► placeholders below the archive's first offset ──► deleted, once the log begins after them
             ──► every record, at the offset it had; where there was none, what nobody can read (holes.py)
 
-A batch is a list of offsets, so a record at another offset would be another record. The archive may begin after offset
-0; then small records are written up to there and deleted again, since a Kafka partition cannot begin anywhere else.
-Timestamps are the old ones, for which retention would delete the records at once: it is switched off for these topics,
-until `RestoredTopics.set_back`. A topic that holds all of its archive already is not touched.
+A batch is a list of offsets, so records must keep their offsets. The archive may begin after offset 0; then small
+records are written up to there and deleted again, since a Kafka partition cannot begin elsewhere. Timestamps are the
+old ones, so retention would delete the records at once: it is switched off for these topics, until
+`RestoredTopics.set_back`. A topic that already holds all of its archive is not changed.
 
 The target's end tells how far a restore came, so a killed one continues when it is called again. A topic that begins
-like its archive, and that no restore is known to have written, may be in use: it is refused unless asked for.
+like its archive, but without a record of a restore, may be in use: it is refused by default.
 
-Headers are restored as the archive has them: streams/kafka/headers.py says which were left out.
+Headers are restored as archived; streams/kafka/headers.py lists those left out.
 
-Not covered: records with timestamp 0, which librdkafka takes for "now".
+Not covered: records with timestamp 0, which librdkafka reads as "now".
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Restored(NamedTuple):
     records: int
     """Written now; fewer than there are if an earlier restore was interrupted."""
     headers_left_out: int
-    """Of these, the records whose headers the archive does not have (streams/kafka/headers.py)."""
+    """The number of these with headers missing in the archive (streams/kafka/headers.py)."""
     holes: int = 0
     """Offsets between them that hold no record, as in the log that was archived."""
 
@@ -175,7 +175,7 @@ class _Target:
         return fingerprint(*records) == fingerprint(*archived.values())
 
     def _first_record(self) -> int:
-        """Return the offset of the archive's first record; its end if it has none: nothing can be written before it."""
+        """Return the offset of the archive's first record; its end if it is empty: nothing can be written before it."""
         records = self._archive.read({self._from: self._extent.first}, {self._from: self._extent.next})
         return next((record.at.offset for record in records), self._extent.next)
 

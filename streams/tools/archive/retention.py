@@ -1,10 +1,10 @@
-"""Switch the limits of time of topics off while restored records are in them, and set them back.
+"""Switch off the time limits of topics while they hold restored records, and set them back.
 
     switch_off: what they were ──► restores/CLUSTER/TOPIC.json, beside the archive ──► retention.ms = -1, any time taken
     set_back:   each as it was ──► the file is removed
 
-The file is written before the topic is changed and removed after it was changed back, so a process that is killed in
-between leaves a file about a topic as it was, which does not count: a restore is under way where the retention is off.
+The file is written before the topic is changed, and removed after it is changed back. If a process is killed in
+between, its file about an unchanged topic does not count: a restore is in progress only where retention is off.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Limits = Mapping[str, str | None]
 
 
 class SetBack(NamedTuple):
-    """A topic whose retention is as it was before a restore."""
+    """A topic with the retention that it had before a restore."""
 
     label: str
     retention_ms: str | None
@@ -55,7 +55,7 @@ class RestoredTopics:
         self._folder = f"restores/{cluster_id}"
 
     def under_way(self, labels: Iterable[str]) -> set[str]:
-        """Return those of the topics whose retention a restore has switched off."""
+        """Return the topics where a restore has switched off retention."""
         now = self._limits(labels)
         return {label for label in now if now[label][KEY] == OFF and self._note(label) is not None}
 

@@ -1,7 +1,7 @@
-"""Whether a log is the one that was archived: it has the last archived record, unless retention has deleted that.
+"""Check that a log is the archived one: it has the last archived record, unless retention has deleted it.
 
-A recreated topic has the same name and begins at offset 0 again. Once it has as many records as
-its archive, no offset tells the two apart, and the archive would be continued by another log.
+A recreated topic has the same name and begins at offset 0 again. Once it has as many records as its archive, offsets
+cannot distinguish the two, and another log would continue the archive.
 """
 
 from __future__ import annotations

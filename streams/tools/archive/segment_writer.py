@@ -3,9 +3,9 @@
     chunk of records ──► columns, by day ──► memory ──► Parquet ──► TOPIC/.half-… ──put──► _partition=P/_day=D/…
                                                         └─► sha256, Segment, statistics
 
-Nearly every range has one day. Polars writes the Parquet: an element of a list, and tokens are most of what there is to
-write, takes it a quarter of pyarrow's time. It takes whole tables, so a range is in memory until it is closed, and
-archive.segment_bytes bounds that.
+Nearly every range has one day. Polars writes the Parquet: for lists of tokens, which are most of the data, it takes a
+quarter of pyarrow's time. It takes whole tables, so a range is in memory until it is closed; archive.segment_bytes
+bounds it.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class RangeWriter:
     records: int = 0
     bad: int = 0
     headers_left_out: int = 0
-    """Records whose headers were left out (streams/kafka/headers.py)."""
+    """Records with headers that were left out (streams/kafka/headers.py)."""
     payload_bytes: int = 0
     next: int = 0
-    """The offset after the last record; 0 if there was none."""
+    """The offset after the last record; 0 if it is empty."""
     _days: dict[str, _Day] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

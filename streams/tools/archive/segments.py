@@ -1,13 +1,13 @@
-"""The log kept in files: a Delta table for each topic, which Polars, DuckDB and pandas read too.
+"""The log in files: a Delta table for each topic, which Polars, DuckDB and pandas can read, too.
 
     STORE/TOPIC/ ─┬─ _delta_log/00000000000000000007.json                        which files count, and how far it goes
                   └─ _partition=P/_day=D/FIRST-NEXT-SHA-FOOTER.parquet ...       segments, without gaps up to `next`
 
     ArchiveReader ──► segments, next_offset ──► files for a query      ──► read, fetch ──► Record, exactly as it was
 
-A file that the log does not name does not count, so a sync may be killed anywhere; of two that continue one partition
-at the same offset, Delta takes the first, and the other continues after it. A segment is never changed: compaction
-writes others in its place.
+A file that the Delta log does not name does not count, so a sync may be killed anywhere; of two that continue one
+partition at the same offset, Delta accepts the first, and the other continues after it. Segments never change:
+compaction replaces them.
 
 Before the first record of a segment is returned, its sha256 is computed over the whole file, once per reader. Queries
 read columns instead, after `sound`, which checks the file's size and the sha256 of its footer, where all statistics
@@ -83,7 +83,7 @@ class ArchiveReader:
 
     @property
     def location(self) -> str:
-        """Where the archive is, as the settings say it."""
+        """The archive's location, as in the settings."""
         return self._settings.archive.store
 
     def table(self, label: str) -> ArchiveTable:
@@ -235,7 +235,7 @@ class ArchiveReader:
 
     @contextlib.contextmanager
     def open_segment(self, segment: Segment, *, checked: bool = True) -> Iterator[pq.ParquetFile]:
-        """Open a segment, whose sha256 is right, while the block runs. Raises LogError, also for what it holds.
+        """Open a segment for a block, after checking its sha256. Raises LogError, also for its contents.
 
         Read it with `use_threads=False`, as it is opened without `pre_buffer`: a thread of Arrow's that still gives
         back a buffer of Python's while the process ends aborts it (Arrow issue 34314).
@@ -273,7 +273,8 @@ class ArchiveReader:
 
 
 def schema_of(file: pq.ParquetFile) -> Schema:
-    """Return the schema that a segment's columns were written for. Raises ValueError if this release has none such."""
+    """Return the schema that a segment's columns were written for. Raises ValueError if this release does not have
+    it."""
     schema_id = int((file.metadata.metadata or {}).get(SCHEMA_KEY.encode(), b""))
     schema = versions.files().by_id(schema_id)
     if schema is None:

@@ -6,7 +6,7 @@ In a folder a file appears by one rename or link, once its bytes are on disk. In
 uploaded; `create` looks beforehand. Object stores are those that Delta's own driver has (s3, gs, az), which takes
 credentials from the environment.
 
-A folder must be on a file system with hard links: Delta needs them to decide which writer was first.
+A folder must be on a file system with hard links: Delta uses them to decide which writer was first.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Store:
         return self._fs
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, sorted; none if there is no such folder."""
+        """Return the names in a folder, sorted; empty if the folder does not exist."""
         with self._translate_errors(f"{folder} cannot be listed"):
             self._fs.invalidate_cache()
             try:

@@ -4,14 +4,14 @@
                             not an event: payload kept, `_bad` says why                        └─ refused: another
                                                                            sync was first; continue after it
 
-Ranges are written by threads while the next is read: compressing, sha256 and waiting for the disk need no Python.
+Threads write ranges while the next is read: compression, sha256 and disk I/O release Python's lock.
 
-Every record is archived, also one that is not an event. The name of a segment has its range and its sha256, so two
-writers never touch one file. The commit is written last, for all partitions of a topic at once where they are short: a
-sync that was killed before it leaves a file that no table names, and compaction removes it after a day.
+Every record is archived, even one that is not an event. The name of a segment has its range and its sha256, so two
+writers never write the same file. The commit is written last, for all short partitions of a topic at once: a sync that
+is killed before it leaves a file that no table names, and compaction removes it after a day.
 
-There are no gaps. If retention has deleted what was not yet archived, nothing is archived after it: an archive promises
-every record of its range.
+There are no gaps. If retention has deleted records before they were archived, archiving stops there: an archive
+promises every record of its range.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from streams.tools.archive.tables import ArchiveExtent, Change, Segment
 WRITERS = 2
 """Ranges that are written at once, each in memory: one waits for the disk while the other is compressed."""
 FETCH_WAIT_MS = 1
-"""All that is read is there. At a partition's end librdkafka asks for more all the same, and for nothing of the next
+"""All that is read is there. At a partition's end librdkafka still polls for more, and does not fetch the next
 partition until the broker has answered."""
 BEAT_S = 10.0
 """How often it reports that it is alive while it waits."""
@@ -69,7 +69,7 @@ class Synced(NamedTuple):
     bad: int
     segments: int
     headers_left_out: int
-    """Records whose headers were left out (streams/kafka/headers.py)."""
+    """Records with headers that were left out (streams/kafka/headers.py)."""
     holes: int = 0
     """New offsets without a record: markers and aborted records of transactions, or what compaction removed."""
 
@@ -165,7 +165,7 @@ class _NotThisLog(LogError):
 
 
 class _NewRange(NamedTuple):
-    """A range whose files are written, or being written, and not yet in the table."""
+    """A range of files that are written, or being written, and not yet in the table."""
 
     partition: int
     first: int

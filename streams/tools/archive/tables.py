@@ -4,9 +4,9 @@
                                               └─ another writer was first in one of these partitions: False
     the log's newest state ──► ArchiveTable.load ──► TableState ──► ArchiveExtent of each partition ──► Segment
 
-A partition's next offset is the version of an application transaction of its own, so Delta refuses the second of two
-syncs that continue from the same offset, and lets both pass where they write other partitions. A commit that rewrites
-files has a transaction too. Names of files carry what Delta has no place for: the range of offsets, and the sha256.
+A partition's next offset is the version of its own application transaction, so Delta refuses the second of two syncs
+that continue from the same offset, and accepts both if they write different partitions. A commit that rewrites files
+has a transaction, too. File names carry the range of offsets and the sha256, for which Delta has no field.
 
 Each value of the log is checked: any program with access to the store can write a log that Delta accepts.
 """
@@ -139,7 +139,7 @@ class ArchiveTable:
             return self._state(self._table)
 
     def create(self, firsts: Mapping[int, int]) -> None:
-        """Create the table if there is none, and note where partitions begin that it does not have yet."""
+        """Create the table if it does not exist, and record where new partitions begin."""
         if self.load() is None:
             with self._translate_errors("it cannot be written"):
                 if self._store.local is not None:

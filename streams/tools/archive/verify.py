@@ -1,4 +1,4 @@
-"""Verify an archive: is every file there, and byte for byte what the table's log records?
+"""Verify an archive: every file exists, and equals what the table's log records, byte for byte.
 
     Delta log ──► ranges without gaps ──► each file's sha256, records, offsets, payloads ──► findings, by file
 

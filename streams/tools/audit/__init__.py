@@ -1,1 +1,1 @@
-"""The log recounted from the topics alone, with code of its own: what is lost, doubled, phantom or late."""
+"""Recount the log from the topics alone, with separate code, to find lost, doubled, phantom or late records."""

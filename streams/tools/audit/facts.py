@@ -1,10 +1,10 @@
-"""The vocabulary of the audit: what it keeps of the loop's records, how far it reads, and what it finds.
+"""The types of the audit: facts about the loop's records, how far it has read, and findings.
 
     Record ──► a fact: ids, coordinates, numbers and digests, never texts        (streams/tools/audit/records.py)
     commits, begins, ends ──► Reach: how far each stage has come, and how much of the log was read
     facts, Reach ──► Finding: a record by its coordinates, and one sentence
 
-Facts about any other subject are in the file that recounts it.
+Facts about other subjects are in the files that recount them.
 
 A record has two digests: `mark` over its bytes finds copies, `content` over its meaning finds repetitions, which a
 stage may write at another time. Digests have 64 bits: two of a million records collide in about one of 10^7 logs.
@@ -50,7 +50,7 @@ class TaskFact(NamedTuple):
 
 
 class ResponseFact(NamedTuple):
-    """A response: who gave it, and digests of what it shares with its siblings and of its own tokens."""
+    """A response: its author, and digests of what it shares with its siblings and of its own tokens."""
 
     at: Coordinates
     ms: int
@@ -123,7 +123,7 @@ class MemberFact(NamedTuple):
     elsewhere: tuple[int, int] | None
     """What the group says of tokens that it has not, as ResponseFact.counted; None: it has them."""
     is_outside: bool = False
-    """Whether an outside model wrote it, whose tokens are not in the log."""
+    """Whether an outside model wrote it; its tokens are not in the log."""
 
 
 class GroupFact(NamedTuple):
@@ -255,13 +255,13 @@ class Reach:
     ends: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Offset after the last that was read; where not named, after the last record."""
     unread: Mapping[TopicPartition, Collection[int]] = field(default_factory=dict)
-    """Offsets of markers and of aborted records: transactions of other programs, whose records are for nobody."""
+    """Offsets of markers and aborted records, from transactions of other programs."""
     retained: frozenset[TopicPartition] = frozenset()
     """Partitions whose first records retention has deleted."""
     since_ms: int | None = None
     """Only tasks recorded from here on are recounted, ms since the epoch."""
     now_ms: int = 0
-    """When the commits were read: a task whose deadline is over by then may have been skipped."""
+    """When the commits were read: a task past its deadline by then may have been skipped."""
     settled: bool = False
     """Nothing is in flight: all work that could be done is done."""
 

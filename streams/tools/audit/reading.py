@@ -1,13 +1,13 @@
-"""Read what the audit recounts: first the commits, then the ends, then the records up to them.
+"""Read the input of the audit: first the commits, then the ends, then the records up to them.
 
     consumer groups ──► commits ──► ends, effects before causes ──► records ──► Ledger ──► Report
                           older         └─ of dead-letters first, of tasks last     once, or every so often
 
-This order makes it sound while everything runs. The effects of a record below a commit were acknowledged before the
-commit, so they are below the ends, which are read later; and an effect that was read has its cause below an end that
-was read after it. Nothing is committed and no group is joined.
+This order makes it sound on a running system. The effects of a record below a commit were acknowledged before the
+commit, so they are below the ends, which are read later; and the cause of an effect that was read is below an end that
+was read after it. It commits nothing and joins no group.
 
-If a consumer group was deleted, or reset to an earlier offset, what it had passed counts as in flight.
+If a consumer group was deleted, or reset to an earlier offset, the records that it had passed count as in flight.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def effects_first(shapes: Mapping[str, TopicShape]) -> list[str]:
 
 BACKWARDS = effects_first(SHAPES)
 CLOCK_SKEW_MS = 60_000
-"""How far the clocks of those who write the topics may be apart when the log is cut by time."""
+"""Allowed clock difference between writers, when the log is cut by time."""
 
 
 class Audit:
@@ -108,7 +108,7 @@ class Audit:
     def _begin(self, lows: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> None:
         self._begins = dict(lows)
         if self._since_ms is not None:
-            # every task, since a copy of one from before would look new; and what there is little of
+            # every task, since a copy of an older one would look new; and small topics
             cut = [label for label in BACKWARDS if SHAPES[label].audit not in KEPT_WHOLE]
             found = admin.offsets_at(self._settings, cut, max(0, self._since_ms - CLOCK_SKEW_MS))
             self._begins |= {tp: ends[tp] if offset < 0 else offset for tp, offset in found.items()}

@@ -1,4 +1,4 @@
-"""Digests by which the audit compares records whose texts it does not keep.
+"""Digests that the audit compares in place of records' texts, which it does not keep.
 
     key, payload ──► mark_of: copies            fields ──► digest: what two records have to agree in
 

@@ -1,9 +1,9 @@
-"""Turn each record into the event in it, and those of the loop into what the audit keeps of them.
+"""Decode each record into its event, and the loop's events into facts.
 
     Record ──► decode, key ──► event ──► Task, Response, Reward, Control, Group, Batch, Adapter, Letter  facts
                           └──► Unusable: its bytes are not an event of its topic, or its key is wrong
 
-Of texts only digests are kept, so the audit can tell that two responses differ, but not where.
+Only digests of texts are kept, so the audit can tell that two responses differ, but not where.
 """
 
 from __future__ import annotations

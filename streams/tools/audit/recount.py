@@ -10,13 +10,13 @@
     groups                   = trained + in batches + dropped by reason + in the window of the next batch
     every other subject      : as its own recount says; here each record where its key belongs
 
-None of the stages' code is used: what follows from the events is implemented here a second time (`recount_*.py`), and
-a test makes sure that nothing of theirs is imported, by a plugin's recount neither. Every record that could not count
-must have its dead letter, and every dead letter its record; an offset without a record is a lost record, since no topic
-is compacted or written in transactions.
+It uses none of the stages' code: the rules are implemented here a second time (`recount_*.py`), and a test makes sure
+that no recount, a plugin's included, imports theirs. Every record that could not count must have its dead letter, and
+every dead letter its record; an offset without a record is a lost record, since topics are neither compacted nor
+written in transactions.
 
-Not covered: two records of one partition that changed places, where their order does not matter; and a record that was
-written in place of another to which nothing else in the log refers.
+Not covered: two records of one partition that swapped places, where their order does not matter; and a replaced record
+that nothing else in the log refers to.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Ledger:
                 self._story(fact.at.partition, event.task_id).responses.append(fact)
             case ControlFact():
                 self._story(fact.at.partition, event.task_id).controls.append(fact)
-            case RewardFact() if not fact.source.startswith(FEEDBACK):  # no group counts somebody's opinion
+            case RewardFact() if not fact.source.startswith(FEEDBACK):  # no group counts feedback
                 self._story(fact.at.partition, event.task_id).rewards.append(fact)
 
     def _story(self, partition: int, task_id: str) -> Story:
@@ -212,7 +212,7 @@ class Ledger:
     # --- the report ---------------------------------------------------------------------------------------------------
 
     def report(self, reach: Reach, *, policy: str | None = None) -> Report:
-        """Return what is wrong with what was taken in, and what is in flight, as far as `reach` goes."""
+        """Return the findings about the records taken, and the in-flight work, up to `reach`."""
         view = AuditView(self._settings, reach, self._loop, self._exists)
         whole = RecountOutcome(findings=[*self._holes(reach)])
         versions = VersionLedger({name: line.adapters for name, line in self._loop.policies.items()}, view)

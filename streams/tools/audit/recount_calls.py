@@ -1,13 +1,13 @@
-"""Recount the training calls of each model: each has one result, in order, and what it saved is a version.
+"""Recount the training calls of each model: each has one result, in order, and each save is a version.
 
     training-calls, training-results of one key ──► the first call of an id, the first result of a call ──► findings
     adapters: trained, with origin ──► the call that saved it is there, and says the same version
 
-A result says where its call is; one whose call is elsewhere was forged, or its call is lost. A second result, from a
-worker that did not know that it had been replaced, is counted if it is equal. A call that waits for another with a
-smaller number waits for its client: it is in flight also in a log that is settled.
+A result records the place of its call; if the call is not there, the result was forged or the call is lost. A second,
+equal result, from a worker that did not know that it had been replaced, is only counted. A call that waits for another
+with a smaller number waits for its client: it counts as in flight even in a settled log.
 
-Not covered: whether tensors are what the model gives; `reproduce` tells that.
+Not covered: whether the tensors are right; `reproduce` checks that.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CallFact(NamedTuple):
     at: Coordinates
     call_id: str
     place: int | None
-    """In the order of its model's; None: it has none."""
+    """Its number among the calls of its model; None: none."""
     is_answered: bool
     """Whether it gets a result."""
 

@@ -1,4 +1,4 @@
-"""Recount the verdicts on runs: each is about a run that ended, follows from its gates, and is what its rule allows.
+"""Recount the verdicts on runs: each is about an ended run, follows from its gates, and obeys its rule.
 
     curation of one task ──► the id of each from what it is about · the verdict that it supersedes before it
     groups, trajectories ──► the end of the run that it names
@@ -7,9 +7,9 @@
                             kappa, and its interval
 
 Two curators may judge a run at the same time, and a person may decide twice at once: of two verdicts with one id the
-first counts, which is no mistake of the log.
+first counts; this is not a finding.
 
-Not covered: whether the transcript has the digest that a verdict names, and whether a judge said what is written.
+Not covered: whether the transcript has the digest in the verdict, and whether a judge really gave the recorded opinion.
 """
 
 from __future__ import annotations

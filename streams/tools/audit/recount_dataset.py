@@ -1,10 +1,10 @@
-"""Recount data sets: whether each is made of verdicts that are there, and what was sent elsewhere had been built.
+"""Recount data sets: each is made of verdicts in the log, and each submission has its build.
 
     built ──► its id, its digest over its files, its ranges in the log ──┐
     verdicts in its range of `curation` ──► the one that counts of each ──┴─► judged = rows + left out, by labeller
     submitted, … ──► the build with that digest, and the submission before its end
 
-Not covered: the rows themselves. `streamward audit` has them built again (streams/improve/datasets/dataset_audit.py).
+Not covered: the rows themselves. `streamward audit` rebuilds them (streams/improve/datasets/dataset_audit.py).
 """
 
 from __future__ import annotations

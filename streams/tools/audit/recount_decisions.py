@@ -1,11 +1,11 @@
-"""Recount events that each name how many took effect before them: the loop of every registry that decides so.
+"""Recount events that have the number of effective events before them: shared by all such registries.
 
     events of one key, in order ──► superseded · copies · torn ──► rules of the registry ──► findings
 
-An event that was decided when fewer had taken effect lost to another process's, which is no mistake of the log. One
-that was decided when more had follows an event that is missing, and what it says of the state then is not judged.
+An event based on an outdated sequence lost a race; that is not a finding. One based on a later sequence follows a
+missing event, and is not checked against the state.
 
-Not covered: rules where retention has deleted the first events of a partition; then only ids are judged.
+Not covered: rules where retention has deleted the first events of a partition; then only ids are checked.
 """
 
 from __future__ import annotations

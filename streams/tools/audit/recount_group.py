@@ -2,11 +2,11 @@
 
     group, task, the sampling it names, rewards ──► slot by slot, then mean, spread and advantages ──► findings
 
-A group is complete, or was closed by an `expire` record; in the second case the log does not tell what was read before
-that, but what came after has a dead letter. The numbers are computed again here, with plain sums, and may differ by
+A group is complete, or was closed by an `expire` record; in the second case the log does not tell which records were
+read before that, but later ones have a dead letter. The numbers are recomputed here with plain sums, and may differ by
 TOLERANCE of the largest reward.
 
-`partial` and `min_group` are not checked: a group that was dropped under other settings is no error.
+`partial` and `min_group` are not checked: a group that was dropped under other settings is not an error.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _about(case: GroupCase, view: AuditView) -> Iterator[AuditFinding]:
 
 
 def _foreign_metadata(case: GroupCase, view: AuditView) -> set[str]:
-    """Return the names of metadata that a group has otherwise than its task and its own formula and credit rule say.
+    """Return the keys of a group's metadata that do not follow from its task, formula and credit rule.
 
     A function of the user's own is recorded with the checksum of its source, which nothing in the log confirms.
     """

@@ -1,14 +1,14 @@
-"""Recount one job: whether its events follow from each other, and the versions they name are there.
+"""Recount one job: its events follow from each other, and the versions that they name exist.
 
     created, started, iteration, … of one job ──► each names how many took effect before it ──► findings, open
     adapters of its policy ─────────────────────► each version that an iteration or evaluation names
 
-An event that was decided when fewer had taken effect lost to another, which is no mistake of the log. One that was
-decided when more had is about an event that is missing.
+An event based on an outdated sequence lost a race; that is not a finding. One based on a later sequence follows a
+missing event.
 
     month_closed ──► is it what the events of the tenant's jobs had cost in that month, up to the offsets that it names?
 
-Not covered: whether a controller asked for the tasks that the job's events say; tasks are recounted like any others.
+Not covered: whether a controller wrote the tasks that the job's events imply; tasks are recounted like any others.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Recount the agents' store: what is deleted was put, no event counts twice, and keys write what is their own.
+"""Recount the agents' store: deleted items were put before, no event counts twice, and keys write only their own items.
 
     put, deleted of one namespace ──► each item: its put before its deletion, no id again ──► findings
     actor: a key ──► the namespaces of its tenant and of its agent
 
-An item may be deleted twice, by two clients at once: the second deletion changes nothing, and is no mistake of the log.
+An item may be deleted twice, by two clients at once: the second deletion changes nothing, and is not a finding.
 
-Not covered: whether an event is missing that another of its key has replaced; its offset is then missing, which is
-found for every topic.
+Not covered: a missing event that a later one of its key replaced; the missing offset is found, as in every topic.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Recount one policy: which groups were trained on, which were dropped, and what each version was made of.
+"""Recount one policy: trained groups, dropped groups, and the sources of each version.
 
     groups in order ──► in exactly one batch, or named dropped ──► batches 0, 1, 2, … ──► versions 1, 2, 3, …
 
-Each batch makes one version, in order, and between two of these may be versions that were tuned. A group says how many
-batches the line had taken by the version that sampled it, which is counted here once more. Up to the last group of the
-last batch, every train group is accounted for; after it is the window of the next batch, which waits until it is full.
+Each batch makes one version, in order; tuned versions may be in between. A group records how many batches the policy
+had trained on up to the version that sampled it, which is recounted. Every train group up to the last one of the last
+batch is accounted for; then comes the unfinished window of the next.
 
-Why a group of equal rewards stayed in a batch or left it is not checked: the setting that decides is not in the log.
+Whether a group of equal rewards belongs in a batch is not checked: the deciding setting is not in the log.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class _PolicyRecount:
         counts["batches"] += len(self._batches)
 
     def _line(self) -> None:
-        """Check what groups say of the batches that their versions had taken."""
+        """Check the number of batches that groups record for their versions."""
         names, settings = self._view.names, self._view.settings
         if settings.trainer.off_policy or self._view.reach.cut(names["adapters"], self._partition):
             return  # versions of another run, or not all of them
@@ -274,9 +274,9 @@ class _PolicyRecount:
                 self.out.in_flight["batches"] += 1
 
     def _account_for_second(self, event: AdapterFact, first: AdapterFact) -> None:
-        """Account for a `trained` whose number another event has: a copy, or what was made at the same time.
+        """Account for a `trained` event with the number of another: a copy, or a concurrent version.
 
-        A trainer and a tuner, or two tuners, may want a number at once; who comes second does the step again on top.
+        A trainer and a tuner, or two tuners, may claim a number at once; the second repeats its step on top.
         """
         if first.files == event.files:
             self._found("repeated", event.at, f"it repeats {first.at}", accounted=True)

@@ -1,11 +1,11 @@
-"""Recount a prompt: its versions are 1, 2, 3 and so on, none changes, and an alias means what there is.
+"""Recount a prompt: its versions are 1, 2, 3 and so on, none changes, and aliases point to existing versions.
 
     created, activated, shared, … of one prompt ──► recount_decisions ──► the events that took effect
     created ──► the next number, and a text that no version has
     the others ──► of versions that there are, and activated and shared of none that was withdrawn
     withdrawn ──► of a version that no alias means
 
-Not covered: whether tasks were rendered with these texts; each task carries its own, and its reader renders it again.
+Not covered: whether tasks were rendered with these texts; each task carries its own text.
 """
 
 from __future__ import annotations

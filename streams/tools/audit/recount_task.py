@@ -2,16 +2,16 @@
 
     tasks, responses, rewards, controls, groups of one task ──► which count ──► which sampling won ──► findings, open
 
-The rules are those of the events and of the log, implemented a second time: the first record of an id counts and the
-same again is a repetition; nothing recorded after the deadline counts, and a train task that names none gets it with
-its first response; one sampling has one version; the sampling whose last slot is first in the log wins. Whatever is
-then in no group must have a dead letter, once the stage has passed it.
+The rules are implemented a second time: the first record of an id counts, and an equal one is a repetition; records
+after the deadline do not count, and a train task without a deadline gets one with its first response; a sampling has
+one version; the first sampling to fill its last slot in the log wins. A record that is then in no group must have a
+dead letter, once the stage has passed it.
 
-A stage writes its effects before it commits. So a record below a commit that has no effect is lost, and one above it is
-in flight; that holds at any moment, also while everything runs.
+A stage writes its effects before it commits. So a record below a commit without an effect is lost, and one above it is
+in flight; this holds at any moment, also on a running system.
 
-Not covered: lateness under another `advantages.deadline_s` than the present one, for tasks without a deadline of their
-own; and which of two tasks with one id a scorer found.
+Not covered: lateness under an earlier value of `advantages.deadline_s`, for tasks without their own deadline; and which
+of two tasks with one id a scorer found.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ UNREAD = {
     "unknown_task": "it was rejected before its task was read",
     "over_quota": "too many records about its task, or too large ones, came before it",
 }
-"""Reasons of the join for dead letters that do not depend on what the task and its other records say."""
+"""Reasons of the join for dead letters that do not depend on the task and its other records."""
 
 Scores = dict[tuple[str, str], RewardFact]
 """By response_id and source."""
@@ -170,7 +170,7 @@ class _TaskRecount:
                 self._found("doubled", group.at, f"the group {first.at} has the same id and other content")
 
     def _was_refused(self, at: Coordinates) -> bool:
-        """Return whether a record was rejected before anything else was asked of it: it cannot count any more."""
+        """Return whether a record was rejected before all other checks, so that it cannot count."""
         why = UNREAD.get(self._view.reason(at, JOIN) or "")
         if why is not None:
             self._out.find("late", at, why, accounted=True)
@@ -297,7 +297,7 @@ class _TaskRecount:
                 yield nowhere if reward is None else reward.at
 
     def _left_unanswered_by(self) -> str | None:
-        """Return who should have answered it and did not; None if nobody: what has expired is skipped."""
+        """Return the process that should have answered it and did not; None for an expired task, which is skipped."""
         seen: dict[str, set[int]] = {}
         for response in self._story.responses:
             seen.setdefault(response.sampling_id, set()).add(response.slot)

@@ -1,4 +1,4 @@
-"""Recount threads: their events follow from each other, and each answer is that of the turn which its end names.
+"""Recount threads: their events follow from each other, and each answer equals that of the turn that its end names.
 
     created, run_requested, run_ended, … of one thread ──► ThreadCount ──► what no server can have written
     run_ended ──► its turn is in turns ──► the same answer, thread, agent and version,
@@ -7,12 +7,12 @@
     changed, by a task ──► the task is in tasks
     actor: a key ──► it names its own tenant's threads and agents
 
-An event that came too late, because two clients met or a server was killed, changes nothing and is no mistake of the
-log. Of a partition whose first records retention has deleted, only what follows from a record itself is judged, and a
-turn that may have been deleted is not missed.
+An event that came too late, because of concurrent clients or a killed server, changes nothing and is not a finding. If
+retention has deleted the first records of a partition, each record is checked only by itself, and turns that may have
+been deleted are not reported as missing.
 
-Not covered: the items of the store that a run was given, and the system message that has them; and whether the texts of
-a task are those that its thread has.
+Not covered: the items of the store that a run was given, and the system message with them; and whether the texts of a
+task equal those in its thread.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ThreadRecount(KeyedRecount[ThreadFact]):
             self.keep(event.thread_id, thread_fact(record, event))
 
     def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
-        """Return what is wrong with every thread; nothing of one policy, since runs may be of several."""
+        """Return the findings about all threads; not by policy, since runs may be of several."""
         whole, threads_of_runs = RecountOutcome(), dict[str, str]()
         for story in self.keys.values() if policy is None else ():
             check = _ThreadCheck(story, self._turns, self._actors, view)
@@ -201,7 +201,7 @@ class _ThreadCheck:
             self._find(event, "phantom", f"it is what task {event.task_id} said, which is not in tasks")
 
     def _judge_repetition(self, event: ThreadFact, *, has_effect: bool) -> None:
-        """Find a second event of an id. Those whose ids follow from their run may differ, except in how it ended."""
+        """Find second events of an id. Those with ids derived from their run may differ, except in how it ended."""
         first = self._first.setdefault(event.identity, event)
         if has_effect:
             self._first[event.identity] = event

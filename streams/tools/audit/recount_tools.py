@@ -1,4 +1,4 @@
-"""Recount an entry of the registry of tools: its events follow from each other, and each accepted digest was seen.
+"""Recount an entry of the tool registry: its events follow from each other, and each accepted digest was seen.
 
     added, changed, accepted, … of one entry ──► recount_decisions ──► the events that took effect
     accepted ──────────────────────────────────► of the digest that its server was last seen with, and not trusted yet
@@ -21,7 +21,7 @@ class ToolOffer(NamedTuple):
     """What an event of an entry offers."""
 
     endpoint: str
-    """The kind of its endpoint; empty of an event that has none."""
+    """The kind of its endpoint; empty: the event has none."""
     tools: int
     """How many."""
 

@@ -1,19 +1,18 @@
-"""Recount one run of an agent: its turns, and whether they are the ones that its end counts and its response names.
+"""Recount one run of an agent: its turns match the count in its end and the names in its response.
 
     started, turns, ended of one trajectory ──► numbers without gaps, parents before children, ──► findings, open
                                                 as many tokens as each prompt had
     its response ─────────────────────────────► each turn of it, as it is in the log
 
 Turns are numbered in the order in which they were recorded, so a number that is missing below another is a lost turn.
-`ended` is written when all turns are acknowledged, and says how many there are: one that is missing then is lost, and
-one with a higher number is late, which is no mistake of the log. The turn that it says is the answer is one of them.
+`ended` is written when all turns are acknowledged, with their number: a turn missing below it is lost, and one with a
+higher number is late, which is not a finding. The turn that it names as the answer is one of them.
 
-A response names the turns that it is made of, and has as many as it says: each with what it continues, as many tokens
-as were sampled, and after the same observation.
+A response names its turns and their number: each with its parent, as many tokens as were sampled, and the same
+observation before it.
 
-Not covered: whether a task's trajectory has its response, whether a turn that nothing continues should be in it, and
-whether its tokens are those of its turns. A response whose run is not in the log, such as one in an experiment, is not
-compared.
+Not covered: whether a task's trajectory has its response, whether a turn without a successor belongs in it, and whether
+its tokens are those of its turns. A response without its run in the log, such as one in an experiment, is not compared.
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ def recount_run(story: RunStory, view: AuditView, responses: Iterable[ResponseTu
 
 
 def _first_of_each(facts: list[F], outcome: RecountOutcome) -> Iterator[F]:
-    """Yield the facts without those whose id was there before, which are findings."""
+    """Yield the first fact of each id; repeated ids are findings."""
     known: dict[str, F] = {}
     for fact in facts:
         first = known.setdefault(fact.event_id, fact)
@@ -161,7 +160,7 @@ def _numbers(turns: list[TurnFact], ended: RunFact | None) -> Iterator[AuditFind
 
 
 def _parents(turns: list[TurnFact]) -> Iterator[AuditFinding]:
-    """Find turns that continue none before them, and those whose prompt is not what their parents add up to."""
+    """Find turns without an earlier parent, and those with a prompt of another length than their parents add up to."""
     lengths: dict[str, int] = {}
     for turn in turns:
         before = 0 if turn.parent_id is None else lengths.get(turn.parent_id)

@@ -1,14 +1,14 @@
-"""Recount the events of one rule: whether they follow from each other, and each crossing has its one job.
+"""Recount the events of one rule: they follow from each other, and each crossing has exactly one job.
 
     ticked, crossed, … of one rule ──► each names how many took effect before it, and a time that is over ──► findings
     created of jobs that name a crossing ──► the crossing is there, and has this job and no other
 
-An event that was decided when fewer had taken effect lost to another process's, which is no mistake of the log, though
-both have one id. One that was decided when more had is about an event that is missing.
+An event based on an outdated sequence lost a race; that is not a finding, even if both have the same id. One based on a
+later sequence follows a missing event.
 
     a run of self-play says how many tasks it asks ──► so many name it
 
-Not covered: whether the evidence of a crossing is what the ranges that it names hold.
+Not covered: whether the evidence of a crossing agrees with the ranges that it names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streams.tools.audit.subject import KeyedRecount, KeyFacts, RecountSum
 from streams.tools.audit.view import AuditView
 
 RESUBMITTED = "resubmitted_from"
-"""Metadata of a task that was sent again: it has those of the first one, too."""
+"""Metadata of a task that was sent again, in addition to those of the first one."""
 
 
 class PlacedTrigger(NamedTuple):
@@ -34,7 +34,7 @@ class PlacedTrigger(NamedTuple):
 
     @property
     def tasks(self) -> int | None:
-        """How many tasks a run of self-play asks; None: it is another event, or does not say."""
+        """The number of tasks of a self-play run; None: another kind of event, or not recorded."""
         said = self.event.evidence.get(SELFPLAY_TASKS)
         return None if said is None else int(said)
 

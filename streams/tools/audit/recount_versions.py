@@ -3,16 +3,16 @@
     adapters of a policy, in order ──► folded here once more ──► reigns: since when, primary, candidate
     response: created_at - latency_ms, when its sampling began ──► pinned? else one of those who reigned around then
 
-Nothing of the stages' own fold is used. When a sampling began is known by the agent's clock (and is no later than its
-record), when a reign began by the timestamp of a record, which is its writer's clock; and an agent follows within
+It uses none of the stages' own fold. The start of a sampling is known by the agent's clock (and is no later than its
+record), the start of a reign by the timestamp of a record, which is its writer's clock; and an agent follows within
 seconds. So a version counts as live for `rollouts.follow_s` before and after its reign. A version that was never live
-or candidate is reported whenever it answers an unpinned task. If a dead letter of an agent says that it cannot load the
-primary, an earlier primary may answer; so may it where the primary is an outside model, which is not sent the tasks of
-every tenant, nor calls of agents.
+or candidate is reported whenever it answers an unpinned task. An earlier primary may answer if an agent's dead letter
+reports that it cannot load the primary, or if the primary is an outside model, which does not get every tenant's tasks,
+nor calls of agents.
 
-Not covered: a version that answers within that time; clocks that are farther apart, or an event that waited longer for
-its broker and has the time of the attempt, which make responses of a replaced version look wrong; whether a task was on
-the candidate's side of the split; and the logs of experiments (trainer.off_policy), whose versions did not sample.
+Not covered: a version that answers within that time; larger clock differences, or an event that waited longer for its
+broker and has the time of the attempt, which make responses of a replaced version look wrong; whether a task was on the
+candidate's side of the split; and the logs of experiments (trainer.off_policy), where versions did not sample.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streams.tools.audit.facts import AdapterFact, AuditFinding, Category, Respo
 from streams.tools.audit.view import AuditView
 
 AGENT = "policy"
-"""The stage whose dead letter about a `trained` record says that an agent could not load the version."""
+"""The stage that writes a dead letter about a `trained` record if an agent could not load the version."""
 EARLIEST_MS = -(1 << 62)
 
 _BEFORE = {
@@ -44,7 +44,7 @@ _BEFORE = {
 
 
 class Reign(NamedTuple):
-    """Who answers unpinned tasks from an event on."""
+    """The version that answers unpinned tasks from an event on."""
 
     since_ms: int
     primary: int = 0
@@ -70,7 +70,7 @@ def reigns(events: Iterable[AdapterFact]) -> list[Reign]:
 
 
 def _decided(event: AdapterFact, now: Reign, became: dict[int, str]) -> Reign:
-    """Return the reign after a decision about a version that it may be made about, and note what becomes of whom."""
+    """Return the reign after a valid decision about a version, and note the new statuses."""
     version, on_time = event.version, event.expected == now.primary
     if event.kind == "retired":
         if version != 0:
@@ -103,9 +103,9 @@ class VersionLedger:
         self._of: dict[str, _VersionRecount] = {}
 
     def check(self, tasks: Sequence[TaskFact], responses: Sequence[ResponseFact]) -> tuple[list[AuditFinding], bool]:
-        """Return what is wrong with the versions of these responses to one task, and whether all were judged.
+        """Return the findings about the versions of these responses to one task, and whether all were checked.
 
-        One whose sampling began a moment ago may be ahead of what was read of `adapters`; it is judged next time.
+        A sampling that began a moment ago may be ahead of the records read from `adapters`; it is checked next time.
         """
         settings, reach = self._view.settings, self._view.reach
         if not tasks or tasks[0].pinned is not None or settings.trainer.off_policy:

@@ -1,4 +1,4 @@
-"""What a recount found: findings, counts and the sums that must come out."""
+"""The report of a recount: findings, counts and the sums that must balance."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOOP_SUMS = (
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a recount came to."""
+    """The report of a recount."""
 
     findings: tuple[AuditFinding, ...]
     counts: Counter[str]
@@ -49,7 +49,7 @@ class Report:
     refused_adapters: Counter[str]
     """Of these, by reason: versions that an agent would not serve."""
     headers_left_out: int = 0
-    """Records whose headers cannot be read, because a name is not UTF-8 (streams/kafka/headers.py)."""
+    """Records with unreadable headers, because a name is not UTF-8 (streams/kafka/headers.py)."""
     recounts: tuple[type[SubjectRecount], ...] = ()
     """Those of subjects, which have sums and counts of their own."""
 

@@ -1,10 +1,10 @@
-"""What a recount of one subject is: jobs, threads, queues, or what a plugin of yours adds to the log.
+"""The interface of recounts by subject: jobs, threads, queues, or the records of a plugin.
 
     records of its topics ──► take ──► its own facts ─┐
     AuditView: the loop's facts, how far was read ────┴──► report ──► findings, counts, what is in flight
 
-Recounts meet only at topics, as stages do: one that needs what the records of another subject say reads their topic,
-too. It imports nothing of the code whose records it checks, so that both have to make the same mistake to agree.
+Recounts meet only at topics, as stages do: one that needs the records of another subject reads their topic, too. It
+imports none of the code that wrote the records, so that both would have to make the same mistake to agree.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class KeyFacts(Generic[F]):
 
 
 class KeyedRecount(SubjectRecount, Generic[F]):
-    """The recount of a subject whose keys have nothing to do with each other."""
+    """The recount of a subject with independent keys."""
 
     def __init__(self) -> None:
         self.keys: dict[str, KeyFacts[F]] = {}

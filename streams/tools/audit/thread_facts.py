@@ -1,4 +1,4 @@
-"""What the audit keeps of conversations: events of threads, and the turns that answer runs.
+"""The audit's facts about conversations: events of threads, and the turns that answer runs.
 
 ThreadEvent ──► ThreadFact      Turn of a run ──► ThreadTurn
 messages ──► MessageFact, each a digest ──► ThreadReading: what a model had before it, in two digests
@@ -21,7 +21,7 @@ from streams.tools.audit.record_digests import content_digest, digest
 OF_THREADS = "threads"
 """The protocol of turns that answer runs of threads."""
 OWN_IDS = ("run_cancelled", "run_ended", "run_deleted")
-"""Kinds of events whose ids follow from their thread and run."""
+"""Kinds of events with ids derived from their thread and run."""
 DERIVED = "5"
 """The version of a UUID that is derived from names, where its text has it; random ones have another."""
 SEPARATOR = "."
@@ -80,7 +80,7 @@ class ThreadFact(NamedTuple):
     """Empty: it requests no run."""
     memory: MemoryRule
     checkpoint: int | None
-    """A digest of the id of the event after whose state the thread continues."""
+    """A digest of the id of the event that the thread continues from."""
     adds_state: bool
     """changed: whether messages or values do."""
     rolled_back: bool

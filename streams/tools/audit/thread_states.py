@@ -1,10 +1,10 @@
-"""What a thread is after its events, for the audit: which run is in progress, and what it has to read.
+"""The state of a thread after its events, for the audit: which run is in progress, and the messages that it gets.
 
     ThreadFact, in the order of its partition ──► refusal: why it changes nothing ──► take ──► ThreadCount
 
-A second implementation of the fold that servers follow (streams/knowledge/thread_state.py), over digests. Most events
-that change nothing are no mistake: two clients met, and the second got a 409. Those that no server can have written
-have an `ImpossibleEvent`.
+A second implementation of the servers' fold (streams/knowledge/thread_state.py), over digests. Most events that change
+nothing are legitimate: two clients met, and the second got a 409. Those that no server can have written have an
+`ImpossibleEvent`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RACE = RunRefusal()
 
 @dataclass(frozen=True, slots=True)
 class HeadState:
-    """The messages of a thread, as those of the state before and what came to them."""
+    """The messages of a thread, as changes to the state before."""
 
     identity: int
     """Of the event that made it."""
@@ -104,9 +104,9 @@ class ThreadCount:
     begun: dict[str, RunCount] = field(default_factory=dict)
     """Every run that was ever in progress, as it was requested last."""
     in_log: set[str] = field(default_factory=set)
-    """Every run whose request took effect."""
+    """Runs with a request that took effect."""
     turned_away: set[str] = field(default_factory=set)
-    """Runs whose request changed nothing."""
+    """Runs with a request that changed nothing."""
     task_parts: set[tuple[str, str]] = field(default_factory=set)
     """What it has of tasks, by task and part; deleting it forgets none."""
     active: str | None = None

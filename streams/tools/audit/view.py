@@ -1,4 +1,4 @@
-"""The view that recounts have of the loop, and of how far each stage and this reading have come.
+"""The recounts' view of the loop, and of the progress of each stage and of this reading.
 
 Ledger ──► LoopFacts: tasks, policies, dead letters ──┬──► AuditView ──► every recount
 commits, begins, ends ──► Reach ──────────────────────┘
@@ -105,10 +105,10 @@ class AuditView:
         return any(begin > 0 for (name, _), begin in self.reach.begins.items() if name == self.names[label])
 
     def has_passed(self, task: TaskFact) -> str | None:
-        """Return the process that skipped a task it should have answered by then; None if that is still to come.
+        """Return the process that skipped a task it should have answered by then; None if it may still answer.
 
-        Without a process of its own a policy is answered by a fleet. Which one, if there are several, the log does not
-        say, so all of them have to be past it. One that never answered may wait for a fleet of its base model.
+        A policy without its own process is answered by a fleet. If there are several, the log does not tell which one,
+        so all of them have to be past it. A policy that was never answered may wait for a fleet of its base model.
         """
         own, reach = task.answered_by + task.policy, self.reach
         groups = {name for name, topic, _ in reach.committed if topic == self.names["tasks"]}

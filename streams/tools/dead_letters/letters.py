@@ -1,11 +1,11 @@
-"""Dead letters, and what was decided about each.
+"""Dead letters, and the decisions about them.
 
     dead-letters ──► load ──► Letter, LetterDecision ──► Letters: open, retried or dropped ──► find, matching
 
-A decision about a dead letter is a record, too: a DeadLetter of stage `dlq` about the same source record, under a key
+A decision about a dead letter is a record, too: a DeadLetter of stage `dlq` about the same source record, with a key
 that puts all decisions about one source into one partition. Dead letters of two stages about one source are decided
-together. Decisions are numbered; of those with the same number the first in the partition wins, and one with a number
-too high is void. So a writer that reads the partition up to its own decision knows whether it is valid.
+together. Decisions are numbered; of those with the same number the first in the partition wins, and one with too high a
+number is void. So a writer that reads the partition up to its own decision knows whether it is valid.
 
 The records that dead letters are about are in originals.py.
 """
@@ -72,7 +72,7 @@ class LetterDecision:
     attempt: int
     """1-based. A second attempt finishes what the first began, or decides otherwise."""
     said: str
-    """Who, and why."""
+    """The actor and the reason."""
     partition: int = 0
     """Retried: of the source topic, where the record goes."""
     end: int = 0
@@ -217,9 +217,8 @@ class Letters:
     def find(self, text: str, *, prefix: str = "") -> list[Letter]:
         """Return the dead letter with this id, id prefix or coordinates; or all about the record at these coordinates.
 
-        `prefix` is that of the deployment's topics: coordinates may have a topic's label.
-
-        Raises NotFoundError if there is none, SettingsError if `text` names several or is too short to name one.
+        `prefix`: of the deployment's topics; coordinates may have a topic's label. Raises NotFoundError, SettingsError
+        if `text` names several or is too short to name one.
         """
         if (place := re.fullmatch(r"(.+)\[(\d+)\]@(\d+)", text)) is not None:
             topic, partition, offset = place.groups()

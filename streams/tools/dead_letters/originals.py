@@ -1,9 +1,9 @@
-"""The records that dead letters are about: as they were, whether the log confirms it, and whether a retry may help.
+"""The original records of dead letters, whether the log confirms them, and whether a retry may help.
 
     Letter ──► originals: the copy in the dead letter, or if that had no room the record at the source
            ──► forgery: what shows that no stage can have written it
 
-Of a header that a record has twice a dead letter keeps the last value, and an empty one for a header without a value.
+If a record has a header twice, its dead letter keeps the last value; a header without a value becomes empty.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ READS: Mapping[str, tuple[str, ...]] = {
     "rollouts": ("adapters", "groups"),
     "trainer": ("groups", "batches"),
 }
-"""By stage, the topics about whose records it writes dead letters."""
+"""By stage, the topics that its dead letters are about."""
 
 
 class Original(NamedTuple):
@@ -60,7 +60,7 @@ def originals(settings: Settings, letters: list[Letter]) -> Iterator[tuple[Lette
 
 
 def copied(letter: Letter, event: DeadLetter) -> Original | EventError:
-    """Return the record as its dead letter, whose event this is, has copied it, or the error that hides it."""
+    """Return the record as its dead letter has copied it, or the error that hides it."""
     try:
         return Original(
             key=_bytes(event.key),
@@ -79,7 +79,7 @@ class LetterSource(NamedTuple):
 
     record: Record | None
     end: int
-    """Where its partition ends; 0 if there is no such partition."""
+    """The end of its partition; 0 if the partition does not exist."""
 
 
 def sources(settings: Settings, wanted: Iterable[Coordinates]) -> dict[Coordinates, LetterSource]:

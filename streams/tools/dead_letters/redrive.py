@@ -3,20 +3,19 @@
     letter ──► claim: a decision in dead-letters, acknowledged ──► read up to it: is it the first? ──► the original,
                                                                     └─ no: another process decided     with the claim's
                                                                                                        id in a header
-A retry that was killed between the claim and the record is finished by a later one: from the offset in the claim on it
-looks for the header, and if the record is not there makes the next attempt, of which again the first in the partition
-wins. It does so only after `STALE_S`, because the first might still be writing; the writer of a claim gives up long
-before that.
+A later retry finishes one that was killed between the claim and the record: it looks for the header from the offset in
+the claim on, and if the record is missing makes the next attempt, of which again the first in the partition wins. It
+does so only after `STALE_S`, because the first might still be writing; the writer of a claim gives up long before that.
 
 The record gets a new offset and the present time: a deadline that has passed stays passed.
 
-Whoever may write to dead-letters could make up a record that was never on its topic. So a retry compares key and
-payload with the source record, and needs the topic to be one that the dead letter's stage reads. Once retention has
-deleted the source, it takes the word of the dead letter only if asked to (`source_gone`).
+A writer to dead-letters could invent a record that was never on its topic. So a retry compares key and payload with the
+source record, and the topic must be one that the dead letter's stage reads. Once retention has deleted the source, the
+dead letter's copy is trusted only on request (`source_gone`).
 
 Not covered: two operators whose clocks differ by more than a minute, and a process that is suspended for longer than
-`STALE_S` between its last look at the clock and the write. Both can write a record twice. That doubles no effect, since
-every event has an id.
+`STALE_S` between its last look at the clock and the write. Both can write a record twice, without a second effect,
+since every event has an id.
 """
 
 from __future__ import annotations
@@ -250,7 +249,7 @@ class _RedriveRun:
     # --- retry: may it be redriven, and where to --------------------------------------------------------------------
 
     def _prepared(self, cases: list[_Case]) -> tuple[list[_Case], list[RedriveOutcome]]:
-        """Return the cases whose originals can be redriven, with their targets; and the outcomes of the others."""
+        """Return the cases that can be redriven, with their targets; and the outcomes of the others."""
         named = {topic.name: topic for topic in topics(self.settings.topics).values()}
         labels = {named[c.letter.source.topic].label for c in cases if c.letter.source.topic in named}
         bounds = admin.offsets(self.settings, sorted(labels))

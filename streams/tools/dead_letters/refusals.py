@@ -3,8 +3,8 @@
     dead-letters [of the policy's partition]: stage policy, about a `trained` event, open ──► Refusal, by version
 
 An agent that cannot load a version writes a dead letter about the event that announced it, and answers with the version
-before it. The log has no other word of that: the version stays primary, since another agent may serve it. Once the
-adapter is repaired and the agent restarted, `streamward dlq drop` closes the dead letter, and the refusal is over until
+before it. The log records this nowhere else: the version stays primary, since another agent may serve it. Once the
+adapter is repaired and the agent restarted, `streamward dlq drop` closes the dead letter and so ends the refusal, until
 an agent refuses the version again.
 """
 

@@ -4,8 +4,8 @@
               ├─ with records that are not events ──────────────► read_parquet, without those
               └─ written before a field existed   ────────────► payloads ──► decoded again, with its default
 
-Size and footer are checked before. Damage inside a page is found where it cannot be decompressed or decoded, and
-otherwise by `archive verify`: nothing that queries has a checksum of a page.
+Size and footer are checked first. Damage inside a page is found if it cannot be decompressed or decoded, and otherwise
+by `archive verify`: queries do not check checksums of pages.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     training_calls ──► the first call of each id ──► the first that makes a model ──► its calls ──► counts
     training_results ► the first result of a call ──────────────────────────────────────────────────┘
 
-Samples of a model's weights are among its calls, samples of the base are not. A call is open while it has no result and
-the worker owes it one; those that the server refused have not failed, as they were never done.
+Samples of a model's weights are among its calls, samples of the base are not. A call is open while the worker owes it a
+result; calls that the server refused do not count as failed, as they never ran.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     Finished ──► a response: its task's messages, and the answer ───┐
              └─► a run: each chain of its calls, with what it said ─┴─► {messages, tools, reward, feedback, …}
 
-Messages and tools are as chat templates take them (TRL's conversational format with `tools`): the arguments of a call
-are an object, not the text of one. A run is written once for each chain of its calls, the conversation first:
-sub-agents and forks are chains of their own, and those that share their first turns repeat them.
+Messages and tools have the form of chat templates (TRL's conversational format with `tools`): the arguments of a call
+are an object, not its text. A run is written once for each chain of its calls, the conversation first: sub-agents and
+forks are separate chains, and chains that share their first turns repeat them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     lines ──► fields that may be null, or messages with different keys? ──► README.md with `dataset_info`
 
 Without it a reader infers the types from the first chunk of a file. If no message there has a tool call, or no answer
-has feedback, it refuses the first that does. Messages keep only the keys that are set, as chat templates want them.
+has feedback, it refuses the first that does. Messages keep only the keys that are set, as chat templates need.
 """
 
 from __future__ import annotations

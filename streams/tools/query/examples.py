@@ -54,11 +54,11 @@ class ExportOptions:
     all_responses: bool = False
     """sft and openai: every response of a group that is good enough, not only the best one."""
     test_share: float = 0.1
-    """Share of the questions whose examples go to `test`."""
+    """Share of the questions with examples in `test`."""
     seed: int = 0
     """Another seed puts other questions into `test`."""
     with_held_out: bool = False
-    """Write what is held out, too, to a file of its own."""
+    """Also write held-out examples, to a separate file."""
     files: Literal["jsonl", "parquet"] = "jsonl"
 
 

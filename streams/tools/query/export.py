@@ -4,13 +4,13 @@
     responses ─┼─► one row per response of a group, in log order ──► examples ──► train, test ──► manifest.json
     tasks ─────┘                                                     by format    by question
 
-The same records under the same options give the same bytes, and the manifest says which records, how many examples and
-the sha256 of each file. The question decides which split an example is in, and what is held out is in neither
-(splits.py). A group that was written twice counts once.
+The same records and options give the same bytes, and the manifest has the records, the number of examples and the
+sha256 of each file. The question decides the split of an example; held-out ones are in neither (splits.py). A group
+that was written twice counts once.
 
-JSON lines are written here, since in them a field that is not set is left out, as chat templates and OpenAI's API want
-it; DuckDB's COPY writes it as null. Parquet, where it is a null anyway, is COPY's. Where lines differ, README.md has
-the types of their fields (dataset_card.py).
+JSON lines are written here, so that fields that are not set are omitted, as chat templates and OpenAI's API need;
+DuckDB's COPY would write null. COPY writes Parquet, which has nulls anyway. If lines differ, README.md has the types of
+their fields (dataset_card.py).
 
 Not covered: token ids. To train on those, train from the log (`streamward replay`).
 """

@@ -4,13 +4,13 @@
     trajectories ──► ended, and no task's ─► one run ─────────────────────────────────────────────────┴─► Finished
     tasks, turns, rewards (feedback) ──────► found by their key
 
-A group, and the end of a run, are written after everything that they are about. So the ends of their topics are taken
+A group, and the end of a run, are written after all records that they refer to. So the ends of their topics are taken
 first, and the other topics are read at least as far. Only the position of a record is kept until the group or the end
-comes; its content is fetched then, some hundred records at a time.
+is read; then its content is fetched, some hundred records at a time.
 
-A selection of what is `unfit`, too, has every response of a task whose group is in the log, whatever became of it.
+With `unfit` selected, too, the result has every response of each group in the log, whatever its outcome.
 
-Not covered: a response whose task is open, or that came after its group.
+Not covered: a response to an open task, or one that came after its group.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from streams.stages.agents.trajectories.call_chains import SYSTEM_ROLES
 from streams.stages.agents.trajectories.fold import Trajectory, fold
 
 BY_KEY = ("trajectories", "tasks", "turns", "rewards")
-"""Topics whose records are found by the id of their task."""
+"""Topics with the id of the task as key."""
 LABELS = ("groups", "responses", *BY_KEY)
 """The topics it reads."""
 CHUNK = 256
-"""Groups, or ends of runs, whose records are fetched at once."""
+"""Number of groups, or ends of runs, that are fetched at once."""
 AnEvent = TypeVar("AnEvent", bound=Event)
 log = logging.getLogger("streamward.export")
 
@@ -62,7 +62,7 @@ class FinishedSelection:
     policy: str | None = None
     purpose: Purpose | None = None
     unfit: bool = False
-    """Also responses that failed, or whose group was dropped; and what scorers said of each answer."""
+    """Also failed responses, those in dropped groups, and the scorers' reasons."""
     since_ms: int | None = None
     until_ms: int | None = None
     """Exclusive."""
@@ -129,7 +129,7 @@ class Finished:
         return "\n".join(message.content for message in self.prompt.messages if message.role not in SYSTEM_ROLES)
 
     def opinion(self, *about: str) -> float | None:
-        """Return the mean of the feedback on these; None if there is none."""
+        """Return the mean of the feedback on these, or None."""
         values = [reward.value or 0.0 for name in about for reward in self.feedback.get(name, ())]
         return sum(values) / len(values) if values else None
 
@@ -303,7 +303,7 @@ def _answers(
 
 
 def _of_answer(answer_id: str, events: list[Event | None]) -> dict[str, Any]:
-    """Return the fields of a finished answer that its own records say."""
+    """Return the fields of a finished answer from its own records."""
     turns = [event for event in events if isinstance(event, Turn) and event.trajectory_id == answer_id]
     steps = [event for event in events if isinstance(event, TrajectoryEvent) and event.trajectory_id == answer_id]
     began, ended = (next((event for event in steps if event.kind == kind), None) for kind in ("started", "ended"))

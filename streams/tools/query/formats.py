@@ -4,9 +4,9 @@
                                      └─► json, jsonl, csv     as they are
             ──────────────────────────► parquet               the batches themselves, into a file
 
-Times are ISO 8601 in UTC, whole numbers have all their digits, and what is nested is JSON, in CSV as well. DuckDB's
-COPY would change all three, and could not be interrupted. A table that is too wide for the terminal is printed one
-column per line, as psql does with `\\x auto`. A table is built in memory; the other formats are written row by row.
+Times are ISO 8601 in UTC, integers have all their digits, and nested values are JSON, also in CSV. DuckDB's COPY would
+change all three, and could not be interrupted. A table that is too wide for the terminal is printed one column per
+line, as psql does with `\\x auto`. A table is built in memory; the other formats are written row by row.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""One line for every question and its answer, appended to a file that may be followed.
+"""Append a line for every question and its answer to a file that readers may follow.
 
     Finished ──► a response: one line; a run: one line a call ──► the end of agent_interactions.jsonl
 
-The file is its own memory: a line has the id of its answer or call, and an id is written once. So an export that was
-killed anywhere can be repeated, and neither loses nor doubles a line; a last line that was cut off is removed and
-written again. Lines are in the order in which groups and runs were finished.
+The file holds all state: a line has the id of its answer or call, and an id is written once. So an export that was
+killed anywhere can be repeated without losing or doubling a line; a truncated last line is removed and written again.
+Lines are in the order in which groups and runs finished.
 """
 
 from __future__ import annotations

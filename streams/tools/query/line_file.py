@@ -1,6 +1,6 @@
-"""A file of JSON lines that is its own memory: what is in it is known again when it is opened.
+"""A file of JSON lines that holds all state: its contents are read when it is opened.
 
-One process at a time writes it. A last line that was cut off, since its writer was killed, is removed.
+One process at a time writes it. A last line that was truncated by a kill is removed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class LineFile:
     """Use as a context manager."""
 
     def __init__(self, path: Path, remember: Callable[[Any], None], description: str) -> None:
-        """Open it, and mend its end. `remember` gets each line's value, and raises KeyError or TypeError if it is none.
+        """Open it, and repair its end. `remember` gets each line's value; it raises KeyError or TypeError for an
+        invalid one.
 
         Raises RefusedError if it is not such a file, which `description` names, or another process writes it.
         """

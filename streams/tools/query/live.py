@@ -1,4 +1,4 @@
-"""Records of the log as a table that is read only when a query needs it.
+"""Records of the log as a table that is read lazily by queries.
 
     bounds ──► raw rows ──► chunks, decoded when pulled ──► the columns and rows of the statement ──► DuckDB
 

@@ -2,8 +2,8 @@
 
     SQL or TOPIC, options ──► QueryRequest: one statement, its scope, where the rows go ──► Session
 
-Everything is decided before anything is opened, so that a usage error does not read the log. Unknown names in the
-statement are DuckDB's to report, when it runs.
+Everything is checked before anything is opened, so that a usage error does not read the log. DuckDB reports unknown
+names in the statement, when it runs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     line ──► .command, or SQL until `;` ──► Session.run ──► formats       an error is printed, and the shell continues
 
-`Shell.feed` takes a line and returns whether more are wanted: it needs no terminal. `interact` feeds it from one, with
+`Shell.feed` takes a line and returns whether more are needed, without a terminal. `interact` feeds it from one, with
 history, completion, and a continuation prompt; Ctrl-C ends the running statement, or empties the line.
 """
 

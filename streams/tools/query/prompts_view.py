@@ -3,8 +3,9 @@
     groups, tasks ──► reward of the task ─┐
     turns, rewards ──► people's feedback ─┴─► prompt, version, alias, question, reward
 
-`question` is the same for tasks that ask the same after the prompt's own messages, so that two versions can be compared
-on the questions that both have answered. A prompt's text is in `prompts`, what a task was rendered with in `tasks`.
+`question` is the same for tasks with the same messages after the prompt's own, so that two versions can be compared on
+the questions that both have answered. A prompt's text is in `prompts`, the version and values that a task was rendered
+with are in `tasks`.
 """
 
 from __future__ import annotations

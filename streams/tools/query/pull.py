@@ -1,4 +1,4 @@
-"""Run a statement in a thread of its own, so that it can be stopped at any moment.
+"""Run a statement in a separate thread, so that it can be stopped at any moment.
 
     thread: con.sql ──► reader ──► batch, batch, ... ──► queue of a few ──► the caller's thread
     end():  con.interrupt(), again and again, until the thread has noticed

@@ -3,10 +3,10 @@
     responses without an agent ──► one turn each ─┐
     trajectories, turns, responses of agents ─────┴─► + tasks, groups, rewards, curation ──► runs
 
-It has a column for each field of `RunRow`, and the same values: what they mean is decided in
-streams/improve/runs/run_row.py and tool_use.py, and a property test compares the two. An open run, and an answer whose
-group is open, are rows, too; their missing figures are NULL. Last come `_label`, `_partition`, `_offset`
-and `_timestamp`: where the run's first record is, of `trajectories` or of `responses`.
+It has a column for each field of `RunRow`, with the same values: streams/improve/runs/run_row.py and tool_use.py define
+them, and a property test compares the two. Open runs, and answers in open groups, are rows, too; their missing figures
+are NULL. The last columns, `_label`, `_partition`, `_offset` and `_timestamp`, are the place of the run's first record,
+in `trajectories` or `responses`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ once AS (
     FROM placed GROUP BY trajectory_id
 )
 """
-"""What the turns of each run come to."""
+"""Sums over the turns of each run."""
 COURSES = """
 written AS (
     SELECT _partition, _offset, _timestamp, response_id, task_id, policy, agent_id, adapter_version, created_at,
@@ -200,9 +200,8 @@ LEFT JOIN judged AS j USING (answer_id)
 
 
 def runs_sql(settings: Settings, task_ids: Collection[str] | None = None) -> str:
-    """Return the statement of the view, by the prices and the names of tools that are in force.
-
-    `task_ids`: only of these tasks, and of chats, whose task is themselves; nothing else is read then.
+    """Return the statement of the view, with the current prices and tool names. `task_ids`: read only these tasks; a
+    chat is its own task.
     """
     prompt, completion = settings.jobs.prompt_usd, settings.jobs.completion_usd
     cost = "CAST(NULL AS DOUBLE)"

@@ -5,14 +5,14 @@
 
 `connect()` returns a DuckDB connection with the views, for a notebook or a program. A `Session` adds what a command
 needs: statements are checked before they run, errors keep their type, and records that could not be read are counted.
-What a session sees is fixed when it is opened. Nothing is read, and no view made, until a statement needs it, then only
-the topics and columns it names, and nothing is committed.
+A session sees the log as of its opening. Nothing is read, and no view created, until a statement needs it; then only
+the topics and columns it names are read, and nothing is committed.
 
 A session is locked unless files are allowed: DuckDB opens the archive's segments and no other file, loads nothing, and
 takes no settings (enable_external_access and lock_configuration of DuckDB's "Securing DuckDB").
 
 Not covered: the sha256 of the segments, which `streamward archive verify` checks; and times beyond the year 294246,
-which Avro has and DuckDB has not: a statement that reads one fails with an error.
+which Avro has and DuckDB does not: a statement that reads one fails.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class SessionLimits:
     duckdb: Mapping[str, str] = field(default_factory=dict)
     """DuckDB's own settings, such as memory_limit."""
     empty_topics: Collection[str] = ()
-    """Labels of topics whose views have no rows."""
+    """Labels of topics with empty views."""
 
 
 DEFAULT_LIMITS = SessionLimits()
@@ -199,7 +199,7 @@ class Session:
         return fresh
 
     def only_new(self, name: str) -> bool:
-        """Let the view of a topic show only records written since the last call; return whether there are any."""
+        """Restrict the view of a topic to records written since the last call; return whether it has any."""
         view = self.views[name]
         self._make_views({name})
         before = self._parts[view.label]
@@ -253,7 +253,7 @@ class Session:
         return [(str(row[0]), str(row[1])) for row in rows]
 
     def labels(self, statement: Statement) -> set[str]:
-        """Return the topics that a statement reads, as far as it names them."""
+        """Return the topics that a statement names."""
         named = [self.views[name] for name in statement.tables if name in self.views]
         return {label for view in named for label in (view.label, *view.also)}
 

@@ -1,10 +1,10 @@
-"""Where each topic is stored now: segments of the archive, and the offsets of the log after them.
+"""The sources of each topic: segments of the archive, and the offsets of the log after them.
 
     archive's manifests ─┬─► segments ──────────────► read_parquet
     log's bounds ────────┴─► first and next offset ─► Live         cut on offset: nothing twice, nothing missing
 
-The archive is read first, so that what moves there meanwhile is read from the log. Records that are in neither, because
-retention was faster than the archive, are reported as a gap.
+The archive is read first, so records that are archived meanwhile are read from the log. Records that are in neither,
+because retention was faster than the archive, are reported as a gap.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Scope:
 
     @property
     def whole(self) -> bool:
-        """Whether there is no limit."""
+        """Whether it is unlimited."""
         return self == Scope()
 
     def condition(self) -> str:
@@ -131,7 +131,7 @@ class Parts:
 
 
 def snapshot(settings: Settings, archive: ArchiveReader | None, *, log: bool) -> dict[str, Parts]:
-    """Return where every topic is now, by label: in the archive if there is one, and in the log if `log`.
+    """Return the sources of every topic, by label: in the archive if there is one, and in the log if `log`.
 
     Raises LogError if the broker or the archive does not answer.
     """

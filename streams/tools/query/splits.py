@@ -1,13 +1,13 @@
-"""Which file of a data set an example is in: no question is in two of them, and none that is held out is in train.
+"""Assign examples to the files of a data set: no question is in two files, and no held-out one in train.
 
     examples ──► keys (task, the task it was sent again for, thread), question ──► near duplicates ──► clusters
        │    purpose eval: its whole cluster; a held-out question in its text: it alone ──► held_out ──┐
        └──► by a hash of the question that a cluster begins with ──► train, test ─────────────────────┴──► splits
 
-Questions that are almost the same are in one cluster (streams/data/near_duplicates.py). Held-out questions are found as
-training finds them (streams/data/contamination).
+Near-duplicate questions are in one cluster (streams/data/near_duplicates.py). Held-out questions are found as in
+training (streams/data/contamination).
 
-Not covered: more questions than fit the memory.
+Not covered: more questions than fit in memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a view of the log is, apart from the topics' own: a name that statements can read, and how it is made."""
+"""A view of the log in addition to the topics' own: a name that statements can read, and its SQL."""
 
 from __future__ import annotations
 

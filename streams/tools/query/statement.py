@@ -1,4 +1,4 @@
-"""Check a statement before it is run: may it run, what does it read, and can it be followed?
+"""Check a statement before it runs: is it allowed, what does it read, and can it be followed?
 
     SQL ──► one statement? reads only? the views of the log alone? ──► the views it names ──► Statement
 
@@ -6,11 +6,11 @@ DuckDB's own parser decides, so a string or a comment with `COPY` in it is not a
 touched: that is left to the run, and the connection is locked, too (streams/tools/query/session.py).
 
 A SELECT can do more than read the log: a CTE may be a COPY or a DELETE, and table functions open files, show settings,
-run other statements, and take addresses in memory. So what may be in a statement is listed: kinds of queries, table
-functions, and what a name may stand for. Where files are allowed, so are all functions and names: then the user who
-runs the process has typed the statement.
+run other statements, and take addresses in memory. So there is a list of what a statement may contain: kinds of
+queries, table functions, and names. If files are allowed, so are all functions and names: then the user who runs the
+process has typed the statement.
 
-The lock would not stop a COPY: DuckDB may write what it may read, which is every segment of the archive.
+The lock would not stop a COPY: DuckDB may write every file that it may read, including the archive's segments.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Statement(NamedTuple):
 
     sql: str
     tables: frozenset[str]
-    """The tables and views it names, as far as the parser sees them; its own CTEs are not among them."""
+    """The tables and views that the parser finds in it, without its own CTEs."""
     rows: bool
     """Whether it returns rows of data, and so takes a limit: not EXPLAIN, DESCRIBE, SUMMARIZE or SHOW."""
     plain: bool
@@ -57,8 +57,8 @@ class Statement(NamedTuple):
 def parse(con: duckdb.DuckDBPyConnection, sql: str, *, allow_files: bool = False) -> Statement:
     """Return the one statement in `sql`. With `allow_files` it may read more than the views of the log.
 
-    Raises SettingsError if there is none, or several, or it cannot be parsed, or if it reads another table;
-    RefusedError if it does more than read.
+    Raises SettingsError unless it is one statement that parses and reads no other table; RefusedError if it does more
+    than read.
     """
     try:
         statements = con.extract_statements(sql)
@@ -166,7 +166,7 @@ def _system_views() -> frozenset[str]:
 
 @cache
 def _settings() -> frozenset[str]:
-    """Return the names of DuckDB's settings, which SHOW knows, and FROM does not: `threads` is a view of ours."""
+    """Return the names of DuckDB's settings, which SHOW knows but FROM does not: `threads` is one of our views."""
     return _names("SELECT lower(name) FROM duckdb_settings()")
 
 

@@ -1,4 +1,4 @@
-"""The views of the log: one per topic, and the joins that are needed most.
+"""The views of the log: one per topic, and the most frequent joins.
 
     topic `group-control` ──► view group_control       groups + responses ──► group_responses
     the columns of streams/arrow                       adapters + batches + groups ──► lineage
@@ -8,13 +8,13 @@
                                                        every other subject's: jobs_view.py, and those of plugins
 
 A view has a leading topic: `--since`, `--key` and the like choose records of that one, and a join looks up the others
-in the whole log (schema `whole`), so that a narrow window never loses the other half of a row. Records that were
-written twice count once in a join: the first in its partition wins, as in the stages.
+in the whole log (schema `whole`), so that a narrow window never loses the other half of a row. Duplicate records count
+once in a join: the first in its partition wins, as in the stages.
 
-Where nothing of a group was scored, `reward_mean` and `reward_std` are NULL; the record itself has 0.
+If no answer of a group was scored, `reward_mean` and `reward_std` are NULL; the record itself has 0.
 
-Token ids and logprobs are in `groups.responses`. `rollout` folds all events of a policy, also those in a partition that
-is not the policy's, which agents never read.
+Token ids and logprobs are in `groups.responses`. `rollout` folds all events of a policy, even those in a wrong
+partition, which agents never read.
 """
 
 from __future__ import annotations

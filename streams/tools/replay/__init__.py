@@ -1,1 +1,1 @@
-"""Part of a log again, under other settings, in a log of its own: an experiment."""
+"""Experiments: replay a part of a log under other settings, into a separate log."""

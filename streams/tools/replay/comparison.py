@@ -2,7 +2,7 @@
 
     adapters of each log: evaluated ──► score by suite and version ──► rows: one suite, one version, both sides
 
-A side is an experiment, or a policy of the log itself. Suites of the same name have the same questions. `streamward
+Each side is an experiment, or a policy of this log. Suites of the same name have the same questions. `streamward
 replay evaluate` evaluates the versions of an experiment, and `streamward evaluate` those of a policy.
 """
 

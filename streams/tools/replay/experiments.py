@@ -3,8 +3,8 @@
     experiments: started, stopped, failed, finished ──► fold ──► Experiment: selection, ranges, settings, counts, state
     settings, NAME ──► settings of its log: the same topics under <prefix>experiment.NAME., adapters in its own folder
 
-No live process subscribes to a topic of another prefix, so no live process sees an experiment, and every command works
-on it with `--config FOLDER/streamward.toml`. Where it came from is recorded in the log it came from.
+Live processes do not subscribe to topics with another prefix, so they do not see experiments, and every command works
+on one with `--config FOLDER/streamward.toml`. Its origin is recorded in the source log.
 
 On one machine a second process that runs the same experiment is refused; on two machines nothing prevents it.
 """

@@ -3,8 +3,8 @@
     suite ──► eval tasks, pinned to each version ──► policy and scoring agent, here ──► join ──► groups, `evaluated`
 
 The same agents as in the loop run in this process on the experiment's own log until every question is answered and
-scored. Episodes are for the caller to have played (streams/demo/players.py). The batch driver joins the answers, and
-the reducer of rollouts adds up the scores. A second call adds nothing.
+scored. The caller has to play episodes (streams/demo/players.py). The batch driver joins the answers, and the reducer
+of rollouts adds up the scores. A second call adds nothing.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     lists of records of each partition ──► what certainly comes next ──► sorted ──► lists of records
 
-As in Kafka Streams the partition comes next whose next record is the oldest, so each keeps its own order even where its
-timestamps go back. That is the order of the newest timestamp that each partition has had so far, and sorting a thousand
-records by it takes a third of the time of comparing heads one by one.
+As in Kafka Streams, the partition with the oldest next record comes next, so each keeps its own order even if its
+timestamps go back. This equals sorting by the newest timestamp so far in each partition, and sorting a thousand records
+takes a third of the time of comparing heads one by one.
 """
 
 from __future__ import annotations

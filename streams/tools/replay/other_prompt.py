@@ -2,9 +2,9 @@
 
     tasks of the source ──► each question once, after the prompt ──► the experiment's agents ──► groups, `evaluated`
 
-Answers to one prompt are no answers to another, so the questions alone are copied: version 0 of the experiment, the
+Answers to one prompt do not count for another, so only the questions are copied, and version 0 of the experiment, the
 base model, answers them. Two experiments with a prompt each have the same suite, `recorded@DIGEST`: `experiments
-compare` sets them side by side, and view `prompt_rewards` of each log has what its prompt earned.
+compare` shows them side by side, and view `prompt_rewards` of each log has the rewards of its prompt.
 
 Not covered: tasks that an agent works on, and training. Adapters of the source did not learn with this prompt;
 `streamward prompts optimize` compares prompts under an adapter.
@@ -51,7 +51,7 @@ def ask(replay: Replay, prompt: PromptUse) -> Counter[str]:
 
 
 def after(prompt: PromptUse, task: Task) -> Task:
-    """Return a task with its own messages after a prompt. Raises EventError if there is no question then."""
+    """Return a task with its own messages after a prompt. Raises EventError if no question is left."""
     return replace(task, prompt_version=prompt, messages=before(prompt, task.messages))
 
 

@@ -1,13 +1,13 @@
-"""How far behind a group was, for an experiment that trains other versions on it.
+"""The lag of a group, for an experiment that trains other versions on it.
 
     adapters[policy]: trained, by record time ──► newest version when the group was complete ──► lag, in its metadata
 
-In the source, the lag of a group in batch s is s less the batches that its version had taken. An experiment has other
-batches and other versions; what stays true is how many batches the sampler was behind the newest version when the group
-was complete. That is what is recorded, and `batches.max_policy_lag` applies to it.
+In the source, the lag of a group in batch s is s less the batches that its version had been trained on. An experiment
+has other batches and versions; what remains true is how many batches the sampler was behind the newest version when the
+group was complete. This is recorded, and `batches.max_policy_lag` applies to it.
 
-How far the experiment's own adapter has moved from the one that sampled is not a count of versions; the importance
-ratios of the trainer measure it.
+The distance of the experiment's own adapter from the one that sampled is not a count of versions; the trainer's
+importance ratios measure it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Trained:
         return max(0, self._batches.get(newest, newest) - self._batches.get(version, version))
 
     def note(self, close: EmitGroup) -> EmitGroup:
-        """Return a group that leaves with its lag in its metadata; an unanswered one has none."""
+        """Return a completed group with its lag in its metadata; an unanswered one has none."""
         if close.adapter_version < 0:
             return close
         lag = (POLICY_LAG, str(self.lag(close.adapter_version, close.created_at)))

@@ -7,8 +7,8 @@ Groups are ordered by the time of the record that completed them, so training go
 two experiments over one selection see the same groups in the same order. The results of the partitions wait on disk
 until all are joined, so memory holds only their open groups.
 
-The live worker may have written groups that were completed within moments of each other in another order, so a batch
-here may hold a neighbour of the group that the source's batch has.
+The live worker may have written groups that were completed almost simultaneously in another order, so a batch here may
+have a neighbour of a group in the source's batch.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Spool:
 
     def add(self, timestamp_ms: int, letter: bool, key: bytes | None, payload: bytes) -> None:
         """Write the next group or dead letter, with the time of the record at which it left."""
-        self._latest = max(self._latest, timestamp_ms)  # a partition keeps its order, whatever its clocks say
+        self._latest = max(self._latest, timestamp_ms)  # a partition keeps its order, whatever its timestamps
         self._file.write(_ROW.pack(self._latest, letter, -1 if key is None else len(key), len(payload)))
         self._file.write(key or b"")
         self._file.write(payload)

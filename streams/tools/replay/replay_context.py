@@ -2,8 +2,8 @@
 
     source, history ──► Replay ──► copy, rescore, regroup ──► Writer ──► the experiment's own log
 
-An experiment has one writer, and the source alone decides in which order it writes each partition. So the end of a
-partition says how far it came: after a stop or a kill the same records are produced again, and those already written
+An experiment has one writer, and the source alone determines the order in which it writes each partition. So the end of
+a partition tells its progress: after a stop or a kill the same records are produced again, and those already written
 are skipped.
 """
 

@@ -3,8 +3,8 @@
     tasks, responses of the experiment ──► each scorer, in the order of the responses ──► rewards of the experiment
 
 A reward has the record time of its response, so it meets every deadline that its response met. Slow scorers run in
-parallel, MAX_PENDING at a time, and are written in order. A response scored before a stop is not scored again: a judge
-costs money. So of a scorer that gives another score each time, the first one written counts.
+parallel, MAX_PENDING at a time, and are written in order. A response scored before a stop is not scored again, since a
+judge costs money. So if a scorer is not deterministic, its first written score counts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from streams.tools.replay.selection import bounds
 MAX_PENDING = 256
 """Scores that may be pending at once."""
 LOOKED_UP = 200
-"""Responses whose tasks are looked up together."""
+"""Number of responses with tasks that are looked up together."""
 PERMANENT = ("unknown_scorer", "bad_settings", "missing_package", "module_not_listed")
 """Reasons for which every other score of this scorer would fail as well."""
 

@@ -6,9 +6,9 @@
          └───► ask again with another prompt (other_prompt.py)
                (copy and join of an archive may be spread over machines: streams/tools/spread.py)
 
-Where an experiment came from is an event in the source's `experiments`; nothing else is written to the source, and no
-offset of it is committed. Each step writes in an order that follows from the step before, so a run that was stopped or
-killed continues where its topics end.
+The origin of an experiment is an event in the source's `experiments`; nothing else is written to the source, and no
+offset is committed there. The order of each step's records follows from the step before, so a run that was stopped or
+killed continues at the ends of its topics.
 
 An experiment cannot be replayed: its adapters did not sample its responses. Replay its source instead.
 """

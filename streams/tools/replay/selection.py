@@ -2,9 +2,9 @@
 
     --policy --since --until --from --to --key --scenario --where ──► Selection ──► tasks ──► SelectedTasks: their keys
 
-Only train tasks are chosen; their responses, rewards and control records follow by key. Ages become
-times at the first request, and the range is fixed then, so that a repeated request means the same records. A task that
-is in the log twice, once inside the range, is chosen with both copies.
+Only train tasks are chosen; their responses, rewards and control records follow by key. Ages become times at the first
+request, and the range is fixed then, so that a repeated request selects the same records. A task that is in the log
+twice, once inside the range, is chosen with both copies.
 """
 
 from __future__ import annotations
@@ -132,9 +132,8 @@ class SelectedTasks(NamedTuple):
 def choose(
     settings: Settings, history: History, selection: Selection, ranges: Iterable[SourceRange], among: set[str] | None
 ) -> SelectedTasks:
-    """Return the train tasks to replay; `among` are the ids for which `selection.where` holds, None without one.
-
-    Raises NotFoundError if there are none, RefusedError if the log begins after `selection.since_ms`.
+    """Return the train tasks to replay; `among`: the ids that satisfy `selection.where`; None without one. Raises
+    NotFoundError if none is left, RefusedError if the log begins after `selection.since_ms`.
     """
     name = topics(settings.topics)["tasks"].name
     starts, ends = bounds(ranges, name)

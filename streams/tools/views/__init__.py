@@ -1,1 +1,1 @@
-"""Readings of the log for people and programs: the page, REST and the demo show these, and decide nothing."""
+"""Views of the log for people and programs: the page, REST and the demo only render them."""

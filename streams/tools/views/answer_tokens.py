@@ -1,10 +1,10 @@
-"""The tokens of one answer: how likely each was when it was sampled, and what is known of the trainer's ratio.
+"""The tokens of one answer: their probabilities when sampled, and the known facts about the trainer's ratio.
 
     response ──► ids, logprobs, loss mask ──► a row each, and the first that differs from its siblings'
     group ──► batch ──► version ──► what its trainer measured over all tokens of the step
 
-The texts of tokens are not in the log. With the tokenizer that the answer was made with (the server has its own), each
-token has its text; without it, its id alone.
+The texts of tokens are not in the log. With the tokenizer of the answer (the server has its own), each token has its
+text; without it, only its id.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class AnswerTokens:
 
 
 def find_tokens(log: LogSnapshot, partition: int, offset: int, texts: TokenTexts | None) -> AnswerTokens:
-    """Return the tokens of the response at an offset. Raises NotFoundError if there is none."""
+    """Return the tokens of the response at an offset. Raises NotFoundError."""
     position = f"_partition = {min(partition, LARGEST_OFFSET)} AND _offset = {min(offset, LARGEST_OFFSET)}"
     response = log.first(f"SELECT * EXCLUDE (prompt_token_ids, branches) FROM responses WHERE {position}")  # noqa: S608
     if response is None:
@@ -117,7 +117,7 @@ def _ratio(log: LogSnapshot, response: Row) -> str:
 
 
 def describe_ratio(version: int, metrics: Mapping[str, float], recipe: Mapping[str, str]) -> str:
-    """Return what a step's metrics and recipe say of the ratios of its tokens.
+    """Return a sentence on the ratios of a step's tokens, from its metrics and recipe.
 
     >>> describe_ratio(3, {}, {})
     'The ratio of each token is not recorded, nor what it was in the step that made version 3.'
@@ -146,7 +146,7 @@ def _farthest(difference: float) -> str:
 
 
 def _clip(metrics: Mapping[str, float], recipe: Mapping[str, str]) -> str:
-    """Return where the loss of a step clips ratios, and how many tokens that held back, as far as both are recorded."""
+    """Return where the loss of a step clips ratios, and how many tokens were clipped, if recorded."""
     rule = clip_rule(recipe)
     if "clipped" not in metrics:
         return rule

@@ -1,4 +1,4 @@
-"""The statement that a visitor of the page typed, its rows or why there are none, and the views that can be read.
+"""The statement that a visitor of the page typed, its rows or error, and the available views.
 
 SQL ──► statement_process.py, which bounds it ──► SqlAnswer
 """
@@ -16,7 +16,7 @@ from streams.tools.views.statement_process import LONGEST_S, QueryRows, Statemen
 
 @dataclass(frozen=True)
 class SqlAnswer:
-    """A statement, its rows or why there are none, and the views that can be read."""
+    """A statement, its rows or error, and the available views."""
 
     sql: str
     views: list[SqlView]

@@ -1,11 +1,11 @@
-"""How a policy learns, as curves: each figure by version, with the time of its newest record.
+"""Learning curves of a policy: each figure by version, with the time of its newest record.
 
     groups, responses           ──► of the version that answered: reward, what taught, length, cut answers
     adapters (trained), batches ──► of the step that made a version: loss, KL, …, lag, distinct answers, throughput
     adapters (evaluated)        ──► of the version that was asked: held-out score and reward
 
-A figure is a statement that `streamward query` answers, too. Several policies and experiments can be laid over each
-other (overlays.py); over versions, over time, or over the hours since each began.
+Each figure is a statement that `streamward query` can run, too. Several policies and experiments can be overlaid
+(overlays.py): by version, by time, or by hours since each began.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def _share_point(row: Row) -> CurvePoint:
 
 
 def _suite_reward_lines(log: LogSnapshot, policy: str) -> Lines:
-    """Return the rewards on each suite whose rewards say more than right or wrong."""
+    """Return the rewards on each suite with rewards other than right or wrong."""
     rows = [row for row in suite_scores(log, policy) if row["mean_reward"] is not None]
     suites = {row["suite"] for row in rows if row["mean_reward"] != row["exact"]}
     return _lines((suite_title(row["suite"]), _mean_point(row)) for row in rows if row["suite"] in suites)
@@ -373,7 +373,7 @@ COMPARED: Mapping[str, LinesOf] = {"reward": _of_answers("reward"), "sources": _
 """Readers of the only line of a policy where several are laid over each other, if that is another function."""
 
 
-# --- what several charts are made of, read once for as long as the log stands still -----------------------------------
+# --- data of several charts, read once while the log does not change --------------------------------------------------
 
 
 def answer_figures(log: LogSnapshot, policy: str) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Dead letters: what could not be used, why, what to do, and what was decided about each.
+"""Dead letters for people: the unusable record, the reason, what to do, and the decision.
 
 dead_letters ──► the newest first, with the newest decision about their source ──► LetterList
 each payload ──► its event in a few words, or its text; the task that it is about
@@ -81,14 +81,14 @@ def _event_text(payload: bytes | str | None, topic: Topic | None) -> str | None:
 
 
 def payload_text(payload: bytes | str | None, size: int | None) -> str:
-    """Return a payload as text, as far as it is text; without one its `size`, if that is known."""
+    """Return a payload as text, where it is text; without one its `size`, if known."""
     if payload is None:
         return "" if size is None else f"({size:,} bytes, not kept in the dead letter)"
     return cut(payload.decode("utf-8", "replace") if isinstance(payload, bytes) else payload, PAYLOAD_SHOWN)
 
 
 def _decode(text: str | None) -> bytes | str | None:
-    """Return the bytes that base64 stands for, or the text itself if it is none: anybody may write a dead letter."""
+    """Return the decoded base64, or the text itself if it is not base64: any client may write a dead letter."""
     try:
         return None if text is None else base64.b64decode(text, validate=True)
     except ValueError:

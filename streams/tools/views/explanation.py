@@ -1,4 +1,4 @@
-"""A task explained: what its group taught, why it taught nothing, or what it waits for, one sentence after another.
+"""Explain a task in sentences: what its group taught, why it taught nothing, or what it waits for.
 
 TaskHistory ──► group_outcome.py: which of these ──► its rewards, batch, version and left-out slots in words
             ──► side_by_side.py: its answers, slot by slot
@@ -87,7 +87,7 @@ def _flat(task: TaskHistory) -> list[str]:
 
 
 def _equal_rewards(task: TaskHistory, reward: float) -> str:
-    """Return why all answers got the same reward, as far as the other rewards of the scenario tell."""
+    """Return why all answers got the same reward, judging by the other rewards of the scenario."""
     if len({row["text"] for row in task.responses}) == 1:
         return "All answers are the same text: the policy is sure, or its temperature is low."
     lowest, highest = task.reward_range or (0.0, 0.0)

@@ -1,9 +1,9 @@
-"""The list of groups: which of them, the newest first, with the question and the beginnings of the answers.
+"""The list of groups, filtered, the newest first, with the question and the beginnings of the answers.
 
     filter ──► positions of one page of groups ──► what became of each ──► GroupList
                                                └─► question, answers with their rewards, length
 
-A filter narrows the positions alone, so that whatever the list shows is read for the groups of one page, not for all.
+A filter narrows only the positions, so that the contents are read for the groups of one page, not for all.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ANSWERS_SQL = """
     SELECT task_id, response_id, text, completion_tokens FROM responses WHERE {condition} AND coalesce(error, '') = ''
     QUALIFY row_number() OVER (PARTITION BY response_id ORDER BY _offset) = 1
 """
-"""Each answer once; what failed is none."""
+"""Each answer once, without failed ones."""
 LENGTHS_SQL = """
     SELECT task_id FROM (SELECT arg_min(task_id, _offset) AS task_id, arg_min(completion_tokens, _offset) AS
         completion_tokens FROM responses WHERE coalesce(error, '') = '' GROUP BY response_id)

@@ -1,4 +1,4 @@
-"""What became of a group: what it taught, or why it taught nothing. Nothing else decides this.
+"""The outcome of a group: what it taught, or why it taught nothing. The only place that decides this.
 
     dropped? ──► not for training? ──► all advantages 0? ──► left out of its batch? ──► it taught, or still will
 
@@ -68,7 +68,7 @@ class GroupOutcome:
     label: str
     """In two or three words, for a list."""
     explanation: str
-    """A sentence on why there was nothing to learn; empty if there was, or if the rewards must be looked at."""
+    """A sentence on why there was nothing to learn; empty if there was, or if it depends on the rewards."""
 
 
 def outcome(group: Mapping[str, Any]) -> GroupOutcome:

@@ -1,4 +1,4 @@
-"""Jobs and what they cost, from the fold of their events that `streamward jobs` shows.
+"""Jobs and their cost, from the fold of events that `streamward jobs` shows.
 
 log, archive ──► events of jobs ──► AllJobs ──► JobList
                                 └─► one job: how far it is, its evaluations with intervals, its steps, its order
@@ -152,7 +152,7 @@ def _evaluation(job: JobState, result: JobEvaluation) -> Row:
 
 
 def _success_interval(metrics: Mapping[str, float]) -> tuple[float | None, float | None]:
-    """Return the interval of the success; none if the log does not say of how many questions."""
+    """Return the interval of the success; None if the log does not have the number of questions."""
     success, count = metrics.get("success"), metrics.get("n", 0.0)
     return wilson(success, int(count)) if success is not None and 0 < count < 2**31 else (None, None)
 

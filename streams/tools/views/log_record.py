@@ -1,4 +1,4 @@
-"""One record of the log, all of it.
+"""One complete record of the log.
 
 TOPIC, partition, offset ──► the row of its view ──► fields, what is nested as JSON
 """
@@ -41,7 +41,7 @@ class LogRecord:
 
 
 def find_record(log: LogSnapshot, label: str, partition: int, offset: int) -> LogRecord:
-    """Return a record. Raises NotFoundError if there is none, or it is no event."""
+    """Return a record. Raises NotFoundError if it does not exist, or is not an event."""
     labels = topics(log.view.settings.topics)
     if label not in labels:
         raise NotFoundError(f"there is no topic {label[:80]!r}; there are {', '.join(labels)}")

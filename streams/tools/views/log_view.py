@@ -1,11 +1,11 @@
-"""The log as pages and REST read it: one session of `streamward query`, kept while it is fresh.
+"""The log for pages and REST: one session of `streamward query`, kept while it is fresh.
 
     snapshot() ──► the session, or a new one if the log has grown ──► rows of a statement
 
 All statements of one snapshot see the log up to the same offsets. One reader is served at a time. A session is kept
 for FRESH_S, and for COST times the CPU time that a snapshot took, so that reading takes a tenth of one core at most,
-however long the log is; a snapshot says how old it is. What a page renews by itself is read once a session, and figures
-of the log alone once for as long as it has no other records (`recall`).
+however long the log is; a snapshot says how old it is. Parts that a page refreshes by itself are read once per session,
+and figures of the log alone once until it has new records (`recall`).
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ class LogSnapshot:
         return RowPage(rows[:size], first, size, is_last=len(rows) <= size)
 
     def undecodable(self, label: str) -> list[Bad]:
-        """Return the records of a topic that are no events, as far as it was read; a tenant sees none of them."""
+        """Return the records of a topic, as read, that are not events; a tenant sees none of them."""
         hidden = self.rights.tenant is not None or label in self.rights.hidden
         return [] if hidden else self._session.bad({label})
 
     def left_out(self) -> list[str]:
-        """Return a sentence for each kind of record that could not be read, as far as the log was read."""
+        """Return a sentence for each kind of unreadable record, in the log as read."""
         return [] if self.rights.tenant is not None else self._session.omissions(set(LABELS))
 
 

@@ -1,10 +1,10 @@
-"""Policies and experiments laid over each other: one chart for each figure, one line for each of them.
+"""Overlays of policies and experiments: one chart for each figure, with one line for each of them.
 
     the policy of the page, and those chosen with it ──► the charts of each ──► CurveOverlay
     experiments ──► the settings of its log          ──► a view of that log ──► the charts of its policy
 
-An experiment is read from its own log, and only for visitors who see the logs of all tenants. Where there is more than
-one, each has one line for its train reward, whatever scenarios it has.
+An experiment is read from its own log, and only for visitors who see the logs of all tenants. If there are several,
+each has one line for its train reward, whatever its scenarios.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_OVERLAYS = COLOURS - 1
 """In addition to the policy of the page: each has a colour."""
 MOST_CHOICES = 200
 EXPERIMENT = "experiment "
-"""How the name of an experiment begins where policies are named, too."""
+"""Prefix of an experiment's name where policies are named, too."""
 POLICY_NAMES_SQL = "SELECT policy FROM adapters UNION SELECT policy FROM groups ORDER BY policy"
 
 

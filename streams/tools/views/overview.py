@@ -1,4 +1,4 @@
-"""Where every group is, what was learnt, what waits for what, and how many records come.
+"""The overview: the place of every group, what was learnt, what waits for what, and the rate of records.
 
 tasks, responses, rewards, groups, batches, adapters ──► the place of each train task, counted by policy
 the list of groups                                     ──► how many taught nothing
@@ -33,7 +33,7 @@ class WholeLogView:
     left_out: list[str]
     status: LoopStatus | None
     no_status: str | None
-    """Why there is no status."""
+    """Why the status is missing."""
     diagnoses: dict[str, Diagnosis]
     """By policy, why it learns nothing."""
     is_archive: bool
@@ -85,7 +85,7 @@ def records_sql(labels: Sequence[str]) -> str:
 
 
 def _read_status(view: LogView) -> tuple[LoopStatus | None, dict[str, Diagnosis], str | None]:
-    """Return what `streamward status` shows, or why there is nothing to show."""
+    """Return what `streamward status` shows, or why it cannot be read."""
     if view.source == "archive":
         return None, {}, "This is an archive: it says nothing of processes."
     try:

@@ -1,4 +1,4 @@
-"""Where train tasks are on their way from being written to being in a version.
+"""The places of train tasks on their way into a version.
 
     waiting ──► sampled ──► scored ──► grouped ──► batched ──► trained          left out: of every version, for good
 

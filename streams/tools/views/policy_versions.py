@@ -1,4 +1,4 @@
-"""Policies: their versions with what each was made of, which one answers, the decisions, and how they learn.
+"""Policies: their versions and the sources of each, the primary, the decisions, and the learning curves.
 
     adapters        ──► versions, and folded: statuses, decisions
     batches, groups ──► what each version was made of, and what its answers were worth

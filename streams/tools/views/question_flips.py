@@ -1,4 +1,4 @@
-"""The held-out questions of a policy by version: which were right, and what changed from one version to the next.
+"""The held-out questions of a policy by version: which were answered right, and what changed between versions.
 
 adapters (evaluated) ──► outcome of each question, by version ──► what flipped ──► questions, the most changed first
 tasks (eval)         ──► the text of each question, and the task in which a version was asked it
@@ -113,7 +113,7 @@ FROM tasks WHERE purpose = 'eval' AND policy = {literal(policy)} AND metadata['s
 
 
 def read_questions(log: LogSnapshot, policy: str, suite: str = "") -> QuestionTable | None:
-    """Return the questions of a suite, of the one that was asked last if none is named; None if there is none."""
+    """Return the questions of a suite, default: the one asked last; None if not found."""
     scores = [row for row in suite_scores(log, policy) if row["suite"]]
     newest = {row["suite"]: row["time_ms"] for row in sorted(scores, key=lambda row: row["time_ms"])}
     suites = sorted(newest, key=lambda name: -newest[name])

@@ -87,7 +87,7 @@ def newest_records(log: LogSnapshot) -> NewestRecords:
 
 
 def live_topics(rights: LogRights) -> list[str]:
-    """Return the topics whose records are shown, by label; logins and keys are seldom written.
+    """Return the topics to show, by label; logins and keys are seldom written.
 
     Raises RefusedError for a tenant's principal.
     """

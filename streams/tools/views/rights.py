@@ -1,12 +1,12 @@
-"""What a visitor may see of the log: everything, everything but keys and requests, or one tenant's rows.
+"""Access to the log by visitor: everything, everything but keys and requests, or one tenant's rows.
 
     principal ──► LogRights ──► a statement ──► the same statement over the rows that the principal may see
 
 A tenant's rows are those of its tasks, of agents and policies whose names begin with its own, and of jobs that it
-ordered. A statement is restricted by defining each name that it reads in front of it; `whole.NAME` is for what only
-says more of rows that are the visitor's already, such as the batch that a group went into.
+ordered. A statement is restricted by redefining each name that it reads; `whole.NAME` is for additional facts about
+rows that the visitor may see anyway, such as the batch that a group went into.
 
-A task is the tenant's if the first record with its id is: another one with the same id shows nothing of the first.
+A task belongs to the tenant of the first record with its id: a later one with the same id shows nothing of the first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Runs: the list of them, and one turn by turn.
+"""Runs: the list, and one run turn by turn.
 
     filter ──► the newest answers and trajectories that pass ──► their rows of view `runs` ──► RunList
     trajectories, turns, rewards of one ──► RunHistory
 
-Only what the filter asks for is read of the whole log; the figures are read for the runs of one page.
+Only the filter's fields are read from the whole log; the figures are read for the runs of one page.
 
 Not covered: a record that was written again much later may put its run on two pages.
 """
@@ -39,7 +39,7 @@ SELECT trajectory_id, task_id, policy, agent_id, NULL, purpose, sampling_id IS N
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs are listed. Raises SettingsError for a word that is none of those that there are."""
+    """The filter of runs. Raises SettingsError for an unknown word."""
 
     agent: str = ""
     policy: str = ""
@@ -125,7 +125,7 @@ def list_runs(log: LogSnapshot, chosen: RunFilter, first: int, size: int = PAGE_
 
 
 def find_row(log: LogSnapshot, answer_id: str) -> Row | None:
-    """Return the row of a run; None if there is none that may be seen."""
+    """Return the row of a run; None if not found or not visible."""
     own_id = literal(answer_id)
     task = log.first(f"SELECT task_id FROM ({ANSWERS_SQL}) WHERE answer_id = {own_id}")  # noqa: S608 - a literal
     rows = [] if task is None else _rows(log, {task["task_id"]})
@@ -133,7 +133,7 @@ def find_row(log: LogSnapshot, answer_id: str) -> Row | None:
 
 
 def whole_id(log: LogSnapshot, beginning: str) -> str | None:
-    """Return the id of the only run that begins so, or is called so; None if there are none or several."""
+    """Return the full id of a run by its prefix or name; None unless exactly one matches."""
     listed = f"SELECT DISTINCT answer_id FROM ({ANSWERS_SQL}) WHERE starts_with(answer_id, {literal(beginning)})"  # noqa: S608
     names = [row["answer_id"] for row in log.rows(f"{listed} ORDER BY answer_id", limit=2)]
     return names[0] if len(names) == 1 or beginning in names else None

@@ -1,4 +1,4 @@
-"""A task's answers side by side: what all of them begin with, where they differ, and what each got.
+"""A task's answers side by side: their common beginning, where they differ, and their rewards.
 
 tokens, or words where their texts are not known ──► the shared beginning, and how each continues
 group, rewards, turns                            ──► a column for each slot
@@ -33,7 +33,7 @@ class TokenTexts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SlotAnswer:
-    """One slot: its answer, if there is one, and what was made of it."""
+    """One slot: its answer, if any, and its outcome."""
 
     slot: int
     response: Row | None
@@ -150,7 +150,7 @@ def shared_words(texts: Sequence[str]) -> str:
 def shared_by_token(
     texts: Sequence[str], tokens: Sequence[Sequence[int]], token_bytes: Callable[[int], bytes]
 ) -> str | None:
-    """Return the text of the tokens that all begin with; None if the texts are not those of the tokens.
+    """Return the text of the common first tokens; None if the texts do not match the tokens.
 
     A character whose bytes are divided between two tokens belongs to the second.
 

@@ -1,12 +1,12 @@
-"""A statement of a reader's own, in a process that can be killed: it only reads, opens no file, and its limits hold.
+"""Run a reader's statement in a process that can be killed: it only reads, opens no files, and is limited.
 
     SQL ──► two at once at most ──► statement_worker.py ──► limits of rows, bytes, time and memory ──► QueryRows
 
-DuckDB counts neither the texts that functions make nor the batches that it hands over, and hears an interrupt only
-between two chunks. So the kernel bounds the memory of the process, and one that is not heard of in time is killed.
+DuckDB counts neither texts made by functions nor batches that it returns, and notices an interrupt only between two
+chunks. So the kernel limits the memory of the process, and one that does not answer in time is killed.
 
-Starting a process takes a second, so it answers one statement after another, until one of them has used it up. One that
-has nothing to do is kept.
+Starting a process takes a second, so it runs one statement after another, until one has used it up. An idle one is
+kept.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def needs_memory(reason: str) -> str:
 
 @contextmanager
 def _slot() -> Iterator[None]:
-    """Hold one of the places for statements that run. Raises CallError if there is none."""
+    """Hold a slot for a running statement. Raises CallError if none is free."""
     if not _SLOTS.acquire(blocking=False):
         raise CallError("busy", "two statements are running already; try again when one has ended")
     try:

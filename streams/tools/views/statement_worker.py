@@ -3,7 +3,7 @@
     stdin   pickle (id, memory, settings, source, StatementOrder)                          from the parent
     stdout  JSON {"id", …} with "opened", then "names", "rows", … | "error", "message"     (worker_pipe.py)
 
-Each statement has a connection of its own. A process that holds much memory after one says that it is used up.
+Each statement has its own connection. A process that holds much memory afterwards reports that it is used up.
 """
 
 from __future__ import annotations

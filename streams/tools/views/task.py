@@ -1,4 +1,4 @@
-"""One task with everything that became of it, and the statement of what became of each group.
+"""One task with all of its later records, and the statement of the outcome of each group.
 
 task_id ──► task, group, responses, rewards, turns, batch, version ──► TaskHistory
 """
@@ -76,7 +76,7 @@ class TaskHistory:
 
     @property
     def group_size(self) -> int:
-        """How many slots it has, as far as that is known."""
+        """The number of its slots, if known."""
         size: int = (self.group or self.task or {}).get("group_size") or 0
         return size or max((row["group_size"] for row in self.responses), default=0)
 
@@ -120,7 +120,7 @@ def find_task(log: LogSnapshot, task_id: str) -> TaskHistory:
 
 
 def complete_id(log: LogSnapshot, prefix: str) -> str | None:
-    """Return the only id of a task that begins so; None if there is none, or several."""
+    """Return the full id of a task by its prefix; None unless exactly one matches."""
     if len(prefix) < SHORTEST_ID:
         return None
     rows = log.rows(

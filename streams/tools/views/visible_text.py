@@ -1,4 +1,4 @@
-"""Text from outside made safe to look at: answers, prompts, keys and errors may hold anything.
+"""Make text from outside safe to display: answers, prompts, keys and errors may contain anything.
 
 text ──► cut if it is very long ──► control characters, and marks that turn or hide text, made visible
 """
