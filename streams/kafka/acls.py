@@ -1,8 +1,8 @@
-"""What the broker's access control lists allow to whom: read, added to, taken from.
+"""Read, add to and remove from the broker's access control lists.
 
     Kafka ──► every_right ──► AclRight of each        rights ──► give, take ──► Kafka
 
-A broker without an authorizer has no lists, lets everybody do everything, and says so when it is asked.
+A broker without an authorizer has no lists, allows everything, and says so when queried.
 
 Not covered: rights on delegation tokens and users, which no principal of this program has or needs.
 """
@@ -28,7 +28,7 @@ KINDS: Mapping[str, admin.ResourceType] = {
     "transactional-id": admin.ResourceType.TRANSACTIONAL_ID,
     "cluster": admin.ResourceType.BROKER,
 }
-"""What a right is about, in the words of kafka-acls."""
+"""Resource types, as kafka-acls names them."""
 PAUSE_S = 0.05
 _KIND_OF = {kind: name for name, kind in KINDS.items()}
 
@@ -37,12 +37,12 @@ class AclRight(NamedTuple):
     """One entry of the lists."""
 
     principal: str
-    """As the broker calls it: User:NAME."""
+    """Principal, as the broker names it: User:NAME."""
     kind: str
     """One of KINDS."""
     name: str
     is_prefix: bool
-    """Whether it is about all names that begin so; otherwise about this one, or all if it is *."""
+    """Whether it covers all names with this prefix; otherwise it covers this name, or all names if it is *."""
     operation: str
     """As Kafka spells it: READ, WRITE, CREATE, …, ALL."""
     host: str = "*"
@@ -50,13 +50,13 @@ class AclRight(NamedTuple):
 
 
 NO_RIGHT = AclRight("User:nobody", "topic", "streamward-has-no-such-topic", False, "READ")
-"""What nobody was ever given."""
+"""A principal that was never granted anything."""
 
 
 def every_right(settings: Settings) -> set[AclRight]:
     """Return all entries of the broker's lists.
 
-    Raises SettingsError if it has no authorizer, RefusedError if it does not let us look, LogError without an answer.
+    Raises SettingsError if it has no authorizer, RefusedError if it denies access, LogError if it does not answer.
     """
     client = connected(settings)
     rights: set[AclRight] = set()
@@ -72,7 +72,7 @@ def every_right(settings: Settings) -> set[AclRight]:
         )
         future = client.describe_acls(any_binding, request_timeout=settings.kafka.request_timeout_s)
         rights.update(_right(entry) for entry in _answer(settings.kafka, future))
-    if not rights:  # librdkafka 2.16 answers a refusal so, too; deleting nothing tells them apart
+    if not rights:  # librdkafka 2.16 answers a refusal in the same way; deleting nothing tells them apart
         futures = client.delete_acls([_entry(admin.AclBindingFilter, NO_RIGHT)])
         for answer in futures.values():
             _answer(settings.kafka, answer)
@@ -80,7 +80,7 @@ def every_right(settings: Settings) -> set[AclRight]:
 
 
 def give(settings: Settings, rights: Iterable[AclRight]) -> None:
-    """Add entries, and return once the broker has them; one that exists stays. Raises as `every_right`."""
+    """Add entries, and return once the broker has them; existing ones stay. Raises as `every_right`."""
     new = set(rights)
     if new:
         entries = [_entry(admin.AclBinding, right) for right in new]
@@ -92,7 +92,7 @@ def give(settings: Settings, rights: Iterable[AclRight]) -> None:
 
 
 def take(settings: Settings, rights: Iterable[AclRight]) -> None:
-    """Remove these entries, and return once they are gone; one that is not there is no error. As `every_right`."""
+    """Remove these entries, and return once they are gone; a missing one is no error. Raises as `every_right`."""
     old = set(rights)
     if old:
         entries = [_entry(admin.AclBindingFilter, right) for right in old]
@@ -104,7 +104,7 @@ def take(settings: Settings, rights: Iterable[AclRight]) -> None:
 
 
 def _once(settings: Settings, holds: Callable[[set[AclRight]], bool]) -> None:
-    """Return once the lists are so: the controller answers before the broker has read what it decided."""
+    """Return once the broker has the change: the controller answers before the broker has read it."""
     deadline = time.monotonic() + settings.kafka.request_timeout_s
     while not holds(every_right(settings)):
         if time.monotonic() > deadline:
@@ -113,7 +113,7 @@ def _once(settings: Settings, holds: Callable[[set[AclRight]], bool]) -> None:
 
 
 def _entry(form: Any, right: AclRight) -> Any:
-    """Return a right as a binding, or as a filter that fits nothing else."""
+    """Return a right as a binding, or as a filter that matches nothing else."""
     return form(
         KINDS[right.kind],
         right.name,

@@ -39,9 +39,8 @@ T = TypeVar("T")
 def offsets(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
     """Return (first offset, end) of every partition of these topics. The end is the last stable offset.
 
-    So an open transaction ends its partition where it begins: no reader of ours gets what comes after, until it ends.
-    A warning says so, once. Raises NotFoundError for a topic that does not exist, LogError if the broker does not
-    answer.
+    While a transaction is open, its first record ends the partition: our readers get nothing after it. Logs one
+    warning. Raises NotFoundError for a topic that does not exist, LogError if the broker does not answer.
     """
     client, counts = _connect(settings, labels := [*labels], not_empty=True)
     partitions = _partitions(settings, labels, counts)
@@ -54,7 +53,7 @@ def offsets(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, t
 
 @lru_cache(maxsize=1024)
 def warn_of_unread(tp: TopicPartition, end: int) -> None:
-    """Log that a partition is read up to an open transaction alone; the same one is logged once."""
+    """Log that a partition is read only up to an open transaction, once for each transaction."""
     log.warning("%s", open_transaction(tp, end))
 
 
@@ -76,7 +75,8 @@ def open_transactions(settings: Settings, labels: Iterable[str]) -> list[OpenTra
 def _ends(
     settings: Settings, client: admin.AdminClient, partitions: list[TopicPartition]
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Return the last stable offset of each partition, and of those alone in which a transaction is open."""
+    """Return the last stable offset of each partition, and the same for only the partitions with an open
+    transaction."""
     latest, uncommitted = admin.OffsetSpec.latest(), ck.IsolationLevel.READ_UNCOMMITTED
     high_watermarks = _list_offsets(settings, client, partitions, latest, uncommitted)
     ends = _list_offsets(settings, client, partitions, latest)  # later: a transaction that ended meanwhile is not open
@@ -131,7 +131,7 @@ def _look_again(settings: Settings, client: admin.AdminClient) -> admin.AdminCli
     """Return a client that has asked for the leaders: otherwise it would ask with the old epoch again.
 
     It is another one if no node is known: a lone node that is fenced is in no metadata, and librdkafka (2.10 to 2.16)
-    then leaves it and knows of nobody else to ask.
+    then leaves it and has no other node to ask.
     """
     with contextlib.suppress(ck.KafkaException):
         if client.list_topics(timeout=ANSWER_S).brokers:
@@ -149,7 +149,7 @@ _NO_LEADER_YET = {
     ck.KafkaError.UNKNOWN_TOPIC_OR_PART,
     ck.KafkaError._NOENT,  # librdkafka's error for metadata without a single leader
 }
-"""What is answered for a moment about a topic that was just created, or by a broker that just started or was fenced."""
+"""Brief errors about a topic that was just created, or from a broker that has just started or been fenced."""
 
 
 def topic_ids(settings: Settings, names: Iterable[str]) -> dict[str, str]:
@@ -212,8 +212,8 @@ def connected(settings: Settings) -> admin.AdminClient:
 def outlast(settings: Settings, outage: BrokerOutage, step: Callable[[], T]) -> T:
     """Return what `step` returns. If the broker does not answer it, wait until it answers again, and repeat the step.
 
-    For steps that bear it: what they write has ids that follow from what they read. Raises as `BrokerOutage.silent`,
-    and any other error of `step`.
+    For steps that may be repeated: the ids of what they write follow from what they read. Raises as
+    `BrokerOutage.silent`, and any other error of `step`.
     """
     while True:
         try:
@@ -226,11 +226,11 @@ def outlast(settings: Settings, outage: BrokerOutage, step: Callable[[], T]) -> 
 def _connect(
     settings: Settings, labels: Iterable[str] = (), *, not_empty: bool = False, patient: bool = False
 ) -> tuple[admin.AdminClient, dict[str, int]]:
-    """Return a client, and the partition count of every topic, or of these alone; with `not_empty` an empty answer is
-    asked again.
+    """Return a client, and the partition count of every topic, or only of these; with `not_empty` an empty answer is
+    retried.
 
-    A connection that is refused is tried for REFUSED_S, if `patient` for as long as one that is not answered. A client
-    that had answered before, and does not within REFUSED_S, is replaced.
+    A refused connection is retried for REFUSED_S, or with `patient` for as long as an unanswered one. A client that had
+    answered before, and does not within REFUSED_S, is replaced.
 
     A new one asks for all topics first, which saves seconds: librdkafka 2.16 drops requests while it replaces the
     connection to the bootstrap address by one to the broker, and resends them one to three seconds later.
@@ -269,7 +269,7 @@ def _connect(
 
 
 def _counts_of(client: admin.AdminClient, names: Collection[str], timeout_s: float) -> dict[str, int]:
-    """Return the partition count of those of these topics that are there, or of all topics. Raises KafkaException."""
+    """Return the partition count of the existing ones of these topics, or of all topics. Raises KafkaException."""
     if not names:
         listed = client.list_topics(timeout=timeout_s).topics
         return {name: len(metadata.partitions) for name, metadata in listed.items()}
@@ -287,7 +287,7 @@ _NOT_SHOWN = {ck.KafkaError.UNKNOWN_TOPIC_OR_PART, ck.KafkaError.TOPIC_AUTHORIZA
 
 
 def _is_refused(errors: Collection[ck.KafkaError]) -> bool:
-    """Return whether every broker is down, and none for another reason than a refused connection."""
+    """Return whether every broker is down, all of them because they refused the connection."""
     down = ck.KafkaError._ALL_BROKERS_DOWN
     reasons = [error.str() for error in errors if error.code() != down]
     return len(reasons) < len(errors) and all("Connection refused" in reason for reason in reasons)
@@ -316,7 +316,7 @@ def apply_topics(settings: Settings) -> dict[str, str]:
 
 
 def create(settings: Settings, new: list[admin.NewTopic]) -> None:
-    """Create topics, and return once each can be written and read; one that was created meanwhile is left as it is.
+    """Create topics, and return once each can be written and read; a topic created meanwhile is left as it is.
 
     Raises LogError if the broker refuses.
     """

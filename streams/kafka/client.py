@@ -1,6 +1,6 @@
 """The clients of librdkafka, and the configuration that all of them share.
 
-settings, what this client needs ──► consumer, producer, admin_client ──► librdkafka's
+settings, this client's options ──► consumer, producer, admin_client ──► librdkafka's
                                           └── kafka.client has a key or value that it refuses: SettingsError
 settings ──► kept_admin ──► a client of the administration, one for the process, which stays connected
 """
@@ -40,7 +40,7 @@ def client_config(kafka: Kafka) -> dict[str, Any]:
         "security.protocol": kafka.security_protocol,
         "socket.timeout.ms": int(kafka.request_timeout_s * 1000),
         "socket.keepalive.enable": True,  # a broker whose machine died closes no connection
-        "reconnect.backoff.max.ms": 1000,  # so that a broker that is back is found soon; the default is 10 s
+        "reconnect.backoff.max.ms": 1000,  # finds a broker soon after it is back; the default is 10 s
         "error_cb": _on_error,
         "logger": logging.getLogger("librdkafka"),  # called from poll and flush; without it librdkafka writes to stderr
     }
@@ -57,7 +57,7 @@ def client_config(kafka: Kafka) -> dict[str, Any]:
 
 
 def tls_context(kafka: Kafka) -> ssl.SSLContext | None:
-    """Return what aiokafka's clients need for TLS, if it is on. Raises SettingsError, naming what cannot be used."""
+    """Return what aiokafka's clients need for TLS, if it is on. Raises SettingsError, naming the unusable setting."""
     if not kafka.security_protocol.endswith("SSL"):
         return None
     try:
@@ -101,7 +101,7 @@ class KeptAdmin:
 def kept_admin(kafka: Kafka) -> KeptAdmin:
     """Return this process's client of the cluster's administration. Raises SettingsError as `consumer`.
 
-    A new one costs the broker ten times what a question does. `forget_admins` after one that did not answer.
+    A new client costs the broker ten times as much as a request. Call `forget_admins` after a request got no answer.
     """
     return _make_client(lambda config: _keep(tuple(config.items())), kafka, {})
 
@@ -127,11 +127,12 @@ def _make_client(client: Callable[[dict[str, Any]], T], kafka: Kafka, config: Ma
 
 
 def _on_error(error: ck.KafkaError) -> None:
-    """Keep librdkafka from printing; what matters is raised by poll or flush, or times out."""
+    """Keep librdkafka from printing; errors that matter are raised by poll or flush, or show as a timeout."""
 
 
 def unreachable(kafka: Kafka, cause: object, *, within_s: float | None = None) -> BrokerUnreachable:
-    """Return the error for a broker that does not answer, with the ways out. `within_s`: if not request_timeout_s."""
+    """Return the error for a broker that does not answer, with the ways out. `within_s`: time limit, default
+    request_timeout_s."""
     waited_s = kafka.request_timeout_s if within_s is None else within_s
     return BrokerUnreachable(
         f"Kafka at {kafka.bootstrap} did not answer within {waited_s:g} s ({cause}). Check that it runs "

@@ -1,4 +1,4 @@
-"""Follow topics as a member of a consumer group, and commit what is done.
+"""Follow topics as a member of a consumer group, and commit finished records.
 
     group's commit ──► GroupConsumer ──► Record ──► OffsetTracker: which are done ──► commit
                           └── no commit: the first record; cut by retention, or beyond the end: LogError
@@ -41,14 +41,13 @@ OnPartitions = Callable[[list[TopicPartition]], None]
 
 
 def _ignore(_: list[TopicPartition]) -> None:
-    """Do nothing: what a consumer that keeps no state per partition does."""
+    """Do nothing, for consumers that keep no state per partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnAssignment:
-    """What `GroupConsumer.poll` calls with the partitions that are gained, will be another's, and are so already.
-
-    Of those that are lost nothing can be committed any more. A consumer that keeps state per partition drops it there.
+    """Callbacks of `GroupConsumer.poll` for partitions that are gained, about to be revoked, and already lost. Nothing
+    can be committed for lost partitions. A consumer that keeps state per partition drops it there.
     """
 
     gained: OnPartitions = _ignore
@@ -71,9 +70,9 @@ class GroupConsumer(Reader):
     """
 
     COUNTS_RECORDS = True
-    """Whether it meters what is read and its lag; a subclass whose stages do so themselves does not."""
+    """Whether it meters its reading and lag; false in a subclass of which the stages do so themselves."""
     CONFIG: Mapping[str, object] = {}
-    """Further settings of the client."""
+    """Additional settings of the client."""
 
     def __init__(
         self,
@@ -89,13 +88,13 @@ class GroupConsumer(Reader):
         self._meter = outage.meter
         self._stage = group.partition("-")[0]
         self._next: dict[TopicPartition, int] = {}
-        """Per partition owned, the first offset that is not done, as far as committed."""
+        """Committed offset of each owned partition: the first one that is not done."""
         self._lag = LagMeter(self._meter, self._stage, settings.topics, self._positions)
         self._missing: tuple[float, str, LogError] | None = None  # since when, topic, error
         self._unanswered: dict[TopicPartition, int] = {}  # commits
         self._must_rejoin = False
         self._failed_begins = 0
-        """In a row."""
+        """Consecutive ones."""
         self._stopped: set[TopicPartition] = set()  # librdkafka gave them up: the broker did not know them
         self._reached_ends: dict[TopicPartition, int] = {}
         self._topics = [topics(settings.topics)[label].name for label in labels]
@@ -172,7 +171,7 @@ class GroupConsumer(Reader):
     def take_reached_ends(self) -> dict[TopicPartition, int]:
         """Return the ends that were reached in polls since the last call: everything below was returned.
 
-        Between the last record and the end are markers of transactions and aborted records, which nobody gets.
+        Between the last record and the end are markers of transactions and aborted records, which are never returned.
         """
         ends, self._reached_ends = self._reached_ends, {}
         return ends
@@ -185,7 +184,8 @@ class GroupConsumer(Reader):
         return False
 
     def _look_for_missing(self) -> None:
-        """Take a topic that was unknown for long enough for missing, or read on if the broker knows it by now."""
+        """Treat a topic that was unknown for long enough as missing, or continue reading if the broker knows it by
+        now."""
         if self._missing is None or time.monotonic() < self._missing[0] + MISSING_S:
             return
         (_, topic, error), self._missing = self._missing, None
@@ -202,7 +202,7 @@ class GroupConsumer(Reader):
             self._rejoin()  # librdkafka starts a partition when it is assigned, and seeks in none it gave up
 
     def due(self, next_offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return what of `next_offsets` is neither committed nor asked for. A lost partition is left out."""
+        """Return the part of `next_offsets` that is neither committed nor being committed, without lost partitions."""
         return {
             tp: offset
             for tp, offset in next_offsets.items()
@@ -214,14 +214,14 @@ class GroupConsumer(Reader):
 
         What fails for a while is `due` again, and LogError comes from `poll` if the broker refuses. Nothing waits here:
         a node that was frozen is in no metadata for a moment, upon which librdkafka (2.10 to 2.16) leaves it, but makes
-        no new connection before every record that came by the old one is polled. Who waits instead waits for ever.
+        no new connection before every record from the old one is polled. A caller that waited here would wait for ever.
         """
         if due := self.due(next_offsets):
             self._consumer.commit(offsets=[self._committing(tp, offset) for tp, offset in due.items()])
             self._unanswered |= due
 
     def _committing(self, tp: TopicPartition, offset: int) -> ck.TopicPartition:
-        """Return what a commit of this partition says."""
+        """Return the content of a commit of this partition."""
         return ck.TopicPartition(*tp, offset, metadata=note(self._topic_ids.of(tp[0])))
 
     def _on_commit(self, failed: ck.KafkaError | None, partitions: list[ck.TopicPartition]) -> None:
@@ -255,7 +255,7 @@ class GroupConsumer(Reader):
             raise unreachable(self._settings.kafka, exc.args[0].str(), within_s=NOTICE_S) from exc
 
     def next_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the same of partitions that this member owns, as far as it knows by itself."""
+        """Return the same for partitions that this member owns, from its own knowledge."""
         return {tp: self._next[tp] for tp in partitions}
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -278,7 +278,7 @@ class GroupConsumer(Reader):
         self._consumer.subscribe(self._topics, on_assign=self._begin, on_revoke=on_revoke, on_lost=on_lost)
 
     def _rejoin(self) -> None:
-        """Join again; with a new client if this one was assigned partitions and asked in vain where to begin, twice.
+        """Join again; with a new client if this one twice failed to learn where to begin in its partitions.
 
         What the callback of an assignment asks may be for the connection that librdkafka ends only when its records are
         polled, as `commit` says, and until the callback returns nothing is polled.
@@ -388,7 +388,7 @@ class GroupConsumer(Reader):
         return None
 
     def _commits_here(self, partitions: Iterable[TopicPartition]) -> list[ck.TopicPartition]:
-        """Return the commits, without an offset where they were made in a topic of this name that was deleted."""
+        """Return the commits, without the offsets that were committed in a deleted topic of the same name."""
         commits = self._commits(partitions)
         for commit in commits:
             if self._topic_ids.is_of_another((commit.topic, commit.partition), commit.offset, commit.metadata):
@@ -402,7 +402,7 @@ class GroupConsumer(Reader):
     def _ask(self, call: Callable[[float], T], subject: str) -> T:
         """Return what `call` returns; its argument is the time limit in seconds.
 
-        What fails for a while is tried again for NOTICE_S: who does not poll must not wait longer; see `commit`.
+        Transient failures are retried for NOTICE_S: a caller that does not poll must not wait longer; see `commit`.
         """
         deadline = time.monotonic() + NOTICE_S
         while True:
@@ -427,10 +427,10 @@ _LOST_MEMBERSHIP = {
 
 
 class OffsetTracker:
-    """Which records of one partition are done. Only a contiguous prefix may be committed."""
+    """Tracks which records of one partition are done. Only a contiguous prefix may be committed."""
 
     def __init__(self) -> None:
-        self._open: deque[int] = deque()  # read, in order; what is done leaves on the left
+        self._open: deque[int] = deque()  # read, in order; finished ones leave on the left
         self._done: set[int] = set()
         self._next: int | None = None
         self._position = 0
@@ -441,7 +441,7 @@ class OffsetTracker:
         self._position = offset + 1
 
     def reach_end(self, end: int) -> None:
-        """Take the offsets from the last record to `end` as done: they hold no record that anybody gets."""
+        """Take the offsets from the last record to `end` as done: they hold no record that a reader gets."""
         if end > self._position:
             self.read(end - 1)
             self.done(end - 1)

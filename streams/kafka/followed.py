@@ -3,8 +3,8 @@
     topics ──► a thread ──► `_take` of each record, in the order of its partition
     _write(event) ──► topic ──► that record was taken ──► answer
 
-A process that outlives its broker gives a BrokerOutage: reading and writing then wait as long as that does. Without one
-a write fails after a minute.
+A process that outlives its broker passes a BrokerOutage: reading and writing then wait as long as it allows. Without
+one a write fails after a minute.
 
 Not covered: a group. Each follower reads every partition from its first record.
 """
@@ -33,16 +33,15 @@ from streams.settings.model import Settings
 E = TypeVar("E", bound=Event)
 
 CATCH_UP_S = 60.0
-"""How long the log may take to be read, or an event to be read back."""
+"""Time limit for reading the log, and for reading a written event back."""
 
 
 class FollowedTopic:
     """A base class. Use as a context manager; methods may be called from any thread."""
 
     def __init__(self, settings: Settings, *labels: str, outage: BrokerOutage | None = None) -> None:
-        """`outage` is that of the one thread that then writes.
-
-        Raises NotFoundError without the topics, LogError if the broker does not answer.
+        """`outage` is the outage of the one thread that writes. Raises NotFoundError if the topics do not exist,
+        LogError if the broker does not answer.
         """
         self._settings, self._labels, self._outage = settings, labels, outage
         self._partitions = topics(settings.topics)[labels[0]].partitions
@@ -76,16 +75,16 @@ class FollowedTopic:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the topic could no longer be read; then it has to be followed again."""
+        """Whether the topic became unreadable; then it has to be followed again."""
         return self._error is not None
 
     def catch_up(self) -> None:
-        """Return once every record that the topics have by now was taken in. Raises LogError."""
+        """Return once all present records of the topics have been taken in. Raises LogError."""
         for tp, (_, end) in LogHistory(self._settings, self._outage).bounds(self._labels).items():
             self._wait_for(Coordinates(*tp, end - 1))
 
     def is_read(self, within_s: float) -> bool:
-        """Return whether all that the topics had at the beginning has been read, or is within so many seconds.
+        """Return whether all that the topics had at the beginning has been read, or will be within so many seconds.
 
         For a follower that is entered without waiting. Raises LogError if the log cannot be read.
         """
@@ -102,7 +101,7 @@ class FollowedTopic:
         raise NotImplementedError
 
     def _decoded(self, record: Record, expected: type[E]) -> E | None:
-        """Return the event in a record of the first topic; None: skipped, and logged."""
+        """Return the event in a record of the first topic; None if it was skipped and logged."""
         event = record.decode_placed(expected, self._partitions)
         if isinstance(event, Poison):
             self._log.warning("skipped: %s", cut(event.error), extra=record.log_extra)
@@ -132,9 +131,8 @@ class FollowedTopic:
         return written
 
     def _wait_for(self, coordinates: Coordinates) -> None:
-        """Return once the record at `coordinates` was taken in. Raises LogError if it does not come.
-
-        With an outage the thread that reads waits for the broker, and gives up where that does.
+        """Return once the record at `coordinates` has been taken in. Raises LogError if it does not come. With an
+        outage the reading thread waits for the broker, and gives up when the outage does.
         """
         deadline = time.monotonic() + CATCH_UP_S
         with self._changed:
@@ -147,7 +145,7 @@ class FollowedTopic:
                 self._changed.wait(POLL_S)
 
     def _raise_error(self) -> None:
-        """Raise what ended the thread, if anything did."""
+        """Raise the error that ended the thread, if any."""
         if self._error is not None:
             raise self._error
 
@@ -183,7 +181,7 @@ F = TypeVar("F", bound=Followable)
 
 
 class FollowedOnDemand(Generic[F]):
-    """A follower that begins when it is first needed, and again where it has broken off. Use as a context manager.
+    """A follower that starts when it is first needed, and restarts after a failure. Use as a context manager.
 
     Its methods may be called from any thread.
     """
@@ -201,12 +199,12 @@ class FollowedOnDemand(Generic[F]):
 
     @property
     def current(self) -> F | None:
-        """The one that follows; None if it has to be opened."""
+        """The current follower; None if it has to be opened."""
         follower = self._follower
         return None if follower is None or follower.is_broken else follower
 
     def open(self) -> F:
-        """Return the one that follows, after it has begun. Raises as that."""
+        """Return the current follower once it has begun. Raises its errors."""
         with self._lock:
             if (current := self.current) is None:
                 current = self._begin(self._settings)

@@ -1,4 +1,4 @@
-"""The names of consumer groups, which have everything that decides what a group's members serve.
+"""Names of consumer groups. A name contains everything that decides which records the group's members serve.
 
     stage, policy or fleet, agent, base model ──► GroupScope ──► group: the name    serves: or is the record skipped?
 
@@ -30,17 +30,17 @@ from streams.settings.model import Fleet
 STREAMS, SCORING, SERVER = "streams", "scoring", "serve"
 JOBS, PROMPTS = "jobs", "prompts"
 COMMITTING = (STREAMS, SCORING, "policy-", "agents-", "trainer-")
-"""Groups whose commits count; one that ends in a dash is followed by what its members serve."""
+"""Groups that have commits; a prefix that ends in a dash is followed by what the members serve."""
 BEGINNINGS = (*(name for name in COMMITTING if name.endswith("-")), "curate-", "datasets-")
-"""How the names of groups begin that say what their members serve."""
+"""Prefixes of the group names that say what the members serve."""
 _DIGITS = 8
-"""Of a digest in a name."""
+"""Length of a digest in a name."""
 _OF_AGENT = re.compile(r"agents-(?P<agent>.+?)@(?P<policy>@?[^@]+)")
 _OF_POLICY = re.compile(r"(policy|trainer)-(?P<policy>[^@]+)")
 
 
 def begin(stage: str, agent: str | None = None) -> str:
-    """Return how the names of a stage's groups begin; a policy follows, or @ and a fleet."""
+    """Return the prefix of the names of a stage's groups; a policy follows, or @ and a fleet."""
     return f"{stage}-" if agent is None else f"{stage}-{agent}@"
 
 
@@ -51,10 +51,10 @@ class GroupScope:
     stage: str
     fleet: Fleet
     policy: str | None = None
-    """The only one; None: those of `fleet`."""
+    """The only policy; None: the policies of `fleet`."""
     agent: str | None = None
     base: str | None = None
-    """Digest of the base model of a fleet that serves no policy of another one; None: it serves them."""
+    """Digest of the only base model that a fleet serves; None: it serves any."""
 
     @property
     def group(self) -> str:
@@ -84,7 +84,7 @@ class GroupScope:
 
 
 def policy_in(group: str) -> str | None:
-    """Return the policy that alone is answered or trained by the members of a group; None if there is no such one."""
+    """Return the one policy that the members of a group answer or train; None if there are several or none."""
     match = _OF_POLICY.fullmatch(group)
     return None if match is None else match["policy"]
 

@@ -1,4 +1,4 @@
-"""The headers of a record, as far as Kafka's Python client can read them.
+"""The headers of a record, where Kafka's Python client can read them.
 
     message ──► headers_of ──► names as text, values as bytes
                           └──► a name that is not UTF-8: LEFT_OUT, in place of all headers of this record

@@ -1,4 +1,4 @@
-"""Records that will not change any more, for whatever looks back.
+"""Records that will not change any more, for tools that read the past.
 
     topics, coordinates ──► History ──► bounds, read, fetch ──► Record
 
@@ -26,7 +26,7 @@ class History(Protocol):
     def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
         """Yield every record from `starts` to below `ends`, each partition in the order of its offsets.
 
-        Raises LogError if part of it is nowhere.
+        Raises LogError if a part is found nowhere.
         """
 
     def fetch(self, places: Iterable[Coordinates]) -> dict[Coordinates, Record]:
@@ -37,7 +37,7 @@ class LogHistory:
     """What the broker holds."""
 
     def __init__(self, settings: Settings, outage: BrokerOutage | None = None) -> None:
-        """`outage`: wait for an unreachable broker as long as it does."""
+        """`outage`: how long to wait for an unreachable broker."""
         self._settings, self._outage = settings, outage
 
     def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:

@@ -1,15 +1,15 @@
-"""Members of a consumer group that read nothing: the group says that a process lives, or that it is the only one.
+"""Members of a consumer group that read nothing: membership shows that a process is alive, or is the only one.
 
     IdleMember ──► a thread keeps the membership, also during a step of many minutes
     SoleMember ──► the group has a member ──► wait as long as one that was killed is kept ──► RefusedError
                    it has none ──► join, look again, commit a claim ──► the place is held
     membership lost, or this process frozen ──► no other member, and our claim still there ──► the place is held again
-                                            └──► another's claim ──► this process ends with code 75
+                                            └──► claim of another ──► this process ends with code 75
 
-The broker takes a commit of a member of the current generation alone, so of two that join at once at most one claims
+The broker accepts commits only from members of the current generation, so of two that join at once at most one claims
 the place. A member that was killed is kept for kafka.session_timeout_s.
 
-Not covered: what a process had handed to a producer before it was frozen; the broker takes that when it wakes.
+Not covered: records that a process gave to a producer before it was frozen; they are written when it wakes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from streams.settings.model import Settings
 
 POLL_EVERY_S = 0.5
 MARGIN_S = 2.0
-"""How long after its session a member that was killed may still be listed."""
+"""How long a killed member may still be listed after its session ends."""
 
 log = logging.getLogger("streamward.kafka")
 
@@ -46,7 +46,7 @@ class IdleMember:
     """A member of a group that reads nothing. A thread keeps the membership. Use as a context manager."""
 
     def __init__(self, settings: Settings, group: str, tp: TopicPartition, outage: BrokerOutage) -> None:
-        """`tp`: what the member subscribes to, and commits."""
+        """`tp`: the partition that the member subscribes to and commits."""
         self._settings, self._tp, self._outage, self._stopping = settings, tp, outage, threading.Event()
         self._group = settings.topics.prefix + group
         self._is_joined = False
@@ -105,7 +105,7 @@ class SoleMember(IdleMember):
 
     @property
     def is_held(self) -> bool:
-        """Whether this process was awake within the last session: otherwise another may have its place."""
+        """Whether this process was awake within the last session: otherwise another process may have its place."""
         return time.monotonic() - self._held_at <= self._session_s
 
     def __enter__(self) -> Self:
@@ -113,7 +113,7 @@ class SoleMember(IdleMember):
         patience_s = self._session_s + MARGIN_S
         until, is_told, asked_at = time.monotonic() + patience_s, False, time.monotonic()
         while (others := self._outage.ask(self._others, "which members a group has")) or not self._take():
-            if time.monotonic() > asked_at + ANSWER_S:  # the broker was away, and counts each session anew
+            if time.monotonic() > asked_at + ANSWER_S:  # the broker was unreachable, and restarts each session
                 until = time.monotonic() + patience_s
             problem = f"another `{self._kind}` works on this log: {'; '.join(others)} (group {self._group})"
             if others and time.monotonic() > until:
@@ -157,7 +157,7 @@ class SoleMember(IdleMember):
     def _members(self) -> dict[str, str]:
         """Return the members of the group in words, by their ids. Raises KafkaException."""
         client, timeout_s = admin_client(self._settings.kafka), self._settings.kafka.request_timeout_s
-        # librdkafka (2.16) may abort where it describes a group while the broker is away: this fails first
+        # librdkafka (2.16) may abort where it describes a group while the broker is unreachable: this fails first
         client.list_topics(self._tp[0], timeout=ANSWER_S)
         described = client.describe_consumer_groups([self._group], request_timeout=timeout_s)[self._group]
         try:

@@ -1,4 +1,4 @@
-"""Which keys of a topic are this process's: the members of a consumer group over the topic share its partitions.
+"""Assigns a topic's keys to processes: members of a consumer group over the topic share its partitions.
 
     members ──► consumer group over the topic ──► the partitions that are owned ──► has: is this key ours?
 
@@ -17,7 +17,7 @@ from streams.settings.model import Settings
 
 
 class KeyMembership(GroupConsumer):
-    """One member. Poll it, from one thread."""
+    """One member. Poll it from a single thread."""
 
     COUNTS_RECORDS = False
 
@@ -35,7 +35,7 @@ class KeyMembership(GroupConsumer):
         super().__init__(settings, group, [label], outage, OnAssignment(self._gain, self._lose, self._lose))
 
     def has(self, key: str) -> bool:
-        """Return whether a key is ours."""
+        """Return whether a key belongs to this process."""
         return partition_of(key, self._of) in self._owned
 
     def _gain(self, partitions: list[TopicPartition]) -> None:

@@ -1,4 +1,4 @@
-"""A topic of decisions about things with a name, each thing the fold of its events.
+"""A topic of decisions about named things; each thing's state is the fold of its events.
 
     topic ──► a thread that follows ──► the state of each name
     decide: state ──► event ──► topic ──► own fold has passed it ──► the state after it; another came first: once more
@@ -24,7 +24,7 @@ from streams.kafka.topics import key_field, topics
 from streams.settings.model import Settings
 
 TRIES = 20
-"""Events that other processes may write meanwhile, until a decision is given up."""
+"""A decision is given up after other processes have written so many events first."""
 
 
 class Decided(Protocol):
@@ -32,7 +32,7 @@ class Decided(Protocol):
 
     @property
     def effective(self) -> Mapping[str, Coordinates]:
-        """Where each event is that took effect, by its id."""
+        """Coordinates of each event that took effect, by its id."""
 
 
 E = TypeVar("E", bound=Event)
@@ -46,12 +46,12 @@ class RegistryShape(Generic[E, S]):
 
     label: str
     noun: str
-    """What its things are called in messages."""
+    """What messages call one of its things."""
     event: type[E]
     empty: Callable[[str], S]
-    """Of a name without events."""
+    """State of a name without events."""
     refusal: Callable[[S, E], str | None]
-    """Why an event changes nothing about a thing in this state; None if it takes effect."""
+    """Returns why an event does not change a thing in this state; None if it takes effect."""
     fold: Callable[[S, E, Coordinates], S]
 
     def take(self, states: dict[str, S], event: E, at: Coordinates) -> None:
@@ -61,9 +61,8 @@ class RegistryShape(Generic[E, S]):
         states[name] = self.fold(before, event, at)
 
     def read(self, settings: Settings) -> dict[str, S]:
-        """Return the states of this log as they are now, by name; what is no event of the topic is left out.
-
-        Raises NotFoundError without the topic, LogError.
+        """Return the states of this log as they are now, by name; records that are not events of the topic are skipped.
+        Raises NotFoundError if the topic does not exist, LogError.
         """
         partitions, states = topics(settings.topics)[self.label].partitions, dict[str, S]()
         for record in read_topic(settings, self.label):
@@ -77,7 +76,7 @@ class FollowedStates(FollowedTopic, Generic[E, S]):
     """The states, followed in a thread. Use as a context manager; methods may be called from any thread."""
 
     def __init__(self, settings: Settings, shape: RegistryShape[E, S], outage: BrokerOutage | None = None) -> None:
-        """Raises NotFoundError without the topic, LogError if the broker does not answer."""
+        """Raises NotFoundError if the topic does not exist, LogError if the broker does not answer."""
         super().__init__(settings, shape.label, outage=outage)
         self._shape = shape
         self._states: dict[str, S] = {}
@@ -101,10 +100,10 @@ class FollowedStates(FollowedTopic, Generic[E, S]):
 
 
 class Registry(FollowedStates[E, D]):
-    """States that are decided about by compare and swap."""
+    """States that are changed by compare and swap."""
 
     def append(self, event: E) -> bool:
-        """Write an event; return whether this record of it took effect. Raises EventError that says what is wrong."""
+        """Write an event; return whether this record of it took effect. Raises EventError, which says what is wrong."""
         name: str = getattr(event, key_field(self._shape.event))
         if problem := next(problems(event), None):
             raise EventError(f"{self._shape.noun} {name[:140]}: {problem}")
@@ -114,8 +113,8 @@ class Registry(FollowedStates[E, D]):
     def decide(self, name: str, make: Callable[[D], E | None]) -> tuple[D, bool]:
         """Return the state after the event that `make` returns for the present one, and whether it was written.
 
-        None: as it is. Where another event came first, `make` is asked again. Raises what that raises, EventError for
-        what is no event, RefusedError for one against the rules or if others write first all the time, LogError.
+        If it returns None, nothing is written. If another event came first, `make` is called again. Raises its errors,
+        EventError for a malformed event, RefusedError for one against the rules or after too many conflicts, LogError.
         """
         for _ in range(TRIES):
             state = self.state(name)

@@ -6,7 +6,7 @@
 A reader never jumps over what retention has cut (streams/kafka/consumer.py): it stops, and a person decides. `skip` is
 that decision, for one group whose members have all stopped. A commit's metadata is kept.
 
-Not covered: commits beyond the end of a recreated log; and the trainer, which reads from where its checkpoint says.
+Not covered: commits beyond the end of a recreated log; and the trainer, which reads from the offsets in its checkpoint.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Position:
 def positions(settings: Settings) -> list[Position]:
     """Return the position of every group of this deployment in every partition that it has committed, in order.
 
-    Raises NotFoundError without the topics, LogError if the broker does not answer.
+    Raises NotFoundError if the topics do not exist, LogError if the broker does not answer.
     """
     bounds = kafka_admin.offsets(settings, topics(settings.topics))
     ids = kafka_admin.topic_ids(settings, {topic for topic, _ in bounds})
@@ -134,7 +134,7 @@ def _position(
 def members(settings: Settings) -> dict[str, list[str]]:
     """Return the members of every group of this deployment, each as "client id at host".
 
-    Groups are named without topics.prefix. A process that was killed counts for kafka.session_timeout_s more. Raises
+    Groups are named without topics.prefix. A killed process still counts for kafka.session_timeout_s. Raises
     LogError if the broker does not answer.
     """
     client, timeout_s = admin_client(settings.kafka), settings.kafka.request_timeout_s

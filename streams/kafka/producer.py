@@ -6,7 +6,7 @@ Every producer uses the partitioner `murmur2_random`, as Java and aiokafka do; l
 to other partitions. Deliveries are idempotent and acknowledged by all replicas. A failed delivery is raised by the next
 `send` or `flush`.
 
-Not covered: transactions. No Python client has KIP-890's fixed protocol, so no promise rests on them.
+Not covered: transactions. No Python client has KIP-890's fixed protocol, so no guarantee depends on them.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class _Sent(NamedTuple):
 
     topic: str
     partition: int
-    """-1: where its key belongs."""
+    """-1: the partition of its key."""
     key: bytes | None
     payload: bytes | None
     headers: list[tuple[str, bytes | None]]
     timestamp_ms: int
-    """0: now."""
+    """ms since the epoch; 0: now."""
     on_ack: Callable[[Coordinates], None] | None
 
 
@@ -83,7 +83,7 @@ class _Failure(NamedTuple):
 
     text: str
     is_unanswered: bool
-    """Whether the broker said nothing: it may be there later."""
+    """Whether the broker did not answer: the record may be written later."""
 
 
 class _Unplaced(NamedTuple):
@@ -98,7 +98,7 @@ class Producer:
     """Writes events. Use as a context manager: leaving it flushes, and raises what failed.
 
     With `outage` it waits while the broker is unreachable, and counts what it sends for `stage` on the outage's meter.
-    What is sent meanwhile stays in a queue of QUEUE_KIB at most.
+    Records sent meanwhile stay in a queue of at most QUEUE_KIB.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class Producer:
             sent.on_ack(Coordinates(message.topic(), message.partition(), message.offset()))
 
     def _settle(self) -> None:
-        """Look in the log for records that are acknowledged without an offset, and send again what is not there.
+        """Look in the log for records that were acknowledged without an offset, and resend the missing ones.
 
         librdkafka infers from the answer to one batch that those before it were written. A partition that has just got
         its leader may have refused the first batch and taken the second: such a record was never written.
@@ -242,12 +242,12 @@ class Producer:
                     sent.on_ack(coordinates)
 
     def serve(self) -> None:
-        """Take what was acknowledged, without waiting. Raises LogError for what failed."""
+        """Process acknowledgements without waiting. Raises LogError for failed records."""
         self._served(self._producer.poll, 0)
         self._raise_failures()
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Return once everything sent is acknowledged. Raises LogError, naming what was not.
+        """Return once everything sent is acknowledged. Raises LogError, naming the missing ones.
 
         Without `timeout_s` it waits for as long as the BrokerOutage allows, or GIVE_UP_S if there is none.
         """
@@ -277,7 +277,8 @@ class Producer:
         self._report(before, len(self._producer))
 
     def _served(self, call: Callable[[float], int], timeout_s: float) -> int:
-        """Call poll or flush for at most SLICE_S, settle what has no place yet, and return how much is not in the log.
+        """Call poll or flush for at most SLICE_S, settle records without an offset, and return how many are not in the
+        log.
 
         Raises LogError if the client has failed for good.
         """

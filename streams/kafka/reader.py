@@ -3,13 +3,13 @@
     starts, ends ────► PartitionReader, read  no group and no commit, to a bound or for ever ────────► Record
     coordinates ─────► fetch                  these records, or an error that names the missing ones ─► Record
 
-Records of one partition come in the order of their offsets, committed ones alone. A partition ends at its last stable
-offset, where the first open transaction begins. Offsets have holes (markers, aborted and deleted records): how far it
-was read is the client's position, not the last record.
+Records of one partition come in the order of their offsets, only committed ones. A partition ends at its last stable
+offset, where the first open transaction begins. Offsets have holes (markers, aborted and deleted records): progress is
+the client's position, not the last record.
 
-What librdkafka repairs itself (a lost connection) shows
-only as silence, which a BrokerOutage reports. What it cannot (a missing topic, an offset that retention has cut, a
-refusal) is a LogError, raised after the records that came before it were returned. No offset is ever reset.
+Faults that librdkafka repairs itself (a lost connection) show only as silence, which a BrokerOutage reports. Others (a
+missing topic, an offset that retention has cut, a refusal) are a LogError, raised after the records before it were
+returned. No offset is ever reset.
 
 Groups and commits are in streams/kafka/consumer.py.
 """
@@ -45,15 +45,15 @@ RECEIVE_BYTES = 100_000_000
 """librdkafka's default limit for an answer of the broker; it is raised where the topics take larger records."""
 
 BOUNDED_MS = 50
-"""How long the broker keeps a fetch that finds nothing, of a reader with bounds: behind the last record may be markers
-of transactions, which only the next answer tells. It is also what another assignment waits for."""
+"""How long the broker keeps an empty fetch of a reader with bounds: transaction markers after the last record show only
+in the next answer. A new assignment waits as long, too."""
 
 FOLLOWING_MS = 500
-"""The same of a reader that follows. It hears of a record at once; ten that ask every 50 ms, as in `streamward serve`,
-take a tenth of a core of an idle broker."""
+"""The same for a reader that follows. It still gets records at once; ten readers that ask every 50 ms, as in
+`streamward serve`, take a tenth of a core of an idle broker."""
 
 FAR = 1000
-"""Records between two that are fetched: reading as many takes about as long as a seek."""
+"""Gap between two fetched records up to which reading through is as fast as a seek."""
 
 LOOK_EVERY_S = 1.0
 """Time between two looks for open transactions."""
@@ -68,14 +68,14 @@ log = logging.getLogger("streamward.kafka")
 
 
 class StableEnd(NamedTuple):
-    """Where a partition ended when its high watermark was this."""
+    """The end of a partition at a given high watermark."""
 
     high_watermark: int
     offset: int
 
 
 def open_transaction(tp: TopicPartition, offset: int) -> str:
-    """Return what to say of a transaction that keeps readers waiting from this offset on."""
+    """Return the message about a transaction that keeps readers waiting at this offset."""
     return (
         f"{tp[0]}[{tp[1]}]@{offset}: a transaction is open from here on, and no record after it can be read before its "
         "producer commits or aborts it; `streamward doctor` names the producer"
@@ -105,7 +105,7 @@ class Reader:
         self._topic_ids: TopicIds | None = None
 
     def end(self, tp: TopicPartition) -> int | None:
-        """Return where a partition ends, as far as known without a request; None if nothing is yet."""
+        """Return the last known end of a partition, without a request; None if unknown."""
         high = self._high_watermark(tp)
         stable = self._stable_ends.get(tp)
         return stable.offset if stable is not None and stable.high_watermark == high else high
@@ -115,9 +115,8 @@ class Reader:
         return bounds[1] if bounds is not None and bounds[1] >= 0 else None
 
     def _look_for_open_transactions(self) -> None:
-        """Ask where partitions end that seem to have records and give none. Once a second.
-
-        Of a fetch the client keeps only the high watermark, which counts what is behind an open transaction, too.
+        """Ask, once a second, for the ends of partitions that seem to have records and return none. The client keeps
+        only the high watermark of a fetch, which includes records after an open transaction.
         """
         if time.monotonic() < self._next_look:
             return
@@ -134,7 +133,7 @@ class Reader:
         try:
             ends = offsets_of(self._consumer, silent, LATEST, ANSWER_S)
         except ck.KafkaException:
-            return  # an outage, which others report
+            return  # an outage, which is reported elsewhere
         for tp, high in silent.items():
             self._stable_ends[tp] = StableEnd(high, ends[tp])
             if ends[tp] < high and ends[tp] <= max(positions[tp], 0):
@@ -294,7 +293,7 @@ class PartitionReader(Reader):
     def _is_beyond(self, tp: TopicPartition, position: int) -> bool:
         """Note a position, and return whether it is beyond the bound; if so, stop fetching the partition."""
         end = position if self._ends is None else self._ends[tp]
-        # not back: an error message in the same batch may have told that the partition ends later, behind a gap
+        # never backwards: an error message in the same batch may have told that the partition ends later, behind a gap
         self._position[tp] = max(self._position[tp], min(position, end))
         if position <= end:
             return False
@@ -447,7 +446,7 @@ def bounds_of(consumer: ck.Consumer, tp: TopicPartition, timeout_s: float) -> tu
 
 
 EARLIEST, LATEST = -2, -1
-"""What stands for a time where offsets are asked for (KIP-79): the first offset, and the one after the last."""
+"""Special timestamps in requests for offsets (KIP-79): the first offset, and the one after the last."""
 
 
 def offsets_of(

@@ -36,7 +36,7 @@ ERROR_LETTERS = 2000
 
 
 def made_of(kind: type[T]) -> Callable[[Iterable[Any]], T]:
-    """Return `kind._make` of a named tuple, without its check of how many values there are, which takes half the time.
+    """Return `kind._make` of a named tuple, without its check of the number of values, which takes half the time.
 
     >>> list(map(made_of(Coordinates), [("tasks", 0, 7)]))
     [Coordinates(topic='tasks', partition=0, offset=7)]
@@ -45,12 +45,12 @@ def made_of(kind: type[T]) -> Callable[[Iterable[Any]], T]:
 
 
 def latest_ms() -> int:
-    """Return the latest time that a record written by now may have: that of a clock that is ahead."""
+    """Return the latest time that a record written by now may have, allowing for a clock that is ahead."""
     return time.time_ns() // 1_000_000 + AHEAD_MS
 
 
 def warn_of_time(at: Coordinates, timestamp_ms: int) -> None:
-    """Name a record whose time cannot be right. Kafka deletes it by that time, within minutes or never."""
+    """Describe a record with an impossible time. Kafka deletes it by that time, within minutes or never."""
     if timestamp_ms < EARLIEST_MS:
         problem = (
             "which is no time of a record; it has to be in milliseconds. Retention goes by it, and may delete this "
@@ -79,7 +79,7 @@ class Record(NamedTuple):
 
     @property
     def log_extra(self) -> dict[str, Any]:
-        """What a log line about this record carries: `log.warning("...", extra=record.log_extra)`."""
+        """Fields for a log line about this record: `log.warning("...", extra=record.log_extra)`."""
         return {"at": self.at, "trace": trace_context.of_headers(self.headers)}
 
     def decode(self, expected: type[E]) -> E | serde.Poison:
@@ -87,10 +87,10 @@ class Record(NamedTuple):
         return serde.decode(self.payload, expected)
 
     def decode_placed(self, expected: type[E], partitions: int | None) -> E | serde.Poison:
-        """Return the event in this record, or a Poison; that also if its key or partition are not those of its subject.
+        """Return the event in this record, or a Poison, also if its key or partition do not match its subject.
 
-        Everything about a task, a user, a policy … is in one partition of a topic, and so in one order; a record that
-        is elsewhere counts nowhere. Without `partitions`, how many the topic has, only the key is checked. Never
+        Everything about a task, a user, a policy … is in one partition of a topic, and so in one order; a record
+        elsewhere is never used. Without `partitions`, the topic's number of them, only the key is checked. Never
         raises.
         """
         event = self.decode(expected)
@@ -100,7 +100,7 @@ class Record(NamedTuple):
         return self.misplaced(getattr(event, field), partitions, field) or event
 
     def misplaced(self, key: str, partitions: int | None, field: str = "task_id") -> serde.Poison | None:
-        """Return why this record is not where those with this key are, as `decode_placed` does; else None."""
+        """Return why this record's key or partition is wrong, as `decode_placed` checks it; None if both are right."""
         if self.key != key.encode():
             error = f"the record key is {self.key!r}, expected the {field} {key!r}; key records by {field}"
             return serde.Poison("wrong_key", error)
@@ -137,7 +137,7 @@ def dead_letter(record: Record, *, stage: str, reason: str, error: str) -> DeadL
 
 
 def cut(text: str) -> str:
-    """Return `text` as UTF-8 can hold it, cut after ERROR_LETTERS with a note of how long it was."""
+    """Return `text` as valid UTF-8, cut after ERROR_LETTERS with a note of how long it was."""
     text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= ERROR_LETTERS else f"{text[:ERROR_LETTERS]}… ({len(text)} letters)"
 
@@ -210,7 +210,7 @@ def source_key(letter: DeadLetter) -> str:
 
 
 def read_base64(text: str | None) -> bytes | None:
-    """Decode base64, or return None if it is not: anybody may write a dead letter."""
+    """Decode base64, or return None if it is malformed: any client may write a dead letter."""
     try:
         return None if text is None else base64.b64decode(text, validate=True)
     except ValueError:  # binascii.Error is one
@@ -223,7 +223,7 @@ def partition_of(key: str, partitions: int) -> int:
     return choose(key, partitions)
 
 
-@lru_cache(maxsize=4096)  # of the last tasks, each of which has many records
+@lru_cache(maxsize=4096)  # of recent tasks, each of which has many records
 def _partition_of(key: str, partitions: int) -> int:
     return (murmur2(key.encode()) & 0x7FFFFFFF) % partitions
 

@@ -7,9 +7,8 @@
 A running process outlives its broker: what it has sent stays in librdkafka's bounded queue, calls are retried, and
 nothing is committed before it was acknowledged. One BrokerOutage belongs to one thread and to all its clients, and
 those of further threads are made from it, so that an outage is logged once. It also ends a long read when the process
-should stop. Commands have none, nor has the first request of a process that starts: they fail within
-kafka.request_timeout_s. Faust's client waits by itself and has none
-either.
+should stop. Commands, and the first request of a starting process, have none: they fail within kafka.request_timeout_s.
+Faust's client waits by itself and has none either.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class BrokerOutage:
         self._silent_s: float | None = None  # None: it answers
         self._warned = False
         self._warnings: set[BrokerOutage] = set()
-        """Those of this process that have noticed the outage: the first says so, and the last that it is over."""
+        """The process's members that noticed the outage: the first logs it, and the last logs its end."""
         self._abandoned: threading.Thread | None = None
 
     def of_another_thread(self) -> BrokerOutage:
@@ -104,7 +103,7 @@ class BrokerOutage:
         return outage
 
     def answered(self) -> None:
-        """Take note that the broker answered."""
+        """Note that the broker answered."""
         self._warnings.discard(self)
         if self._warned and not self._warnings:
             log.info("Kafka at %s answers again, after %.0f s", self._kafka.bootstrap, self._silent_s)
@@ -112,7 +111,7 @@ class BrokerOutage:
         self._silent_s, self._warned, self._heard_at = None, False, time.monotonic()
 
     def silent(self, subject: str) -> None:
-        """Take note that `subject` did not come; called repeatedly until it does.
+        """Note that `subject` did not come; called repeatedly until it does.
 
         Raises StoppedWaiting once the process should stop, LogError once the outage has lasted kafka.outage_s.
         """
@@ -191,9 +190,9 @@ class BrokerOutage:
         return future.result()
 
     def close(self, close: Callable[[], None]) -> None:
-        """Call `close`, which closes a client. What takes longer than NOTICE_S ends in a thread, if it ends.
+        """Call `close`, which closes a client. If that takes longer than NOTICE_S, it is left to a thread.
 
-        A client waits for what it has asked a broker that is silent: for commits, and for calls that were abandoned.
+        A client waits for a silent broker to answer its commits and abandoned calls.
         """
 
         def later() -> None:

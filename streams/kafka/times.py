@@ -3,7 +3,7 @@
     topics, --from, --until-end, -n ──► starts and ends by partition ──► records merged by time ──► decoded, or poison
 
 Nothing is committed and no group is joined, so reading changes nothing. Records of one partition keep their order;
-several partitions are merged by timestamp as far as records have arrived: a live tail cannot wait for what may come,
+several partitions are merged by timestamp among the records that have arrived: a live tail cannot wait for later ones,
 and a bounded one looks MERGED records ahead.
 """
 
@@ -40,7 +40,7 @@ class Begin:
 
     kind: str
     number: int = 0
-    """How many, for `last`; milliseconds since the epoch, UTC, for `time`."""
+    """Number of records, for `last`; milliseconds since the epoch, UTC, for `time`."""
 
 
 class TailedRecord(NamedTuple):

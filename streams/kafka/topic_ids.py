@@ -1,11 +1,11 @@
-"""Whether a topic is still the one that was read: recreated under its name, it is another, at the same offsets.
+"""Detect that a topic was deleted and recreated under its name: the same offsets then hold other records.
 
     TopicIds ──► ids of the topics, once and then every LOOK_S ──► another one: LogError, which names the topic
         └──► the metadata of each commit ──► at the next start: of another topic, so the commit counts for nothing
 
-Kafka deletes the commits of a topic with it, so a group that rested begins at the first record of the new one. But
-clients that live on (librdkafka, aiokafka) ask for the new topic's records from the offset on that they had reached in
-the old one, without an error once the new one has as many, and commit what they skipped.
+Kafka deletes the commits of a topic with it, so a group that was stopped begins at the first record of the new one. But
+running clients (librdkafka, aiokafka) continue in the new topic from the offset that they had reached in the old one,
+without an error once the new one has as many, and commit what they skipped.
 
 Not covered: a broker without ids of topics (before Kafka 2.8), and a topic that is recreated before the first answer.
 """
@@ -29,7 +29,7 @@ from streams.kafka.retry import ANSWER_S
 from streams.settings.model import Kafka
 
 KEY = "topic"
-"""Of a note, a JSON object in the metadata of a commit."""
+"""Key of the topic's id in the JSON metadata of a commit."""
 LOOK_S = 10.0
 """How often a reader asks."""
 log = logging.getLogger("streamward.kafka")
@@ -67,7 +67,7 @@ class TopicIds:
         return "" if topic_id == NO_ID else topic_id
 
     def is_of_another(self, tp: TopicPartition, offset: int, metadata: str | None) -> bool:
-        """Return whether a commit was made in a topic of this name that was deleted, and say so."""
+        """Return whether a commit was made in a deleted topic of the same name, and log it."""
         committed_id = noted_id(metadata or "")
         if offset <= 0 or "" in (committed_id, self.of(tp[0])) or committed_id == self.of(tp[0]):
             return False
@@ -94,7 +94,7 @@ class TopicIds:
         return self._compare(name, self._describe()[name])
 
     def _compare(self, name: str, answer: Future[Any]) -> LogError | None:
-        if answer.exception() is not None:  # an outage, or a topic that is missing: others say so
+        if answer.exception() is not None:  # an outage or a missing topic, which is reported elsewhere
             return None
         topic_id = _id_in(answer)
         if self._ids.setdefault(name, topic_id) == topic_id:

@@ -6,10 +6,10 @@
     queues ─► samples                                                   of other trainers
     training-calls ─► training-results ─► adapters                      of other people's training loops
 
-What is keyed by task has equal partition counts, so one worker sees a whole task; the rest are keyed by policy
-(experiments, agents, jobs, keys and what is asked with them, samples and queues by their name), so one policy's groups
-have one total order. None is compacted or written in transactions: both leave gaps in the offsets, and a batch is a
-list of offsets.
+Topics keyed by task have equal partition counts, so one worker sees a whole task; the others are keyed by policy
+(experiments, agents, jobs, keys and their requests, samples and queues by their name), so one policy's groups have one
+total order. None is compacted or written in transactions: both leave gaps in the offsets, and a batch is a list of
+offsets.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ FRAMING_BYTES = 4096
 OLDEST, NEWEST = "message.timestamp.before.max.ms", "message.timestamp.after.max.ms"
 """How far a record's time may be before and after the broker's clock (KIP-937, Kafka 3.6)."""
 AHEAD_MS = 3_600_000
-"""What NEWEST is here; Kafka's own default since 4.0."""
+"""The value of NEWEST here; Kafka's own default since 4.0."""
 ANY_MS = 2**63 - 1
-"""Of a limit: none."""
+"""Means that there is no limit."""
 
 LEAST_ROW_BYTES = 64 * 1024
-"""Rows of tables may have as much however small the records of the topics must be."""
+"""Rows of tables may be this large, even if the records of topics must be smaller."""
 
 
 class Topic(NamedTuple):
@@ -61,7 +61,7 @@ class Topic(NamedTuple):
 
 
 def _shapes() -> dict[str, TopicShape]:
-    """Return every topic by its label. Raises SettingsError if a plugin has one that is there already."""
+    """Return every topic by its label. Raises SettingsError if a plugin has a label that is taken."""
     shapes = {shape.label: shape for shape in (*LOOP, *RUNS, *SERVICE, *CONTEXT, *CALLS)}
     for plugin, _, _ in load_plugins():
         own: tuple[TopicShape, ...] = plugin.load_all(plugin.topics)
@@ -81,12 +81,12 @@ def _shapes() -> dict[str, TopicShape]:
 
 
 SHAPES: Mapping[str, TopicShape] = _shapes()
-"""Every topic by its label: those of the core, then those of plugins."""
+"""Every topic by its label: the core's, then those of plugins."""
 LABELS = tuple(SHAPES)
 PARTITIONED_AS_TASKS = tuple(label for label, shape in SHAPES.items() if shape.is_keyed_by_task)
-"""What has the task in its key, so that all that is about one task is in partitions of the same number."""
+"""Topics keyed by task, so that everything about one task is in partitions of the same number."""
 KEYED_BY_TASK = tuple(label for label, shape in SHAPES.items() if shape.reader == JOIN)
-"""What groups are made of."""
+"""Topics from which groups are made."""
 _KEY_FIELDS: dict[Any, str] = {shape.event: shape.key for shape in SHAPES.values()}
 
 
@@ -115,7 +115,7 @@ def topics(settings: Topics) -> dict[str, Topic]:
 
 
 def _times(retention_days: float) -> dict[str, str]:
-    """Return the settings of a topic about time: for how long it has records (0: for ever), and which times they have.
+    """Return the time settings of a topic: its retention (0: for ever), and the times that records may have.
 
     The broker refuses a record that retention would delete at once, possibly unread, and one from the future. Its
     producer gets INVALID_TIMESTAMP.
@@ -129,7 +129,7 @@ def _times(retention_days: float) -> dict[str, str]:
 
 
 def row_bytes(settings: Topics) -> int:
-    """Return the most that a row of a table and its key may have."""
+    """Return the maximum size of a row of a table with its key."""
     return max(settings.max_record_bytes, LEAST_ROW_BYTES)
 
 

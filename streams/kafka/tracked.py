@@ -1,4 +1,4 @@
-"""Work through a topic as a member of a consumer group: read, hold back, commit what is done.
+"""Work through a topic as a member of a consumer group: read, hold back, commit finished records.
 
     poll ──► TakenRecord ──► `done`, in any order ──► commit: flush the producer, then the offsets below the first open
       └── pauses at `max_open` records that are not done, resumes at half of it
@@ -26,7 +26,7 @@ log = logging.getLogger("streamward.kafka")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TakenRecord:
-    """A record that was read, and the assignment of its partition under which it was."""
+    """A record, and the assignment of its partition under which it was read."""
 
     record: Record
     tracker: OffsetTracker
@@ -64,11 +64,11 @@ class TrackedConsumer:
         )
 
         self.set_aside = 0
-        """How many open records do not count towards `max_open`, as the reader holds no more than where they are."""
+        """Open records that do not count towards `max_open`, as only their coordinates are in memory."""
 
     @property
     def owned(self) -> set[TopicPartition]:
-        """The partitions that are ours."""
+        """The partitions that this reader owns."""
         return set(self._trackers)
 
     @property
@@ -91,7 +91,7 @@ class TrackedConsumer:
         return new_records
 
     def take_assigned(self) -> set[TopicPartition]:
-        """Return the partitions assigned since the last call, less those that are lost again."""
+        """Return the partitions assigned since the last call, without those that were lost again."""
         assigned, self._assigned = self._assigned, set()
         return assigned
 
@@ -100,15 +100,15 @@ class TrackedConsumer:
         return self._consumer.committed(partitions)
 
     def next_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the commits of partitions that are ours, without asking the broker."""
+        """Return the commits of the owned partitions, without asking the broker."""
         return self._consumer.next_offsets(partitions)
 
     def owns(self, open_record: TakenRecord) -> bool:
-        """Whether the partition has been ours ever since this record was read; else its next owner works on it."""
+        """Whether the partition has been owned ever since this record was read; if not, its next owner handles it."""
         return self._trackers.get(open_record.partition) is open_record.tracker
 
     def done(self, open_record: TakenRecord) -> None:
-        """Mark a record as done: everything that follows from it was handed to the producer."""
+        """Mark a record as done: all its results were given to the producer."""
         open_record.tracker.done(open_record.record.at.offset)
 
     def bury(self, open_record: TakenRecord, reason: str, error: str) -> None:
@@ -117,10 +117,8 @@ class TrackedConsumer:
         self.done(open_record)
 
     def skip(self, open_record: TakenRecord, poison: Poison) -> None:
-        """Mark a record that cannot be decoded, or is where nobody looks for it, as done.
-
-        Its dead letter is the advantages stage's: that reads every record of this topic once, where here each policy
-        would write its own.
+        """Mark a record that cannot be decoded, or is in a wrong partition, as done. The advantages stage writes its
+        dead letter, since it reads each record of this topic once; here each policy would write one.
         """
         log.warning("skipped: %s", cut(poison.error), extra=open_record.record.log_extra)
         self.done(open_record)
@@ -131,14 +129,15 @@ class TrackedConsumer:
         self._producer.send(dead_letter(record, stage=self._stage, reason=reason, error=error))
 
     def commit(self) -> None:
-        """Commit what is done, once everything the producer was given is acknowledged; see `GroupConsumer.commit`."""
+        """Commit finished records, once everything given to the producer is acknowledged; see
+        `GroupConsumer.commit`."""
         done = {tp: tracker.next_offset for tp, tracker in self._trackers.items() if tracker.next_offset is not None}
         if due := self._consumer.due(done):
             self._producer.flush()
             self._consumer.commit(due)
 
     def close(self) -> None:
-        """Leave the group; what is done since `commit` is done again."""
+        """Leave the group; records finished since `commit` are done again."""
         self._closing = True
         self._consumer.close()
 

@@ -2,8 +2,8 @@
 
     partition, offsets ──► batches as they are in the log ──► markers and aborted records; the producer of an open one
 
-Transactions are of other programs, and of `archive restore`. librdkafka shows neither markers nor producers, aiokafka's
-batches do, so this is the one module below the Faust worker that imports it.
+Only other programs and `archive restore` use transactions. librdkafka shows neither markers nor producers, but
+aiokafka's batches do, so this is the one module below the Faust worker that imports it.
 
 Not covered: a producer's transactional.id, which only the transaction coordinator knows (`kafka-transactions.sh list`).
 """
@@ -38,7 +38,7 @@ class OpenTransaction(NamedTuple):
     topic: str
     partition: int
     offset: int
-    """Its first record here: where the partition ends for readers."""
+    """Offset of its first record here, where the partition ends for readers."""
     producer_id: int
     epoch: int
     since_ms: int
@@ -56,9 +56,8 @@ class OpenTransaction(NamedTuple):
 
 
 def unread_offsets(kafka: Kafka, tp: TopicPartition, ranges: Iterable[range]) -> set[int]:
-    """Return which offsets in these ranges hold a marker, or a record of a transaction.
-
-    Where no committed record is, such a record is an aborted one. Raises LogError if the broker does not answer.
+    """Return which offsets in these ranges hold a marker, or a record of a transaction. If a reader got no record
+    there, it was aborted. Raises LogError if the broker does not answer.
     """
 
     async def read() -> set[int]:

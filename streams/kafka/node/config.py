@@ -1,6 +1,6 @@
 """The folder of an embedded Kafka node: its identity, its ports, its configuration.
 
-    node.json          pid, ports, cluster id: how the node is found again, and the port it will take again
+    node.json          pid, ports, cluster id: they identify the node, and the port is reused
     server.properties  for `kafka.Kafka`; written at each start
     log4j2.properties  likewise; the node logs to its standard output, which is `server.log`
     log/               the data, in Kafka's format
@@ -39,7 +39,7 @@ PORTS = range(20_000, 30_000)
 reconnects to a stopped node could be given the node's own port, connect to itself, and block the node's return."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 NODE_USER = "streamward-node"
-"""With SASL, the user that the node itself logs in as; its password is new at each start."""
+"""With SASL, the user as which the node itself logs in; its password changes at each start."""
 LOG4J2 = """\
 status = error
 shutdownHook = disable
@@ -52,7 +52,7 @@ rootLogger.appenderRef.out.ref = out
 logger.values.name = org.apache.kafka.common.config.AbstractConfig
 logger.values.level = warn
 """
-"""Without log4j's own shutdown hook, which would run beside Kafka's and cut off the log of its shutdown."""
+"""Without log4j's own shutdown hook, which would run at the same time as Kafka's and cut off its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Node:
     controller_port: int
     cluster_id: str
     client: dict[str, str]
-    """librdkafka settings with which a client can connect; with SASL those of the node's own user."""
+    """librdkafka settings for a client, with SASL as the node's own user."""
 
     @property
     def bootstrap(self) -> str:
@@ -122,7 +122,7 @@ def choose(data_dir: Path, before: Node | None, port: int | None, *, sasl: bool)
 
 
 def _is_free(port: int) -> bool:
-    """Tell whether a server could bind the port now. Connections that linger from an earlier server do not count."""
+    """Return whether a server could bind the port now. Connections left from an earlier server do not count."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with contextlib.suppress(OSError):
@@ -150,7 +150,7 @@ def _cluster_id(data_dir: Path) -> str:
 
 
 def new_id() -> str:
-    """Return a new id in Kafka's form: a UUID, base64, URL-safe, bare. None begins with a dash."""
+    """Return a new id in Kafka's form: a UUID, base64, URL-safe, without padding. It never begins with a dash."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
 
 
@@ -176,7 +176,7 @@ def server_properties(data_dir: Path, node: Node, sasl_users: Mapping[str, str])
         **{f"{topic}.num.partitions": "4" for topic in internal_topics},
         "broker.heartbeat.interval.ms": "1000",
         "broker.session.timeout.ms": str(_session_ms(data_dir / "log")),
-        "metadata.max.idle.interval.ms": "0",  # nobody follows the metadata: no empty records twice a second
+        "metadata.max.idle.interval.ms": "0",  # no other node follows the metadata: no empty records twice a second
         "group.initial.rebalance.delay.ms": "0",
         "group.min.session.timeout.ms": "1000",
         "offsets.retention.minutes": str(10 * 365 * 24 * 60),
@@ -193,10 +193,9 @@ def server_properties(data_dir: Path, node: Node, sasl_users: Mapping[str, str])
 
 
 def _session_ms(log: Path) -> int:
-    """Return after how long a silence the node is fenced, which takes its partitions from a node that stalls.
-
-    No other node could take them, so an hour. But a node that was killed is not let in again before the session that it
-    had is over, and finds out how long that is when it starts.
+    """Return how long the node may be silent before it is fenced and loses its partitions. An hour, since no other node
+    could take them. But a killed node is refused until its old session is over, and learns how long that is when it
+    starts.
     """
     was_killed = (log / "meta.properties").exists() and not (log / ".kafka_cleanshutdown").exists()
     return 6_000 if was_killed else 3_600_000
@@ -239,7 +238,7 @@ def _escape(value: str) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file whole or not at all, readable by its owner only: it may hold passwords."""
+    """Write a file atomically, readable by its owner only: it may hold passwords."""
     draft = path.with_name(path.name + ".draft")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)

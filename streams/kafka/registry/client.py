@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 ANSWER_S = 10.0
 """How long the registry may be silent within one request."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
-"""Between two tries to reach the registry; each is twice as long as the one before."""
+"""Delays between attempts to reach the registry; each is twice the one before."""
 _EXPERIMENT = re.compile(r"experiment\.[^.]+\.$")
-"""What streams/tools/replay/experiments.py appends to the prefix of the log that an experiment replays."""
+"""Suffix that streams/tools/replay/experiments.py appends to the prefix of the replayed log."""
 
 log = logging.getLogger("streamward.schemas")
 
@@ -107,7 +107,7 @@ def connect(settings: Settings, ask: Callable[[int, int], str | None] | None = N
     """Return the ids of the registry; `ask` looks an unknown id up, given one that exists and the unknown one.
 
     Raises RegistryUnavailable, RefusedError, NotFoundError if a schema is not registered, and SettingsError for an id
-    that means one thing there and another in lock.json.
+    with different meanings there and in lock.json.
     """
     with asking(settings) as client:
         registered = [
@@ -146,7 +146,7 @@ def subject_of(settings: Settings, topic: Topic) -> str:
 
 
 def versions(client: SchemaRegistryClient, settings: Settings, topic: Topic) -> list[RegistryVersion]:
-    """Return every version of a topic's subject, oldest first; none if there is no such subject."""
+    """Return every version of a topic's subject, oldest first; none if the subject does not exist."""
     subject = subject_of(settings, topic)
     numbers = unless_missing(lambda: client.get_versions(subject)) or []
     registered = [client.get_version(subject, number) for number in sorted(numbers)]

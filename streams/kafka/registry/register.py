@@ -3,7 +3,7 @@
     schemas/avro ──► compared with every version the registry holds under our subjects ──► incompatible: RefusedError
                  ──► FULL_TRANSITIVE for each subject ──► the versions it lacks, in the order of lock.json
 
-All is checked here before anything is changed: a registry whose own level is NONE would accept anything. Versions that
+Everything is checked here before anything is changed: a registry with level NONE would accept anything. Versions that
 exist are kept, so a second call changes nothing. An empty registry that counts from 1 gives the ids of lock.json,
 because the order is the same. Nothing is ever removed, and a registry in mode READONLY refuses.
 """
@@ -37,21 +37,21 @@ class Registered(NamedTuple):
     subject: str
     event: str
     version: int
-    """As in lock.json."""
+    """Its id in lock.json."""
     id: int | None
-    """The registry's; None if it has none yet (a dry run)."""
+    """Its id in the registry; None if it has none yet (a dry run)."""
     result: str
     """there, registered, or missing (a dry run)."""
 
 
 class Planned(NamedTuple):
-    """What the registry holds, and which subjects have another compatibility level."""
+    """The registry's versions, and the subjects with another compatibility level."""
 
     held: list[RegistryVersion]
     subjects: Mapping[str, str]
-    """By event."""
+    """Versions by event."""
     other_level: dict[str, str]
-    """By subject, the level it has now; those that have LEVEL are left out."""
+    """Present level by subject, without the subjects that have LEVEL."""
 
 
 def register(settings: Settings, *, dry_run: bool = False) -> tuple[list[Registered], dict[str, str]]:

@@ -32,7 +32,7 @@ NOT_FOUND, NO_SUBJECT, NO_VERSION, NO_SCHEMA, NO_AVRO, FORBIDDEN = 404, 40401, 4
 """Confluent's own error codes; their first three digits are the HTTP status."""
 
 Answer = tuple[int, Any]
-"""HTTP status and what is sent as JSON."""
+"""HTTP status and JSON body."""
 
 
 @contextlib.contextmanager
@@ -84,7 +84,7 @@ def answer(path: str, subjects: dict[str, list[Schema]]) -> Answer:
 def look_up(path: str, body: bytes, subjects: dict[str, list[Schema]]) -> Answer:
     """Return which version of a subject the schema in `body` is; schemas are the same if their canonical form is.
 
-    This is the one POST that changes nothing: serializers send it that must not register schemas.
+    This is the one POST that changes nothing. Serializers that must not register schemas send it.
     """
     match [part for part in path.split("/") if part]:
         case ["subjects", subject]:
@@ -164,4 +164,4 @@ READ_ONLY = _error(
     "this registry is read only: services never register schemas. Set auto.register.schemas=false; a new schema is "
     "made from schemas/events.py by `python -m schemas.generate`",
 )
-"""The answer to what would change something."""
+"""The answer to a request that would change something."""
