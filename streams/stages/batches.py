@@ -3,12 +3,11 @@
     groups ──► drop what must not be trained on ──► window of `batches.groups` ──► batches
     key policy   named, with its reason              one state per policy          key policy
 
-A group's lag is counted in batches: how many before this one the version that sampled it had not taken
-(`AdvantagedGroup.batches`), from the log alone. A version that was tuned takes no batch, so a tuning makes no group
-older; what it changed in the weights is measured by the trainer's importance ratio. In an experiment
-(`trainer.off_policy`) adapters of another run sampled the groups, and their lag is the one recorded with them. The same
-groups under the same rule give the same batches, also on redelivery: a batch is named by policy and sequence, and the
-first of its name in the partition wins.
+A group's lag is the number of earlier batches that its sampling version had not taken (`AdvantagedGroup.batches`), from
+the log alone. A tuned version takes no batch, so tuning makes no group older; the trainer's importance ratio measures
+its change of the weights. In an experiment (`trainer.off_policy`) adapters of another run sampled the groups, and their
+lag is the one recorded with them. The same groups under the same rule give the same batches, also on redelivery: a
+batch is named by policy and sequence, and the first of its name in the partition wins.
 
 A window closes by count only, so the last few groups of a policy wait until more tasks are submitted.
 """
@@ -36,15 +35,17 @@ if TYPE_CHECKING:
 
 STAGE = "batches"
 RULE_VERSION = 1
-"""Raised when the same groups would be cut otherwise under the same settings; `tests/histories` has recorded cuts."""
+"""Incremented when the same groups would be cut differently under the same settings; `tests/histories` has recorded
+cuts."""
 MAX_NAMED = 1000
-"""Most dropped groups that a window names: its row is written at each group, and a policy that has learned all its
-tasks drops every one. The rest is counted in the batch's metadata, and `groups` shows why each was dropped."""
+"""Maximum number of dropped groups that a window names: its row is written at each group, and a policy that has learned
+all its tasks drops every one. The others are counted in the batch's metadata, and `groups` shows why each was
+dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A group in the window: its offset, and what the batch counts of it."""
+    """A group in the window: its offset, and the values that the batch counts."""
 
     offset: int
     lag: int
@@ -52,12 +53,12 @@ class Entry:
     loss_tokens: int
     created_at: int
     trace: str = ""
-    """As in the header of its record; "" without one."""
+    """Trace in the header of its record; "" without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchWindow:
-    """What one policy's next batch will be."""
+    """One policy's next batch, being collected."""
 
     sequence: int = 0
     next_offset: int = 0
@@ -81,8 +82,8 @@ class Cutter:
     ) -> tuple[BatchWindow, Sequence[Batch]]:
         """Return the window after `group`, and the batch if that filled it.
 
-        `doubled` says that this group_id was read before; the driver keeps the ids, as there are many. `trace` is that
-        of the group's record, kept for the batch's; nothing is decided by it.
+        `doubled` says that this group_id was read before; the driver keeps the many ids. `trace` is that of the group's
+        record, kept for the batch's; it affects no decision.
         """
         if at.offset < window.next_offset:
             return window, ()
@@ -123,7 +124,7 @@ class Cutter:
         return None
 
     def _lag(self, window: BatchWindow, group: AdvantagedGroup) -> int:
-        """Return how many batches ago `group` was sampled; below 0 if that cannot be, or is not recorded."""
+        """Return how many batches ago `group` was sampled; below 0 if that is impossible or not recorded."""
         if not self.off_policy:
             return window.sequence - group.batches
         recorded = group.metadata.get(POLICY_LAG, "")
@@ -150,7 +151,7 @@ class Cutter:
 
 
 def _report(meter: Meter, policy: str, before: BatchWindow, after: BatchWindow, made: Sequence[Batch]) -> None:
-    """Count what was dropped, and the lag of the groups in a batch."""
+    """Count dropped groups, and the lag of the groups in a batch."""
     if len(after.dropped) > len(before.dropped):
         meter.add(catalog.DROPS, STAGE, after.dropped[-1].reason)
     elif after.unnamed > before.unnamed:
@@ -198,7 +199,7 @@ def is_double(first_at: bytes | None, offset: int) -> bool:
 
 
 def register(driver: Driver) -> None:
-    """Drive the reducer from `groups`. Every group_id has a row of its own, so that none enters twice."""
+    """Drive the reducer from `groups`. Every group_id has its own row, so that none enters twice."""
     settings = driver.settings
     cutter, outlet = Cutter(settings.batches, settings.trainer.off_policy), driver.outlet(STAGE)
     windows = driver.table("batch-windows", settings.topics.policy_partitions)

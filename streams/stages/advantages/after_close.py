@@ -1,11 +1,11 @@
-"""What a group keeps when it has left, and what becomes of events that are read afterwards.
+"""What a closed group remembers, and how it handles events that are read later.
 
     OpenGroup ── leaves ──► ClosedGroup ── task | response | reward ──► ClosedGroup', effects: dead letters
 
 The four topics are read side by side, so the same record may be read before its group leaves or after. It must pass the
 same checks in the same order (`checks.py`), and if it does, it is rejected for the reason that would have applied when
 the group left: it belongs to another sampling, or is a reward for one. So a log has the same dead letters in whatever
-order it was read. The closed group holds short ids and digests for that, and no texts or tokens.
+order it is read. For that the closed group keeps short ids and digests, but no texts or tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from streams.stages.advantages.state import (
 
 
 def closed_group(group: OpenGroup, task: TaskInfo, sampling_id: str | None, closed_ms: int) -> ClosedGroup:
-    """Return what stays of a group that leaves, made of the sampling `sampling_id`."""
+    """Return the closed form of a group that leaves, made from the sampling `sampling_id`."""
     refs = group.samplings[sampling_id].slots.values() if sampling_id else ()
     return ClosedGroup(
         closed_ms=closed_ms,
@@ -68,7 +68,7 @@ def after_close(
 ) -> ClosedGroup:
     """Return the closed group after an event recorded at `coordinates`.
 
-    Anything but a repetition, or a score of a failed slot, is rejected.
+    Everything except a repetition or a score of a failed slot is rejected.
     """
     if isinstance(event, TaskInfo):
         return _task_after(group, task_id, event, coordinates, effects)

@@ -1,10 +1,10 @@
-"""Why an event may not enter its group, in words.
+"""Reasons why an event may not enter its group.
 
-    candidate or reward, what is known of its siblings ──► response_rejection, reward_rejection ──► None: it may
+    candidate or reward, state of its siblings ──► response_rejection, reward_rejection ──► None: it may
                                                                                                └─► (reason, sentence)
 
-The same checks apply while a group is open and after it has left, so that a record is judged alike however late it is
-read. An event without its task is not checked: it waits for the task.
+The same checks apply while a group is open and after it has left, so that a record is judged the same however late it
+is read. An event without its task is not checked: it waits for the task.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from streams.stages.advantages.state import (
 )
 
 Rejection = tuple[str, str]
-"""The short word that dead letters are grouped by, and the sentence."""
+"""The keyword by which dead letters are grouped, and the sentence."""
 Group = TypeVar("Group", OpenGroup, ClosedGroup)
 
 
 def reject(group: Group, digest: str, effect: DeadLetterEffect, effects: list[Effect]) -> Group:
     """Add `effect` to the effects and return the group that remembers it; a repetition changes nothing.
 
-    `digest` is that of the rejected content. Whether a repetition was read before its task or after must not show.
+    `digest` is that of the rejected content. A repetition must look the same whether it was read before or after its
+    task.
     """
     if digest in group.rejected:
         return group
@@ -78,7 +79,7 @@ def reward_rejection(task: TaskInfo, first: SourceScore | None, reward: RewardRe
 
 
 def _disagreement(task: TaskInfo, response: ResponseCandidate) -> str | None:
-    """Return what task and response disagree on, or None."""
+    """Return how task and response contradict each other, or None."""
     if response.group_size != task.group_size:
         return (
             f"group_size {task.group_size}, but this response says {response.group_size}. Group size is fixed when the "
@@ -129,5 +130,5 @@ def unknown_response(task_id: str, response_id: str) -> Rejection:
 
 
 def already_left(task_id: str) -> Rejection:
-    """Return the rejection of what would have belonged to a group that left without it."""
+    """Return the rejection of an event that came after its group had left."""
     return "late", f"the group of task {task_id} has already left; nothing can be added to it"

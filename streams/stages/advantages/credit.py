@@ -1,14 +1,14 @@
-"""Credit rules: how much better each turn of a response was than what its siblings did.
+"""Credit rules: how much better each turn of a response was than its siblings' turns.
 
     episodes of a group (rewards and observations, turn by turn) ──► CREDIT[name] ──► an advantage a turn, in order
 
-The rewards of an episode add up to its response's reward, whatever its sources said of single turns, so nobody earns
-more by taking more turns. What a source says of the whole belongs to the last turn.
+The rewards of an episode add up to its response's reward, whatever its sources said about single turns, so taking more
+turns earns nothing extra. A reward for the whole response belongs to the last turn.
 
-A baseline for turn k is made of siblings alone, and a sibling that had ended before counts as 0 there. So nothing that
-an episode does from turn k on moves what is subtracted from it. Normalising over those alone that have a turn k is
-biased: how many terms are subtracted would be the policy's own choice, and "take another turn" would earn the mean of
-the turns behind it. `trajectory`, the default, gives every turn the advantage of its response, and needs no spans.
+The baseline of turn k uses only siblings, and a sibling that ended earlier counts as 0. So an episode's own actions
+from turn k on cannot change its baseline. Normalising only over siblings that have a turn k is biased: the policy could
+choose how many terms are subtracted, and "take another turn" would earn the mean of the later turns. `trajectory`, the
+default, gives every turn the advantage of its response, and needs no spans.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Episode(NamedTuple):
     rewards: Sequence[float]
     """At least one; they add up to the response's reward."""
     observations: Sequence[str | None]
-    """Digests of what was shown before each turn."""
+    """Digests of the observation before each turn."""
 
 
 def returns(rewards: Sequence[float], gamma: float) -> list[float]:
-    """Return G_k = r_k + gamma G_{k+1}: what is earned from each turn on.
+    """Return G_k = r_k + gamma G_{k+1}: the return from each turn on.
 
     >>> returns([1.0, 0.0, 2.0], 0.5)
     [1.5, 1.0, 2.0]
@@ -67,7 +67,7 @@ def gigpo(episodes: Sequence[Episode], rule: Advantages) -> Turns:
     """Return A_ik = A_i + turn_weight (G_ik - mean of G where the same was shown): GiGPO, arXiv:2505.10978.
 
     A_i is the response's advantage under `formula`, which also compares the returns of the turns that began with the
-    same observation, whosever they are. A state that nobody else saw adds nothing.
+    same observation, in any episode. A state that only one turn saw adds nothing.
 
     >>> rule = Advantages(credit="gigpo", formula="dr_grpo")
     >>> gigpo([Episode([0.0, 1.0], ["a", "b"]), Episode([0.0, 0.0], ["a", "c"])], rule)
@@ -91,8 +91,8 @@ def gigpo(episodes: Sequence[Episode], rule: Advantages) -> Turns:
 def turn_outcome(episodes: Sequence[Episode], rule: Advantages) -> Turns:
     """Return A_ik = A_i + turn_weight (r_ik - mean over siblings j of r_jk): MT-GRPO, arXiv:2505.11821.
 
-    A_i is the outcome, the reward of the last turn, leave one out; r_ik is what another turn earned itself, 0 for the
-    last and where a sibling has ended. The last turn is compared, too: it might not have been the last.
+    A_i is the outcome, the reward of the last turn, leave one out; r_ik is another turn's own reward, 0 for the last
+    and where a sibling has ended. The last turn is compared, too: it might not have been the last.
 
     >>> rule = Advantages(credit="turn_outcome")
     >>> turn_outcome([Episode([1.0, 1.0], [None] * 2), Episode([0.0, 0.0], [None] * 2)], rule)
@@ -112,7 +112,7 @@ CREDIT: dict[str, CreditRule] = {
     "gigpo": gigpo,
     "turn_outcome": turn_outcome,
 }
-"""By the names that `advantages.credit` takes; `trajectory` is none of them."""
+"""Rules by their names in `advantages.credit`, except `trajectory`."""
 NEEDS_OBSERVATIONS = frozenset({"gigpo"})
 
 
@@ -146,7 +146,7 @@ def credit_turns(episodes: Sequence[Episode], rule: Advantages) -> Turns:
 
 @cache
 def source_digests(formula: str, credit: str) -> dict[str, str]:
-    """Return the sha256 of the files of those that are the user's own, as the metadata of a group records them.
+    """Return the sha256 of the files of the user's own rules, as the metadata of a group records them.
 
     Raises SettingsError if one cannot be imported: call it before the first group.
     """

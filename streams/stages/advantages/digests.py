@@ -1,8 +1,8 @@
-"""Digests of what events say: equal for equal content, in any process and any year.
+"""Digests of the content of events: equal content has equal digests, in every process and release.
 
-    bodies of responses, parts of rewards, values ──► a few hex digits, kept in the state in place of the content
+    bodies of responses, parts of rewards, values ──► a few hex digits, kept in the state instead of the content
 
-They tell a repetition from a contradiction once a group keeps no more of an event than its id.
+They tell a repetition from a contradiction when a group keeps only the id of an event.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def short_id(event_id: str) -> str:
 
 
 def request_digest(*parts: object) -> str:
-    """Return a digest of what a task asks: its messages, sampling, verifier and reward sources."""
+    """Return a digest of a task's request: its messages, sampling, verifier and reward sources."""
     return derive_id(*map(repr, parts))[:8]
 
 
@@ -58,11 +58,11 @@ def _branch_parts(branch: Branch) -> tuple[bytes, ...]:
 
 
 _repr = lru_cache(maxsize=256)(repr)
-"""For what holds no 0.0, which a cache takes for the same key as -0.0."""
+"""Only for values without 0.0, which a cache takes for the same key as -0.0."""
 
 
 def parts_digest(components: Mapping[str, float], steps: Sequence[float]) -> str:
-    """Return a digest of what a reward is made of: its components and its turns' shares; "" if there are none."""
+    """Return a digest of a reward's components and its turns' shares; "" if it has none."""
     return _parts_digest(tuple(components.items()), tuple(steps)) if components or steps else ""
 
 
@@ -74,9 +74,8 @@ def _parts_digest(components: tuple[tuple[str, float], ...], steps: tuple[float,
 
 
 def shared_digest(body: ResponseBody, prompt: bytes) -> str:
-    """Return a digest of what the responses of one sampling must share, as their group states it once.
-
-    `prompt` is what all of them must begin with. Seeds may differ from slot to slot.
+    """Return a digest of the values that all responses of one sampling share, and that their group states once.
+    `prompt` is their common beginning. Seeds may differ from slot to slot.
     """
     temperature, top_p, *_ = body.sampling
     drawn = (temperature + 0.0, top_p + 0.0)  # -0.0 becomes 0.0, which the cache takes for the same key

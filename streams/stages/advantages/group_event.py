@@ -3,12 +3,11 @@
     EmitGroup, the responses it refers to ──► credit of turns ──► assemble ──► fits its topic? ──► GroupRecord
                                  ▲ no: the tokens of the largest stay where they are; then without responses, ... ─┘
 
-Every group that leaves is recorded. In one that is larger than its topic takes, the largest members only say where
-their tokens are: in their responses, from where the trainer fetches them. One that is too large even so is recorded as
-dropped (`too_large`): raise topics.max_record_bytes, or ask for smaller groups. So is one whose turns cannot be
-compared as `advantages.credit` says (`steps_mismatch`, `no_observations`); a replay under another rule makes it anew.
-
-A group is written without an event in between: what it is made of was checked when it was read.
+Every group that leaves is recorded. If it is larger than its topic allows, the largest members only refer to their
+responses, from which the trainer fetches the tokens. If it is still too large, it is recorded as dropped (`too_large`):
+raise topics.max_record_bytes, or use smaller groups. So is a group with turns that `advantages.credit` cannot compare
+(`steps_mismatch`, `no_observations`); a replay under another rule makes it again. A group is written without creating
+an event first: its parts were checked when they were read.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ from streams.stages.advantages.state import EmitGroup, GroupMember, TaskInfo
 Bodies = Mapping[tuple[int, int], ResponseBody]
 """By partition and offset."""
 Spans = Mapping[int, list[dict[str, Any]]]
-"""By slot: the values of its CreditSpans."""
+"""Values of the CreditSpans, by slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """A group, ready to be written."""
+    """A group that is ready to be written."""
 
     values: dict[str, Any]
     """By field, as `schemas.convert.checked` returns them."""
@@ -57,7 +56,7 @@ class GroupRecord:
 
     @property
     def size_bytes(self) -> int:
-        """What a topic's limit counts of it."""
+        """Its size as a topic's limit counts it."""
         return len(self.key) + len(self.payload)
 
     def event(self) -> AdvantagedGroup:
@@ -67,9 +66,8 @@ class GroupRecord:
 
 
 def group_record(effect: EmitGroup, bodies: Bodies, topic: Topic) -> GroupRecord | None:
-    """Return the group's record in the most complete form that `topic` takes; None if it takes none.
-
-    `bodies` holds what `effect.members` refer to.
+    """Return the group's record in the most complete form that fits `topic`; None if none does. `bodies` holds the
+    responses of `effect.members`.
     """
     try:
         spans = _spans(effect, bodies)
@@ -87,7 +85,7 @@ def _record(values: dict[str, Any]) -> GroupRecord:
 
 
 def _smaller_forms(effect: EmitGroup, bodies: Bodies, spans: Spans, excess: int) -> Iterator[dict[str, Any]]:
-    """Yield the forms of a group that has so many bytes too many, the most complete first."""
+    """Yield the forms of a group that is too large by this many bytes, the most complete first."""
     if (slots := _largest(effect, bodies, excess)) is not None:
         yield assemble(effect, bodies, spans, slots)
     dropped = assemble(without_responses(effect, "too_large"), {}, {})
@@ -97,7 +95,7 @@ def _smaller_forms(effect: EmitGroup, bodies: Bodies, spans: Spans, excess: int)
 
 
 def _largest(effect: EmitGroup, bodies: Bodies, excess: int) -> frozenset[int] | None:
-    """Return the slots of the largest members, without whose tokens the record has so many bytes less."""
+    """Return the slots of the largest members: leaving out their tokens saves this many bytes."""
     common = len(_prompt_of(effect, bodies))
     sizes = {member.slot: _token_bytes(bodies[member.at], common) - _ELSEWHERE_BYTES for member in effect.members}
     slots = set[int]()
@@ -110,14 +108,14 @@ def _largest(effect: EmitGroup, bodies: Bodies, excess: int) -> frozenset[int] |
 
 
 def _token_bytes(body: ResponseBody, common: int) -> int:
-    """Return how many bytes a member has per token, at least."""
+    """Return the minimum number of bytes per token of a member."""
     own_tokens = len(body.prompt_token_ids) - common + len(body.completion_token_ids) + len(body.logprobs)
     per_token = TokenIds.BYTES + Logprobs.BYTES + LossMask.BYTES
     return own_tokens + len(body.loss_mask) + per_token * sum(len(branch.loss_mask) for branch in body.branches)
 
 
 _ELSEWHERE_BYTES = 2 * 5
-"""Most that two counts take."""
+"""Maximum size of two counts."""
 
 
 def without_responses(effect: EmitGroup, reason: str) -> EmitGroup:
@@ -152,12 +150,12 @@ def _spans(effect: EmitGroup, bodies: Bodies) -> Spans:
 
 
 def _turns(body: ResponseBody) -> tuple[ResponseTurn, ...]:
-    """Return the turns of a response; what the policy answered directly is one."""
+    """Return the turns of a response; a direct answer is one turn."""
     return body.turns or (ResponseTurn(number=0, start=0, end=len(body.loss_mask) // LossMask.BYTES),)
 
 
 def _episode(member: GroupMember, turns: tuple[ResponseTurn, ...]) -> Episode:
-    """Return what each turn earned: what is not of a single turn belongs to the last. Raises CreditError."""
+    """Return the reward of each turn; rewards for no single turn belong to the last. Raises CreditError."""
     if member.steps is None or len(member.steps) not in (0, len(turns)):
         raise CreditError("steps_mismatch")
     rewards = list(member.steps) or [0.0] * len(turns)
@@ -168,9 +166,8 @@ def _episode(member: GroupMember, turns: tuple[ResponseTurn, ...]) -> Episode:
 def assemble(
     effect: EmitGroup, bodies: Bodies, spans: Spans, elsewhere: frozenset[int] = frozenset()
 ) -> dict[str, Any]:
-    """Return the values of the group's record; `bodies` holds what `effect.members` refer to.
-
-    The tokens of the slots `elsewhere` stay in their responses.
+    """Return the values of the group's record; `bodies` holds the responses of `effect.members`. The tokens of the
+    slots `elsewhere` stay in their responses.
     """
     task, rule = effect.task, effect.rule
     first = bodies[effect.members[0].at] if effect.members else _NO_RESPONSE
@@ -226,7 +223,7 @@ def common_prompt(prompts: Sequence[bytes]) -> bytes:
     >>> list(common_prompt([b"aaaabbbbcccc", b"aaaabbbbc", b"aaaabbbX"]))
     [97, 97, 97, 97]
     """
-    low, high = min(prompts), max(prompts)  # whatever these two begin with, those between them do
+    low, high = min(prompts), max(prompts)  # all prompts between these two share their common beginning
     if low == high:
         return low
     length = bisect_left(range(len(low)), True, key=lambda last: low[: last + 1] != high[: last + 1])
@@ -235,11 +232,11 @@ def common_prompt(prompts: Sequence[bytes]) -> bytes:
 
 _DEFAULT = Sampling()
 _NO_RESPONSE = ResponseBody("", "", 0.0, b"", b"", b"", b"", tuple(getattr(_DEFAULT, name) for name in SAMPLING_FIELDS))
-"""What a group without responses copies."""
+"""The response fields of a group without responses."""
 
 
 def _member(member: GroupMember, body: ResponseBody, spans: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the values of a member, but for what is per token."""
+    """Return the values of a member, except those per token."""
     failed_tools, recoveries = tool_failures(body.turns)
     slot, response_id, (partition, offset), finish_reason, reward, components, _, advantage = member
     return {
@@ -262,7 +259,7 @@ def _member(member: GroupMember, body: ResponseBody, spans: list[dict[str, Any]]
 
 
 def _here(body: ResponseBody, common: int) -> dict[str, Any]:
-    """Return what a member has per token; `common`: how many bytes its prompt has in common with the others'."""
+    """Return a member's values per token; `common`: bytes of its prompt that all members share."""
     return {
         "elsewhere": None,
         "prompt_token_ids": body.prompt_token_ids[common:],
@@ -274,7 +271,7 @@ def _here(body: ResponseBody, common: int) -> dict[str, Any]:
 
 
 def _elsewhere(body: ResponseBody, _: int) -> dict[str, Any]:
-    """Return what a member says of tokens that stay in its response, or that an outside model has alone."""
+    """Return a member's values when its tokens stay in its response, or only an outside model has them."""
     masks = [body.loss_mask, *(branch.loss_mask.data for branch in body.branches)]
     counts: dict[str, int | None] = {
         "completion_tokens": sum(map(len, masks)),
@@ -288,6 +285,6 @@ def _elsewhere(body: ResponseBody, _: int) -> dict[str, Any]:
 
 
 def _metadata(task: TaskInfo) -> dict[str, str]:
-    """Return the task's metadata, with the version it was pinned to: nothing else records it if nobody answered."""
+    """Return the task's metadata, with its pinned version: if it got no answer, nothing else records that."""
     pinned = {} if task.adapter_version is None else {PINNED: str(task.adapter_version)}
     return dict(sorted((dict(task.metadata) | pinned).items()))

@@ -1,10 +1,10 @@
-"""What the join takes from events, the same however they were decoded.
+"""The values that the join needs from events, the same however they were decoded.
 
     an event ── columns_of ───────────────────────────► columns of FIELDS ──► incoming ──► for the reducer,
     columns of many (streams/arrow/events.py) ──►                                          and for the group's record
 
-Only these few fields are looked at. So a replay reads them from columns, and makes no event of thousands of records.
-What is made for each record is a few tuples, by `map`, which takes a third of the time of a loop.
+Only these few fields are looked at. So a replay reads them from columns, without creating thousands of events. Each
+record becomes a few tuples, made by `map` in a third of the time of a loop.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from streams.stages.advantages.digests import response_digests, shared_digest, s
 from streams.stages.advantages.state import ResponseCandidate, ResponseRef, RewardRef, SourceScore
 
 GroupEvent = Task | ResponseCandidate | RewardRef | GroupControl
-"""What the reducer folds."""
+"""The part that the reducer folds."""
 
 SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(Sampling))
 
 
 class ResponseBody(NamedTuple):
-    """What the record of a group copies from a response; what is per token stays bytes."""
+    """Fields that a group copies from a response; values per token stay bytes."""
 
     base_digest: str
     tokenizer_digest: str
@@ -45,7 +45,7 @@ class ResponseBody(NamedTuple):
     trained_batches: int | None = None
     prompt_version: str | None = None
     outside: Sequence[int] | None = None
-    """Prompt and completion tokens that the server of an outside model counted; None: the tokens are here."""
+    """Prompt and completion tokens as counted by an outside model's server; None: the tokens are in the record."""
     agent_id: str | None = None
     program: AgentProgram | None = None
 
@@ -61,19 +61,19 @@ FIELDS: dict[type[Event], tuple[str, ...]] = {
     ),
     Reward: ("task_id", "reward_id", "response_id", "source", "value", "components", "abstained", "steps"),
 }
-"""The fields that the join looks at, as `operator.attrgetter` takes them; of any other event, the whole of it."""
+"""The fields that the join looks at, in the form of `operator.attrgetter`; of any other event, the whole event."""
 
 Columns = Sequence[Sequence[Any]]
 """The values of each of FIELDS; of any other event, the events themselves."""
 
 
 class Incoming(NamedTuple):
-    """An event, as the join takes it."""
+    """The join's view of an event."""
 
     task_id: str
     event: GroupEvent
     body: ResponseBody | None = None
-    """Of a response that did not fail."""
+    """Only of a response that did not fail."""
 
 
 def columns_of(event: Any) -> Columns:
@@ -88,7 +88,7 @@ _GETTERS: dict[type[Any], Callable[[Any], tuple[Any, ...]]] = {
 
 
 def incoming(kind: type[Event], columns: Columns, records: Sequence[Record]) -> list[Incoming]:
-    """Return what the join takes from the events of this type in these records."""
+    """Return the join's view of the events of this type in these records."""
     if not records:
         return []
     coordinates, timestamps, *_ = zip(*records, strict=True)

@@ -1,4 +1,4 @@
-"""What is reported of a group that leaves: its trace, and what became of its task.
+"""Reports about a group that leaves: its trace, and the outcome of its task.
 
 EmitGroup, its event ──► group_trace ──► header of its record
                      └─► count ──► metrics
@@ -19,7 +19,7 @@ NUMBERED_TURNS = 8
 
 
 def group_trace(tracer: Tracer, effect: Effect, group: AdvantagedGroup) -> Trace | None:
-    """Return the trace of a group: its task's, with links to the rewards that it was made of."""
+    """Return the trace of a group: its task's trace, with links to its rewards."""
     if not isinstance(effect, EmitGroup) or not effect.trace:
         return None
     trace = tracer.follows(trace_context.parse(effect.trace), group.group_id)
@@ -34,7 +34,7 @@ def group_trace(tracer: Tracer, effect: Effect, group: AdvantagedGroup) -> Trace
 
 
 def count(meter: Meter, group: AdvantagedGroup, first_ms: int | None) -> None:
-    """Tell what became of a task, whose first record is of `first_ms`, and the credit of each turn."""
+    """Count the outcome of a task that has its first record at `first_ms`, and the credit of each turn."""
     flat = group.flat
     meter.add(catalog.GROUPS, group.policy, group.dropped_reason or ("flat" if flat else "varied"))
     if flat and group.dropped_reason is None and meter.on:

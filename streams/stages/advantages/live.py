@@ -1,10 +1,10 @@
 """The advantages stage inside the stream worker.
 
-    four topics ──► what has come, per partition number ──► reduce ──► groups, dead letters ──► rows of open-groups
+    four topics ──► events, per partition number ──► reduce ──► groups, dead letters ──► rows of open-groups
     each second ──► DeadlineTimers ──► group-control
 
-Results are acknowledged before the row of a closed group is written: a kill in between emits the same bytes again, and
-never nothing.
+Results are acknowledged before the row of a closed group is written: after a kill in between, the same bytes are
+emitted again; they are never lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from streams.worker.faust.faust_table import stale
 
 
 class LiveAdvantages:
-    """The stage in one worker: its table, its timers, and what it writes."""
+    """The stage in one worker: its table, timers and output."""
 
     def __init__(self, app: App) -> None:
         partitions = app.settings.topics.partitions
@@ -49,7 +49,7 @@ class LiveAdvantages:
         named = topics(self._app.settings.topics)
         sources = [named[label] for label in KEYED_BY_TASK]
         for topic in sources:
-            # time acts once everything that was written before it is read
+            # timers act only after everything written before them was read
             after = [other for other in sources if other is not topic] if topic.label == "group-control" else ()
             agent_of_many(self._app, topic, self._on_events, name=f"{STAGE}.{topic.label}", after=after)
         self._app.timer(1.0)(self._on_timer)
@@ -61,7 +61,7 @@ class LiveAdvantages:
         await asyncio.gather(*(self._on_partition(number, part) for number, part in by_partition.items()))
 
     async def _on_partition(self, partition: int, events: Sequence[Any]) -> None:
-        """Reduce events of one partition number; what they give is acknowledged before any row is written."""
+        """Reduce events of one partition number; their results are acknowledged before any row is written."""
         async with self._locks[partition]:
             # rows that were written while a rebalance began are not kept, so nothing may be decided without them
             events = [event for event in events if not stale(self._app, event)]
@@ -88,7 +88,7 @@ class LiveAdvantages:
     def _reduce(
         self, faust_event: Any, record: Record, changed: dict[str, tuple[Any, GroupState]]
     ) -> GroupDecision | DeadLetter:
-        """Note the state after one event in `changed`, with the event; return what was decided."""
+        """Store the state after one event in `changed`, with the event; return the decision."""
         self._timers.record_read(record.timestamp_ms, now_ms())
         event = self._stage.decode(record)
         if isinstance(event, DeadLetter):
@@ -100,7 +100,7 @@ class LiveAdvantages:
         return GroupDecision(record, before, effects)
 
     async def _results(self, decisions: Sequence[GroupDecision]) -> list[Awaitable[None]]:
-        """Return what writes the results; what they lack is fetched in one go."""
+        """Return the records to write; missing responses are fetched in one go."""
         missing = [
             coordinates
             for decision in decisions

@@ -5,7 +5,7 @@
     each second ──► DeadlineTimers ──► group-control
 
 States stay objects while their groups are open; a closed one becomes its row. The worker's checkpoints (`epoch.py`)
-write a row after what it says was acknowledged.
+write a row after the results in it were acknowledged.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ COLUMNS_FROM = 8
 
 
 class OpenGroups(LoopTable):
-    """The states of tasks, by partition number: objects, or rows that nobody has asked for since they were written."""
+    """The states of tasks, by partition number: objects, or rows that were not read since they were written."""
 
     def __init__(self, changelog: str, partitions: int, dumped: Callable[[str, GroupState], None]) -> None:
-        """`dumped` is told of each state that is written."""
+        """`dumped` is called with each state that is written."""
         super().__init__(changelog, partitions, CurrentPartition())
         self._states: dict[int, dict[str, OpenGroup | bytes]] = {}
         self._new: dict[int, dict[str, GroupState]] = {}
-        """What was decided since `changed`."""
+        """States decided since the last `changed`."""
         self._dumped = dumped
 
     def state(self, number: int, task_id: str) -> GroupState:
-        """Return what is known of a task."""
+        """Return the state of a task."""
         new = self._new[number]
         if task_id in new:
             return new[task_id]
@@ -54,11 +54,11 @@ class OpenGroups(LoopTable):
         return load(entry) if isinstance(entry, bytes) else entry
 
     def decide(self, number: int, task_id: str, state: GroupState) -> None:
-        """Note the state of a task."""
+        """Store the state of a task."""
         self._new[number][task_id] = state
 
     def states(self) -> Iterator[tuple[str, GroupState]]:
-        """Yield every task that has not closed, or not been written since, with its state."""
+        """Yield every task that is open, or was not written since it closed, with its state."""
         for number, states in self._states.items():
             yield from self._new[number].items()
             for task_id, entry in states.items():
@@ -78,7 +78,7 @@ class OpenGroups(LoopTable):
                     yield task_id, when_ms
 
     def take_changes(self) -> Iterator[tuple[int, bytes, Row]]:
-        """Yield the rows of what was decided since the last call."""
+        """Yield the rows that changed since the last call."""
         yield from super().take_changes()
         for number, new in self._new.items():
             states = self._states[number]
@@ -140,7 +140,7 @@ class LoopAdvantages:
         self._worker.timer(self._on_timer)
 
     def _handle(self, records: Sequence[Record]) -> None:
-        """Reduce records of one topic, and send what follows."""
+        """Reduce records of one topic, and send the results."""
         self._timers.record_read(min(record.timestamp_ms for record in records), now_ms())
         decisions: list[GroupDecision] = []
         missing: list[Coordinates] = []
@@ -163,7 +163,7 @@ class LoopAdvantages:
         return self._stage.incoming(records, *columns)
 
     def _reduce(self, record: Record, event: Incoming | DeadLetter) -> GroupDecision | None:
-        """Note the state after one record, and return what follows from it, if anything."""
+        """Store the state after one record, and return its results, if any."""
         if isinstance(event, DeadLetter):
             self._outlet.write(event)
             return None

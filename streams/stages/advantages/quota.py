@@ -3,13 +3,13 @@
     an event about a task ──► its weight in the row ──► the use of its topic's share ──► counted
                                                         in the order of offsets      └─► over_quota: a dead letter
 
-A row grows with each record about its task, whoever wrote it. So each of three topics has a share of the row. The first
-record that does not fit into it is refused, and with it every later one about the task in that topic. Offsets of one
-topic alone decide this, so it is the same in whatever order the topics are read side by side. A record that is read
-again after a restart is recognised by its offset, and not counted twice.
+A row grows with each record about its task, whichever client wrote it. So each of three topics has a share of the row.
+The first record that does not fit into it is refused, as is every later one about the task in that topic. Only offsets
+of one topic decide this, so the order in which topics are read does not matter. A record that is read again after a
+restart is recognised by its offset, and not counted twice.
 
-A weight is an upper bound of what the record adds to the row, whatever becomes of it: it waits, enters, is rejected, or
-is remembered after the group left. A repetition has the same weight.
+A weight is an upper bound of what the record adds to the row, whether it waits, enters, is rejected, or is remembered
+after the group left. A repetition has the same weight.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from streams.stages.advantages.checks import Rejection
 from streams.stages.advantages.state import QuotaUse, ResponseCandidate, RewardRef, ShareUse, TaskInfo
 
 RESERVED_BYTES = 2048
-"""Of each row: for the names of its fields, and what Kafka adds to a record."""
+"""Bytes of each row for field names and for Kafka's overhead."""
 EIGHTHS = (1, 3, 4)
-"""Of the rest: the shares of tasks, responses and rewards."""
+"""How the rest is shared by tasks, responses and rewards."""
 TASK_BYTES, RESPONSE_BYTES, REWARD_BYTES = 256, 256, 128
-"""The most that a record takes beyond its texts, components and steps: numbers, digests, a response_id."""
+"""Maximum bytes of a record beyond its texts, components and steps: numbers, digests, a response_id."""
 NUMBER_BYTES = 26
-"""The most that a number takes, with its separators."""
+"""Maximum bytes of a number with its separators."""
 
 
 def count_record(
@@ -40,7 +40,7 @@ def count_record(
 ) -> tuple[QuotaUse, Rejection | None]:
     """Return the use of the shares after the record at `coordinates`, and why it is refused, or None.
 
-    `row_bytes` is the most that a row and its key may have.
+    `row_bytes` is the maximum size of a row with its key.
     """
     number, weight = _weigh(event)
     used, last, full_at = use[number]
@@ -49,10 +49,10 @@ def count_record(
     if coordinates.offset <= last:
         return use, None  # read again
     room = row_bytes - RESERVED_BYTES - len(task_id.encode())
-    if room <= 0:  # with this key no row fits, and to refuse everything none is needed
+    if room <= 0:  # no row fits with this key; none is needed to refuse everything
         return use, _over_quota(task_id, coordinates, coordinates.offset)
     if number == 0 and used:
-        weight = TASK_BYTES  # of a further task only a digest is remembered
+        weight = TASK_BYTES  # only a digest is kept of a further task
     fits = used + weight <= room * EIGHTHS[number] // 8
     after = ShareUse(used + weight, coordinates.offset) if fits else ShareUse(used, last, coordinates.offset)
     shares = QuotaUse._make((*use[:number], after, *use[number + 1 :]))
@@ -68,7 +68,7 @@ def _over_quota(task_id: str, coordinates: Coordinates, full_at: int) -> Rejecti
 
 
 def _weigh(event: TaskInfo | ResponseCandidate | RewardRef) -> tuple[int, int]:
-    """Return the place of the event's topic in QuotaUse, and how many bytes a record of it takes at most."""
+    """Return the place of the event's topic in QuotaUse, and the maximum number of bytes of its record."""
     if isinstance(event, RewardRef):
         parts, steps = event.score.components, event.score.steps
         weight = REWARD_BYTES + len(quoted(event.response_id)) + len(quoted(event.source))

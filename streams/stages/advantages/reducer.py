@@ -1,26 +1,26 @@
-"""Decide what becomes of a group as each event about its task is read.
+"""Decide a group's fate as each event about its task is read.
 
     state, event, its coordinates and time ──► GroupReducer.reduce ──► state', effects: a group leaves, a dead letter
     one state per task_id                      no clock, no I/O
 
-Order. Delivery is at least once and the four topics are read side by side, so a reward may come before its response and
+Order. Delivery is at least once and the four topics are read in parallel, so a reward may come before its response and
 a response before its task. Ids say what a record is about; the first in its partition wins, a repetition is a no-op,
 and another value under the same id is a contradiction. A task that was sampled twice is answered by the sampling whose
 last slot comes first in the partition; the others are superseded.
 
-What is read before its task waits, and enters with it as if it had been read after it; a reward also waits until the
-task's deadline is known. A complete group is made of the winning sampling and its rewards and of nothing else. What is
-read after the group left is judged as it would have been before (`after_close.py`). So neither groups nor dead letters
-depend on the order in which the topics are read. What was rejected once is not dead-lettered again when it is repeated.
-What a group remembers is bounded by topic (`quota.py`).
+An event that is read before its task waits for it, and enters as if it had been read after it; a reward also waits
+until the task's deadline is known. A complete group consists of only the winning sampling and its rewards. An event
+that is read after the group left is judged as it would have been before (`after_close.py`). So neither groups nor dead
+letters depend on the order in which the topics are read. A rejected event that is repeated gives no second dead letter.
+A group's memory is bounded by topic (`quota.py`).
 
 Time. A response or reward recorded after the task's deadline never counts, whenever it is read; the group is closed
-when the `expire` record is read. A `train` task that names no deadline may be held back for the trainer, so it has
-none before its first response. From the timestamp of that record it has `advantages.deadline_s`, and so comes to an end
-even if the agent died before it wrote the other slots. All this is in the log: a replay at any speed decides the same.
+when the `expire` record is read. A `train` task that names no deadline may be held back for the trainer, so it has none
+before its first response. From the timestamp of that record it has `advantages.deadline_s`, and so it ends even if the
+agent died before it wrote the other slots. All this is in the log: a replay at any speed decides the same.
 
 After `evict` the task is forgotten. An event about it then waits as an early one does, until it expires and is
-dead-lettered; the task itself, delivered once more, begins a second group of the same id, which the batch stage drops.
+dead-lettered; the task itself, if delivered again, begins a second group with the same id, which the batch stage drops.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ class GroupReducer:
     responses_topic: str
     rewards_topic: str
     row_bytes: int
-    """The most that a table row and its key may have."""
+    """Maximum size of a table row with its key."""
 
     def reduce(
         self, state: GroupState, incoming: Incoming, coordinates: Coordinates, timestamp_ms: int, *, trace: str = ""
     ) -> tuple[GroupState, Sequence[Effect]]:
         """Return the state after an event, recorded at `coordinates` with this timestamp, and what must be done.
 
-        `trace` is that of a task; its group gets it, and nothing is decided by it.
+        `trace` is that of a task; it is passed to the group and affects no decision.
         """
         if isinstance(incoming.event, GroupControl):
             return self._control(state, incoming.event)
@@ -119,7 +119,7 @@ class GroupReducer:
     # --- entering -----------------------------------------------------------------------------------------------------
 
     def _begin(self, group: OpenGroup, task: TaskInfo, effects: list[Effect]) -> OpenGroup:
-        """Return the group with what is known of its task now, and with everything that waited for that."""
+        """Return the group with its task as now known, and with everything that waited for the task."""
         early, group = group.early, group._replace(task=task, early=())
         for event in early:
             group = self._enter(group, group.task or task, event, effects)
@@ -157,7 +157,8 @@ class GroupReducer:
     def _with_deadline(self, task: TaskInfo, first: ResponseRef) -> TaskInfo:
         """Return the task with the deadline that its first response gives it.
 
-        No response is older than its task: the agent's clock is slow then, and the rewards would all be late.
+        A response older than its task counts as recorded with it: the agent's clock is slow, and all rewards would be
+        late.
         """
         if task.purpose != "train" or task.deadline_ms is not None or not self.rule.deadline_s:
             return task
@@ -297,7 +298,7 @@ def _wait(group: OpenGroup, new: ResponseCandidate | RewardRef) -> OpenGroup:
 
 
 class GroupContent(NamedTuple):
-    """Who is in a group that leaves, and who is not."""
+    """The members of a group that leaves, and the responses left out."""
 
     newest_ms: int
     """The newest timestamp of everything that counted."""
@@ -307,10 +308,9 @@ class GroupContent(NamedTuple):
 
 
 def group_content(group: OpenGroup, task: TaskInfo, sampling: SamplingState | None) -> GroupContent:
-    """Return what a group of this sampling is made of: the task, the sampling's responses and their scores.
-
-    Nothing else that happens to be there counts. Which other samplings and rewards were read before the group left
-    depends on how the topics were read side by side, and the same log must give the same record.
+    """Return the parts of a group of this sampling: the task, the sampling's responses and their scores. Nothing else
+    counts. Which other samplings and rewards were read before the group left depends on how the topics were
+    interleaved, and the same log must give the same record.
     """
     counted_ms, members, left_out = [task.timestamp_ms], [], []
     slots = sampling.slots if sampling else {}
@@ -333,7 +333,7 @@ def group_content(group: OpenGroup, task: TaskInfo, sampling: SamplingState | No
 
 
 def _why_left_out(task: TaskInfo, failed: bool, scores: Mapping[str, SourceScore], *, is_cut: bool) -> str | None:
-    """Return why a slot has no reward; None if it has one. `is_cut`: a sibling of it never came."""
+    """Return why a slot has no reward; None if it has one. `is_cut`: a sibling never came."""
     if failed:
         return "response_failed"
     verdicts = [scores[name] for name, _ in task.sources if name in scores]
@@ -346,7 +346,7 @@ def _why_left_out(task: TaskInfo, failed: bool, scores: Mapping[str, SourceScore
 
 
 def _steps(task: TaskInfo, scores: Mapping[str, SourceScore]) -> tuple[float, ...] | None:
-    """Return what the sources say of each turn; () if none does, None if they speak of different numbers of turns."""
+    """Return the sources' score of each turn; () if none scores turns, None if their numbers of turns differ."""
     shares = [(weight, scores[name].steps) for name, weight in task.sources if scores[name].steps]
     if not shares:
         return ()

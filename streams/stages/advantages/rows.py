@@ -1,8 +1,8 @@
-"""The table row of a group: small, since it is written at each event.
+"""The table row of a group, kept small because it is written at each event.
 
     OpenGroup | ClosedGroup ── dump ──► row of table open-groups ── load ──► the same
 
-What occurs many times in a row (slots, scores) is a list of values in the order of the fields, without their names.
+Each slot and score, of which a row has many, is a list of values in the order of the fields, without their names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streams.worker.table_rows import pack, unpack
 
 ROW_VERSION = 8
 CLOSED_FIELDS = tuple(name for name in ClosedGroup._fields if name != "rejected")
-"""In the order in which a row holds them."""
+"""Fields in the order of a row."""
 
 
 def dump(state: OpenGroup | ClosedGroup) -> bytes:
@@ -126,10 +126,8 @@ def _early(*values: Any) -> ResponseCandidate | RewardRef:
 
 
 class GroupRows:
-    """`dump` and `load`, without parsing a row that it dumped itself and that nobody has replaced since.
-
-    Whoever else writes the table (a recovery, an earlier owner) puts another object there. So it is a cache, never a
-    fact.
+    """`dump` and `load`, without parsing a row that it dumped itself and that was not replaced since. Any other writer
+    of the table (a recovery, an earlier owner) stores another object. So it is only a cache.
     """
 
     MAX_ROWS = 4096
@@ -141,7 +139,7 @@ class GroupRows:
         """Return the table row of the state under `key`."""
         row = dump(state)
         self._dumped.pop(key, None)
-        if isinstance(state, OpenGroup):  # a closed one is rarely asked for again
+        if isinstance(state, OpenGroup):  # a closed one is rarely read again
             if len(self._dumped) >= self.MAX_ROWS:
                 del self._dumped[next(iter(self._dumped))]
             self._dumped[key] = (row, state)

@@ -5,9 +5,8 @@
 
 GRPO compares the responses to one task only with each other, so nothing leaves here until every slot is answered (or
 has failed) and every required source has scored. Every task leaves exactly one record: its group, or why there is none.
-`reducer.py` decides; this file is what the live worker and a replay need around it: decoding, the responses of open
-groups, the records of groups and dead letters. The live wiring is `live.py`
-for Faust and `loop.py` for the batched worker.
+`reducer.py` decides; this file adds what the live worker and a replay need: decoding, the responses of open groups, the
+records of groups and dead letters. The live wiring is `live.py` for Faust and `loop.py` for the batched worker.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Place = tuple[int, int]
 
 
 class GroupDecision(NamedTuple):
-    """What follows from one record."""
+    """The results of one record."""
 
     record: Record
     before: GroupState
@@ -43,7 +42,7 @@ class GroupDecision(NamedTuple):
 
 
 class AdvantageStage:
-    """The reducer with what it needs of the log, for the live worker and for a replay."""
+    """The reducer with the log data that it needs, for the live worker and for a replay."""
 
     def __init__(self, settings: Settings, tracer: Tracer = NO_TRACER, *, partitions: int | None = None) -> None:
         """`partitions` is how many each of the four topics has; None: records may be in any.
@@ -60,7 +59,7 @@ class AdvantageStage:
         self.cache = ResponseCache()
 
     def decode(self, record: Record) -> Incoming | DeadLetter:
-        """Return what the join takes from `record`, or its dead letter."""
+        """Return the join's view of `record`, or its dead letter."""
         event = record.decode(self.event_type(record.at.topic))
         if isinstance(event, Poison):
             return _dead_letter_of(record, event)
@@ -68,16 +67,15 @@ class AdvantageStage:
         return result
 
     def event_type(self, topic: str) -> type[Event]:
-        """Return what the records of one of the four topics hold."""
+        """Return the type of the events in one of the four topics."""
         return self._topics[topic].event
 
     def incoming(
         self, records: Sequence[Record], columns: Columns, wrong: Mapping[int, Poison] = {}
     ) -> list[Incoming | DeadLetter]:
-        """Return what the join takes from each of these records of one topic, or its dead letter.
-
-        `wrong` has those that hold no event, by place, and `columns` the others' values, as `columns_of` returns them.
-        A record that is not where its task's records are has a dead letter, too.
+        """Return the join's view of each of these records of one topic, or its dead letter. `wrong` has the records
+        without an event, by place, and `columns` the values of the others, as `columns_of` returns them. A record in
+        another partition than its task's records also has a dead letter.
         """
         sound = [record for place, record in enumerate(records) if place not in wrong] if wrong else records
         events = incoming(self.event_type(records[0].at.topic), columns, sound)
@@ -104,7 +102,7 @@ class AdvantageStage:
         ]
 
     def reduce(self, state: GroupState, incoming: Incoming, record: Record) -> tuple[GroupState, Sequence[Effect]]:
-        """Return what the reducer decides; what a group copies of a response is cached for when it leaves."""
+        """Return the reducer's decision; the response fields that a group copies are cached until it leaves."""
         if incoming.body is not None and not isinstance(state, ClosedGroup):
             self.cache.keep(record, incoming.task_id, incoming.body)
         header = ""
@@ -114,7 +112,7 @@ class AdvantageStage:
         return self._reducer.reduce(state, incoming, record.at, record.timestamp_ms, trace=header)
 
     def missing(self, effects: Sequence[Effect], record: Record) -> list[Coordinates]:
-        """Return the coordinates of every record that `effects` refer to and that must be fetched for `outputs`."""
+        """Return the coordinates of all records that `effects` refer to and `outputs` needs."""
         coordinates: list[Coordinates] = []
         for effect in effects:
             if isinstance(effect, EmitGroup):
@@ -168,24 +166,23 @@ def _dead_letter_of(record: Record, poison: Poison) -> DeadLetter:
 
 
 class ResponseCache:
-    """Responses of open groups, by their place in the log. A cache, never a fact.
-
-    What is not here (after a restart, or when more than MAX_BYTES are open) is read again from the log.
+    """Cache of responses of open groups, by their place in the log. Missing ones (after a restart, or when more than
+    MAX_BYTES are open) are read again from the log.
     """
 
     MAX_BYTES = 256 * 1024 * 1024
     OBJECT_BYTES = 2048
-    """What a response takes in memory beyond the bytes of its record."""
+    """Memory of a response beyond the bytes of its record."""
 
     def __init__(self) -> None:
         self._responses: dict[Place, tuple[ResponseBody, str, int]] = {}
-        """With the task, and the bytes that it takes."""
+        """Each response with its task and its size in bytes."""
         self._reserved: dict[Place, ResponseBody] = {}
-        """Of the groups that leave just now: kept whatever is forgotten while the others are fetched."""
+        """Responses of the groups that are leaving: kept while the others are fetched, whatever else is evicted."""
         self.size_bytes = 0
 
     def keep(self, record: Record, task_id: str, body: ResponseBody) -> None:
-        """Keep what was read of a response to this task; the oldest make room for it."""
+        """Cache a response to this task; the oldest make room for it."""
         place = record.at[1:]
         if place in self._responses:
             self.forget(place)  # it is read again
@@ -196,7 +193,7 @@ class ResponseCache:
         self.size_bytes += size
 
     def reserve(self, places: Sequence[Place]) -> list[Place]:
-        """Reserve the responses at these places for `take`; return the places of those that are not here."""
+        """Reserve the responses at these places for `take`; return the places of the missing ones."""
         missing = []
         for place in places:
             if (entry := self._responses.pop(place, None)) is not None:
@@ -207,11 +204,11 @@ class ResponseCache:
         return missing
 
     def take(self, place: Place) -> ResponseBody | None:
-        """Return a reserved response, and forget it; None if it is not here."""
+        """Return a reserved response, and forget it; None if it is not cached."""
         return self._reserved.pop(place, None)
 
     def forget(self, place: Place) -> None:
-        """Forget a response, if it is here."""
+        """Forget a response, if it is cached."""
         if (entry := self._responses.pop(place, None)) is not None:
             self.size_bytes -= entry[2]
 

@@ -3,8 +3,8 @@
     OpenGroup ── events ──► OpenGroup ── complete, or expired ──► EmitGroup (effect) + ClosedGroup ── evict ──► nothing
 
 The state is written to a table row at each event (`rows.py`), so it holds references, scalars and digests, and never
-texts or tokens. Its parts are named tuples, which are cheap to create and to serialize. What happens at an event is
-`reducer.py`; the record of a group is made by `group_event.py`, from the responses that the state refers to.
+texts or tokens. Its parts are named tuples, which are cheap to create and to serialize. `reducer.py` handles events;
+`group_event.py` makes the record of a group, from the responses that the state refers to.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from streams.stages.advantages.digests import (
 
 
 class TaskInfo(NamedTuple):
-    """What the stage needs of a task."""
+    """The task fields that the stage needs."""
 
     policy: str
     purpose: Any
@@ -37,16 +37,16 @@ class TaskInfo(NamedTuple):
     sources: tuple[tuple[str, float], ...]
     """Name and weight of each reward source."""
     deadline_ms: int | None
-    """None: none yet (a `train` task before its first response), or none at all."""
+    """None: not set yet (a `train` task before its first response), or no deadline at all."""
     timestamp_ms: int
     traceparent: str | None
     metadata: tuple[tuple[str, str], ...]
-    """The task's own, copied to its group: rollouts finds the suite of an eval task there."""
+    """The task's metadata, copied to its group: rollouts finds the suite of an eval task there."""
     request_digest: str
     """See digests.py."""
 
     def content_digest(self) -> str:
-        """Return a digest of what makes two records the same task: not their times, nor their trace."""
+        """Return a digest that is equal for records of the same task, whatever their times and traces."""
         sources = tuple((name, weight + 0.0) for name, weight in self.sources)  # -0.0 is 0.0
         return digest_of(*self._replace(sources=sources, deadline_ms=None, timestamp_ms=0, traceparent=None))
 
@@ -56,7 +56,7 @@ class TaskInfo(NamedTuple):
 
 
 def task_info(task: Task, timestamp_ms: int, rule: Advantages) -> TaskInfo:
-    """Return what the stage needs of a task whose record has this timestamp."""
+    """Return the fields of a task that the stage needs; its record has this timestamp."""
     return TaskInfo(
         policy=task.policy,
         purpose=task.purpose,
@@ -92,22 +92,22 @@ class SourceScore(NamedTuple):
     value: float | None
     components: Mapping[str, float]
     abstained: bool
-    """Whether the source has no opinion; no value otherwise is a failed score."""
+    """Whether the source has no opinion; without this, a missing value is a failed score."""
     reward_id: str
     """Short (digests.short_id)."""
     partition: int
     offset: int
     timestamp_ms: int
     steps: tuple[float, ...] = ()
-    """What each turn of the response is worth; empty: only the whole is judged."""
+    """Value of each turn of the response; empty: only the whole is scored."""
 
     def parts_digest(self) -> str:
-        """Return a digest of what the value is made of."""
+        """Return a digest of the parts of the value."""
         return "abstained" if self.abstained else parts_digest(self.components, self.steps)
 
 
 class ResponseCandidate(NamedTuple):
-    """A response, with what decides whether it may enter a group."""
+    """A response with the values that decide whether it may enter a group."""
 
     sampling_id: str
     slot: int
@@ -128,7 +128,7 @@ class ResponseCandidate(NamedTuple):
 
 
 class RewardRef(NamedTuple):
-    """A reward, with what decides whether it may enter a group."""
+    """A reward with the values that decide whether it may enter a group."""
 
     response_id: str
     source: str
@@ -157,9 +157,9 @@ class ShareUse(NamedTuple):
 
     used_bytes: int = 0
     last_offset: int = -1
-    """Of the newest record that was counted."""
+    """Offset of the newest record that was counted."""
     full_at: int | None = None
-    """Offset of the first record that did not fit; None: all did."""
+    """Offset of the first record that did not fit; None if all did."""
 
 
 class QuotaUse(NamedTuple):
@@ -174,12 +174,12 @@ class QuotaUse(NamedTuple):
 
 
 class SamplingState(NamedTuple):
-    """One sampling: the slots seen so far, and what its responses agree on."""
+    """One sampling: the slots seen so far, and the values that its responses share."""
 
     adapter_version: int
     group_size: int
     shared_digest: str
-    """What its responses share (digests.py); "" while only failed slots were seen."""
+    """Digest of the values that its responses share (digests.py); "" while only failed slots were seen."""
     slots: dict[int, ResponseRef]
 
     @property
@@ -198,7 +198,7 @@ class OpenGroup(NamedTuple):
 
     task: TaskInfo | None = None
     early: tuple[ResponseCandidate | RewardRef, ...] = ()
-    """What was read before the task, and rewards before the deadline was known. They enter by the same checks, in the
+    """Events read before the task, and rewards before the deadline was known. They enter by the same checks, in the
     order in which they were read."""
     samplings: Mapping[str, SamplingState] = {}
     scores: Mapping[str, Mapping[str, SourceScore]] = {}
@@ -215,7 +215,7 @@ class OpenGroup(NamedTuple):
         return OpenGroup._make((*self[:-1], quota))
 
     def with_samplings(self, samplings: Mapping[str, SamplingState]) -> OpenGroup:
-        """Return it with these samplings; a `_replace`, asked for at every event, costs several times as much."""
+        """Return it with these samplings; a `_replace` at every event would cost several times as much."""
         return OpenGroup._make((*self[:2], samplings, *self[3:]))
 
     def with_scores(self, scores: Mapping[str, Mapping[str, SourceScore]]) -> OpenGroup:
@@ -226,7 +226,7 @@ class OpenGroup(NamedTuple):
 def complete_sampling(group: OpenGroup) -> str | None:
     """Return the complete sampling whose last slot comes first in the partition; None if none is complete."""
     samplings = group.samplings
-    if len(samplings) == 1:  # the usual case, asked at every event
+    if len(samplings) == 1:  # the usual case, checked at every event
         ((sampling_id, sampling),) = samplings.items()
         return sampling_id if sampling.is_complete else None
     complete = [sampling_id for sampling_id, sampling in samplings.items() if sampling.is_complete]
@@ -248,7 +248,7 @@ def fullest_sampling(group: OpenGroup) -> str | None:
 
 
 class ScoreDigest(NamedTuple):
-    """What a closed group keeps of a score."""
+    """The part of a score that a closed group keeps."""
 
     offset: int
     value: float | None
@@ -263,11 +263,11 @@ class ClosedGroup(NamedTuple):
 
     closed_ms: int
     sampling_id: str | None
-    """The sampling that the group was made of; None if nobody answered in time."""
+    """The sampling from which the group was made; None if no answer came in time."""
     task: TaskInfo
-    """Without what only the group's record needed."""
+    """The task, without the fields that only the group's record needed."""
     content_digest: str
-    """Of the whole task: tells a repetition from a changed copy."""
+    """Digest of the whole task: tells a repetition from a changed copy."""
     samplings: Mapping[str, tuple[int, str]]
     """sampling_id -> adapter version, and shared digest, of every sampling seen."""
     failed: frozenset[str]
@@ -302,7 +302,7 @@ class GroupMember(NamedTuple):
     reward: float
     components: Mapping[str, float]
     steps: tuple[float, ...] | None = ()
-    """What its sources say of each turn, weighted and added up; None: they speak of different numbers of turns."""
+    """The sources' scores of each turn, weighted and summed; None if their numbers of turns differ."""
     advantage: float = 0.0
     """Known when all rewards are."""
 

@@ -1,10 +1,10 @@
-"""When to write which control record, so that time can act on groups.
+"""When to write control records, which close and evict groups as time passes.
 
 state of a task ──► note ──► due(now) ──► expire: the group is closed as it is
                                       └─► evict: the closed group is forgotten
 
 A train task that is held back for the trainer has no deadline yet. It expires when its own record has left the log
-(`topics.retention_days`): nobody can answer it any more.
+(`topics.retention_days`): it cannot be answered any more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streams.stages.advantages.state import ClosedGroup, GroupState, OpenGroup
 
 
 class Due(NamedTuple):
-    """A control record that is to come, when, and why."""
+    """A future control record: its time and its reason."""
 
     when_ms: int
     kind: ControlKind
@@ -29,11 +29,11 @@ class Due(NamedTuple):
 
 
 class DeadlineTimers:
-    """The control records that are to come. Held in memory and rebuilt from the table, so never a fact.
+    """The future control records, in memory. They are rebuilt from the table.
 
-    No time passes while there is a backlog: after an outage of an hour, responses that came in time are in the log, and
-    closing their groups before they are read would throw them away. A record older than BACKLOG_S is a sign of a
-    backlog; it is over when none came for QUIET_S. So a group can leave later than its deadline and grace say.
+    Timers are stopped while there is a backlog: after an outage of an hour, responses that came in time are in the log,
+    and closing their groups before they are read would throw them away. A record older than BACKLOG_S is a sign of a
+    backlog; it is over when none came for QUIET_S. So a group can leave later than its deadline plus grace.
     """
 
     BACKLOG_S = 30
@@ -48,7 +48,7 @@ class DeadlineTimers:
         self._quiet_from_ms = 0
 
     def record_read(self, timestamp_ms: int, now_ms: int) -> None:
-        """Note that a record of this time was read now."""
+        """Record that a record with this time was read now."""
         if EARLIEST_MS <= timestamp_ms < now_ms - self.BACKLOG_S * 1000:
             self._quiet_from_ms = now_ms + self.QUIET_S * 1000
 
@@ -69,7 +69,7 @@ class DeadlineTimers:
             self.note_closed(task_id, state.closed_ms)
 
     def note_closed(self, task_id: str, closed_ms: int) -> None:
-        """Remember when a group that closed then wants to be forgotten, if ever."""
+        """Remember when a group that closed at this time is to be forgotten, if ever."""
         if self._rule.evict_after_s:
             when_ms = closed_ms + int(self._rule.evict_after_s * 1000)
             self._due[task_id] = Due(when_ms, "evict", "remembered long enough")
@@ -93,7 +93,7 @@ class DeadlineTimers:
         ]
 
     def _expires(self, group: OpenGroup) -> Due | None:
-        """Return when this group must be closed, without the grace; None if it may wait for ever."""
+        """Return when this group must be closed, not counting the grace; None if it may wait for ever."""
         task, wait_ms = group.task, int(self._rule.deadline_s * 1000)
         if task is not None and task.deadline_ms is not None:
             return Due(task.deadline_ms, "expire", "deadline passed")

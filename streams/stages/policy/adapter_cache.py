@@ -1,4 +1,4 @@
-"""Make the engine serve a version, or decide which tasks it costs that it cannot.
+"""Make the engine serve a version, or decide what happens to the tasks if it cannot.
 
     version ──► served already, or an outside model that may be asked ────────────► go
             ├─► its folder is cached, or fetched and verified ──► engine.serve ───► go
@@ -6,8 +6,8 @@
                                  ├─► candidate, store unreachable: its tasks go to the primary for RETRY_S
                                  └─► base, or the store is unreachable: this process ends, its supervisor retries
 
-During a canary two versions take turns, and a suite may ask for others in between. So the folders of primary and
-candidate stay, and those of the last few versions served: swapping back reads nothing from the store.
+During a canary two versions alternate, and a suite may ask for others in between. So the folders of primary and
+candidate stay, as do those of the last few versions served: swapping back reads nothing from the store.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from streams.kafka.tracked import TrackedConsumer
 from streams.settings.model import Settings
 
 CACHED = 4
-"""Folders kept of the versions served last, besides those of primary and candidate."""
+"""Number of most recently served folders that are kept, in addition to primary and candidate."""
 RETRY_S = 30.0
-"""Until a candidate that the store did not return is tried again; meanwhile its tasks go to the primary."""
+"""Delay until a candidate that the store did not return is tried again; meanwhile its tasks go to the primary."""
 
 log = logging.getLogger("streamward.policy")
 
@@ -45,7 +45,7 @@ class AdapterCache:
         self._scratch = Scratch("adapters")
         self._root = self._scratch.folder
         self._folders: dict[int, Path] = {}
-        """In the order in which they were last served."""
+        """Folders in the order in which they were last served."""
 
     def close(self) -> None:
         """Remove the folders."""
@@ -54,7 +54,7 @@ class AdapterCache:
     def serve(self, version: int) -> None:
         """Return once the engine serves `version`. Raises EventError if it cannot, and then keeps serving the old one.
 
-        With reason store_unreachable it may be able to later; any other reason is the adapter's fault.
+        With reason store_unreachable a later attempt may succeed; any other reason is the adapter's fault.
         """
         if self._engine.served_version == version:
             return
@@ -109,9 +109,8 @@ class VersionLoader:
         self._cache.close()
 
     def load_new(self) -> None:
-        """Load what answers from now on, once: what cannot be loaded is refused before any task asks for it.
-
-        Raises as `serve`.
+        """Load the versions that answer from now on, once: a broken one is refused before any task needs it. Raises as
+        `serve`.
         """
         router = self._router
         while answering := {router.candidate, router.primary} - {None, *self._loaded}:
@@ -120,14 +119,14 @@ class VersionLoader:
             self.serve(version)
 
     def retry_unreachable(self) -> None:
-        """Once RETRY_S have passed, give a candidate that the store did not return another chance."""
+        """Once RETRY_S have passed, retry a candidate that the store did not return."""
         if time.monotonic() >= self._retry_at:
             self._router.unreachable.clear()
 
     def serve(self, version: int) -> str | None:
         """Make the engine serve `version`, unless another server does; return why it cannot, None if it does.
 
-        Raises EventError if there is nothing to fall back on, or it may pass: another process may have more luck.
+        Raises EventError if no fallback exists, or the error may pass: another process may succeed.
         """
         router = self._router
         if version in router.unusable:

@@ -9,13 +9,11 @@ version. Its responses are written one after the other and acknowledged before t
 committed contiguously. If an agent dies in between, the task is sampled again under another sampling_id, and the
 advantages stage takes the first complete sampling. While the broker is unreachable the agent waits.
 
-An agent answers for one policy, or for every policy of a fleet (fleet.policies), by turns. Up to fleet.mixed policies
-are sampled together, where the engine can: the rows of each by their own adapter. What is sampled depends on the
-sampling's id, the slot and the step, and not on the rounds of other policies.
-
-A fleet leaves a policy alone whose newest version was trained on another base model: its tasks are done here, and are
-another fleet's to answer. If the adapter of a policy cannot be fetched now, a fleet sets the policy aside and tries
-again later, while an agent of one policy ends, and its supervisor starts it again.
+An agent answers for one policy, or round-robin for every policy of a fleet (fleet.policies). Up to fleet.mixed policies
+are sampled together if the engine can, each row with its own adapter. Samples depend on the sampling's id, the slot and
+the step, and not on the rounds of other policies. A fleet skips a policy if its newest version was trained on another
+base model: another fleet answers its tasks. If the adapter of a policy cannot be fetched now, a fleet sets the policy
+aside and tries again later, while an agent of one policy ends, and its supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -52,13 +50,13 @@ from streams.stages.policy.rounds import STAGE, AgentIO, BegunRound, PolicyRound
 from streams.stages.policy.sampling import sample_mixed
 
 HELD_POLL_S = 0.05
-"""Longest wait for new tasks while others wait for room, which other topics bring."""
+"""Longest wait for new tasks while others wait for room, which is announced in other topics."""
 START_S = 3600.0
 """How long an engine may take to start before it counts as stuck: it may have a model to download."""
 RETRY_S = 30.0
-"""When a fleet tries a policy again whose adapter could not be fetched."""
+"""Delay before a fleet retries a policy with an adapter that could not be fetched."""
 FLEET_CACHED = 1
-"""Adapters of a policy of a fleet that stay on disk besides those of primary and candidate."""
+"""Adapters of a fleet's policy that stay on disk in addition to primary and candidate."""
 
 log = logging.getLogger("streamward.policy")
 
@@ -66,8 +64,8 @@ log = logging.getLogger("streamward.policy")
 def run(settings: Settings, *, stop: threading.Event, engine: Engine | None = None, fleet: bool = False) -> None:
     """Answer tasks until `stop` is set; a round that has started is finished, written and committed.
 
-    `fleet`: of every policy of fleet.policies; else of policy.name alone. Without `engine`, the one in the settings is
-    built, and closed at the end. Raises SettingsError or NotFoundError if it cannot start, LogError if the broker
+    `fleet`: of every policy of fleet.policies; otherwise only of policy.name. Without `engine`, the one in the settings
+    is built, and closed at the end. Raises SettingsError or NotFoundError if it cannot start, LogError if the broker
     refuses, EventError (store_unreachable) if the adapter of the only policy cannot be fetched now, StreamwardError if
     the engine serves another version than asked.
     """
@@ -106,7 +104,7 @@ class PolicyAgent:
     ) -> None:
         self._settings, self._engine, self._meter = settings, engine, outage.meter
         self._single = None if fleet else settings.policy.name
-        """The only policy; None: there are many."""
+        """The only policy; None for a fleet."""
         self._shared = SharedEngine(engine, settings.fleet.states, self._meter if fleet else OFF)
         self._log = PolicyLog(settings, outage, self._single)
         self._io = AgentIO(Producer(settings, outage=outage, stage=STAGE), self._log, self._meter, tracer)
@@ -117,7 +115,7 @@ class PolicyAgent:
         self._refused: set[str] = set()
         """Policies of another base model."""
         self._retry_at: dict[str, float] = {}
-        """When policies are tried again that are set aside."""
+        """When policies that were set aside are retried."""
         self._turns = Turns()
         if fleet:
             self._meter.collect(self._report)
@@ -135,13 +133,13 @@ class PolicyAgent:
         self._io.producer.__exit__(kind)
 
     def step(self) -> bool:
-        """Read tasks, answer one round of the policy whose turn it is, commit. Return whether a round was answered."""
+        """Read tasks, answer one round of the next policy in turn, commit. Return whether a round was answered."""
         self._meter.begin("looks for tasks")
         self._log.follow()
         if self._single is not None:
             self._rounds[self._single].load()  # now, since no other policy needs the engine
         policies = self._read_tasks()
-        self._log.follow()  # an event that came meanwhile may change who answers
+        self._log.follow()  # an event that came meanwhile may change which version answers
         ready = self._ready(policies)
         chosen = self._next(ready)
         if len(chosen) == 1:
@@ -175,7 +173,7 @@ class PolicyAgent:
         return self._retry_at.get(policy, 0.0) > time.monotonic()
 
     def _next(self, ready: Mapping[str, SamplingBatch]) -> list[str]:
-        """Return the policies whose turn it is, each of which takes a turn."""
+        """Return the policies that are next in turn, and count their turn."""
         limit, chosen = self._settings.fleet.mixed if self._shared.mixes else 1, list[str]()
         while len(chosen) < limit:
             policy = next_turn(self._turns, ready.keys() - set(chosen))
@@ -207,7 +205,7 @@ class PolicyAgent:
         requests = {policy: current.requests for policy, current in begun.items()}
         try:
             answers = sample_mixed(self._shared, requests, self._settings.policy, self._meter)
-        except Exception as exc:  # engines raise whatever is inside them
+        except Exception as exc:  # engines may raise anything
             log.warning("a round of %d policies failed, each is tried alone: %r", len(begun), exc)
             for policy, current in begun.items():
                 self._answer(policy, current.batch)
@@ -217,7 +215,7 @@ class PolicyAgent:
 
     @contextmanager
     def _setting_aside(self, policy: str) -> Iterator[None]:
-        """Set a policy of a fleet aside whose adapter cannot be fetched now."""
+        """Set aside a policy of a fleet with an adapter that cannot be fetched now."""
         try:
             yield
         except EventError as exc:
@@ -238,7 +236,7 @@ class PolicyAgent:
         )
 
     def _note_other_base(self, task: Task) -> None:
-        """Say once of each policy of this fleet that it is of another base model, as its tasks are skipped."""
+        """Log once for each policy of another base model that its tasks are skipped."""
         policy = task.policy
         if self._single or task.agent is not None or policy in self._refused or not self._settings.fleet.serves(policy):
             return

@@ -1,4 +1,4 @@
-"""Write what an engine answered.
+"""Write an engine's answers.
 
 request, Completion ──► Response ──► encoded, if it fits ──► responses
                              └── it does not: written as failed
@@ -27,7 +27,7 @@ log = logging.getLogger("streamward.policy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedVersion:
-    """What every response of a round records about the engine that answered."""
+    """Values about the engine that every response of a round records."""
 
     adapter_version: int
     engine: str
@@ -38,7 +38,7 @@ class ServedVersion:
     trained_batches: int | None = None
     """`Version.recorded_batches` of that version."""
     outside: OutsideModel | None = None
-    """The model of another server that answered, whose prices hold; None: the engine did."""
+    """The outside model that answered, with its prices; None: the engine did."""
 
 
 def response(request: SamplingRequest, completion: Completion, served: ServedVersion) -> Response:
@@ -77,7 +77,7 @@ def response(request: SamplingRequest, completion: Completion, served: ServedVer
 
 
 def _cost(completion: Completion, outside: OutsideModel | None) -> dict[str, str]:
-    """Return what an answer of an outside model cost; nothing for an answer of ours, or where no price is recorded."""
+    """Return the cost of an outside model's answer; nothing for the engine's own, or without a recorded price."""
     counts = completion.counts
     if counts is None or outside is None or outside.prompt_usd is None or outside.completion_usd is None:
         return {}

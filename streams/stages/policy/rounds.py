@@ -1,4 +1,4 @@
-"""The rounds of one policy: which tasks are answered next, by which version, and what is written.
+"""The rounds of one policy: choose the next tasks and their version, and write the answers.
 
     PolicyTasks ──► TaskQueue ──► round: one version, room to train on it? ──► load it ──► engine ──► responses
     adapters, batches, groups of this policy ──► PolicyState ──┘
@@ -7,8 +7,8 @@ A round has one version, which the oldest waiting task decides, so during a cana
 is followed before each round, after loading a version, and after every longer pause, so that no round starts on a
 version that was replaced; a round that has started finishes on its version.
 
-`eval` and `serve` tasks never wait for the trainer, `train` tasks do (streams/adapters/admission/admission.py); every
-minute that they wait, the agent says for what. The tasks of all policies are read and committed by agent.py.
+`eval` and `serve` tasks never wait for the trainer, `train` tasks do (streams/adapters/admission/admission.py); each
+minute the agent logs why they wait. The tasks of all policies are read and committed by agent.py.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from streams.stages.policy.sampling import Sampler
 
 STAGE = "policy"
 LINGER_S = 0.2
-"""How long a train round that is not full waits for more tasks: room comes piecemeal, and larger rounds are cheaper."""
+"""How long a partly filled train round waits for more tasks: room comes piecemeal, and larger rounds are cheaper."""
 
 log = logging.getLogger("streamward.policy")
 
 
 @dataclass(frozen=True, slots=True)
 class AgentIO:
-    """Connections of a policy agent to the log, and what it reports to."""
+    """Connections of a policy agent to the log, and its meter."""
 
     producer: Producer
     log: PolicyLog
@@ -60,24 +60,24 @@ class AgentIO:
 
 @dataclass(frozen=True, slots=True)
 class BegunRound:
-    """A round whose version is loaded."""
+    """A round with its version loaded."""
 
     batch: SamplingBatch
     requests: list[SamplingRequest]
     refused: str | None
-    """Why its version cannot answer; its slots fail."""
+    """Why its version cannot answer, so that its slots fail."""
     outside: OutsideModel | None
-    """The model of another server that answers; None: the engine does."""
+    """The outside model that answers; None: the engine does."""
     began: float
     started: float
-    """Seconds of a clock: when it was chosen, and when its version was loaded."""
+    """Clock readings in seconds: when it was chosen, and when its version was loaded."""
 
 
 class PolicyRounds:
     """The rounds of one policy: `queue.read`, `ready`, `answer`, again and again. Call `close` at the end."""
 
     def __init__(self, settings: Settings, engine: Engine, tasks: PolicyTasks, io: AgentIO, *, cached: int) -> None:
-        """`cached`: how many adapters stay on disk, besides those of primary and candidate."""
+        """`cached`: number of adapters that stay on disk in addition to primary and candidate."""
         self._settings, self._meter, self._engine = settings, io.meter, engine
         self._producer, self._state = io.producer, io.log.state(settings.policy.name)
         self.queue = TaskQueue(settings, tasks, io.log, io.meter, io.tracer)
@@ -94,18 +94,18 @@ class PolicyRounds:
         io.meter.collect(self._report)
 
     def close(self) -> None:
-        """Remove the local copies of adapters, and let go of outside models."""
+        """Remove the local copies of adapters, and release outside models."""
         self._loader.close()
         self._outside.close()
 
     def load(self) -> None:
-        """Load what answers from now on. Raises as `VersionLoader.serve`."""
+        """Load the versions that answer from now on. Raises as `VersionLoader.serve`."""
         self._loader.load_new()
 
     # --- the next round -----------------------------------------------------------------------------------------------
 
     def ready(self) -> SamplingBatch | None:
-        """Return the round that may be answered now, if there is one; say now and then what others wait for."""
+        """Return the round that may be answered now, if any; log now and then why others wait."""
         self._loader.retry_unreachable()
         self.queue.sweep()
         self._held_back.look(self.queue.waiting, set_aside=self.queue.set_aside)
@@ -130,7 +130,7 @@ class PolicyRounds:
         return choose(self.queue.waiting, version_for=self._version_for, room=self._room, limit=limit)
 
     def _version_for(self, task: Task) -> int | None:
-        """Return the version that answers a task; None while the one it is pinned to is unknown."""
+        """Return the version that answers a task; None while its pinned version is unknown."""
         router = self._state.router
         return route(router.serving if self._settings.outside.takes(task.tenant) else router.serving_here, task)
 
@@ -161,7 +161,7 @@ class PolicyRounds:
         return BegunRound(batch, requests, refused, outside, began, time.monotonic())
 
     def finish(self, current: BegunRound, answers: list[list[Completion]]) -> None:
-        """Write what the engine answered to a round."""
+        """Write the engine's answers to a round."""
         batch = current.batch
         served = ServedVersion(
             adapter_version=batch.version,
@@ -184,7 +184,7 @@ class PolicyRounds:
         log.info(text, self._settings.policy.name, batch.version, len(batch.tasks), served.latency_ms)
 
     def _model_of(self, outside: OutsideModel | None) -> dict[str, str]:
-        """Return what responses record of the model that answered."""
+        """Return the values about the answering model that responses record."""
         if outside is not None:
             digest = outside_model.identity(outside)
             return {"engine": OUTSIDE_ENGINE, "base_digest": digest, "tokenizer_digest": digest}

@@ -1,4 +1,4 @@
-"""How the engine is asked.
+"""Call the engine and check its answers.
 
     SamplingBatch (a round) ──► Sampler ──► engine ──► completions, checked
 
@@ -28,7 +28,7 @@ log = logging.getLogger("streamward.policy")
 
 
 class Sampler:
-    """An engine whose answers are checked."""
+    """An engine with checks of its answers."""
 
     def __init__(self, engine: Engine, policy: Policy, meter: Meter) -> None:
         """`meter` gets the duration of each round, and whether the engine answers (its condition `engine`)."""
@@ -43,7 +43,7 @@ class Sampler:
             return self._ask(requests, version)
         except StreamwardError:
             raise
-        except Exception as exc:  # engines raise whatever is inside them
+        except Exception as exc:  # engines may raise anything
             log.warning("a round of %d tasks failed, each is tried alone: %r", len(requests), exc)
         answers = []
         for request in requests:
@@ -81,7 +81,7 @@ class Sampler:
 def sample_mixed(
     engine: SharedEngine, requests_of: Mapping[str, list[SamplingRequest]], policy: Policy, meter: Meter
 ) -> dict[str, list[list[Completion]]]:
-    """Return the answers to requests of several policies, which are in one round. Raises whatever the engine does."""
+    """Return the answers to requests of several policies in one round. Raises the engine's errors."""
     label = f"a round of {sum(map(len, requests_of.values()))} tasks of {len(requests_of)} policies"
     meter.begin(label, within_s=policy.round_timeout_s or math.inf)
     started = time.monotonic()

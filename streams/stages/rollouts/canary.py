@@ -1,26 +1,26 @@
-"""What a canary has shown so far, and what follows from it.
+"""The evidence of a canary so far, and the decision that follows.
 
     groups of the candidate and of the primary ──► count, step by step ──► decide ──► advance, promote, reject, ask
     unpinned, train or serve, from the time of the canary
 
 One group is one observation, since the responses of a group share their prompt. Its figures: its mean reward, the share
-of its responses that are right (streams/evaluation/results.py), the share of its slots without a score, and of its
-responses the share that was cut at max_tokens, the tokens and the latency. How many are right is shown, with Wilson's
-interval, and decides nothing; so are its cost, by the tokens that were read and written and the prices of its version,
-and of failed tool calls the share that a successful one followed. Groups that the trainer cannot use (dropped, all
+of its responses that are right (streams/evaluation/results.py), the share of its slots without a score, the share of
+its responses that were cut at max_tokens, the tokens and the latency. Some figures are shown and decide nothing: the
+share of right responses, with Wilson's interval; the cost, by tokens read and written and the prices of the version;
+and the share of failed tool calls that a successful one followed. Groups that the trainer cannot use (dropped, all
 rewards equal) count like all others. A group counts for the step in which it ended.
 
 A group ends some time after its version was chosen, and an agent that could not fetch the candidate tries again after
-half a minute. So whether the candidate answers at all is asked of groups that began `SETTLED_MS` after their step did:
-the share is one of task ids, so it is known which of them were the candidate's (`Evidence.missed`).
+half a minute. So whether the candidate answers at all is judged by groups that began `SETTLED_MS` after their step did:
+the share is one of task ids, so the candidate's tasks are known (`Evidence.missed`).
 
 The reward is tested by streams/evaluation/sequential.py. A guardrail trips when the same kind of interval shows that
 its figure rose at all, and the best estimate is a rise by more than is allowed: so a bad candidate is caught long
-before the exact rise is known, and one that is no different is not, at any look, with probability 1 - alpha over all
+before the exact rise is known, while one that is no worse passes every look with probability 1 - alpha over all
 guardrails together.
 
-Tasks that nobody answered do not count, as their version is unknown; at a share of 1 no guardrail can trip, as no
-primary answers beside the candidate.
+Unanswered tasks do not count, as their version is unknown; at a share of 1 no guardrail can trip, as the primary
+answers nothing to compare with.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from streams.worker.table_rows import pack, unpack
 STAGE = "rollouts"
 GUARDRAILS = ("failed", "truncated", "tokens", "latency_ms")
 COUNTS = ("prompt_tokens", "sampled_tokens")
-"""Tokens that a response read and wrote: what its cost is made of."""
+"""Tokens that a response read and wrote, which determine its cost."""
 RECOVERY = "recovery"
 FIGURES = ("reward", "success", *GUARDRAILS, *COUNTS, RECOVERY)
 ArmPrices = Mapping[ArmName, TokenPrices | None]
-"""The prices of each arm's tokens; None: they are not known."""
+"""The prices of each arm's tokens; None if unknown."""
 NO_PRICES: ArmPrices = {"candidate": None, "primary": None}
 SETTLED_MS = 60_000
-"""From the start of a step: groups that began later had their version chosen under its share."""
+"""Time after the start of a step: groups that begin later had their version chosen under its share."""
 
 
 # --- the canary itself -----------------------------------------------------------------------------------------------
@@ -91,21 +91,21 @@ def followed(trial: CanaryTrial | None, event: AdapterEvent, candidate: int | No
 # --- the evidence -----------------------------------------------------------------------------------------------------
 
 StepCounts = Mapping[str, ArmPair]
-"""By figure: what was counted of both arms in one step."""
+"""Counts of both arms in one step, by figure."""
 NOTHING: StepCounts = dict.fromkeys(FIGURES, ArmPair(Arm(), Arm()))
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the groups show of one canary."""
+    """The evidence of the groups about one canary."""
 
     trial: str = ""
     """Id of the canary."""
     next_offset: int = 0
-    """Of the topic `groups`: everything before it is counted."""
+    """Offset in the topic `groups`: everything before it is counted."""
     steps: tuple[StepCounts, ...] = ()
     missed: int = 0
-    """Groups of the step in force that were the candidate's by their task, and that the primary answered."""
+    """Groups of the step in force that the candidate should have answered by their task, but the primary did."""
     proven: bool = False
     """Whether the test has decided for the candidate."""
     written: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ class Evidence:
 
 
 def figures(group: AdvantagedGroup) -> dict[str, float]:
-    """Return the figures of a group, without those that it does not have."""
+    """Return the figures of a group, without missing ones."""
     unscored = sum(left.reason in UNSCORED for left in group.left_out)
     answered = group.responses
     found = {
@@ -151,7 +151,7 @@ def _recovery(responses: Sequence[GroupResponse]) -> float | None:
 
 
 def arm_of(group: AdvantagedGroup, trial: CanaryTrial) -> ArmName | None:
-    """Return the arm that a group belongs to; None if to neither."""
+    """Return the arm of a group; None if it belongs to neither."""
     if group.purpose == "eval" or PINNED in group.metadata or POLICY_LAG in group.metadata:
         return None
     if group.adapter_version == trial.primary:
@@ -160,9 +160,8 @@ def arm_of(group: AdvantagedGroup, trial: CanaryTrial) -> ArmName | None:
 
 
 def count(evidence: Evidence, trial: CanaryTrial, group: AdvantagedGroup, offset: int) -> Evidence:
-    """Return the evidence after the group at `offset`; one that was counted before, or is of no arm, changes nothing.
-
-    Evidence of another canary is forgotten.
+    """Return the evidence after the group at `offset`; one that was already counted, or belongs to no arm, changes
+    nothing. Evidence of another canary is dropped.
     """
     if evidence.trial != trial.id:
         evidence = Evidence(trial=trial.id, next_offset=evidence.next_offset)
@@ -180,7 +179,7 @@ def count(evidence: Evidence, trial: CanaryTrial, group: AdvantagedGroup, offset
 
 
 def _is_candidates(group: AdvantagedGroup, trial: CanaryTrial) -> bool:
-    """Return whether an agent that had read of the step in force, and could load the candidate, would have asked it."""
+    """Return whether an agent that knew the step in force, and could load the candidate, would have used it."""
     began = group.created_at - max((one.latency_ms for one in group.responses), default=0.0)
     return began >= trial.steps[-1][1] + SETTLED_MS and place(trial.version, group.task_id) < trial.share
 
@@ -194,7 +193,7 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 class CanaryFinding(NamedTuple):
-    """What follows from the evidence now."""
+    """The decision that follows from the evidence."""
 
     kind: Literal["canary_advanced", "promoted", "rejected", "judged"]
     reason: str
@@ -240,11 +239,11 @@ def _allowed(figure: str, rule: Rule, level: float) -> float:
 
 
 def find(evidence: Evidence, trial: CanaryTrial, rule: Rule) -> tuple[Evidence, CanaryFinding | None]:
-    """Return what follows from the evidence, if anything; it may have been written before.
+    """Return the decision that follows from the evidence, if any; it may have been written before.
 
     In this order: a guardrail or the test rejects the candidate; a test in its favour is remembered (`proven`); a step
-    that has its groups is followed by the next one, and the last by the promotion. A share of 1 leaves nothing to
-    compare with, so it is entered only once the candidate is proven.
+    that has its groups is followed by the next one, and the last by the promotion. At a share of 1 there are no groups
+    to compare with, so it is entered only once the candidate is proven.
     """
     if broken := tripped(evidence, rule):
         return evidence, CanaryFinding("rejected", f"canary: {'; '.join(broken)}")
@@ -338,7 +337,7 @@ def gate(rule: Rule) -> dict[str, str]:
 
 
 def rule_in(gate: Mapping[str, str]) -> Rule | None:
-    """Return the rule that an event recorded; None if there is none that can be read."""
+    """Return the rule that an event recorded; None if it is missing or unreadable."""
     given = {name.removeprefix("canary."): value for name, value in gate.items() if name.startswith("canary.")}
     try:
         return Rule.model_validate(given) if given else None

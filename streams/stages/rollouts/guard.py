@@ -1,4 +1,4 @@
-"""The promotion rule: whether the results on a suite of held-out tasks justify a version.
+"""The promotion rule: decides whether the results on a suite of held-out tasks justify a version.
 
     outcomes of candidate and primary on one suite + settings [guard] ──► promote | reject | ask, and why
 
@@ -15,9 +15,9 @@ cases.
     recoveries                 its loss is allowed    all of it is too much  the best guess is too much
     latency, failed slots      at most so much        never                  above
 
-Cost is that of the tokens that were read and written, at the prices of jobs, and is judged if `guard.max_cost_ratio` is
-set. Recoveries are of failed tool calls: a task counts if calls failed under both versions, with the share of each that
-a successful call followed; they are judged if `guard.max_recovery_loss` is set.
+Cost is that of the tokens read and written, at the prices of jobs, and is judged if `guard.max_cost_ratio` is set.
+Recoveries are successful tool calls after failed ones: a task counts if calls failed under both versions, with each
+version's share of recovered calls; they are judged if `guard.max_recovery_loss` is set.
 
 So the gate of the scenarios is lenient: a loss a little above the limit, on few tasks, goes unnoticed. A strict one
 would stop every version whose suite has few tasks per scenario. Several scenarios share the error between them
@@ -46,36 +46,36 @@ ACTOR = "rollouts"
 STRICTEST: tuple[Verdict, ...] = ("reject", "ask", "promote")
 ROUNDING = 1e-9
 LATENCY_NOISE_MS = 50.0
-"""What a first round, a garbage collection or a neighbour on the machine adds to any version's latency."""
+"""Latency that a first round, a garbage collection or another process may add to any version."""
 Thresholds = Mapping[str, Mapping[str, float]]
-"""By scenario: the least `success` and `mean_reward`."""
+"""Minimum `success` and `mean_reward`, by scenario."""
 
 
 class TokenPrices(NamedTuple):
-    """The prices of tokens, USD per million: those of the settings, or that were recorded with an outside model."""
+    """Prices of tokens, USD per million: from the settings, or recorded with an outside model."""
 
     prompt: float
     completion: float
 
     @classmethod
     def of(cls, jobs: Jobs) -> TokenPrices | None:
-        """Return the prices of the settings; None if there are none."""
+        """Return the prices in the settings; None if unset."""
         known = jobs.prompt_usd is not None and jobs.completion_usd is not None
         return cls(jobs.prompt_usd or 0.0, jobs.completion_usd or 0.0) if known else None
 
     def cost_usd(self, outcome: Outcome) -> float | None:
-        """Return what a response to a task cost; None if its tokens are not recorded."""
+        """Return the cost of a response to a task; None if its tokens are not recorded."""
         if outcome.prompt_tokens is None or outcome.sampled_tokens is None:
             return None
         return self.of_tokens(outcome.prompt_tokens, outcome.sampled_tokens)
 
     def of_tokens(self, prompt_tokens: float, sampled_tokens: float) -> float:
-        """Return what so many tokens cost, USD."""
+        """Return the cost of this many tokens, USD."""
         return (prompt_tokens * self.prompt + sampled_tokens * self.completion) / 1e6
 
 
 def version_prices(outside: OutsideModel | None, prices: TokenPrices | None) -> TokenPrices | None:
-    """Return the prices of a version's tokens: those that were recorded with an outside model, else `prices`."""
+    """Return the prices of a version's tokens: those recorded with an outside model, else `prices`."""
     if outside is None:
         return prices
     if outside.prompt_usd is None or outside.completion_usd is None:
@@ -85,13 +85,14 @@ def version_prices(outside: OutsideModel | None, prices: TokenPrices | None) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardResult:
-    """The verdict on a version, and why."""
+    """The verdict on a version, with its reasons."""
 
     verdict: Verdict
     reasons: tuple[str, ...]
     """Sentences with figures; the decisive one comes first."""
     metrics: Mapping[str, float]
-    """Of the comparison: `gain`, `gain_low`, …, `failed_share`, and `scenario.NAME.gain`, …; empty without one."""
+    """Figures of the comparison: `gain`, `gain_low`, …, `failed_share`, and `scenario.NAME.gain`, …; empty without
+    one."""
     gate: Mapping[str, str]
     """The rule in force, setting by setting."""
 
@@ -188,7 +189,7 @@ def _judgement(findings: Sequence[_GuardFinding], metrics: Mapping[str, float], 
 
 
 def _missing(version: Version, suite: str) -> str | None:
-    """Return why there is nothing to compare, and what to do about it."""
+    """Return why nothing can be compared, and what to do about it."""
     if version.outcomes.get(suite):
         return None
     if suite in version.evaluated:

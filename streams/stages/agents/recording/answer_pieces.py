@@ -1,4 +1,4 @@
-"""The pieces that a client gets of an answer, whether it is sampled now or was recorded before.
+"""The pieces of an answer that a client gets, whether sampled now or recorded before.
 
 PreparedCall ──► Begun         token, logprob ──► Token         Turn ──► Done
 turns of an earlier try ──► recorded: Begun, Delta, Done
@@ -61,7 +61,7 @@ class AnswerPieces:
             message=turn.reply,
             finish_reason=reason if reason in ("length", "tool_calls") else "stop",
             tokens=tokens,
-            stop=stop if reason == "stop" else None,  # a call is what it ended with, whatever came behind that
+            stop=stop if reason == "stop" else None,  # the answer ended with a call, whatever came after it
             turn_id=turn.turn_id,
         )
 
@@ -96,5 +96,5 @@ class AnswerPieces:
 
 
 def _fingerprint(base_digest: str, version: int) -> str:
-    """Return what changes when the same seed may give another answer."""
+    """Return a fingerprint that changes when the same seed may give another answer."""
     return f"fp_{base_digest[:10]}_{version}"

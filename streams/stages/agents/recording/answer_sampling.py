@@ -21,14 +21,13 @@ BROKEN = "\ufffd"
 
 
 class AnswerText:
-    """The text of an answer while it is sampled, without what may not be shown yet.
-
-    What was shown is never taken back: text that may turn out to be the beginning of a stop text, or of a tool call's
-    markup, waits for the tokens that decide it.
+    """The text of an answer while it is sampled, without the part that may not be shown yet. Shown text is never taken
+    back: text that may turn out to be the beginning of a stop text, or of a tool call's markup, waits for the tokens
+    that decide it.
     """
 
     def __init__(self, text_of: Callable[[Sequence[int]], str], stop: Sequence[str], markers: Sequence[str]) -> None:
-        """`text_of` decodes tokens; `markers` are how a tool call may begin, if the answer may hold any."""
+        """`text_of` decodes tokens; `markers` are the ways a tool call may begin, if the answer may hold any."""
         self._text_of, self._stop, self._markers = text_of, [text for text in stop if text], tuple(markers)
         self._tokens: list[int] = []
         self._start = self._read = 0
@@ -36,7 +35,7 @@ class AnswerText:
         self._published = 0
 
     def push(self, tokens: Iterable[int]) -> str:
-        """Return what may be shown now that these tokens are there."""
+        """Return the text that may be shown after these tokens."""
         self._tokens += tokens
         before = self._text_of(self._tokens[self._start : self._read])
         now = self._text_of(self._tokens[self._start :])
@@ -46,7 +45,7 @@ class AnswerText:
         return self._show(self._text, self._certain())
 
     def rest(self, whole: str) -> str:
-        """Return what was not shown yet of the finished answer."""
+        """Return the rest of the finished answer, which was not shown yet."""
         return self._show(whole, len(whole))
 
     def _certain(self) -> int:
@@ -77,7 +76,7 @@ class SampledChoice:
         self._rendering, self._pieces = rendering, pieces
         self._tokens: list[Token] = []
         self._unsent: list[Token] = []
-        """Those that went with no piece yet."""
+        """Tokens that no piece has carried yet."""
         markers = rendering.markers if _reads_calls(self._call) else ()
         self._text = AnswerText(rendering.text, self._call.sampling.stop, markers)
         # text may be held back, and its tokens with it; and logprobs are wanted with the text of their token
@@ -107,7 +106,7 @@ class SampledChoice:
         return message, None  # text of the schema: what looks like a call is in one of its strings
 
     def publish_rest(self, reply: Message, progress: CallInProgress) -> None:
-        """Publish what was held back of the text until the reply was known."""
+        """Publish the text that was held back until the reply was known."""
         self._show(self._text.rest(reply.content), progress)
 
     def _show(self, text: str, progress: CallInProgress) -> None:

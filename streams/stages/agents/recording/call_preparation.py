@@ -1,4 +1,4 @@
-"""Prepare a call: find the trajectory that it continues, its version, its prompt, and what is forced on its answer.
+"""Prepare a call: find the trajectory that it continues, its version, its prompt and the constraint of its answer.
 
 ModelCall ──► Conversation ──► version, loaded ──► recorded tokens + rendering of what is new ──► PreparedCall
     └── form: grammar, by the model's way to write calls ──► compiled by the engine ──► Constraint ──┘
@@ -39,13 +39,13 @@ class PreparedCall:
     trained_batches: int | None
     """`Version.recorded_batches` of that version."""
     turn_ids: tuple[str, ...]
-    """One for each choice."""
+    """Seeds, one for each choice."""
     started_at: int
     constraint: Constraint | None
-    """What `call.form` is for the engine."""
+    """`call.form` as the engine's constraint."""
 
     def generation(self, choice: int) -> Generation:
-        """Return what the engine is asked for a choice."""
+        """Return the engine's request for a choice."""
         sampling, conversation = self.call.sampling, self.conversation
         key = self.turn_ids[0] if sampling.seed is None else str(sampling.seed)
         if sampling.seed is not None and conversation.began is not None:  # the seed of the task, and so of all its runs
@@ -62,7 +62,7 @@ class PreparedCall:
 
 
 class CallPreparation:
-    """Prepares the calls of one policy. Of one event loop."""
+    """Prepares the calls of one policy, in one event loop."""
 
     def __init__(
         self, versions: PolicyVersions, conversations: Conversations, rendering: Rendering, prompts: CallPrompts
@@ -72,7 +72,7 @@ class CallPreparation:
         self._nonce, self._begun = uuid.uuid4().hex, itertools.count()
 
     async def prepare(self, call: ModelCall) -> PreparedCall:
-        """Return a call that can be answered; its conversation has one open call more. Raises CallError."""
+        """Return a call that can be answered; its conversation then has one more open call. Raises CallError."""
         constraint = await compile_constraint(call, self._engine, self._rendering)
         conversation, started_at = self._conversations.find_continued(call), times.now_ms()
         if conversation is None:
@@ -80,7 +80,7 @@ class CallPreparation:
         call = _end_after_one_call(_as_answered(call, conversation.began), self._rendering)
         beginning = conversation.trajectory_id, call.request_digest, self._nonce, next(self._begun)
         turn_ids = tuple(derive_id(*beginning, choice) for choice in range(call.count))
-        conversation.open_calls += 1  # from here on nobody ends or forgets it
+        conversation.open_calls += 1  # from here on it is not ended or forgotten
         try:
             version = self._versions.version_for(call.model, conversation.task_id, conversation.adapter_version)
             await self.load(version)
@@ -104,9 +104,8 @@ class CallPreparation:
         )
 
     async def prepare_text(self, call: ModelCall) -> tuple[int, tuple[int, ...]]:
-        """Return the version and the tokens of a call whose text is scored: its version, or the primary.
-
-        A candidate scores only what names it, so the texts of an evaluation have one version. Raises CallError.
+        """Return the version and the tokens of a call that scores a text: the version it names, or the primary. A
+        candidate scores only calls that name it, so the texts of an evaluation have one version. Raises CallError.
         """
         pin = None if "@" in call.model else self._versions.router.serving_here.primary
         version = self._versions.version_for(call.model, "", pin)
@@ -134,9 +133,8 @@ class CallPreparation:
 
 
 def _as_answered(call: ModelCall, began: TrajectoryEvent | None) -> ModelCall:
-    """Return a call as it is answered in its run: a task says how its tokens are drawn, whatever the client asks.
-
-    Texts that end an answer are the client's as well, since it may not be able to read a longer one.
+    """Return a call as its run answers it: the task decides how tokens are drawn, whatever the client requests. The
+    client's stop texts also apply, since it may not be able to read a longer answer.
     """
     if began is None or began.sampling is None:
         return call
@@ -148,10 +146,9 @@ def _as_answered(call: ModelCall, began: TrajectoryEvent | None) -> ModelCall:
 
 
 def _end_after_one_call(call: ModelCall, rendering: Rendering) -> ModelCall:
-    """Return a call whose answer ends with its first call of a tool, if its client takes no more than one.
-
-    The end of a call then is a text that ends the answer, so nothing after it is sampled, in any engine, and a replay
-    ends there, too. Where a model's calls have no such text, the parameter is named as ignored.
+    """Return a call that stops at its first tool call, if its client accepts only one. The text that ends a tool call
+    is then a stop text, so nothing after it is sampled, in any engine, and a replay ends there, too. If a model's tool
+    calls have no such text, the parameter is reported as ignored.
     """
     if call.one_call is None or rendering.call_end == "":
         return call
@@ -161,7 +158,8 @@ def _end_after_one_call(call: ModelCall, rendering: Rendering) -> ModelCall:
 
 
 async def compile_constraint(call: ModelCall, engine: TokenEngine, rendering: Rendering) -> Constraint | None:
-    """Return what the form of a call is for the engine, None without one. Raises CallError if it cannot be forced."""
+    """Return the engine's constraint for the form of a call, None without one. Raises CallError if it cannot be
+    forced."""
     if call.form is None:
         return None
     try:

@@ -1,12 +1,12 @@
-"""The prompt of a call: the recorded tokens that its history ends with, and the rendering of what is new.
+"""The prompt of a call: the recorded tokens at the end of its history, and the rendering of new messages.
 
     ModelCall, Conversation ──► place ──► tokens of the turn it continues, verbatim ──┬──► CallPrompt
                                   └─────► template, tokenizer, in a thread ───────────┘
 
 A template takes long over a long conversation, and so does a tokenizer. They run in a thread, so that the event loop
 answers other calls meanwhile, and one at a time, since no tokenizer promises that it may be called twice at once. A
-short prompt is rendered on the spot if nothing else is just then: to go to the thread and back takes longer. What
-cannot fit the context whatever its tokens are is refused first.
+short prompt is rendered in place if no other is being rendered: a thread switch takes longer. A prompt that cannot fit
+the context however it is tokenized is refused first.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CallPrompt(NamedTuple):
 
 
 class CallPrompts:
-    """Makes prompts. Of one event loop; call `close` at the end."""
+    """Makes prompts, in one event loop; call `close` at the end."""
 
     def __init__(self, engine: TokenEngine, rendering: Rendering) -> None:
         self._engine, self._rendering = engine, rendering
@@ -103,7 +103,8 @@ class CallPrompts:
         return CallPrompt(placement, TokenIds(), await self._render(call, rendering.first, call.messages, call.tools))
 
     def _place(self, call: ModelCall, conversation: Conversation | None, prompt: TokenIds | None) -> Placement:
-        """Return how a call relates to the turns of its trajectory. It continues none that was rendered otherwise."""
+        """Return how a call relates to the turns of its trajectory. It continues no turn that was rendered
+        differently."""
         chains = Chains() if conversation is None else conversation.chains
         placement = chains.place(call.messages, call.tools, prompt, call.digests)
         for name in ("tokenizer_digest", "template_digest"):
@@ -124,13 +125,13 @@ class CallPrompts:
         return self._names
 
     def _check_length(self, call: ModelCall, parameter: str) -> None:
-        """Refuse what is too long even for the longest tokens. Raises CallError."""
+        """Refuse a prompt that is too long even with the longest tokens. Raises CallError."""
         least_tokens = math.ceil(_characters(call) / self._rendering.longest_token)
         if least_tokens > self._engine.context_tokens:
             raise self._too_long(least_tokens, parameter, " (at least: it was not tokenized)")
 
     def _too_long(self, tokens: int, parameter: str, note: str = "") -> CallError:
-        """Return the error of a prompt of so many tokens, in the words that clients of several protocols look for."""
+        """Return the error for a prompt of this many tokens, in words that clients of several protocols look for."""
         context = self._engine.context_tokens
         return CallError(
             "context_length_exceeded",

@@ -1,10 +1,10 @@
-"""A model call and its answer, in no protocol's words.
+"""A model call and its answer, independent of any protocol.
 
     chat, completions, responses, messages, threads ──► ModelCall ──► recorder ──► CallInProgress ──► Begun, Delta, Done
 
-Each protocol of `gateway/` translates its requests into a `ModelCall` and these pieces into its answers; only the
-recorder knows what lies between. One call has one `Begun`, any number of `Delta`, and one `Done` for each choice. A
-`Done` comes only after its turn is acknowledged by the broker.
+Each protocol of `gateway/` translates its requests into a `ModelCall` and these pieces into its answers; the recorder
+does the rest. One call has one `Begun`, any number of `Delta`, and one `Done` for each choice. A `Done` comes only
+after its turn is acknowledged by the broker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ModelCall:
 
     agent_id: str
     trajectory_id: str | None = None
-    """The trajectory it belongs to; None: the recorder finds the one it continues, or begins one."""
+    """The trajectory it belongs to; None: the recorder finds the one it continues, or starts a new one."""
     model: str
     """`POLICY`, or `POLICY@7` for one version."""
     protocol: CallProtocol
@@ -39,27 +39,27 @@ class ModelCall:
     prompt: str | tuple[int, ...] | None = None
     """Text or token ids to continue; then there are no messages."""
     special_tokens: bool = True
-    """Whether text gets what the tokenizer puts around one; token ids go to the model as they are."""
+    """Whether the tokenizer adds special tokens around text; token ids go to the model unchanged."""
     tools: tuple[Tool, ...] = ()
     tool_choice: Literal["auto", "none"] = "auto"
-    """none: what looks like a tool call is text."""
+    """none: text that looks like a tool call stays text."""
     form: AnswerForm | None = None
-    """What the answer is forced to be; None: it is sampled freely."""
+    """The form that the answer is forced into; None: it is sampled freely."""
     form_parameter: str | None = None
     """The parameter that asked for `form`."""
     one_call: str | None = None
-    """The parameter that allows one call of a tool at most, where the answer is sampled freely; None: any number."""
+    """The parameter that allows at most one tool call, if the answer is sampled freely; None: any number."""
     sampling: Sampling
     count: int = 1
-    """How many answers."""
+    """Number of answers."""
     with_logprobs: bool = False
     """Whether the answer names the logprob of each token."""
     request_digest: str
     """SHA-256 of the body in canonical form: sorted keys, no spaces."""
     retry_key: str | None = None
-    """What the client sends again with each try of the same call; `request_digest` in a retry without a key."""
+    """The key that the client repeats with each attempt at the same call; `request_digest` in a retry without a key."""
     observed: Observed | None = None
-    """What its environment showed before it."""
+    """What its environment showed before this call."""
     prompt_version: PromptUse | None = None
     """The prompt that its messages begin with."""
     failed_tools: tuple[str, ...] = ()
@@ -67,10 +67,10 @@ class ModelCall:
     ignored: tuple[str, ...] = ()
     """Parameters that were sent and change no answer."""
     thread: str | None = None
-    """The thread whose run it is."""
+    """The thread of which it is a run."""
 
     digests: Digests = field(default=NO_HISTORY, repr=False, compare=False)
-    """What its history is recognized by."""
+    """Keys by which its history is recognized."""
 
     def __post_init__(self) -> None:
         if self.digests.messages is not self.messages or self.digests.offered is not self.tools:
@@ -82,23 +82,23 @@ class Token(NamedTuple):
 
     id: int
     text: str
-    """What it adds to the text; the bytes of a broken character are U+FFFD here."""
+    """Its text; the bytes of a broken character are U+FFFD here."""
     bytes: bytes
     logprob: float
     """Nats, under the distribution it was drawn from."""
 
 
 class PromptScores(NamedTuple):
-    """How likely a version finds the tokens of a text."""
+    """Logprobs of the tokens of a text under a version."""
 
     model: str
-    """`POLICY@7`: who scored it, whatever the call named."""
+    """`POLICY@7`: the version that scored it, whatever the call named."""
     fingerprint: str
     """As that of `Begun`."""
     tokens: tuple[Token, ...]
-    """Of the text. The logprob of the first is NaN: nothing comes before it."""
+    """Tokens of the text. The logprob of the first is NaN: nothing comes before it."""
     likeliest: tuple[tuple[Token, ...], ...]
-    """Of each place but the first, and of the one after the text: the likeliest tokens, in their order."""
+    """The likeliest tokens, in order, at each place except the first, and at the one after the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,18 +106,18 @@ class Begun:
     """The call has a version and a prompt."""
 
     turn_id: str
-    """Of the first choice; the answer's id in every protocol."""
+    """Id of the first choice's turn; the answer's id in every protocol."""
     trajectory_id: str
     model: str
-    """`POLICY@7`: who answers, whatever the call named."""
+    """`POLICY@7`: the version that answers, whatever the call named."""
     version: int
     fingerprint: str
     """Changes when the same seed may give another answer: base model and version."""
     prompt_tokens: int
     cached_tokens: int = 0
-    """How many of them the log already has, from the turn before."""
+    """Number of prompt tokens that the log already has, from the turn before."""
     ignored: tuple[str, ...] = ()
-    """Parameters that were sent and change no answer, and those that the task of its run decides otherwise."""
+    """Parameters that were sent and change no answer, and those that the task of its run overrides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +153,9 @@ Piece = Begun | Delta | Done
 
 
 class CallInProgress:
-    """A call while it is answered: its pieces as they come, for any number of readers. Of one event loop.
-
-    A try that is made again while the first is in progress reads the same pieces, from the first. When the last reader
-    has left, nobody wants the answer any more: `abandon` is called, once.
+    """A call while it is answered: its pieces as they come, for any number of readers in one event loop. A retry made
+    while the first attempt is in progress reads the same pieces, from the first. When the last reader has left,
+    `abandon` is called, once.
     """
 
     def __init__(self, abandon: Callable[[], None]) -> None:
@@ -174,7 +173,7 @@ class CallInProgress:
         self._wake()
 
     def finish(self, error: CallError | None = None) -> None:
-        """End the answer; with `error` every reader raises it behind the last piece."""
+        """End the answer; with `error` every reader raises it after the last piece."""
         self.done, self._error = True, error
         self._wake()
 
@@ -210,7 +209,7 @@ class CallInProgress:
 
 
 class ServedModel(NamedTuple):
-    """A name that a call may ask for."""
+    """A model name that a call may request."""
 
     name: str
     version: int

@@ -1,11 +1,11 @@
-"""The trajectories that may still be continued, as the log has them.
+"""The trajectories in the log that may still be continued.
 
     trajectories, turns ──► take ──► Conversations ──► the one a call continues; the turns of a call that came before
 
-The server takes in what it writes, once it is acknowledged, and at its start what was written before: it knows nothing
-that the log does not. Turns are remembered up to a number of bytes. Beyond it the trajectory that got none for the
-longest time is left without its turns: nothing continues it any more, and a call that names it is refused, also once
-all that is left of it is its name. Not thread-safe.
+The server takes in its own records once they are acknowledged, and earlier ones at its start: it knows nothing that the
+log does not. Turns are remembered up to a number of bytes. Beyond it the trajectory that was idle longest loses its
+turns: it cannot be continued any more, and a call that names it is refused, also once only its name is left. Not
+thread-safe.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 RETRIED_MS = 600_000
-"""How old an answer may be that a retry without a key gets: clients wait ten minutes for one unless told otherwise."""
+"""Maximum age of an answer for a retry without a key: clients wait ten minutes by default."""
 MOST_ALIKE = 16
-"""Most trajectories with the same first messages that are looked at for the one that a call continues."""
+"""Maximum number of trajectories with the same first messages that are searched for the one that a call continues."""
 TURN_BYTES = 3584
-"""What a turn takes besides its texts and tokens: ids, digests, and its places in the indexes."""
+"""Bytes of a turn beyond its texts and tokens: ids, digests and index entries."""
 MESSAGE_BYTES = 512
-"""The same of each of its messages."""
+"""The same for each of its messages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,32 +51,32 @@ class Conversation:
     slot: int | None = None
     group_size: int | None = None
     adapter_version: int | None = None
-    """Pin: the version that answers all of it."""
+    """The pinned version, which answers all its calls."""
     chains: Chains = field(default_factory=Chains)
     number: int = 0
-    """Of the next turn."""
+    """Number of the next turn."""
     started: bool = False
-    """Whether its beginning was written."""
+    """Whether its start was written."""
     ended: bool = False
     began: TrajectoryEvent | None = None
-    """The beginning of a task's run, which says how its calls are answered."""
+    """The start of a task's run, which says how its calls are answered."""
     end: TrajectoryEvent | None = None
-    """The end of a task's run, of which its response is made."""
+    """The end of a task's run, from which its response is made."""
     responded: bool = False
     """Whether that response is in the log."""
     error: str | None = None
     """Why that response failed."""
     ending: bool = False
-    """Whether it is about to end: no call begins any more."""
+    """Whether it is about to end: new calls are refused."""
     differs: str | None = None
-    """Why its environment did not begin as that of its siblings."""
+    """Why its environment started differently from its siblings'."""
     called: set[str] = field(default_factory=set)
     """The first turn of each call."""
     in_progress: set[CallInProgress] = field(default_factory=set)
     open_calls: int = 0
     """Calls in progress, and turns that the broker has not acknowledged yet."""
     nbytes: int = 0
-    """What its turns take in memory."""
+    """Memory of its turns, in bytes."""
     closed: str | None = None
     """Why its turns are no longer remembered."""
 
@@ -103,7 +103,7 @@ class HistoryEnd(NamedTuple):
     conversation: Conversation
 
     def age(self) -> tuple[int, str]:
-        """Return what is larger for a newer turn; of two at the same time it is the same one after a restart."""
+        """Return a sort key that is larger for newer turns, and orders simultaneous ones the same after a restart."""
         return self.created_at, self.turn_id
 
 
@@ -112,32 +112,31 @@ class Conversations:
 
     def __init__(self, most_bytes: int = sys.maxsize) -> None:
         self.by_id: dict[str, Conversation] = {}
-        """In the order of their newest turns."""
+        """Trajectories in the order of their newest turns."""
         self.nbytes, self.evicted = 0, 0
         self.fates: Counter[str] = Counter()
-        """Turns that were taken in: delivered, not_delivered, failed."""
+        """Counts of turns taken in: delivered, not_delivered, failed."""
         self.actions: Counter[str] = Counter()
-        """Actions that environments could use, and others: usable, unusable."""
+        """Counts of actions that environments could use and could not: usable, unusable."""
         self._most_bytes = most_bytes
         self._forgotten: set[str] = set()
-        """Names of trajectories in the log of which nothing else is remembered."""
+        """Trajectories in the log of which only the name is remembered."""
         self._of_turn: dict[str, Conversation] = {}
         self._ends: dict[tuple[str, bytes, bytes], set[HistoryEnd]] = {}
-        """By agent, tools, and the digest of a history with its last answer."""
+        """Turns by agent, tools, and the digest of a history with its last answer."""
         self._openings: dict[tuple[str, bytes], set[Conversation]] = {}
         """The trajectories that begin with some messages, by agent and `opening`."""
         self._exchanges: dict[tuple[str, bytes], set[Conversation]] = {}
         """The trajectories with an answer and the message before it, by agent and `exchanges`."""
         self._answered: dict[tuple[str | None, tuple[str, str, str]], dict[int, Turn]] = {}
-        """The turns of the newest call that a retry may be of, by trajectory, `request_of` and choice.
-
-        Runs of the same task begin with the same body, so a call that names its trajectory is only a retry within it;
-        under None is the newest of any, for those that name none.
+        """The turns of the newest call that a retry may repeat, by trajectory, `request_of` and choice. Runs of the
+        same task begin with the same body, so a call that names its trajectory is a retry only within it; None holds
+        the newest of all, for calls that name none.
         """
 
     @property
     def count(self) -> int:
-        """How many are remembered."""
+        """Number of remembered trajectories."""
         return len(self.by_id)
 
     def limit(self, most_bytes: int) -> None:
@@ -149,7 +148,7 @@ class Conversations:
     # --- taking in ----------------------------------------------------------------------------------------------------
 
     def take(self, event: Turn | TrajectoryEvent) -> None:
-        """Take in what is in the log, in its order."""
+        """Take in records of the log, in its order."""
         if isinstance(event, Turn):
             self._take_turn(event)
             return
@@ -176,7 +175,8 @@ class Conversations:
             self.actions["usable" if after.ok else "unusable"] += 1
 
     def restore(self, event: TrajectoryEvent, oldest_ms: int) -> None:
-        """Take in what the log had before the server began, as far as it matters of what began before `oldest_ms`."""
+        """Take in what the log had before the server started; of trajectories older than `oldest_ms` only what
+        matters."""
         self.take(event)
         conversation = self.by_id.get(event.trajectory_id)
         if conversation is None or conversation.begun_at >= oldest_ms:
@@ -283,13 +283,13 @@ class Conversations:
                 yield other
 
     def _forget_answer(self, turn: Turn) -> None:
-        """Let no call be a retry any more of the one with this answer."""
+        """Stop matching retries to the call with this answer."""
         for request in _requests(turn):
             if any(other.turn_id == turn.turn_id for other in self._answered.get(request, {}).values()):
                 del self._answered[request]
 
     def forget(self, conversation: Conversation) -> None:
-        """Remember no more than the name of a trajectory, if the log has it."""
+        """Forget a trajectory except its name, if the log has it."""
         if self.by_id.pop(conversation.trajectory_id, None) is None:
             return
         if conversation.started:
@@ -299,7 +299,7 @@ class Conversations:
     # --- asking -------------------------------------------------------------------------------------------------------
 
     def check_remembered(self, trajectory_id: str) -> None:
-        """Raise CallError (conflict) for a trajectory that is in the log, and whose turns are not known here."""
+        """Raise CallError (conflict) for a trajectory in the log of which the turns are not remembered."""
         conversation = self.by_id.get(trajectory_id)
         reason = None if conversation is None else conversation.closed
         if trajectory_id in self._forgotten:
@@ -335,19 +335,20 @@ class Conversations:
 
     def is_continued(self, call: ModelCall) -> bool:
         """Return whether the history of a call begins with a recorded one of its agent, and its answer."""
-        digests = Digests(call.messages, call.tools)  # those of the call learn what they have in common with a turn
+        digests = Digests(call.messages, call.tools)  # the call's messages learn what they share with a turn
         ends = ((call.agent_id, digests.tools, digest) for _, digest in digests.longest_first())
         return any(end in self._ends for end in ends)
 
     def _recognize(self, call: ModelCall) -> None:
-        """Find the trajectory whose newest turn a call seems to continue: its history is not digested again."""
+        """Find the trajectory with the newest turn that a call seems to continue, so as not to digest its history
+        again."""
         alike = self._openings.get((call.agent_id, opening(call.messages)), set())
         for conversation in heapq.nlargest(MOST_ALIKE, alike, key=lambda conversation: conversation.last_at):
             if conversation.chains.recognize(call.digests):
                 return
 
     def _find_rewritten(self, call: ModelCall) -> Conversation | None:
-        """Return the trajectory whose answers a call repeats in another history, if it can be no other one's."""
+        """Return the trajectory of the answers that a call repeats in another history, if it is the only candidate."""
         known = (self._exchanges.get((call.agent_id, digest)) for digest in exchanges(call.messages))
         holders = [conversations for conversations in known if conversations]
         common = set.intersection(*holders) if holders else set()
@@ -367,7 +368,7 @@ class Conversations:
         return None if conversation is None else conversation.chains.messages(turn_id)
 
     def agent_of(self, name: str) -> str | None:
-        """Return the agent of a turn or a trajectory; None if there is none of this id."""
+        """Return the agent of a turn or a trajectory; None if the id is not found."""
         conversation = self._of_turn.get(name) or self.by_id.get(name)
         return None if conversation is None else conversation.agent_id
 
@@ -386,7 +387,7 @@ class Conversations:
         return None
 
     def idle(self, since_ms: int, begun_ms: int) -> Iterator[Conversation]:
-        """Yield those that are to end: without a call since `since_ms`, begun before `begun_ms`, or closed.
+        """Yield the trajectories to end: without a call since `since_ms`, begun before `begun_ms`, or closed.
 
         None of them has an open call.
         """
@@ -397,19 +398,20 @@ class Conversations:
 
 
 def request_of(tried: ModelCall | Turn) -> tuple[str, str, str]:
-    """Return what every try of a call has in common: agent, digest of the body, and its key, else the digest again."""
+    """Return the key shared by all attempts at a call: agent, digest of the body, and its key, else the digest
+    again."""
     return tried.agent_id, tried.request_digest, tried.retry_key or tried.request_digest
 
 
 def _requests(turn: Turn) -> Iterator[tuple[str | None, tuple[str, str, str]]]:
-    """Yield where an answer is looked for: within its trajectory, and by calls that name none."""
+    """Yield the index keys of an answer: within its trajectory, and for calls that name none."""
     request = request_of(turn)
     yield turn.trajectory_id, request
     yield None, request
 
 
 def _exchanges_of(turn: Turn) -> Iterator[tuple[str, bytes]]:
-    """Yield where an answer is looked for by calls that repeat it in another history."""
+    """Yield the index keys of an answer for calls that repeat it in another history."""
     for digest in exchanges((*turn.messages[-1:], turn.reply)):
         yield turn.agent_id, digest
 
@@ -423,12 +425,12 @@ def _discard(index: dict[K, set[V]], key: K, value: V) -> None:
 
 
 def has_key(call: ModelCall) -> bool:
-    """Return whether the client itself says which calls are tries of the same one."""
+    """Return whether the client itself marks attempts at the same call."""
     return call.retry_key not in (None, call.request_digest)
 
 
 def held_bytes(turn: Turn) -> int:
-    """Return about how much memory a turn takes while it is remembered."""
+    """Return the approximate memory of a remembered turn, in bytes."""
     texts = [message.content for message in (*turn.messages, turn.reply)]
     texts += [call.arguments for message in (*turn.messages, turn.reply) for call in message.tool_calls]
     texts += [text for tool in turn.tools for text in (tool.description, tool.parameters)]

@@ -41,7 +41,7 @@ from streams.stages.agents.recording.turn_writer import TurnWriter
 log = logging.getLogger("streamward.agents")
 
 CallKey = tuple[str | None, tuple[str, str, str]]
-"""What tries of the same call have in common: the trajectory in the path, and `request_of`."""
+"""Key shared by attempts at the same call: the trajectory in the path, and `request_of`."""
 
 
 @dataclass(slots=True)
@@ -50,12 +50,12 @@ class TextsToScore:
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: int = 0
-    """The one being scored included."""
+    """Includes the text being scored."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordingIO:
-    """What the policies of a server share."""
+    """The parts that all policies of a server share."""
 
     rule: Serve
     rendering: Rendering
@@ -67,15 +67,15 @@ class RecordingIO:
 
 
 class PolicyRecorder:
-    """Answers the calls to one policy. All of it runs in one event loop."""
+    """Answers the calls to one policy. Runs in one event loop."""
 
     def __init__(self, versions: PolicyVersions, conversations: Conversations, io: RecordingIO) -> None:
         engine, rule, self._io = versions.engine, io.rule, io
         self._engine, self._conversations, self._policy = engine, conversations, versions.policy
         self._shared: dict[CallKey, CallInProgress] = {}
-        """Calls in progress that have a key of their client: their tries share one answer."""
+        """Calls in progress with a client's key: their attempts share one answer."""
         self._readers: Counter[CallKey] = Counter()
-        """How many read an answer now."""
+        """Number of readers of an answer."""
         self._pieces = AnswerPieces(engine, io.rendering)
         self._preparation = CallPreparation(versions, conversations, io.rendering, io.prompts)
         self._turns = TurnRecording(engine, io.rendering, io.writer, conversations, rule.acknowledge_s)
@@ -111,7 +111,7 @@ class PolicyRecorder:
         return len(prompt.recorded) + len(prompt.new)
 
     async def score(self, call: ModelCall, top: int) -> PromptScores:
-        """Return how likely a version finds the text of a call, and the `top` likeliest tokens of each place.
+        """Return the logprobs of a call's text under a version, and the `top` likeliest tokens of each place.
 
         Nothing was sampled, so nothing is recorded. One text at a time: the others wait. Raises CallError.
         """
@@ -139,7 +139,7 @@ class PolicyRecorder:
     # --- one call -----------------------------------------------------------------------------------------------------
 
     def _begin(self, call: ModelCall, key: CallKey) -> CallInProgress:
-        """Begin to answer a call. Raises CallError if that cannot succeed now."""
+        """Start to answer a call. Raises CallError if that is impossible now."""
         rule, tasks = self._io.rule, self._io.in_progress
         if len(tasks) >= rule.max_calls:
             raise CallError("busy", f"{len(tasks)} calls are in progress (serve.max_calls); try again")
@@ -187,7 +187,7 @@ class PolicyRecorder:
             progress.finish()
         except CallError as exc:
             progress.finish(exc)
-        except Exception as exc:  # a template, a tokenizer, a model: whatever is inside them
+        except Exception as exc:  # a template, a tokenizer or a model may raise anything
             log.exception("a call of agent %s failed", call.agent_id)
             progress.finish(CallError("internal", f"{type(exc).__name__}: {exc}"))
         finally:
@@ -195,7 +195,7 @@ class PolicyRecorder:
                 conversation = prepared.conversation
                 conversation.open_calls -= 1
                 conversation.in_progress.discard(progress)
-                if not streams:  # it was refused: nothing of it will be in the log
+                if not streams:  # it was refused: it leaves no record in the log
                     conversation.called.discard(prepared.turn_ids[0])
 
     async def _submit(self, prepared: PreparedCall) -> list[TokenStream]:

@@ -3,10 +3,10 @@
     ModelCall ──► which policy: its model, or that of the agent which it names ──► PolicyRecorder ──► engine
                             └── its adapters are not in memory: loaded; the policy unused for longest leaves
 
-Each policy has a recorder, trajectories and versions of its own, so nothing of one policy continues what another began.
-Rows of all policies are decoded in one pass, and begin by turns (fleet.weights). A fleet knows a policy by its first
-version, by a run or call of it in the log, or by a run of a task that names it; a call for any other is refused, since
-a name that is misspelt would be answered by the base model.
+Each policy has a recorder, trajectories and versions of its own, so no policy continues another's trajectory. Rows of
+all policies are decoded in one pass, and start in weighted round-robin (fleet.weights). A fleet knows a policy by its
+first version, by its runs or calls in the log, or by a run of a task that names it; a call for any other is refused,
+since the base model would answer a misspelt name.
 
 Not covered: a bound on the policies that are known; each takes some kilobytes.
 """
@@ -36,7 +36,7 @@ from streams.stages.agents.runs.run_end import RunEnd
 
 
 class Recorder:
-    """Answers calls for every policy of a server. All of it runs in one event loop."""
+    """Answers calls for every policy of a server. Runs in one event loop."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Recorder:
         return await recorder.count_tokens(call)
 
     async def score(self, call: ModelCall, top: int) -> PromptScores:
-        """Return how likely a version finds the text of a call; see `PolicyRecorder.score`. Raises CallError."""
+        """Return the logprobs of a call's text under a version; see `PolicyRecorder.score`. Raises CallError."""
         recorder, call = await self._recorder_for(call)
         return await recorder.score(call, top)
 
@@ -78,7 +78,7 @@ class Recorder:
         return any(conversations.is_continued(call) for conversations in self._conversations)
 
     async def prompt_of(self, call: ModelCall) -> str | None:
-        """Return the prompt of the log that a call's agent is registered with; None for a run, whose task has its own.
+        """Return the logged prompt that a call's agent is registered with; None for a run, since its task has its own.
 
         Raises CallError if the broker does not answer.
         """
@@ -114,7 +114,7 @@ class Recorder:
         return None
 
     def model_of(self, name: str) -> str:
-        """Return the model that a call asks for by a name: its own, or what serve.model_names says."""
+        """Return the model for a requested name: the name itself, or its entry in serve.model_names."""
         if self._is_known(name.partition("@")[0]):
             return name
         targets = self._settings.serve.model_targets
@@ -122,7 +122,7 @@ class Recorder:
         return next(named, name) or self._settings.policy.name
 
     def models(self) -> list[ServedModel]:
-        """Return what can be asked for, of each policy itself first; then the other names in serve.model_names."""
+        """Return the names that can be requested, each policy's own first; then the others in serve.model_names."""
         for policy in self._versions.policies:
             self.of(policy)
         usable = (policy for policy in sorted(self._recorders) if self._versions.other_base(policy) is None)
@@ -142,7 +142,7 @@ class Recorder:
 
     @property
     def recorders(self) -> list[PolicyRecorder]:
-        """Those of all policies that are known."""
+        """Trajectories of all known policies."""
         return list(self._recorders.values())
 
     def of(self, policy: str) -> PolicyRecorder:
@@ -194,7 +194,7 @@ class Recorder:
         return agent.model_id if agent is not None and self._is_known(agent.model_id.partition("@")[0]) else None
 
     async def _agent(self, agent_id: str, *, is_expected: bool = False) -> AgentEvent | None:
-        """Return a registered agent; before one that `is_expected` is missing, all that the log has by now is read.
+        """Return a registered agent; if one that `is_expected` is missing, the log is first read to its present end.
 
         Raises CallError.
         """
@@ -231,11 +231,11 @@ class ServedRuns:
         raise CallError("not_found", f"agent {agent_id} began no run {trajectory_id}; begin it first")
 
     def finish(self) -> None:
-        """Write what the server before this one was killed over."""
+        """Write the records that the previous server was killed before writing."""
         for recorder in self._recorder.recorders:
             recorder.runs.finish()
 
     def end_idle(self) -> None:
-        """End runs that nobody continues."""
+        """End abandoned runs."""
         for recorder in self._recorder.recorders:
             recorder.runs.end_idle()

@@ -16,17 +16,18 @@ from streams.stages.agents.recording.conversations import Conversations
 
 
 class ServedConversations:
-    """The trajectories of every policy of a server; together they take serve.remembered_mb. Iterates over policies'."""
+    """The trajectories of every policy of a server; together they take serve.remembered_mb. Iterates over the policies'
+    Conversations."""
 
     def __init__(self, most_bytes: int, serves: Callable[[str], bool]) -> None:
         """`serves` tells which policies are served here."""
         self._most_bytes, self._serves = most_bytes, serves
         self.of_policy: dict[str, Conversations] = {}
         self._elsewhere: dict[str, str] = {}
-        """The policies of trajectories that are in the log and are not served here."""
+        """Policies of trajectories in the log that are not served here."""
 
     def of(self, policy: str) -> Conversations | None:
-        """Return those of a policy; None of one that is not served here."""
+        """Return the trajectories of a policy; None if it is not served here."""
         if policy not in self.of_policy and self._serves(policy):
             self.of_policy[policy] = Conversations()
             for conversations in self:
@@ -58,22 +59,22 @@ class ServedConversations:
 
     @property
     def count(self) -> int:
-        """How many are remembered."""
+        """Number of remembered trajectories."""
         return sum(conversations.count for conversations in self)
 
     @property
     def nbytes(self) -> int:
-        """What their turns take in memory."""
+        """Memory of their turns, in bytes."""
         return sum(conversations.nbytes for conversations in self)
 
     @property
     def evicted(self) -> int:
-        """How many were left without their turns because memory was full."""
+        """Number of trajectories that lost their turns because memory was full."""
         return sum(conversations.evicted for conversations in self)
 
     @property
     def fates(self) -> Counter[str]:
-        """Turns, by what became of them."""
+        """Turns by outcome."""
         return sum((conversations.fates for conversations in self), Counter())
 
     @property

@@ -1,12 +1,12 @@
-"""Which versions the engine has ready, as the log decides: of one policy, or of every policy of a fleet.
+"""Keep the versions that the log asks for ready in the engine, for one policy or every policy of a fleet.
 
     adapters ──► AdapterFollower, in a thread ──► PolicyVersions of each policy ──► engine
                      primary and candidate are loaded as soon as they are known, of a fleet once a call comes
                      a version that a call names is loaded when it is asked for
 
-A version that cannot be loaded is not tried again before a restart, and the one before it answers; so does it for an
-outside model, whose answers have no tokens to record. A fleet has
-fleet.states policies in memory; the policy that was unused for longest leaves.
+A version that cannot be loaded is not tried again before a restart, and the one before it answers; the same holds for
+an outside model, since its answers have no tokens to record. A fleet has fleet.states policies in memory; the least
+recently used one leaves.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from streams.settings.model import Settings
 from streams.stages.agents.recording.calls import ServedModel
 
 LOADED = 4
-"""Versions that stay loaded besides primary and candidate: those that were asked for last."""
+"""Number of versions that stay loaded in addition to primary and candidate: the most recently requested."""
 log = logging.getLogger("streamward.agents")
 
 
 class PolicyVersions:
-    """The versions of one policy, and an engine that has what answers."""
+    """The versions of one policy, and the engine that holds those that answer."""
 
     def __init__(self, settings: Settings, engine: TokenEngine, router: VersionRouter, folder: Path) -> None:
         """`router` is kept up to date by a follower; `folder` gets the adapters."""
@@ -51,12 +51,12 @@ class PolicyVersions:
         self._lock = threading.Lock()
         self._loaded = {BASE}
         self._used, self._uses = dict[int, int](), count()
-        """When each version was last asked for, as a number of uses."""
+        """When each version was last used, as a count of uses."""
 
     def version_for(self, name: str, key: str, pin: int | None) -> int:
         """Return the version that answers a call of model `name`: this policy, or a version of it. Raises CallError.
 
-        `key` decides which side of a canary it is on; `pin` is what its trajectory may use alone.
+        `key` decides its side of a canary; `pin` is the only version that its trajectory may use.
         """
         _, separator, number = name.partition("@")
         if separator:
@@ -81,7 +81,7 @@ class PolicyVersions:
         return pin
 
     def models(self) -> list[ServedModel]:
-        """Return what can be asked for, the policy itself first."""
+        """Return the names that can be requested, the policy itself first."""
         router, versions = self.router, self.router.adapters.versions
         number = router.serving_here.primary
         primary = ServedModel(self.policy, number, versions[number].created_at, "primary")
@@ -101,12 +101,12 @@ class PolicyVersions:
             self._tidy()
 
     def use(self, version: int) -> bool:
-        """Return whether the engine has `version`, which is asked for now: those that are not for long are unloaded."""
+        """Return whether the engine has `version`, and mark it as used: versions unused for long are unloaded."""
         self._used[version] = next(self._uses)
         return version in self._loaded
 
     def unload(self) -> None:
-        """Leave the engine no adapter of this policy; those whose answers are in progress finish."""
+        """Remove all adapters of this policy from the engine; answers in progress finish."""
         with self._lock:
             self._drop(self._loaded - {BASE})
 
@@ -149,11 +149,12 @@ class ServedVersions:
     """The versions of every policy of a server. Use as a context manager."""
 
     def __init__(self, settings: Settings, engine: TokenEngine, outage: BrokerOutage, *, fleet: bool = False) -> None:
-        """Read the log; of a single policy load what answers. Raises LogError, NotFoundError for a missing topic."""
+        """Read the log; for a single policy load the versions that answer. Raises LogError, NotFoundError for a missing
+        topic."""
         self._settings, self._engine = settings, engine
         self.single = None if fleet else settings.policy.name
-        """The only policy; None: there are many."""
-        self._meter = outage.meter if fleet else OFF  # what it reports is about fleets
+        """The only policy; None for a fleet."""
+        self._meter = outage.meter if fleet else OFF  # its reports are about fleets
         self._shared = SharedTokenEngine(engine)
         self._scratch = Scratch("served")
         self._versions: dict[str, PolicyVersions] = {}
@@ -201,7 +202,8 @@ class ServedVersions:
         return None if is_ours else base
 
     def make_resident(self, policy: str) -> None:
-        """Have what answers for a policy in memory; the one unused for longest leaves. Blocks while it is fetched."""
+        """Load the versions that answer for a policy; the least recently used policy leaves. Blocks while it is
+        fetched."""
         with self._lock:
             was_resident = policy in self._resident
             self._resident[policy] = None
@@ -220,7 +222,7 @@ class ServedVersions:
         self._meter.set(catalog.FLEET_HELD, len(self._resident))
 
     def is_resident(self, policy: str) -> bool:
-        """Return whether a policy is in memory, which it then was used for last."""
+        """Return whether a policy is in memory, and mark it as used."""
         with self._lock:
             if policy in self._resident:
                 self._resident.move_to_end(policy)

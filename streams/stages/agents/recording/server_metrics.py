@@ -1,6 +1,6 @@
 """The metrics of the server of agents: its engine, and the conversations that it remembers.
 
-engine.counts, Conversations ──► gauges and counters, when somebody looks
+engine.counts, Conversations ──► gauges and counters, when they are read
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ServerMetrics:
         meter.collect(self.report)
 
     def report(self) -> None:
-        """Set what is so now, and add what has come since the last time."""
+        """Set the gauges, and add to the counters what is new since the last time."""
         meter, conversations, before = self._meter, self._conversations, self._counts
         self._counts = now = self._engine.counts()
         meter.set(catalog.SERVE_ROWS, now.rows_running, "running")

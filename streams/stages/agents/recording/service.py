@@ -1,4 +1,4 @@
-"""The recorder with all that it needs, from a log and an engine.
+"""Build the recorder with everything it needs, from a log and an engine.
 
 trajectories, and responses and turns of the last serve.longest_s ──► ServedConversations ─┐
 adapters ──► ServedVersions, in a thread ──────────────────────────────────────────────────┴──► Recorder ──► TurnWriter
@@ -50,7 +50,7 @@ def open_recorder(
     """Yield a recorder of policy.name, or with `fleet` of every policy of fleet.policies.
 
     If it cannot continue it sets `stop`, and the error is raised at the end of the block. Raises LogError if the broker
-    does not answer, NotFoundError for a topic that is missing.
+    does not answer, NotFoundError for a missing topic.
     """
     outage = BrokerOutage(settings.kafka, stop, meter)
     with ServedVersions(settings, engine, outage, fleet=fleet) as versions:
@@ -64,7 +64,7 @@ def open_recorder(
 
 @contextlib.contextmanager
 def _writing(settings: Settings, stop: threading.Event, meter: Meter, versions: ServedVersions) -> Iterator[TurnWriter]:
-    """Yield a writer, and follow the versions while the block runs. Raises what either ended with."""
+    """Yield a writer, and follow the versions while the block runs. Raises the error of either."""
     errors: list[StreamwardError] = []
 
     def fail(exc: StreamwardError) -> None:
@@ -92,7 +92,7 @@ def _writing(settings: Settings, stop: threading.Event, meter: Meter, versions: 
 
 
 class LoggedConversations:
-    """The trajectories that the log has, up to where its topics end now."""
+    """The trajectories in the log, up to the present ends of its topics."""
 
     def __init__(self, settings: Settings, outage: BrokerOutage) -> None:
         """Raises as `open_recorder`."""
@@ -101,10 +101,9 @@ class LoggedConversations:
         self._bounds = outage.ask(lambda: offsets(settings, labels), "to where topics end")
 
     def restore(self, conversations: ServedConversations, now_ms: int) -> None:
-        """Have each policy's trajectories taken in that may be continued, or have no end yet.
-
-        Of one that is older than serve.longest_s only the name is remembered, and until it is ended how many turns it
-        has. Raises as `open_recorder`.
+        """Take in each policy's trajectories that may be continued or have no end yet. Of those older than
+        serve.longest_s only the name is remembered, and the number of turns until they are ended. Raises as
+        `open_recorder`.
         """
         oldest_ms = now_ms - int(self._settings.serve.longest_s * 1000)
         for event in self._events("trajectories", {tp: first for tp, (first, _) in self._bounds.items()}):

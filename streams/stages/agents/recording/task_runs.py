@@ -1,13 +1,11 @@
-"""The beginning and the end of runs: `started`, `ended`, and the response that a task's run comes to.
+"""Start and end runs: write `started`, `ended`, and the response of a task's run.
 
     begin ──► started, with the version of its group ──► calls … ──► end ──► no call is open ──► ended ──► response
 
-Only the server knows which calls are open and how many turns there are, so it writes all of them, for whoever runs the
-agents. Both requests may be repeated: what was done before is not done again. An end is recorded first and folded into
-the response then, so after kill -9 between the two, the next server makes the same bytes of it.
-
-A run that is no task's begins with its first call, and ends when none came for serve.idle_s. One that nobody ends ends
-after serve.longest_s.
+Only the server knows which calls are open and how many turns there are, so it writes all of them, whichever process
+runs the agents. Both requests may be repeated: nothing is done twice. An end is recorded first and then folded into the
+response, so after kill -9 between the two, the next server makes the same bytes. A run without a task begins with its
+first call, and ends when no call came for serve.idle_s. Any run ends after serve.longest_s.
 """
 
 from __future__ import annotations
@@ -33,14 +31,14 @@ from streams.stages.agents.trajectories.response import response_of
 from streams.stages.agents.trajectories.run_answer import printed_answer
 
 LOOK_S = 0.02
-"""How often a run that ends is looked at, while a call of it is open."""
+"""How often a run that is ending is checked, while one of its calls is open."""
 
 log = logging.getLogger("streamward.agents")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOrder:
-    """What a run is asked to be: one slot of an attempt at a task."""
+    """The request to start a run: one slot of an attempt at a task."""
 
     agent_id: str
     trajectory_id: str
@@ -57,14 +55,15 @@ class RunOrder:
     metadata: dict[str, str]
     traceparent: str | None
     observed: Observed | None = None
-    """What its environment showed at first."""
+    """The first observation of its environment."""
     prompt_version: str | None = None
     """NAME@VERSION of the prompt that its task's messages begin with."""
     program: AgentProgram | None = None
-    """That is run."""
+    """The task that is run."""
 
     def began(self, version: int, now: int) -> TrajectoryEvent:
-        """Return its beginning. Somebody may still read the answer to a `serve` task, so its agent decides how."""
+        """Return its beginning. A user may be waiting for the answer to a `serve` task, so its agent decides how to
+        sample."""
         return TrajectoryEvent(
             event_id=derive_id(self.trajectory_id, "started"),
             trajectory_id=self.trajectory_id,
@@ -90,12 +89,12 @@ class RunOrder:
 
 
 class TaskRuns:
-    """Begins and ends runs. All of it in one event loop."""
+    """Begins and ends runs, in one event loop."""
 
     def __init__(self, rule: Serve, versions: PolicyVersions, writer: TurnWriter, conversations: Conversations) -> None:
         self._rule, self._versions, self._writer, self._conversations = rule, versions, writer, conversations
         self._beginning: dict[str, asyncio.Future[None]] = {}
-        """Beginnings that the broker has not acknowledged, by trajectory."""
+        """Starts that the broker has not acknowledged, by trajectory."""
         self._ending: dict[str, asyncio.Task[None]] = {}
 
     async def begin(self, order: RunOrder) -> Conversation:
@@ -113,7 +112,7 @@ class TaskRuns:
         run.differs = run.differs or self._why_different(run)
         if (written := self._beginning.get(name)) is not None:
             await self._wait_acknowledged(written, "beginning")
-        if (ending := self._ending.get(name)) is not None:  # who begins it again must know that it is over
+        if (ending := self._ending.get(name)) is not None:  # a client that begins it again must know that it is over
             await self._wait_acknowledged(ending, "end")
         if run.differs is not None and run.end is None:
             await self._wait_acknowledged(self._start_ending(run, RunEnd("failed", run.differs)), "end")
@@ -122,7 +121,7 @@ class TaskRuns:
     async def end(self, agent_id: str, trajectory_id: str, end: RunEnd) -> Conversation:
         """Return the run once its end and its response are in the log; the first end counts. Raises CallError.
 
-        Calls in progress are cancelled; those of a run that completed have serve.acknowledge_s to end.
+        Calls in progress are cancelled; those of a completed run have serve.acknowledge_s to end.
         """
         run = self._conversations.by_id.get(trajectory_id)
         if run is None or run.began is None or run.agent_id != agent_id:
@@ -134,7 +133,8 @@ class TaskRuns:
         return run
 
     def finish(self) -> None:
-        """Write what the server before this one was killed over: beginnings of trajectories, responses of runs."""
+        """Write the records that the previous server was killed before writing: starts of trajectories, responses of
+        runs."""
         for run in list(self._conversations.by_id.values()):
             if not run.started and (first := next(run.turns, None)) is not None:
                 self._writer.write(start_of(run, first))
@@ -143,7 +143,7 @@ class TaskRuns:
                 self._start_ending(run, RunEnd("completed", ""))  # the end in the log is the one that counts
 
     def end_idle(self) -> None:
-        """End runs without a call for serve.idle_s, those of tasks after serve.longest_s; forget what is that old."""
+        """End runs without a call for serve.idle_s, those of tasks after serve.longest_s; forget older ones."""
         now = times.now_ms()
         since, oldest = now - int(self._rule.idle_s * 1000), now - int(self._rule.longest_s * 1000)
         for run in self._conversations.idle(since, oldest):
@@ -174,7 +174,7 @@ class TaskRuns:
         return self._conversations.by_id[name]
 
     def _version_for(self, order: RunOrder) -> int:
-        """Return the version that answers an attempt: its task's, else what its first run was given."""
+        """Return the version that answers an attempt: its task's, else that of its first run."""
         if order.adapter_version is not None:
             return order.adapter_version
         pins = (sibling.adapter_version for sibling in self._siblings(order.sampling_id, order.group_size))
@@ -182,9 +182,8 @@ class TaskRuns:
         return self._versions.version_for(order.policy, order.task_id, None) if pinned is None else pinned
 
     def _why_different(self, run: Conversation) -> str | None:
-        """Return why a run did not begin as its siblings did, in an environment that should show all of them the same.
-
-        They would be compared with each other, and it would be luck which of them was easier.
+        """Return why a run started differently from its siblings, in an environment that should start all the same.
+        They are compared with each other, and some would be easier by luck.
         """
         began = run.began
         if began is None or began.observed is None or began.sampling_id is None:
@@ -250,7 +249,7 @@ class TaskRuns:
             await asyncio.sleep(LOOK_S)
 
     def _write_response(self, run: Conversation) -> asyncio.Future[None]:
-        """Write the response of a run that has ended; one that no record can hold becomes a failed one."""
+        """Write the response of a run that has ended; one too large for a record becomes a failed one."""
         if run.end is None:
             raise ValueError(f"run {run.trajectory_id} has not ended")
         trajectory = fold(run.turns, run.end)
@@ -265,7 +264,7 @@ class TaskRuns:
             return asyncio.wrap_future(self._writer.write(failed))
 
     async def _wait_acknowledged(self, written: asyncio.Future[None], event_name: str) -> None:
-        """Return once something is in the log. Raises CallError if that takes too long."""
+        """Return once a record is in the log. Raises CallError if that takes too long."""
         within_s = 2 * self._rule.acknowledge_s  # half of it is for calls that are still answered
         try:
             await asyncio.wait_for(asyncio.shield(written), within_s)
@@ -276,7 +275,7 @@ class TaskRuns:
 
 
 def _with_answer(run: Conversation, end: RunEnd) -> RunEnd:
-    """Return the end of a run with the turn that its program printed, if the end itself does not say which it is."""
+    """Return the end of a run with the turn that its program printed, if the end does not name it."""
     if end.answer is not None or end.answer_rule is not None or end.output is None:
         return end
     trajectory = fold(run.turns)

@@ -1,4 +1,4 @@
-"""The beginning and the end of a trajectory, as the server writes them."""
+"""The events that the server writes at the start and the end of a trajectory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def start_of(conversation: Conversation, first: Turn) -> TrajectoryEvent:
 
 
 def end_of(conversation: Conversation, policy: str, end: RunEnd, now: int) -> TrajectoryEvent:
-    """Return the end of a trajectory; of a task's run, with all that its response needs."""
+    """Return the end of a trajectory; of a task's run, with everything that its response needs."""
     began = conversation.began
     return TrajectoryEvent(
         event_id=derive_id(conversation.trajectory_id, "ended"),

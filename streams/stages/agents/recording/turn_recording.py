@@ -1,4 +1,4 @@
-"""Write what was said: the turn of each answer, and before the first one the beginning of its trajectory.
+"""Record answers: the turn of each one, and before the first the beginning of its trajectory.
 
     PreparedCall, TokenStream, GivenReply ──► Turn ──► TurnWriter ──► acknowledged ──► Conversations
 
@@ -29,7 +29,7 @@ from streams.stages.agents.recording.trajectory_events import start_of
 from streams.stages.agents.recording.turn_writer import TurnWriter
 
 OTHER_BYTES = 16_384
-"""More than a turn takes beside its texts and tokens: names, digests, numbers, reasons."""
+"""Upper bound for a turn without its texts and tokens: names, digests, numbers, reasons."""
 
 
 class GivenReply(NamedTuple):
@@ -42,7 +42,7 @@ class GivenReply(NamedTuple):
 
 
 class TurnRecording:
-    """Records the turns of one policy. Of one event loop."""
+    """Records the turns of one policy, in one event loop."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class TurnRecording:
         self._engine, self._rendering, self._writer = engine, rendering, writer
         self._conversations, self._acknowledge_s = conversations, acknowledge_s
         self._unwritten: dict[tuple[str, str, str], set[asyncio.Future[None]]] = {}
-        """What the broker has not acknowledged, by `request_of`."""
+        """Turns that the broker has not acknowledged, by `request_of`."""
 
     def check_fits(self, prepared: PreparedCall) -> None:
         """Raise CallError for a call whose turn is too large to be recorded even with an empty answer."""
@@ -97,7 +97,7 @@ class TurnRecording:
         return turn
 
     async def wait_written(self, call: ModelCall) -> None:
-        """Return once no turn of an earlier try is on its way to the log. Raises CallError."""
+        """Return once no turn of an earlier attempt is on its way to the log. Raises CallError."""
         unwritten = self._unwritten.get(request_of(call), set())
         if unwritten:
             _, waiting = await asyncio.wait(unwritten, timeout=self._acknowledge_s)
@@ -188,9 +188,8 @@ def _metadata(call: ModelCall, new: Sequence[Message]) -> dict[str, str]:
 
 
 def _bytes_at_most(prepared: PreparedCall) -> int:
-    """Return a number of bytes that the record of a call's turn cannot have, with an empty answer; no form is counted.
-
-    A character takes 4 bytes at most, and so does a token; what else there is of a turn is short.
+    """Return an upper bound, in bytes, for the record of a call's turn with an empty answer, not counting its form. A
+    character or a token takes at most 4 bytes; the other parts of a turn are short.
     """
     call, new = prepared.call, prepared.prompt.placement.new
     texts = [text for message in new for text in (message.content, message.name, message.tool_call_id)]

@@ -2,9 +2,9 @@
 
     coroutines ──► write(event) ──► queue ──► one thread: send all that wait, flush ──► futures
 
-What waits is sent together, so a hundred calls at once cost one round trip, and so do a trajectory's beginning and its
-first turn: a server that finds a turn without a beginning writes it (`TaskRuns.finish`). While the broker is
-unreachable everything waits; after kafka.outage_s the thread ends, and says so to whoever runs the server.
+Waiting events are sent together, so a hundred calls at once cost one round trip, and so do a trajectory's beginning and
+its first turn: a server that finds a turn without a beginning writes it (`TaskRuns.finish`). While the broker is
+unreachable everything waits; after kafka.outage_s the thread ends and calls `failed`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TurnWriter:
     def __init__(
         self, settings: Settings, stop: threading.Event, meter: Meter, failed: Callable[[StreamwardError], None]
     ) -> None:
-        """`failed` is called from the thread when it ends because the log takes nothing more."""
+        """`failed` is called from the thread when it ends because the log accepts nothing more."""
         self._settings, self._stop, self._meter, self._failed = settings, stop, meter, failed
         self._topics = {topic.event: topic for topic in topics(settings.topics).values()}
         self.most_bytes = self._topics[Turn].max_bytes
@@ -60,11 +60,11 @@ class TurnWriter:
         return 0.0 if since is None else time.monotonic() - since
 
     def check(self, event: Turn) -> None:
-        """Raise what `write` would raise, and queue nothing."""
+        """Raise the error that `write` would raise, and queue nothing."""
         encoded(event, self._topics[type(event)])
 
     def write(self, *events: Turn | TrajectoryEvent | Response) -> Future[None]:
-        """Queue events, behind those before them, and return when the last of them is written.
+        """Queue events, in order after earlier ones, and return when the last of them is written.
 
         Raises EncodeError, and EventError if one is too large; then none is queued.
         """

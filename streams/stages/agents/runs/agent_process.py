@@ -1,11 +1,11 @@
-"""Run an agent's program over one task, in a process of its own, and leave nothing of it behind.
+"""Run an agent's program over one task, in its own process, and leave no process behind.
 
     AgentProcess, RunContext ──► folder/  task.json  stdout  stderr ──► supervisor.py ──► the program ──► RunEnd
 
-The program runs in the folder of its run, and finds there whatever it writes. Words of its command that name files
-where the manager was started are made absolute, and Python finds that folder's modules: `python my_agent.py` is what it
-is in a terminal. Its task is in task.json, which is its stdin, too; the last message of the user is in
-STREAMWARD_PROMPT, unless it is longer than a variable may be. What its answer is checked against is in neither.
+The program runs in the folder of its run, where its files stay. Words of its command that name files in the folder
+where the manager was started are made absolute, and Python finds that folder's modules: `python my_agent.py` works as
+in a terminal. Its task is in task.json, which is its stdin, too; the last message of the user is in STREAMWARD_PROMPT,
+unless it is longer than a variable may be. Neither contains the expected answer.
 
 Exit code 0 is a completed run. A program that fails in any way ends its run and nothing else.
 """
@@ -44,32 +44,32 @@ START_SUPERVISOR = (
 )
 TASK = "task.json"
 MAX_VARIABLE = 100_000
-"""Bytes of a variable: Linux takes 128 KiB (execve(2), MAX_ARG_STRLEN)."""
+"""Maximum bytes of a variable: Linux takes 128 KiB (execve(2), MAX_ARG_STRLEN)."""
 TASK_FIELDS = ("task_id", "policy", "purpose", "scenario", "max_turns", "thread", "metadata")
 """Fields of its task that an agent gets, besides its messages and tools."""
 NO_KEY = "none"
-"""What clients send as their key if the environment has none: they refuse to begin without one."""
+"""The key that clients send if the environment has none: they refuse to start without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentProcess:
-    """A program that works on tasks, and what one run of it may take."""
+    """A program that works on tasks, and the limits of one run."""
 
     command: tuple[str, ...]
     """The program and its arguments, e.g. of `from_text`."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Set for it, beside what this process has."""
+    """Variables set for it, in addition to this process's."""
     time_limit_s: float = 600.0
     grace_s: float = 2.0
-    """How long it may take to end once it was asked to (SIGTERM), seconds; then it is killed."""
+    """How long it may take to end after SIGTERM, seconds; then it is killed."""
     output_bytes: int = 10_000_000
-    """How much is kept of each of stdout and stderr."""
+    """How much of stdout and of stderr is kept, each."""
     folder_bytes: int = 1_000_000_000
-    """How much its folder may hold."""
+    """Maximum size of its folder."""
 
     @classmethod
     def from_text(cls, command: str, **limits: float) -> AgentProcess:
-        """Return that of a command line, split as a shell would. Raises SettingsError."""
+        """Return the process of a command line, split as a shell would. Raises SettingsError."""
         try:
             words = shlex.split(command)
         except ValueError as exc:
@@ -78,7 +78,7 @@ class AgentProcess:
 
     @classmethod
     def from_entry_point(cls, name: str, **limits: float) -> AgentProcess:
-        """Return that of a function `package.module:function`, called with the prompt. Raises SettingsError."""
+        """Return the process of a function `package.module:function`, called with the prompt. Raises SettingsError."""
         module, colon, function = name.partition(":")
         if not (module and colon and function):
             raise SettingsError(f"the entry point {name!r} is no package.module:function")
@@ -87,21 +87,21 @@ class AgentProcess:
 
 
 class RunContext(NamedTuple):
-    """One run: which task it is about, and where."""
+    """One run: its task, its server and its folder."""
 
     agent_id: str
     trajectory_id: str
     task: Task
     base_url: str
-    """That of the server for this run, without /v1."""
+    """The server's URL for this run, without /v1."""
     folder: Path
-    """Its own; it is made. What a run before it left there stays."""
+    """Its own folder, which is created. Files that an earlier run left there stay."""
     key: SecretStr | None = None
-    """What opens the server, where it asks for keys."""
+    """The server's key, if it requires one."""
 
 
 def run_process(process: AgentProcess, run: RunContext, stop: threading.Event) -> RunEnd:
-    """Run the program until it ends, `stop` is set or its time is up; then no process of it is left.
+    """Run the program until it ends, `stop` is set or its time is up; then none of its processes is left.
 
     Raises OSError if the folder cannot be written.
     """
@@ -128,7 +128,7 @@ def run_process(process: AgentProcess, run: RunContext, stop: threading.Event) -
 
 
 def task_for_agent(task: Task) -> dict[str, Any]:
-    """Return what an agent gets of its task, in the format of chat clients: neither the right answer nor the scorer."""
+    """Return the task as its agent sees it, in the format of chat clients, without the right answer and the scorer."""
     return {
         "prompt": prompt_of(task),
         "messages": [message_of(message) for message in task.messages],
@@ -156,7 +156,7 @@ def _absolute(words: list[str]) -> tuple[str, ...]:
 def _environment(process: AgentProcess, run: RunContext) -> dict[str, str]:
     """Return the program's environment: the server for clients of either kind, and which run it is.
 
-    The settings of this process are not in it: they may hold passwords of the log. The server's key is, as the key of
+    This process's settings are left out: they may hold passwords of the log. The server's key is, as the key of
     either client: a process that can read the program's environment may call the server.
     """
     prompt = prompt_of(run.task)
@@ -181,7 +181,7 @@ def _environment(process: AgentProcess, run: RunContext) -> dict[str, str]:
 
 
 def _supervise(child: ChildProcess, order: bytes, stop: threading.Event) -> bytes:
-    """Return what the supervisor prints at the end. Once `stop` is set its stdin is closed: it ends the program."""
+    """Return the supervisor's final output. Once `stop` is set its stdin is closed, upon which it ends the program."""
     orders, answers = cast(IO[bytes], child.stdin), cast(IO[bytes], child.stdout)
     output = b""
     try:

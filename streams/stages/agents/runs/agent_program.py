@@ -1,12 +1,12 @@
-"""The program of an agent, as its runs record it.
+"""Identify the program of an agent, for the records of its runs.
 
     a command line, module:function, a class ──► the file that has its code ──► sha256 ──┐
                                      the working folder ──► git ──► commit, dirty ───────┴─► AgentProgram
 
-It is read once, when the process that runs the agent begins. The line is recorded as it was given: a secret belongs in
-the environment.
+It is read once, when the process that runs the agent starts. The command line is recorded unchanged, so secrets belong
+in the environment.
 
-Not covered: what that file imports from outside the working folder, or untracked.
+Not covered: imports of that file that are untracked or outside the working folder.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ from schemas.events import AgentProgram
 from streams.files import sha256_of
 
 PROGRAM_CHARACTERS = 1000
-"""Longest line or name of a file that is recorded."""
+"""Longest command line or file name that is recorded."""
 GIT_S = 10.0
 """How long git may take to answer."""
 
 
 def program_of(command: str | None, entry_point: str | None) -> AgentProgram:
-    """Return that of a command line or an entry point, or of the built-in agent, which plays episodes."""
+    """Return the program of a command line or an entry point, or of the built-in agent, which plays episodes."""
     if command is not None:
         return of_command(command)
     return describe("--environments") if entry_point is None else of_entry_point(entry_point)
 
 
 def of_command(line: str) -> AgentProgram:
-    """Return that of a command line: its code is in the first file that an argument names, else in the program."""
+    """Return the program of a command line: its code is in the first file that an argument names, else in the
+    program."""
     words = shlex.split(line)
     named = next((word for word in words[1:] if os.path.isfile(word)), None)
     return describe(line, named or shutil.which(words[0]))
 
 
 def of_entry_point(name: str) -> AgentProgram:
-    """Return that of `package.module:function`, as it would be imported. Nothing is imported."""
+    """Return the program of `package.module:function`, without importing it."""
     places: list[str] | None = [os.getcwd(), *sys.path]
     file = None
     for part in name.partition(":")[0].split("."):
@@ -53,16 +54,16 @@ def of_entry_point(name: str) -> AgentProgram:
 
 
 def of_class(kind: type) -> AgentProgram:
-    """Return that of a class whose methods are the agent."""
+    """Return the program of an agent that is a class."""
     module = sys.modules.get(kind.__module__)
     return describe(f"{kind.__module__}:{kind.__qualname__}", getattr(module, "__file__", None))
 
 
 def describe(program: str, file: str | None = None) -> AgentProgram:
-    """Return that of this name, whose code is in `file`, with the commit of the working folder."""
+    """Return the program of this name with its code in `file`, and the commit of the working folder."""
     path = None if file is None or not os.path.isfile(file) else Path(file).absolute()
     commit = _git("rev-parse", "--verify", "HEAD")
-    # what is untracked is left out: the folders of runs are
+    # untracked files are left out: the folders of runs are untracked
     changes = None if commit is None else _git("status", "--porcelain", "--untracked-files=no")
     return AgentProgram(
         program=program[:PROGRAM_CHARACTERS],
@@ -79,7 +80,7 @@ def _name(path: Path) -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """Return what git says of the working folder; None if it is no work tree, or git is not there."""
+    """Return git's output about the working folder; None outside a work tree, or without git."""
     command = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false", *arguments)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, check=False)

@@ -1,12 +1,12 @@
-"""Answer the tasks that name an agent by runs of that agent's program.
+"""Answer the tasks that name an agent by running that agent's program.
 
     tasks ──► TaskQueue ──► begun when there is room to train on it ──► a process a slot, N at once ──► commit
                                 begin ──► the server writes `started`      │ its calls: the server writes turns
                                 end   ──► `ended`, response           ◄────┘ its exit code
 
-An attempt has an id that follows from the record of its task, so a process that reads it again after kill -9 means the
-same runs: those that ended stay as they are, those that only began are ended as failed, the others begin. A task is
-done, and its offset committed, when all its runs have ended. How one run ends changes nothing for the others.
+An attempt has an id that follows from the record of its task, so a process that reads it again after kill -9 finds the
+same runs: ended ones stay as they are, those that only began are ended as failed, the others begin. A task is done, and
+its offset committed, when all its runs have ended. One run's outcome does not affect the others.
 
 A process runs the agent for one policy, or for every policy of a fleet (fleet.policies), whose tasks begin in turn.
 The members of its consumer group serve the same agent and policies (streams/kafka/group_names.py).
@@ -68,22 +68,22 @@ from streams.stages.agents.trajectories.response import UNANSWERED
 
 STAGE: Final = "agents"
 BUSY_POLL_S = 0.05
-"""Longest wait for new tasks while runs are in progress, whose ends come beside them."""
+"""Longest wait for new tasks while runs are in progress, which may end at any time."""
 ENDINGS = (*get_args(Ending), "refused", "unfinished")
-"""How runs may end; the last are those that the server does not take, of which this process writes a failed response,
-and those that the next process has to end."""
+"""How runs may end; the last two: refused by the server, so that this process writes a failed response, and left for
+the next process to end."""
 MANAGER_GONE = "manager_gone: the manager that started its process did not see it end"
 
 log = logging.getLogger("streamward.agents")
 
 
 class RunWork(NamedTuple):
-    """One run of an agent, about to begin."""
+    """One run of an agent, ready to begin."""
 
     run: Callable[[RunContext, threading.Event], RunEnd]
-    """Runs it to its end: `run_process` with a program, or another way. May raise OSError."""
+    """Runs it to its end, e.g. `run_process` with a program. May raise OSError."""
     observed: Observed | None = None
-    """What its environment shows at first."""
+    """The first observation of its environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,22 +92,22 @@ class AgentPlan:
 
     agent_id: str
     work: Callable[[Task], RunWork]
-    """Returns the next run of a task. It raises nothing: what goes wrong is the end of that run."""
+    """Returns the next run of a task. It never raises: an error ends that run."""
     program: AgentProgram | None = None
-    """As its runs record it."""
+    """The program, as its runs record it."""
     server: str
     """The address of `streamward serve`."""
     key: SecretStr | None = None
-    """What opens it, where it asks for keys."""
+    """The server's key, if it requires one."""
     parallel: int
     folder: Path
-    """Every run has a folder in it."""
+    """The folder that contains a folder for each run."""
     fleet: bool = False
-    """Run it for every policy of fleet.policies, not for policy.name alone."""
+    """Run it for every policy of fleet.policies, not only for policy.name."""
     answer_rule: AnswerRule | None = None
-    """Which of several answers of a run counts. None: the one that the run names or prints."""
+    """Rule that chooses between several answers of a run. None: the one that the run names or prints."""
     until_done: bool = False
-    """End when every task that is in the log at the start is done."""
+    """End when every task in the log at the start is done."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,29 +121,29 @@ class WaitingPolicy:
 
 @dataclass(slots=True, eq=False)
 class TaskAttempt:
-    """A task whose runs have begun."""
+    """A task with runs that have begun."""
 
     policy: WaitingPolicy
     waiting: WaitingTask
     sampling_id: str
     slots: deque[int]
-    """Those that are not begun yet."""
+    """Runs that have not begun yet."""
     runs: set[Future[str]] = field(default_factory=set)
     failed: deque[Response] = field(default_factory=deque)
     """The responses of runs that the server refused; they are still to be written."""
     stop: threading.Event = field(default_factory=threading.Event)
-    """Set when nothing of it counts any more."""
+    """Set when its results no longer count."""
     holds_a_place: bool = False
     """Whether admission counts it until its group is out."""
     unfinished: bool = False
-    """Whether the server could not be told of an end: whoever reads the task again does."""
+    """Whether an end could not be reported to the server: the next process that reads the task does it."""
 
 
 def run(settings: Settings, plan: AgentPlan, *, stop: threading.Event, meter: Meter = OFF) -> Counter[str]:
     """Answer tasks until `stop` is set, or all are done; return how the runs ended.
 
     Runs in progress are waited for. Raises LogError if the broker refuses or is unreachable too long, NotFoundError for
-    a topic that is missing.
+    a missing topic.
     """
     schema_registry.wait(settings, meter, stop)
     with AgentRunner(settings, plan, BrokerOutage(settings.kafka, stop, meter), stop) as runner:
@@ -161,7 +161,7 @@ class AgentRunner:
     def __init__(self, settings: Settings, plan: AgentPlan, outage: BrokerOutage, stop: threading.Event) -> None:
         self._settings, self._plan, self._outage, self._stop = settings, plan, outage, stop
         self.endings: Counter[str] = Counter()
-        """How many runs have ended how, also those of an earlier process whose task is read again."""
+        """Number of runs by how they ended, including runs of an earlier process if their task is read again."""
         self._nonce = uuid.uuid4().hex
         single = None if plan.fleet else settings.policy.name
         self._log = PolicyLog(settings, outage, single)
@@ -171,7 +171,7 @@ class AgentRunner:
         self._policies: dict[str, WaitingPolicy] = {}
         self._turns = Turns()
         self._left_alone: set[str] = set()
-        """Policies whose tasks for this agent another process runs."""
+        """Policies for which another process runs this agent's tasks."""
         if single is not None:
             self._register(single)
             self._policies[single] = self._new_policy(single)
@@ -180,7 +180,7 @@ class AgentRunner:
         self._pool = ThreadPoolExecutor(plan.parallel, thread_name_prefix="runs-agent")
         self._attempts: dict[Coordinates, TaskAttempt] = {}
         self._ends = {tp: end for tp, (first, end) in offsets(settings, ["tasks"]).items() if end > first}
-        """Where `tasks` ended at the start."""
+        """End of `tasks` at the start."""
 
     def __enter__(self) -> Self:
         return self
@@ -196,7 +196,7 @@ class AgentRunner:
 
     @property
     def running(self) -> int:
-        """How many runs are in progress."""
+        """Number of runs in progress."""
         return sum(len(attempt.runs) for attempt in self._attempts.values())
 
     def done(self) -> bool:
@@ -210,7 +210,7 @@ class AgentRunner:
         return all(committed[tp] >= end for tp, end in self._ends.items())
 
     def step(self) -> None:
-        """Read tasks, begin runs for which there is a place, take note of those that ended, commit."""
+        """Read tasks, begin runs in free slots, handle those that ended, commit."""
         self._metrics.look([policy.queue for policy in self._policies.values()], self.running)
         self._log.follow()
         queued = {name for name, policy in self._policies.items() if policy.queue}
@@ -236,7 +236,7 @@ class AgentRunner:
         return WaitingPolicy(state, queue, HeldBack(state.router, state.admission))
 
     def _note_skipped(self, task: Task) -> None:
-        """Say once of each policy that its tasks for this agent need a process of their own."""
+        """Log once for each policy that its tasks for this agent need a separate process."""
         if task.agent == self._plan.agent_id and task.policy not in self._left_alone:
             self._left_alone.add(task.policy)
             log.info(
@@ -246,7 +246,7 @@ class AgentRunner:
             )
 
     def _begin_one(self) -> bool:
-        """Begin the next run; return whether there was one."""
+        """Begin the next run; return False if none was waiting."""
         attempt = next((attempt for attempt in self._attempts.values() if attempt.slots), None) or self._next()
         if attempt is None:
             return False
@@ -255,7 +255,7 @@ class AgentRunner:
         return True
 
     def _next(self) -> TaskAttempt | None:
-        """Begin the next task that may be answered now, of the policy whose turn it is."""
+        """Begin the next task that may be answered now, taking policies in turn."""
         ready = {name for name, policy in self._policies.items() if policy.queue.waiting}
         while (name := next_turn(self._turns, ready)) is not None:
             if (attempt := self._next_of(self._policies[name])) is not None:
@@ -284,7 +284,7 @@ class AgentRunner:
         return None
 
     def _look(self, attempt: TaskAttempt) -> None:
-        """Take note of runs that ended; a task is done with its last one."""
+        """Handle runs that ended; a task is done with its last one."""
         waiting, queue, admission = attempt.waiting, attempt.policy.queue, attempt.policy.state.admission
         is_ours = waiting in queue
         for ended in [run for run in attempt.runs if run.done()]:
@@ -326,7 +326,7 @@ class AgentRunner:
                 ended = self._work(work, context, attempt.stop)
             if ended.answer is None and self._plan.answer_rule is not None:
                 ended = ended._replace(answer_rule=self._plan.answer_rule)
-            # of one that has ended: if its response is missing, it is made
+            # the run has ended: if its response is missing, it is made
             if (error := self._server.end(name, ended).error) is not None and ended.ending == "completed":
                 log.warning("task %s, slot %d: nothing is learned from it: %s", task.task_id, slot, error)
             log.info("task %s, slot %d: %s: %s", task.task_id, slot, ended.ending, ended.reason)
@@ -350,7 +350,7 @@ class AgentRunner:
             return RunEnd("failed", f"it was not run: {exc}")
 
     def _register(self, policy: str) -> None:
-        """Write what this agent is, unless the log says so already; what else was said of it stays."""
+        """Register this agent, unless the log has the same registration; its other fields are kept."""
         agent_id, router = self._plan.agent_id, self._log.state(policy).router
         before = registrations(self._settings, self._outage).get(agent_id, [])
         primary = router.adapters.versions[router.serving_here.primary]
@@ -367,7 +367,7 @@ class AgentRunner:
 
 
 def _failed_response(task: Task, agent_id: str, sampling_id: str, slot: int, reason: str) -> Response:
-    """Return the failed response of a run that the server does not take: its group does not wait for the deadline."""
+    """Return a failed response for a run that the server refuses, so that its group does not wait for the deadline."""
     return Response(
         response_id=derive_id(sampling_id, slot),
         sampling_id=sampling_id,

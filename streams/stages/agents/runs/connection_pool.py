@@ -1,10 +1,10 @@
-"""HTTP requests of many threads to one server, over connections that are kept for the next ones.
+"""HTTP requests of many threads to one server, over connections that are reused.
 
     post(path, value) ──► JSON ──► an idle connection, opened again if the server has closed it ──► status, body
 
-The standard library's client, and not httpx as everywhere else: a runner makes a request for each turn of each of its
-runs. Measured against a local server with 2 KB requests, CPU time of the client per request: 0.11 ms with one or eight
-threads and 0.15 ms with 64, against 0.4 ms and 1.3 to 2.1 ms with httpx 0.28 (320 requests a second in all).
+It uses the standard library's client, not httpx as everywhere else: a runner makes a request for each turn of each of
+its runs. Measured against a local server with 2 KB requests, CPU time of the client per request: 0.11 ms with one or
+eight threads and 0.15 ms with 64, against 0.4 ms and 1.3 to 2.1 ms with httpx 0.28 (320 requests a second in all).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from streams.errors import SettingsError
 from streams.http_client import bearer
 
 LATER = frozenset({http.HTTPStatus.REQUEST_TIMEOUT, http.HTTPStatus.TOO_MANY_REQUESTS})
-"""Statuses below 500 of requests that are worth making again."""
+"""Statuses below 500 after which a request is worth retrying."""
 CLOSED = (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError, ConnectionAbortedError)
-"""What a request meets on a connection that the server has closed since the last one, as servers do with idle ones."""
+"""Errors on a connection that the server has closed since the last request, as servers do with idle ones."""
 
 
 class HttpAnswer(NamedTuple):
@@ -37,7 +37,7 @@ class HttpAnswer(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """What an error says, in the format of the server of agents; else its status."""
+        """The error's message in the format of the server of agents; else its status."""
         try:
             return str(json_text.parse(self.body)["error"]["message"])
         except (ValueError, KeyError, TypeError):
@@ -45,10 +45,10 @@ class HttpAnswer(NamedTuple):
 
 
 class KeptAlive:
-    """The server at one address. Any number of threads may ask it; `close` comes when none does any more."""
+    """The server at one address, for any number of threads. Call `close` when none uses it any more."""
 
     def __init__(self, url: str, key: SecretStr | None = None) -> None:
-        """With `key` every request has it as its bearer. Raises SettingsError for what is no address of a server."""
+        """`key` is sent as each request's bearer token. Raises SettingsError for an invalid server address."""
         parts = urlsplit(url)
         kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
         try:
@@ -59,19 +59,19 @@ class KeptAlive:
         self._bearer = bearer(None if key is None else key.get_secret_value(), "the server's key")
 
     def close(self) -> None:
-        """Close what is kept."""
+        """Close the idle connections."""
         while self._idle:
             self._idle.pop().close()
 
     def post(self, path: str, value: object, timeout_s: float, headers: Mapping[str, str] | None = None) -> HttpAnswer:
         """Return the answer. Raises OSError, http.client.HTTPException.
 
-        A request that finds its connection closed is made again, so it has to be one that may be repeated.
+        A request that finds its connection closed is repeated, so it must be idempotent.
         """
         body = json.dumps(value).encode()
         all_headers = {"Content-Type": "application/json", **self._bearer, **(headers or {})}
         try:
-            connection = self._idle.pop()  # the one used last is the likeliest to be open
+            connection = self._idle.pop()  # the most recently used one is the likeliest to be open
         except IndexError:
             connection = None
         if connection is not None:

@@ -2,8 +2,8 @@
 
     python -m streams.stages.agents.runs.entry_point pkg:fn
 
-`fn(prompt)` or `fn(prompt, task)`, sync or async. What it returns is printed, for people; what counts are its calls to
-the server meanwhile. An exception ends the process with 1, its traceback on stderr.
+`fn(prompt)` or `fn(prompt, task)`, sync or async. Its result is printed, for people; only its calls to the server
+count. An exception ends the process with exit code 1, and its traceback goes to stderr.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 
 
 def main(name: str) -> None:
-    """Call the function of that name. Raises whatever it raises."""
+    """Call the function with that name. Raises its errors."""
     task = json.loads(sys.stdin.buffer.readline())
     module, _, path = name.partition(":")
     function = importlib.import_module(module)
@@ -34,7 +34,7 @@ async def _await(result: object) -> object:
 
 
 def _positional_arguments(function: object) -> int:
-    """Return how many arguments by position it takes, 1 or 2."""
+    """Return how many positional arguments it takes, 1 or 2."""
     kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]  # type: ignore[arg-type]
     by_position = kinds.count(inspect.Parameter.POSITIONAL_ONLY) + kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return 2 if by_position > 1 or inspect.Parameter.VAR_POSITIONAL in kinds else 1

@@ -1,11 +1,10 @@
-"""The built-in agent: it takes the policy and an environment through an episode, turn by turn.
+"""The built-in agent: plays an episode between the policy and an environment, turn by turn.
 
     task ──► environment, seed ──► what it shows ──► POST …/v1/chat/completions ──► Action ──► what it shows next ──► …
                                         └── digest, tool, ok, reward ──► X-Streamward-Observed, …/end
 
-Messages only grow by what was answered and what was shown, so each call continues the turn before it, token by token.
-
-An environment that raises, hangs or is not there is the end of its run, with the reason, and of nothing else.
+Messages only grow by answers and observations, so each call continues the turn before it, token by token. An
+environment that raises, hangs or is missing ends its own run, with the reason, and no other.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.trajectories.chat_format import message_of, tool_of
 
 AGENT = "environment"
-"""Who acts in an environment if its task names nobody else."""
+"""The agent that acts in an environment if its task names no other."""
 
 
 class EpisodeAgent:
-    """Runs episodes: `work` is that of an AgentPlan. Any number of threads may ask it."""
+    """Runs episodes: `work` is that of an AgentPlan. Any number of threads may use it."""
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class EpisodeAgent:
         self._http.close()
 
     def work(self, task: Task) -> RunWork:
-        """Begin an episode: what its environment shows at first is part of the beginning of the run."""
+        """Begin an episode: its environment's first observation is part of the run's start."""
         start = task.environment
         if start is None:
             return _fails("no_environment: its task names none; `streamward tasks generate` writes tasks that do")
@@ -84,7 +83,7 @@ def _fails(reason: str) -> RunWork:
 
 
 def _reason(episode: RunningEpisode, result: StepResult) -> str:
-    """Return why the episode ended, the cap among the reasons: a run that was cut off is no run that gave up."""
+    """Return why the episode ended; the cap is a reason, since a run that was cut off did not give up."""
     if result.terminated:
         return f"its environment ended it after {episode.turns} turns"
     return f"truncated: it was cut off after {episode.turns} turns"

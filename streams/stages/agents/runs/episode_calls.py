@@ -2,7 +2,7 @@
 
     messages, tools, Observed ──► POST …/v1/chat/completions ──► the answer's message ──► Action
 
-A call is made again while the server cannot take it. Its Idempotency-Key is the number of its turn, so one that was
+A call is retried while the server cannot accept it. Its Idempotency-Key is the number of its turn, so one that was
 recorded before kill -9 of the server is not sampled again.
 """
 
@@ -26,11 +26,11 @@ from streams.stages.agents.runs.agent_process import RunContext
 from streams.stages.agents.runs.connection_pool import LATER, KeptAlive
 
 PAUSE_S = 0.5
-"""Before a call is made again."""
+"""Delay before a call is retried."""
 
 
 class CallFailed(StreamwardError):
-    """There is no answer, and its run ends so."""
+    """No answer came, which ends the run."""
 
     def __init__(self, ending: Ending, message: str) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class ModelCalls:
     """The calls of one run, in order. For one thread."""
 
     def __init__(self, server: KeptAlive, run: RunContext, time_limit_s: float, stop: threading.Event) -> None:
-        """The time limit is that of all calls together. Once `stop` is set none is made any more."""
+        """The time limit is for all calls together. Once `stop` is set, no further call is made."""
         self._http, self._run, self._time_limit_s, self._stop = server, run, time_limit_s, stop
         self._deadline = time.monotonic() + time_limit_s
         self._path = f"{urlsplit(run.base_url).path}/v1/chat/completions"
@@ -79,7 +79,7 @@ class ModelCalls:
 
 
 def action_of(message: dict[str, Any]) -> Action:
-    """Return what the policy wrote, as environments take it."""
+    """Return the policy's message as an environment's action."""
     calls = tuple(
         ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
         for call in message.get("tool_calls") or ()

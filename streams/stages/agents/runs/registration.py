@@ -1,9 +1,9 @@
-"""What each agent is, as the log says: the newest event about it counts.
+"""The registration of each agent in the log: the newest event about it counts.
 
     agents ──► the events about each agent, each once ──► register: another one, unless the newest says the same
 
-An event's id follows from how many there were before it, so of two that were written at once the first counts, and the
-other changes nothing.
+An event's id follows from the number of earlier ones, so of two written at once the first counts, and the other changes
+nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streams.kafka.retry import BrokerOutage
 from streams.settings.model import Settings
 
 KEY = "idempotency_key"
-"""In the metadata of an event: what its writer called the request."""
+"""Metadata key of an event: its writer's name for the request."""
 
 
 def registrations(settings: Settings, outage: BrokerOutage | None = None) -> dict[str, list[AgentEvent]]:
@@ -40,20 +40,20 @@ def registrations(settings: Settings, outage: BrokerOutage | None = None) -> dic
 
 
 class KnownAgent(NamedTuple):
-    """An agent that is registered, as far as orders need it."""
+    """A registered agent, with the fields that orders need."""
 
     policy: str
-    """Which answers its calls."""
+    """The policy that answers its calls."""
     reward_sources: tuple[RewardSource, ...] = ()
-    """Of its tasks and jobs that name none."""
+    """Default reward sources of its tasks and jobs."""
     type: AgentType = "PROMPT_BASED"
-    """How it came about."""
+    """How it was registered."""
     prompt: str | None = None
-    """NAME@VERSION or NAME@ALIAS that its tasks begin with where they name none."""
+    """Default prompt of its tasks: NAME@VERSION or NAME@ALIAS."""
 
 
 def known_agents(settings: Settings) -> dict[str, KnownAgent]:
-    """Return every agent that is registered. Raises as `read_topic`."""
+    """Return every registered agent. Raises as `read_topic`."""
     newest = (events[-1] for events in registrations(settings).values())
     return {
         event.agent_id: KnownAgent(event.model_id.partition("@")[0], event.reward_sources, event.type, event.prompt)
@@ -81,14 +81,14 @@ def default_prompts(settings: Settings) -> Callable[[str], str | None]:
 
 
 def next_event(before: Sequence[AgentEvent], proposed: AgentEvent) -> AgentEvent | None:
-    """Return `proposed` as the event that follows those before it; None if the newest of them says the same."""
+    """Return `proposed` as the event after the earlier ones; None if the newest of them says the same."""
     if before and _is_same(before[-1], proposed):
         return None
     return replace(proposed, event_id=derive_id(proposed.agent_id, len(before)), created_at=times.now_ms())
 
 
 def register(settings: Settings, proposed: AgentEvent, *, key: str | None = None) -> AgentEvent:
-    """Write what an agent is, and return the event that says so. With the same `key` it is done once.
+    """Register an agent, and return its event. With the same `key` it is done once.
 
     Raises RefusedError if the key was used for something else, or another event came first; LogError if the broker does
     not answer.
@@ -130,5 +130,5 @@ def _is_same(first: AgentEvent, second: AgentEvent) -> bool:
 
 
 def _tools_in(event: AgentEvent) -> dict[str, str]:
-    """Return what metadata say of an agent itself: the tools that it names."""
+    """Return the metadata that describe an agent itself: the tools that it names."""
     return {name: value for name, value in event.metadata.items() if name == TOOL_IDS}

@@ -1,4 +1,4 @@
-"""How a run of an agent ended, as whoever ran it says."""
+"""How a run of an agent ended, as its runner reports it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from schemas.events import AnswerRule, Ending, Observed
 
 
 class RunEnd(NamedTuple):
-    """How a run ended, and what its environment made of it."""
+    """How a run ended, and its environment's result."""
 
     ending: Ending
     reason: str
     exit_code: int | None = None
-    """Of its program; negative: the signal that killed it. None: it has none, it never ran, or nobody knows."""
+    """Exit code of its program; negative: the signal that killed it. None: no program, never started, or unknown."""
     observed: Observed | None = None
-    """What its environment showed last. None: it has none."""
+    """The last observation of its environment. None: it has none."""
     success: bool | None = None
     """Whether its environment says that the goal was reached."""
     answer: str | None = None
     """The turn that is its answer. None: unknown."""
     answer_rule: AnswerRule | None = None
-    """Which of several answers counts. None: the one that `output` repeats."""
+    """Rule that chooses between several answers. None: the one that `output` repeats."""
     output: str | None = None
-    """The end of what its program printed. None: nothing."""
+    """The end of its program's output. None: no output."""

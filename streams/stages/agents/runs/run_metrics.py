@@ -1,6 +1,6 @@
-"""What `agents run` says of itself: the runs of one agent, and the tasks that wait for one.
+"""Metrics of `agents run`: the runs of one agent, and the tasks that wait for one.
 
-AgentRunner ──► runs begun, ended, their time ──► counters; once a second what is open and what waits ──► gauges
+AgentRunner ──► runs begun, ended, their time ──► counters; once a second open runs and waiting tasks ──► gauges
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ LOOK_EVERY_S = 1.0
 
 
 class RunMetrics:
-    """Reports the runs of one agent. Any thread may say that a run began or ended; `look` is for the one that steps."""
+    """Reports the runs of one agent. Any thread may report that a run began or ended; only the stepping thread calls
+    `look`."""
 
     def __init__(self, meter: Meter, agent_id: str) -> None:
         self._meter, self._agent, self._next_look = meter, agent_id, 0.0
@@ -27,7 +28,7 @@ class RunMetrics:
         self._meter.add(catalog.RUNS_STARTED, self._agent)
 
     def took(self, seconds: float) -> None:
-        """Take note of how long a run took."""
+        """Record the duration of a run."""
         self._meter.observe(catalog.RUN_SECONDS, seconds, self._agent)
 
     def ended(self, ending: str) -> None:
@@ -35,7 +36,7 @@ class RunMetrics:
         self._meter.add(catalog.RUNS_ENDED, self._agent, ending)
 
     def look(self, queues: Collection[TaskQueue], running: int) -> None:
-        """Report progress, and once a second what is so now."""
+        """Report progress, and once a second set the gauges."""
         self._meter.begin("looks for tasks, and for runs that ended")
         if not self._meter.on or time.monotonic() < self._next_look:
             return

@@ -1,10 +1,10 @@
-"""Begin and end runs at the server of agents, asked again while it is unreachable.
+"""Begin and end runs at the server of agents, retrying while it is unreachable.
 
-    AgentRunner ──► POST …/begin, …/end ──► `streamward serve` ──► KnownRun: what the log has of the run
+    AgentRunner ──► POST …/begin, …/end ──► `streamward serve` ──► KnownRun: the run in the log
 
-Both requests may be repeated, so each is until there is an answer; a refusal is one. Once the process should stop, a
-server that is unreachable is waited for a little longer only: a run without an end is ended by the next process that
-reads its task.
+Both requests are idempotent, so each is repeated until it is answered or refused. Once the process should stop, it
+waits only a little longer for an unreachable server: a run without an end is ended by the next process that reads its
+task.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from streams.stages.agents.runs.run_end import RunEnd
 ANSWER_S = 120.0
 """How long one request may take; the server itself gives up before."""
 PAUSE_S = 0.5
-"""Before a request is made again."""
+"""Delay before a request is repeated."""
 STOPPING_S = 30.0
-"""How long an unreachable server is waited for once the process should stop."""
+"""How long to wait for an unreachable server once the process should stop."""
 SERVER = "server"
-"""The condition of readiness."""
+"""Name of the readiness condition."""
 MAX_REASON = 1000
-"""Characters of the reason for an end."""
+"""Longest reason for an end, in characters."""
 
 log = logging.getLogger("streamward.agents")
 
 
 @dataclass(frozen=True, slots=True)
 class KnownRun:
-    """What the log has of a run."""
+    """The state of a run in the log."""
 
     trajectory_id: str
     adapter_version: int
     metadata: dict[str, str]
-    """As its beginning has it, whoever sent that."""
+    """Its start as recorded, whichever process sent it."""
     ending: Ending | None
     turns: int | None
     error: str | None
@@ -56,12 +56,12 @@ class KnownRun:
 
 
 def trajectories_url(server: str, agent_id: str) -> str:
-    """Return where the server has the runs of an agent, each under its id."""
+    """Return the server's URL for the runs of an agent; append a run's id."""
     return f"{server.rstrip('/')}/agents/{quote(agent_id, safe='')}/trajectories"
 
 
 class RunServer:
-    """The server at one address, for the runs of one agent. Any number of threads may ask it."""
+    """The server at one address, for the runs of one agent. Any number of threads may use it."""
 
     def __init__(
         self,
@@ -101,9 +101,8 @@ class RunServer:
         return self._post(derive_id(sampling_id, slot), "begin", body)
 
     def end(self, trajectory_id: str, end: RunEnd) -> KnownRun:
-        """Return the run once it has ended, as this says or as somebody said before.
-
-        Raises RefusedError for what will never be done, ServerUnavailable if the process should stop meanwhile.
+        """Return the run once it has ended, in this way or as reported earlier. Raises RefusedError for a permanent
+        failure, ServerUnavailable if the process should stop meanwhile.
         """
         body = {
             "ending": end.ending,
@@ -142,7 +141,7 @@ class RunServer:
             time.sleep(PAUSE_S)
 
     def _note_answer(self, answers: bool, problem: str) -> None:
-        """Say once that the server is unreachable, and that it is back."""
+        """Log once that the server is unreachable, and once that it is back."""
         if answers and self._is_unreachable:
             log.info("%s answers again", self.url)
             self._meter.ready(SERVER)

@@ -1,4 +1,4 @@
-"""Run one command to its end, and leave nothing of it behind.
+"""Run one command to its end, and leave no process behind.
 
     stdin: the order, a line of JSON ──► the command, in a session of its own ──► stdout: how it ended, a line of JSON
            then open while the parent lives and wants the run ──► its end, kill -9 included, ends the command
@@ -30,15 +30,15 @@ CHILD_SUBREAPER, PARENT_DEATH_SIGNAL = 36, 1
 """Options of prctl(2)."""
 CHUNK = 1 << 16
 LOOK_S = 0.25
-"""How often limits are looked at; a folder is measured every fourth time."""
+"""How often limits are checked; a folder is measured every fourth time."""
 OUTPUT_BYTES = 1 << 16
-"""How much of the end of stdout is reported."""
+"""Length of the end of stdout that is reported."""
 QUOTED = 300
 """Characters of the last line on stderr that the reason quotes."""
 
 
 class KeptOutput:
-    """One stream of the command, kept in a file up to a limit; the rest is read and thrown away."""
+    """One stream of the command, kept in a file up to a limit; the rest is read and discarded."""
 
     def __init__(self, pipe: IO[bytes], path: Path, limit: int) -> None:
         self.pipe, self.limit, self.size = pipe, limit, 0
@@ -126,7 +126,7 @@ def _die_with_parent() -> Callable[[], None]:
 def _watch(
     child: ChildProcess, outputs: list[KeptOutput], folder: Path, order: dict[str, Any]
 ) -> tuple[str, str] | None:
-    """Wait until the command has ended; if it has to be ended instead, return the ending and the reason."""
+    """Wait until the command has ended; if it has to be ended instead, return how and why."""
     until = time.monotonic() + order["time_limit_s"]
     looks = 0
     with selectors.DefaultSelector() as ready:
@@ -175,7 +175,7 @@ def _end(child: ChildProcess, outputs: list[KeptOutput], grace_s: float) -> None
 
 
 def _kill_all(child: ChildProcess) -> None:
-    """Kill the rest: the process group, and every process that became a child of this one, until there is none."""
+    """Kill the rest: the process group, and every process that became a child of this one, until none is left."""
     child.signal_group(signal.SIGKILL)
     child.wait()
     while True:
@@ -190,7 +190,7 @@ def _kill_all(child: ChildProcess) -> None:
 
 
 def _children() -> list[int]:
-    """Return the children of this process: Linux alone says so (proc(5))."""
+    """Return the children of this process; only Linux lists them (proc(5))."""
     pids: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir("/proc/self/task"):
@@ -199,7 +199,7 @@ def _children() -> list[int]:
 
 
 def _drain(outputs: list[KeptOutput]) -> None:
-    """Keep the output that was not read yet, without waiting for more."""
+    """Keep the remaining output, without waiting for more."""
     with selectors.DefaultSelector() as ready:
         for output in outputs:
             ready.register(output.pipe, selectors.EVENT_READ, output)

@@ -3,16 +3,16 @@
     messages as sent ──► digest of each prefix ──► the turn that ends there ──► extends, forks
                                              └─► none does ──► first, rewrites, auxiliary
 
-The server asks before each call, and the fold asks again for every turn in the log, so both say the same of a log that
-nobody else writes. A call extends a turn if its messages begin with all of that turn's, and with the reply, as the
-client got it. Of tool calls the ids are not compared, since clients and proxies replace them, and the arguments are
-compared as JSON; nor is the name that a client gives the assistant.
+The server asks before each call, and the fold asks again for every turn in the log, so both agree about a log that has
+no other writer. A call extends a turn if its messages begin with all of that turn's, and with the reply, as the client
+got it. Of tool calls the ids are not compared, since clients and proxies replace them, and the arguments are compared
+as JSON; nor is the name that a client gives the assistant.
 
-A root is what continues no turn. What it is follows from its system prompt and its tools: those of the conversation are
-the ones of the first root that has tools, or of the first of all. With other ones, and without tools, it is auxiliary
-(a title, a summary); with tools it begins the chain of a sub-agent; and if it repeats replies of the trajectory, its
-history was rewritten, whatever else changed. Of those, one without tools may be a summary after all: the fold decides
-that at the end (`Chains.is_aside`).
+A root is a call that continues no turn. Its kind follows from its system prompt and its tools; the conversation has
+those of the first root with tools, or else of the first root. A root with other ones and without tools is auxiliary (a
+title, a summary); with tools it begins the chain of a sub-agent; and if it repeats replies of the trajectory, its
+history was rewritten, whatever else changed. A rewriting root without tools may be a summary after all: the fold
+decides that at the end (`Chains.is_aside`).
 
 Not covered: whether a chain of the same system prompt and tools is a rewritten history or a sub-agent of the same kind;
 both are `rewrites`.
@@ -36,24 +36,24 @@ Role = Literal["conversation", "sub_agent", "auxiliary"]
 NAMED = "the reply of turn {} has a name now"
 """Why a call does not continue a reply that its client named, where the template prints names."""
 HANDED_OVER = "another agent took over: it has another system prompt and other tools, so its tokens begin anew"
-"""Why a handoff rewrites: the history stays, and the tokens in front of it do not."""
+"""Why a handoff rewrites: the history stays, but the tokens before it change."""
 
 
 class Placement(NamedTuple):
-    """What a call is to the turns before it."""
+    """How a call relates to the turns before it."""
 
     continuity: Continuity
     reason: str
     parent: Turn | None
     """The turn whose tokens its prompt begins with."""
     new: tuple[Message, ...]
-    """Its messages behind the parent's reply; all of them without a parent."""
+    """Its messages after the parent's reply; all of them without a parent."""
     new_from: int = 0
-    """How many tokens of a prompt that was given as tokens are the parent's."""
+    """Number of the parent's tokens in a prompt that was given as tokens."""
 
 
 class Kind(NamedTuple):
-    """What tells one agent's calls from another's."""
+    """Distinguishes one agent's calls from another's."""
 
     system: bytes
     """Digest of the system messages at the beginning."""
@@ -63,32 +63,32 @@ class Kind(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class PlacedTurn:
-    """A recorded turn, where it belongs in the forest."""
+    """A recorded turn, with its place in the forest."""
 
     turn: Turn
     place: int
-    """In the order of the log."""
+    """Its number in the order of the log."""
     parent: PlacedTurn | None
     kind: Kind
     prompt_end: bytes
     """Digest of every message of its prompt."""
     end: bytes
-    """Of those and its reply."""
+    """Digest of those and its reply."""
     body_end: bytes
-    """Of those without the system messages at the beginning."""
+    """Digest of those without the leading system messages."""
     length: int
     """Tokens of prompt and completion."""
     broken: str | None
-    """Why its tokens cannot be relied on."""
+    """Why its tokens cannot be trusted."""
     of_root: PlacedTurn | None = None
     """The first call of its chain, unless it is that."""
     rewrites: PlacedTurn | None = None
-    """Of a root: the newest turn whose reply it repeats."""
+    """For a root, the newest turn with a reply that it repeats."""
     continuity: Continuity = "first"
     reason: str = ""
     children: list[PlacedTurn] = field(default_factory=list)
     replaced_by: int | None = None
-    """Number of the first turn whose client had put another call of a tool in the place of this one's."""
+    """Number of the first turn in which the client had replaced this turn's tool call by another."""
 
     @property
     def root(self) -> PlacedTurn:
@@ -97,14 +97,13 @@ class PlacedTurn:
 
     @property
     def continues_well(self) -> bool:
-        """Whether a client can have got this answer."""
+        """Whether a client can have received this answer."""
         return self.broken is None and self.turn.error is None and (self.turn.delivered or bool(self.children))
 
 
 class Digests:
-    """What the history of a call is recognized by: digests of its first 0, 1, … messages, and of the tools it offers.
-
-    They are made when they are asked for, and not again for a beginning whose digest is known.
+    """Digests by which a call's history is recognized: of its first 0, 1, … messages, and of the tools it offers. They
+    are computed on demand, and not again for a beginning with a known digest.
     """
 
     def __init__(self, messages: Sequence[Message], offered: Sequence[Tool]) -> None:
@@ -112,17 +111,17 @@ class Digests:
         self._begin, self._digest = 0, b""
 
     def begin_at(self, count: int, digest: bytes) -> None:
-        """Take the digest of the first `count` messages as known; before any is asked for."""
+        """Take the digest of the first `count` messages as known; call it before any is read."""
         self._begin, self._digest = count, digest
 
     @cached_property
     def tools(self) -> bytes:
-        """Of the tools."""
+        """Digest of the tools."""
         return tools_digest(tuple(self.offered))
 
     @cached_property
     def prefixes(self) -> list[bytes]:
-        """Of the first 0, 1, … messages."""
+        """Digests of the first 0, 1, … messages."""
         known = prefixes(self.messages[: self._begin])
         return [*known[:-1], *self._rest]
 
@@ -139,7 +138,7 @@ class Digests:
 
     @cached_property
     def _rest(self) -> list[bytes]:
-        """The known one, and those after it."""
+        """The known digest, and those after it."""
         return prefixes(self.messages[self._begin :], self._digest)
 
 
@@ -148,7 +147,7 @@ class CallHistory(NamedTuple):
 
     digests: list[bytes]
     system: int
-    """How many of the messages are the system's, at the beginning."""
+    """Number of leading system messages."""
 
 
 class Chains:
@@ -156,7 +155,7 @@ class Chains:
 
     def __init__(self) -> None:
         self.turns: dict[str, PlacedTurn] = {}
-        """By turn_id, in the order of the log."""
+        """Turns by turn_id, in the order of the log."""
         self._ends: dict[tuple[bytes, bytes], list[PlacedTurn]] = {}
         """Turns by tools and by the digest of their history with their reply."""
         self._token_ends: dict[int, dict[bytes, PlacedTurn]] = {}
@@ -166,12 +165,12 @@ class Chains:
         self._prompts: dict[tuple[bytes, bytes], list[PlacedTurn]] = {}
         """Turns by tools and by the digest of their prompt."""
         self._bodies: dict[bytes, PlacedTurn] = {}
-        """The newest turn whose history ends so, without its system messages."""
+        """The newest turn by the digest of its history without the system messages."""
         self._roots: list[PlacedTurn] = []
         self._main: Kind | None = None
         """The kind of the conversation itself: that of the first root with tools, or of the first root."""
         self._roles: dict[PlacedTurn, Role] = {}
-        """Of roots, as long as `_main` is what it is."""
+        """Cache for roots, valid until `_main` changes."""
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
@@ -182,7 +181,8 @@ class Chains:
         prompt: TokenIds | None = None,
         digests: Digests | None = None,
     ) -> Placement:
-        """Return what a call with this whole history is. `prompt`: the tokens, where no messages were sent."""
+        """Return how a call with this whole history relates to earlier ones. `prompt`: the tokens, if no messages were
+        sent."""
         if prompt is not None:
             return self._place_tokens(prompt)
         digests = digests or Digests(messages, tools)
@@ -197,9 +197,8 @@ class Chains:
         return Placement(continuity, reason, None, tuple(messages))
 
     def recognize(self, digests: Digests) -> bool:
-        """Tell `digests` the digest of what it has in common with the newest turn, and return whether that is anything.
-
-        To compare messages takes a tenth of the time of digesting them.
+        """Give `digests` the digest of the beginning shared with the newest turn, and return whether they share one.
+        Comparing messages takes a tenth of the time of digesting them.
         """
         count, digest = 0, b""
         for added, end in self._newest_history():
@@ -220,7 +219,7 @@ class Chains:
             yield (node.turn.reply,), node.end
 
     def role(self, node: PlacedTurn) -> Role:
-        """Return whose call a turn is, as far as the turns up to now say."""
+        """Return the agent of a turn's call, judged by the turns so far."""
         walked = [node.root]
         while (root := walked[-1]) not in self._roles:
             if root.kind != self._main and root.rewrites is not None:
@@ -233,9 +232,8 @@ class Chains:
         return role
 
     def is_aside(self, root: PlacedTurn) -> bool:
-        """Return whether a call repeats a conversation with tools, offers none, and no call up to now has its answer.
-
-        So do agents that ask for a summary or a title under their own system prompt.
+        """Return whether a call repeats a conversation with tools, offers none, and no call so far has its answer.
+        Agents that ask for a summary or a title under their own system prompt do so.
         """
         offers_none = self._main is not None and bool(self._main.tools) and not root.kind.tools
         if root.parent is not None or root.rewrites is None or not offers_none:
@@ -251,7 +249,7 @@ class Chains:
         return tuple(m for node in self.path(turn_id) for m in (*node.turn.messages, node.turn.reply))
 
     def named_reply(self, turn_id: str, messages: Sequence[Message]) -> str | None:
-        """Return which reply up to a turn has a name in a history that begins with it; None if none has."""
+        """Return the first reply up to a turn that has a name in a history that begins with it; None if none has."""
         place, reason = 0, None
         for node in self.path(turn_id):
             place += len(node.turn.messages) + 1
@@ -269,7 +267,7 @@ class Chains:
     # --- recording ------------------------------------------------------------------------------------------------
 
     def add(self, turn: Turn) -> PlacedTurn:
-        """Take the next turn of the log, and return it in its place. A turn that is known is not taken again."""
+        """Add the next turn of the log, and return its node. A known turn is not added again."""
         if (earlier := self.turns.get(turn.turn_id)) is not None:
             return earlier
         parent = None if turn.parent_id is None else self.turns.get(turn.parent_id)
@@ -330,7 +328,7 @@ class Chains:
         self._bodies[node.body_end] = node
 
     def _note_replaced(self, node: PlacedTurn) -> None:
-        """Note the turns in whose place the messages of a new turn have another call of a tool."""
+        """Mark the turns that a new turn's messages replace by another tool call."""
         digest = b"" if node.parent is None else node.parent.end
         for message in node.turn.messages:
             alike = self._prompts.get((node.kind.tools, digest), ()) if message.role == "assistant" else ()
@@ -356,7 +354,7 @@ class Chains:
     def _place_root(
         self, kind: Kind, history: CallHistory, messages: Sequence[Message]
     ) -> tuple[Continuity, str, PlacedTurn | None]:
-        """Return what a call without a parent is, why, and the newest turn whose reply it repeats."""
+        """Return the kind of a call without a parent, the reason, and the newest turn with a reply that it repeats."""
         if self._main is None:
             return "first", "the first call of its trajectory", None
         shared = max(count for count, digest in enumerate(history.digests) if count == 0 or digest in self._prefixes)
@@ -402,7 +400,7 @@ def prefixes(messages: Sequence[Message], before: bytes = b"") -> list[bytes]:
 
 
 def exchanges(messages: Sequence[Message]) -> Iterator[bytes]:
-    """Yield a digest of each answer of the model with the message before it, whatever spaces are around their texts."""
+    """Yield a digest of each answer of the model with the message before it, ignoring spaces around their texts."""
     for before, reply in pairwise(messages):
         if reply.role == "assistant" and before.role not in SYSTEM_ROLES:
             trimmed = [replace(message, content=message.content.strip()) for message in (before, reply)]
@@ -410,7 +408,7 @@ def exchanges(messages: Sequence[Message]) -> Iterator[bytes]:
 
 
 def _system_messages(messages: Sequence[Message]) -> int:
-    """Return how many messages at the beginning are the system's."""
+    """Return the number of leading system messages."""
     return next((n for n, message in enumerate(messages) if message.role not in SYSTEM_ROLES), len(messages))
 
 
@@ -430,7 +428,8 @@ def _is_same(recorded: Message, sent: Message) -> bool:
 
 
 def _name_of(message: Message) -> str:
-    """Return the name that tells one sender from another. A client may name the assistant, and its reply has none."""
+    """Return the name that tells one sender from another. A client may name the assistant, but its reply has no
+    name."""
     return "" if message.role == "assistant" else message.name or ""
 
 
@@ -439,7 +438,7 @@ def _calls_of(message: Message) -> list[tuple[str, str]]:
 
 
 def _is_replaced(reply: Message, sent: Message) -> bool:
-    """Return whether a client sent a call of its own in the place of a reply, and not the reply in another form.
+    """Return whether a client replaced a reply by its own call, rather than sending the reply in another form.
 
     Clients write calls as text, and read them from text: then the tools' names are in both.
     """
@@ -451,13 +450,13 @@ def _is_replaced(reply: Message, sent: Message) -> bool:
 
 @lru_cache(64)
 def tools_digest(tools: tuple[Tool, ...]) -> bytes:
-    """Return a digest of what may be called; empty for nothing. Agents offer the same tools with each call."""
+    """Return a digest of the tools; empty without any. Agents offer the same tools with each call."""
     fields = [(tool.name, tool.description, _canonical(tool.parameters)) for tool in tools]
     return sha256(repr(fields).encode()).digest() if fields else b""
 
 
 def _next(before: bytes, message: Message) -> bytes:
-    """Return the digest of a history and one message more."""
+    """Return the digest of a history and one more message."""
     fields = [message.role, _name_of(message)]
     for call in _calls_of(message):
         fields += call
@@ -468,7 +467,7 @@ def _next(before: bytes, message: Message) -> bytes:
 
 
 def _canonical(text: str) -> str:
-    """Return JSON as whoever writes it again may have it: spaces, order of keys, 1.0 for 1. Other text as it is."""
+    """Return JSON in a normal form, independent of spaces, key order and 1.0 for 1. Other text is unchanged."""
     try:
         return json.dumps(json.loads(text, parse_float=_number), sort_keys=True)
     except (ValueError, RecursionError):
@@ -476,22 +475,22 @@ def _canonical(text: str) -> str:
 
 
 def _number(text: str) -> float:
-    """Return a whole number for one with nothing behind its point: JavaScript writes 1.0 as 1."""
+    """Return an integer for a float without a fraction: JavaScript writes 1.0 as 1."""
     value = float(text)
     return int(value) if value.is_integer() else value
 
 
 _TOKENS = Kind(b"tokens", b"")
-"""Of calls without messages, whose prompt is tokens."""
+"""Tools digest of calls without messages, which have a prompt of tokens."""
 
 
 def _history_of_tokens(prompt: TokenIds) -> CallHistory:
-    """Return the digests of a prompt that was given as tokens: there is one beginning, all of it."""
+    """Return the digests of a prompt that was given as tokens: the whole prompt is its only beginning."""
     return CallHistory([b"", sha256(prompt.data).digest()], 0)
 
 
 def _newest(candidates: Iterable[PlacedTurn]) -> PlacedTurn | None:
-    """Return which of several turns with the same history and reply a client continues: the newest it has got."""
+    """Return which of several turns with the same history and reply a client continues: the newest that it received."""
     return max(candidates, key=lambda node: (node.turn.delivered, node.place), default=None)
 
 
@@ -500,7 +499,8 @@ def _token_parts(turn: Turn) -> tuple[TokenIds, TokenIds]:
 
 
 def _continuity_after(parent: PlacedTurn, new: Sequence[Message], digests: Sequence[bytes]) -> tuple[Continuity, str]:
-    """Return what the next call behind a turn is. `digests`: of the history before each new message, and of all."""
+    """Return how the next call after a turn relates to it. `digests`: of the history before each new message, and of
+    all."""
     siblings = [child for child in parent.children if child.continues_well]
     for other in siblings:
         if other.prompt_end == digests[-1]:
@@ -547,7 +547,7 @@ def _repeats(node: PlacedTurn, root: PlacedTurn) -> bool:
 
 
 def _broken(turn: Turn, parent: PlacedTurn | None) -> str | None:
-    """Return why the tokens that a turn says it begins with are not those of its parent, or None."""
+    """Return why the tokens with which a turn claims to begin are not its parent's, or None."""
     if parent is None and turn.parent_id is not None:
         return f"its parent {turn.parent_id} is not in the log before it"
     before = 0 if parent is None else parent.length

@@ -12,7 +12,7 @@ from schemas.events import Message, Tool
 
 
 def message_of(message: Message, *, for_template: bool = False) -> dict[str, Any]:
-    """Return a message; what is not set is left out.
+    """Return a message; unset fields are left out.
 
     >>> message_of(Message(role="user", content="hi"))
     {'role': 'user', 'content': 'hi'}

@@ -1,17 +1,15 @@
-"""From the turns of a run to its trajectory: chains of calls in which every sampled token has one owner.
+"""Fold the turns of a run into its trajectory: chains of calls in which every sampled token has one owner.
 
     turns, ended ──► forest (call_chains.py) ──► chains: the conversation, then its branches ──► Trajectory
                                        └─► left out, with the reason
 
 The conversation is the chain that ends with the answer (run_answer.py): the last call of its lineage, and where a
 history was rewritten, the new one, unless the end of the run says otherwise. Any other last call ends a branch. A token
-that several chains have bears loss in the first of them, and is context in the others. What does not bear loss anywhere
-is left out by name: an auxiliary call, one that failed, a call of a tool in whose place the client put one of its own,
-an answer that nobody got, a late one, one whose tokens do not fit its parent's. An answer whose form was forced stays
-where it is, as context for what follows and for whoever scores: its tokens were not drawn from the policy, and bear no
-loss.
-
-The fold knows nothing but its arguments, so whoever makes it gets the same trajectory.
+in several chains bears loss in the first of them, and is context in the others. Turns without loss anywhere are left
+out by name: an auxiliary call, a failed one, a tool call that the client replaced by its own, an answer that was not
+delivered, a late one, one with tokens that do not fit its parent's. An answer with a forced form stays, as context for
+later turns and for scorers: its tokens were not drawn from the policy, and bear no loss. The fold depends only on its
+arguments, so every process gets the same trajectory.
 """
 
 from __future__ import annotations
@@ -30,20 +28,20 @@ LeftOutReason = Literal["auxiliary", "failed", "replaced", "undelivered", "late"
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryStep:
-    """One turn, and what becomes of it."""
+    """One turn, and how the fold uses it."""
 
     turn: Turn
     role: Role
     continuity: Continuity
-    """What it is now that the turns before it are known, in the order of the log."""
+    """Its relation to the turns before it, in the order of the log."""
     reason: str
     chain: int | None = None
-    """Number of the chain that has its tokens as its own; None: it is left out."""
+    """Number of the chain that owns its tokens; None: it is left out."""
     left_out: LeftOutReason | None = None
 
     @property
     def is_constrained(self) -> bool:
-        """Whether its form was forced, so that it bears no loss although it is in a chain."""
+        """Whether its form was forced: it bears no loss although it is in a chain."""
         return self.chain is not None and self.turn.constraint is not None
 
 
@@ -53,22 +51,22 @@ class CallChain:
 
     turns: tuple[Turn, ...]
     continuity: Continuity
-    """Of the first call that only this chain has."""
+    """Kind of the first call that only this chain has."""
     reason: str
     leaves: int = 0
-    """Number of the chain with which it has its first turns in common."""
+    """Number of the chain with which it shares its first turns."""
     shared: int = 0
-    """How many turns those are; they bear no loss here."""
+    """Number of shared turns; they bear no loss here."""
 
     @property
     def messages(self) -> list[Message]:
-        """What was said in it, the last answer included."""
+        """Its messages, including the last answer."""
         return [message for turn in self.turns for message in (*turn.messages, turn.reply)]
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A run as it can be trained on."""
+    """A run in the form for training."""
 
     steps: tuple[TrajectoryStep, ...]
     """Every turn, in the order of the log."""
@@ -77,16 +75,16 @@ class Trajectory:
     answers: tuple[Turn, ...] = ()
     """The turns that may be its answer, the oldest first, if there are several."""
     doubt: str | None = None
-    """Why its answer may be another than that of the conversation."""
+    """Why its answer may not be the conversation's."""
 
     @property
     def calls_in_chains(self) -> int:
-        """How many calls are in a chain."""
+        """Number of calls that are in a chain."""
         return sum(step.chain is not None for step in self.steps)
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Which adapter versions answered the calls that are in a chain."""
+        """Adapter versions that answered the calls in a chain."""
         return tuple(sorted({step.turn.adapter_version for step in self.steps if step.chain is not None}))
 
     def __str__(self) -> str:
@@ -102,7 +100,7 @@ class Trajectory:
 
 
 def fold(turns: Iterable[Turn], ended: TrajectoryEvent | None = None) -> Trajectory:
-    """Return what these turns of one trajectory come to, in the order of the log. A copy of a turn changes nothing."""
+    """Return the trajectory of these turns, given in the order of the log. A copy of a turn changes nothing."""
     chains, out, numbers = Chains(), dict[str, LeftOutReason](), dict[int, str]()
     by_id: dict[str, Turn] = {}
     for turn in turns:
@@ -136,7 +134,7 @@ def fold(turns: Iterable[Turn], ended: TrajectoryEvent | None = None) -> Traject
 
 
 def of_each(turns: Iterable[Turn], ends: Iterable[TrajectoryEvent] = ()) -> dict[str, Trajectory]:
-    """Return every trajectory that these turns are of, by id, however they are mixed."""
+    """Return every trajectory of these turns, by id; turns may be interleaved."""
     ended = {event.trajectory_id: event for event in reversed(list(ends)) if event.kind == "ended"}
     by_trajectory: dict[str, list[Turn]] = {}
     for turn in turns:
@@ -158,9 +156,8 @@ def _auxiliary(chains: Chains, nodes: list[PlacedTurn]) -> set[str]:
 
 
 def _asides(chains: Chains, nodes: list[PlacedTurn], out: dict[str, LeftOutReason]) -> frozenset[str]:
-    """Return the calls of the conversation that turned out to be none: summaries and titles.
-
-    The last call of a conversation is its answer, whatever it offers.
+    """Return the calls that turned out not to belong to the conversation: summaries and titles. The last call of a
+    conversation is its answer, whatever it offers.
     """
     sound = [node for node in nodes if node.turn.turn_id not in out and chains.role(node) == "conversation"]
     last = call_of(sound[-1]) if sound else None
@@ -170,7 +167,7 @@ def _asides(chains: Chains, nodes: list[PlacedTurn], out: dict[str, LeftOutReaso
 def _usable(
     chains: Chains, nodes: list[PlacedTurn], out: dict[str, LeftOutReason], auxiliary: Collection[str]
 ) -> set[str]:
-    """Return the turns that bear loss, and say of the others why not."""
+    """Return the turns that bear loss, and the reasons why others do not."""
     usable: set[str] = set()
     for node in reversed(nodes):
         name = node.turn.turn_id
@@ -219,7 +216,7 @@ def _chains(
 
 
 def _aside(step: TrajectoryStep, reason: str) -> TrajectoryStep:
-    """Return the step of a call which only the whole trajectory shows to be auxiliary."""
+    """Return the step of a call that only the whole trajectory shows to be auxiliary."""
     return replace(step, role="auxiliary", continuity="auxiliary", reason=step.turn.error or reason)
 
 

@@ -1,14 +1,13 @@
-"""From a trajectory that ended to the Response that scorers, join and trainer know.
+"""Make the Response for scorers, join and trainer from a trajectory that ended.
 
-    Trajectory, ended ──► prompt | answer, tool result, answer, … ──► Response, mask 1 on what the policy wrote freely
+    Trajectory, ended ──► prompt | answer, tool result, answer, … ──► Response, mask 1 on the policy's free text
                                                  other chains ──► its branches
-                                 what the environment showed ──► its turns: observation before, tool, ok, reward
+                                 environment's observations ──► its turns: observation before, tool, ok, reward
                       └─► anything in doubt ──► Response with the error, and no tokens
 
-It is made of records alone, times included, so whoever writes it writes the same bytes. What could only be guessed at
-is not trained on: a run that did not complete, one of two answers, calls by several versions, tokens that do not fit.
-
-What an environment made of an action comes with what it showed next: with the next call, or at last with the end.
+It depends only on records, times included, so every writer writes the same bytes. Doubtful data is not trained on: a
+run that did not complete, one of two answers, calls by several versions, tokens that do not fit. An environment's
+result of an action comes with its next observation: with the next call, or with the end.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from schemas.tokens import Logprobs, LossMask, TokenIds
 from streams.stages.agents.trajectories.fold import CallChain, Trajectory
 
 UNANSWERED = -1
-"""The version of a run that made no call and was not pinned."""
+"""The version for a run that made no call and was not pinned."""
 NAME_IT = "Print the answer, name it at the end of the run, or set which counts (`agents run --answer`)"
 """What to do about a doubtful answer."""
 ENDED = "ended"
@@ -38,15 +37,14 @@ ENDED = "ended"
 
 
 def missing(trajectory: Trajectory, ended: TrajectoryEvent) -> list[int]:
-    """Return the numbers of the turns that were recorded before the end and are not here."""
+    """Return the numbers of missing turns that were recorded before the end."""
     numbers = {step.turn.number for step in trajectory.steps}
     return [number for number in range(ended.turns or 0) if number not in numbers]
 
 
 def response_of(trajectory: Trajectory, ended: TrajectoryEvent, unusable: str | None = None) -> Response:
-    """Return the response to a task that this run is; a failed one if it is `unusable`, for which that is the reason.
-
-    Raises ValueError if the run is no task's, has not ended, or turns of it are missing: whoever folds has to read on.
+    """Return the run's response to its task; a failed one if it is `unusable`, which is the reason. Raises ValueError
+    if the run has no task, has not ended, or lacks turns: the caller has to read further.
     """
     if ended.sampling_id is None or ended.slot is None or ended.group_size is None or ended.kind != "ended":
         raise ValueError(f"trajectory {ended.trajectory_id} is not that of a task, or has not ended: it is no response")
@@ -103,7 +101,7 @@ def response_of(trajectory: Trajectory, ended: TrajectoryEvent, unusable: str | 
 def _turns(chains: Sequence[CallChain], last: Observed | None) -> tuple[ResponseTurn, ...]:
     """Return the calls in the order of the log, each with its place in the chain that owns it.
 
-    The next call after an action that says what its environment showed says what became of that action.
+    An action's result is in the next call that has its environment's observation.
     """
     placed = [entry for number, chain in enumerate(chains) for entry in _places(number, chain)]
     placed.sort(key=lambda entry: entry[0].number)
@@ -130,7 +128,7 @@ def _turns(chains: Sequence[CallChain], last: Observed | None) -> tuple[Response
 
 def _places(number: int, chain: CallChain) -> Iterator[tuple[Turn, int, int]]:
     """Yield each call that a chain owns, the chain's number, and where its answer begins in the chain's completion."""
-    start = 0 if number else -len(chain.turns[0].prompt_token_ids)  # the response's own completion is behind its prompt
+    start = 0 if number else -len(chain.turns[0].prompt_token_ids)  # the response's own completion follows its prompt
     for turn in chain.turns[chain.shared :]:
         start += len(turn.prompt_token_ids)
         yield turn, number, start
@@ -138,7 +136,7 @@ def _places(number: int, chain: CallChain) -> Iterator[tuple[Turn, int, int]]:
 
 
 def _error(trajectory: Trajectory, ended: TrajectoryEvent) -> str | None:
-    """Return why nothing is learned from this run, or None."""
+    """Return why this run is not trained on, or None."""
     if ended.ending != "completed":
         return f"{ended.ending}: {ended.reason}"
     for step in trajectory.steps:
@@ -162,7 +160,7 @@ def _error(trajectory: Trajectory, ended: TrajectoryEvent) -> str | None:
 
 
 def _prompt_version(turns: Sequence[Turn], ended: TrajectoryEvent) -> str | None:
-    """Return the version of a prompt that a run is of: as it was pinned, else that of its calls."""
+    """Return the prompt version of a run: the pinned one, else that of its calls."""
     return ended.prompt_version or (turns[0].prompt_version if turns else None)
 
 
@@ -188,10 +186,9 @@ def _parts(chain: CallChain) -> Parts:
 
 
 def _of_turn(turn: Turn) -> Parts:
-    """Return the tokens that a turn adds: what it was sent, which the policy did not write, and what it answered.
-
-    An answer of a forced form was drawn from what the form left of the policy's distribution. Its logprobs, which are
-    the policy's, are not those of that draw: a gradient along them would teach the policy what the form decided.
+    """Return the tokens that a turn adds: its input, which the policy did not write, and its answer. An answer of a
+    forced form was drawn from the part of the policy's distribution that the form allows. Its logprobs, which are the
+    policy's, are not those of that draw: a gradient along them would teach the policy what the form decided.
     """
     prompt, answer = turn.prompt_token_ids, turn.completion_token_ids
     free = turn.constraint is None

@@ -1,12 +1,12 @@
-"""Which call of a run is its answer, and which calls only came after it.
+"""Find the call of a run that is its answer, and the calls that only came after it.
 
     forest, end ──► named by the end, else by its rule, else the last call ──► FoundAnswer: call, rivals, doubt
-    what the program printed ──► printed_answer ──► the call whose answer it repeats
+    the program's output ──► printed_answer ──► the call whose answer it repeats
 
-A client may call once more when it has its answer, with another system prompt and the conversation as history: to save
-memories, say. A handoff looks the same, but for two things: the agent that hands over leaves a call of a tool and not a
-text, and what the program prints is the answer. So a last call that repeats the text of an agent with another system
-prompt has a rival in it, and unless the end of the run tells them apart, the answer is in doubt.
+A client may make one more call after its answer, with another system prompt and the conversation as history, for
+example to save memories. A handoff looks the same, except for two things: the agent that hands over ends with a tool
+call, not a text, and the program prints the answer. So a last call that repeats the text of an agent with another
+system prompt has a rival in it, and unless the end of the run tells them apart, the answer is in doubt.
 
 Calls that came after an answer cannot have made it better or worse: they are auxiliary.
 
@@ -23,11 +23,11 @@ from schemas.events import TrajectoryEvent, Turn
 from streams.stages.agents.trajectories.call_chains import Chains, PlacedTurn
 
 OUTPUT_CHARACTERS = 65_536
-"""How much of the end of a program's output is compared with the answers."""
+"""Length of the end of a program's output that is compared with the answers."""
 QUOTED = 200
 """Characters of an answer that a doubt quotes."""
 NO_WORDS = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]|\\[nrt]|[\W_]")
-"""What may stand between the words of an answer that is printed: colours, escapes of JSON, punctuation."""
+"""Characters between the words of a printed answer: colours, JSON escapes, punctuation."""
 AFTERWARDS = "it came after the answer"
 
 
@@ -35,11 +35,11 @@ class FoundAnswer(NamedTuple):
     """The call that is the answer of a run."""
 
     node: PlacedTurn | None
-    """None: there is none."""
+    """None: not found."""
     rivals: tuple[PlacedTurn, ...] = ()
-    """Calls that may be the answer as well, the oldest first."""
+    """Other calls that may be the answer, the oldest first."""
     doubt: str | None = None
-    """Why it may be another, both quoted. None: it is certain, or the end of the run decided."""
+    """Why another call may be the answer, quoting both. None: it is certain, or the end of the run decided."""
 
 
 def find_answer(
@@ -63,9 +63,8 @@ def find_answer(
 
 
 def calls_after(answer: PlacedTurn, nodes: Sequence[PlacedTurn]) -> frozenset[str]:
-    """Return the turns that came after an answer: what continues it, and calls of other agents that repeat one.
-
-    A call whose answer the run took up again did not only come after it. `nodes` are in the order of the log.
+    """Return the turns that came after an answer: its continuations, and calls of other agents that repeat one. A call
+    is excluded if the run used its answer again. `nodes` are in the order of the log.
     """
     lineage = _lineage(answer.root)
     heard = {message.content.strip() for node in nodes if node.root in lineage for message in node.turn.messages}
@@ -82,10 +81,8 @@ def calls_after(answer: PlacedTurn, nodes: Sequence[PlacedTurn]) -> frozenset[st
 
 
 def printed_answer(answers: Iterable[Turn], others: Sequence[Turn], output: str) -> str | None:
-    """Return the turn whose answer the end of a program's output repeats; None if it is none, or more than one.
-
-    Of the `answers` that a run may have it repeats one anywhere; one of the `others` is the last thing that it says,
-    and of these the last one counts.
+    """Return the turn with the answer that the end of a program's output repeats; None if none or several match. One of
+    the possible `answers` may be anywhere in it; one of the `others` must be at its very end, and the last one counts.
     """
     printed = f" {_words(output)} "
     repeated = [turn for turn in answers if f" {_words(turn.reply.content)} " in printed]
@@ -96,7 +93,7 @@ def printed_answer(answers: Iterable[Turn], others: Sequence[Turn], output: str)
 
 
 def is_text(turn: Turn) -> bool:
-    """Return whether a turn answers with words, and calls no tool."""
+    """Return whether a turn answers with text, and calls no tool."""
     return not turn.reply.tool_calls and bool(_words(turn.reply.content))
 
 
@@ -113,12 +110,12 @@ def _last_call(chains: Chains, leaves: Sequence[PlacedTurn]) -> PlacedTurn | Non
 
 
 def call_of(node: PlacedTurn) -> tuple[str | None, str, int]:
-    """Return what the answers to one call have in common."""
+    """Return the key that all answers to one call share."""
     return node.turn.parent_id, node.turn.request_digest, node.turn.started_at
 
 
 def _rivals(chains: Chains, last: PlacedTurn, leaves: Iterable[PlacedTurn]) -> list[PlacedTurn]:
-    """Return the texts of other agents that the last call repeats, each as its chain ends, and itself."""
+    """Return the final texts of other agents that the last call repeats, and the last call itself."""
     rivals, newest = [last], list(leaves)[::-1]
     for root in _lineage(last.root):
         repeated = root.rewrites
@@ -129,7 +126,7 @@ def _rivals(chains: Chains, last: PlacedTurn, leaves: Iterable[PlacedTurn]) -> l
 
 
 def _lineage(root: PlacedTurn) -> list[PlacedTurn]:
-    """Return a root, and those whose histories it goes back to, the newest first."""
+    """Return a root, and the roots of the histories that it rewrites, the newest first."""
     lineage = [root]
     while (repeated := lineage[-1].rewrites) is not None:
         lineage.append(repeated.root)
@@ -137,5 +134,5 @@ def _lineage(root: PlacedTurn) -> list[PlacedTurn]:
 
 
 def _is_of_another_agent(root: PlacedTurn, repeated: PlacedTurn) -> bool:
-    """Return whether a call repeats the words of an agent with another system prompt."""
+    """Return whether a call repeats the text of an agent with another system prompt."""
     return root.kind.system != repeated.kind.system and is_text(repeated.turn)
