@@ -297,7 +297,7 @@ def _tokens(found: Sequence[paired.Pair], rule: Guard) -> Iterator[_GuardFinding
 def _cost(
     found: Sequence[paired.Pair], rule: Guard, prices: Sequence[TokenPrices | None], metrics: dict[str, float]
 ) -> Iterator[_GuardFinding]:
-    """Yield the objection to what responses cost, if any, and add the ratio to `metrics`; as `_tokens`."""
+    """Yield the objection to the cost of responses, if any, and add the ratio to `metrics`; as `_tokens`."""
     if rule.max_cost_ratio is None:
         return
     own, other_prices = prices
@@ -321,7 +321,7 @@ def _cost(
 
 
 def _recoveries(found: Sequence[paired.Pair], rule: Guard, metrics: dict[str, float]) -> Iterator[_GuardFinding]:
-    """Yield the objection to how seldom a failed tool call is followed by a successful one, and add the figures."""
+    """Yield the objection to too few recoveries from failed tool calls, if any, and add the figures."""
     both = [pair for pair in found if pair.first.failed_tools and pair.second.failed_tools]
     if rule.max_recovery_loss is None or not both:
         return
@@ -353,5 +353,5 @@ def _span(gain: intervals.MeanDifference) -> str:
 
 
 def _number(value: float) -> str:
-    """Return a figure for a sentence, without a -0."""
+    """Format a figure for a sentence, without -0."""
     return f"{value:.2g}" if abs(value) >= ROUNDING else "0"

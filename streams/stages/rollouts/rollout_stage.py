@@ -6,21 +6,20 @@
     adapters (trained)                         ──► the guard's suite is due ──► tasks (eval)
     all keyed by policy, except the tasks
 
-    direct   the newest trained version is promoted
-    guarded  each version answers guard.suite; once it and the primary have a result, the guard judges, and its verdict
-             is carried out (guard.decide)
-    canary   a version that passes the guard, or any without a suite, answers a growing share of the tasks, one version
+    direct   the newest trained version is promoted guarded  each version answers guard.suite; once it and the primary
+    have a result, the guard judges, and its verdict is applied (guard.decide) canary   a version that passes the guard,
+    or any without a suite, answers a growing share of the tasks, one version
              at a time, the newest next; streams/stages/rollouts/canary.py decides what follows
     manual   nothing is decided; the suite is still evaluated
 
 A promotion names the primary it replaces (compare and swap). So this stage has at most one event of its own pending:
-what is trained meanwhile is decided when that event was read back, against the primary then in force. If a person was
-faster, every reader refuses the event, this stage included, and it decides again. A version older than one that was
-decided about (promoted, rejected, tried) is skipped.
+versions trained meanwhile are decided once that event is read back, against the primary then in force. If a person was
+faster, every reader refuses the event, including this stage, which then decides again. A version older than one with a
+decision (promoted, rejected, tried) is skipped.
 
-The canary's evidence waits until `adapters` is read up to the time of each group, so which canary a group belongs to
-follows from the record times of both topics, at any speed of reading. A worker that reads the groups late may find
-their canary decided already: it then counts less, and decides nothing.
+The canary's evidence waits until `adapters` is read up to the time of each group, so a group's canary follows from the
+record times of both topics, at any speed of reading. If a worker reads groups after their canary was decided, it counts
+fewer groups and decides nothing.
 
 The row of a policy keeps one short entry per version and per decision, for ever.
 """
@@ -122,7 +121,7 @@ def _evaluations(state: RolloutState, event: AdapterEvent, rule: RolloutRule, re
     if rule.suite is None or not (waits or evaluation.is_due(event, rule.guard)):
         return
     primary = state.serving.primary
-    # somebody else may have evaluated one of them
+    # a user may have evaluated one of them
     known = {version for version in (event.version, primary) if results(version) is not None}
     yield from evaluation.tasks_for(rule.suite, event, primary=primary, evaluated=state.evaluating | known)
 
@@ -208,7 +207,7 @@ def _move(
 
 
 def _judgement(state: RolloutState, policy: str, rule: RolloutRule, results: Results) -> AdapterEvent | None:
-    """Return the guard's verdict on the newest version that waits and has a result, if there is none yet."""
+    """Return the guard's verdict on the newest waiting version with a result, unless it has one."""
     suite, primary = rule.suite, state.serving.primary
     if suite is None or (against := results(primary)) is None:
         return None
@@ -240,7 +239,8 @@ def _shown(result: AdapterEvent, state: RolloutState) -> Version:
 
 
 def register(driver: Driver, suite: Suite | None) -> None:
-    """Drive the reducers; `suite` is the guard's. Each table is written by one agent, so no row has two writers."""
+    """Drive the reducers; `suite` is the guard's. Each table is written by only one agent, so no row has two
+    writers."""
     settings, rule = driver.settings, rule_of(driver.settings, suite)
     named, outlet = topics(settings.topics), driver.outlet(STAGE)
     partitions = settings.topics.policy_partitions

@@ -1,9 +1,9 @@
-"""What the rollouts stage knows of one policy, and under which rule it decides.
+"""The rollouts stage's state of one policy, and the rule by which it decides.
 
     settings, guard.suite ──► RolloutRule          adapters ──► RolloutState ──► table row, one per policy
 
 The row is written at every event, so it is small: version numbers and short ids. Results of suites, which are larger,
-have rows of their own. What follows from the state is decided in `rollout_stage.py`.
+have rows of their own. `rollout_stage.py` makes the decisions.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRule:
-    """The settings that decide, with the guard's suite read."""
+    """The settings of decisions, with the guard's suite loaded."""
 
     mode: Literal["direct", "guarded", "canary", "manual"] = "direct"
     guard: Guard = field(default_factory=Guard)
     suite: Suite | None = None
     canary: Canary = field(default_factory=Canary)
     prices: TokenPrices | None = None
-    """The prices of tokens, if they are known."""
+    """The prices of tokens, if known."""
 
     @property
     def waits_for_guard(self) -> bool:
-        """Whether nothing is decided about a version before it was judged."""
+        """Whether a version must be judged before any decision about it."""
         return self.mode == "guarded" or (self.suite is not None and self.guard.decide != "never")
 
 
@@ -73,13 +73,13 @@ def rule_of(settings: Settings, suite: Suite | None) -> RolloutRule:
 
 @dataclass(frozen=True, slots=True)
 class RolloutState:
-    """What the next decision needs to know of the adapters of one policy."""
+    """The state of one policy's adapters that the next decision needs."""
 
     serving: Serving = field(default_factory=Serving)
     newest_at: int = 0
     """When the newest version was trained, ms."""
     pending: str | None = None
-    """Id of the event that was written and not read back yet."""
+    """Id of the event that was written but not yet read back."""
     decided: frozenset[str] = frozenset()
     """Short ids of the decisions read so far (serving.DECISIONS): a second copy must have no effect."""
     swaps: int = 0
@@ -87,7 +87,7 @@ class RolloutState:
     canary: CanaryTrial | None = None
     """The canary under way."""
     suite: str = ""
-    """The guard's suite that the next two fields are about; another suite resets them."""
+    """The guard's suite to which the next two fields refer; another suite resets them."""
     evaluating: frozenset[int] = frozenset()
     """Versions that are, or were, evaluated on it."""
     outside: Mapping[int, OutsideModel] = field(default_factory=dict)
@@ -97,12 +97,12 @@ class RolloutState:
 
 
 def prices_of(state: RolloutState, rule: RolloutRule, version: int) -> TokenPrices | None:
-    """Return the prices of a version's tokens; None if they are not known."""
+    """Return the prices of a version's tokens; None if unknown."""
     return version_prices(state.outside.get(version), rule.prices)
 
 
 def waiting(state: RolloutState) -> list[int]:
-    """Return the versions that may be next, newest first: newer than every one that was decided about."""
+    """Return the candidates for the next decision, newest first: versions newer than every decided one."""
     statuses = state.serving.statuses
     last = max(version for version, status in statuses.items() if status != "trained")
     return sorted((version for version in statuses if last < version), reverse=True)

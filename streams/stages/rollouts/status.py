@@ -1,4 +1,4 @@
-"""The state of a rollout: who answers, what the canary has shown, and what it waits for.
+"""The state of a rollout: the answering versions, the canary's evidence, and what it waits for.
 
     adapters[policy] ──► fold ──► primary, candidate, last decisions ──┐
     groups[policy], since the canary began ──► canary.count ───────────┴──► Rollout
@@ -31,7 +31,7 @@ from streams.stages.rollouts.canary import CanaryTrial, Evidence
 from streams.stages.rollouts.guard import TokenPrices, version_prices
 
 LAST = 5
-"""How many decisions are shown."""
+"""Number of decisions shown."""
 
 
 class RolloutDecision(NamedTuple):
@@ -44,7 +44,7 @@ class RolloutDecision(NamedTuple):
 
 @dataclass(slots=True)
 class Rollout:
-    """One policy's rollout, as far as it was read."""
+    """One policy's rollout, up to the last event read."""
 
     state: AdapterState
     trial: CanaryTrial | None = None
@@ -77,7 +77,7 @@ class Rollout:
         return [_arm(self.evidence, trial, name, rule, prices) for name in ARMS]
 
     def plain(self, settings: Settings) -> dict[str, Any]:
-        """Return what is shown, as plain values for JSON."""
+        """Return the status as plain values for JSON."""
         rule, trial, serving = self.rule or settings.canary, self.trial, self.state.serving
         interval = None if trial is None else canary.reward_gain(self.evidence, rule)
         found: dict[str, Any] = {
@@ -111,7 +111,7 @@ class Rollout:
 
 
 DERIVED = ("success_low", "success_high", "cost_usd")
-"""Shown of an arm in addition to its figures, where it is known."""
+"""Values of an arm that are shown with its figures, if known."""
 
 
 def _arm(
@@ -131,7 +131,7 @@ def _arm(
 
 
 def waits_for(rollout: Rollout, settings: Settings) -> str:
-    """Return in one sentence what has to happen before anything changes."""
+    """Return one sentence about what must happen before the next change."""
     if rollout.trial is not None:
         return _canary_waits(rollout, rollout.trial, rollout.rule or settings.canary)
     waiting = _newest_waiting(rollout.state)

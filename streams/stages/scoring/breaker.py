@@ -1,7 +1,7 @@
 """Pause a scorer that fails on everything, until it works again.
 
     score ──► note ──► works | fails ── max_failures in a row ──► paused ── a score every pause_s ──► works
-                                                                    └── what it should score is held by the agent
+                                                                    └── the agent holds its responses
 
 A circuit breaker (Nygard, Release It!, 2007), with one state per scorer. It decides nothing about responses: a paused
 scorer spends none.
@@ -28,21 +28,21 @@ FOR_GOOD = {
     "judge_parameter": "until the setting is changed and the agent is started again",
     "judge_budget": "until there is budget again",
 }
-"""Reasons that no other response would change, and until when: the scorer is paused at its first failure."""
+"""Reasons that hold for every response, and until when: the scorer is paused at its first failure."""
 PAUSED = (
     "{scorer} is paused: {last}. {cause}. What it should score is held and not lost, and tried again every "
     "{pause_s:g} s; repair it, or what it needs"
 )
 PAUSED_REASON = "scorer_paused"
-"""Of the dead letter that says so."""
+"""Reason of the dead letter about a pause."""
 GROUP_WAITS = "Its group is open for it until its deadline: repair the scorer, then `streamward rescore --failed`"
-"""Ends the dead letter of a score that failed."""
+"""Ends the dead letter of a failed score."""
 
 Change = Literal["failing", "paused", "resumed"]
 
 
 def scorer_of(source: RewardSource) -> str:
-    """Return what is paused together: the scorer, or those of a mix that can fail."""
+    """Return the scorers that are paused together: the scorer, or the members of a mix that can fail."""
     try:
         outside = [part.name for part in parts(source) if find(part.name).home != "inline"]
     except ScoreError:
@@ -51,13 +51,13 @@ def scorer_of(source: RewardSource) -> str:
 
 
 def paused_scorer(letter: DeadLetter) -> tuple[str, str]:
-    """Return the scorer that such a dead letter is about, and what it says."""
+    """Return the scorer and the message of such a dead letter."""
     error = _without_coordinates(letter)
     return error.partition(" is paused: ")[0], error
 
 
 def failed_scorer(letter: DeadLetter) -> tuple[str, str]:
-    """Return the scorer that gave no score, as far as such a dead letter names it, and its error."""
+    """Return the scorer that gave no score, if such a dead letter names it, and its error."""
     error = _without_coordinates(letter)
     if letter.reason != "score_failed":
         return letter.reason, error
@@ -71,7 +71,7 @@ def _without_coordinates(letter: DeadLetter) -> str:
 
 
 def pause_message(scorer: str, outcome: ScoreOutcome, scoring: Scoring) -> str:
-    """Return what is said when a scorer is paused for this outcome."""
+    """Return the message about a scorer that is paused for this outcome."""
     cause = f"It failed {scoring.max_failures} times in a row (scoring.max_failures)"
     if outcome.reason in FOR_GOOD:
         cause = f"It would fail on every response, {FOR_GOOD[outcome.reason]}"
@@ -79,7 +79,7 @@ def pause_message(scorer: str, outcome: ScoreOutcome, scoring: Scoring) -> str:
 
 
 def is_tasks_fault(source: RewardSource, outcome: ScoreOutcome) -> bool:
-    """Return whether a score failed for what the task says: a scorer that no module can bring, an endless pattern."""
+    """Return whether a score failed because of its task: an unknown scorer, an endless pattern."""
     scorer = scorer_of(source)
     return (
         outcome.reason in TASKS_FAULT
@@ -91,14 +91,14 @@ def is_tasks_fault(source: RewardSource, outcome: ScoreOutcome) -> bool:
 def counts(source: RewardSource, outcome: ScoreOutcome) -> bool:
     """Return whether a failed score is one of those that pause a scorer.
 
-    What fails at once since its task took too long does not: one task must not pause a scorer for all.
+    A failure because the task itself took too long does not: one task must not pause a scorer for all.
     """
     return outcome.reason != "too_slow" and not is_tasks_fault(source, outcome)
 
 
 @dataclass(slots=True)
 class ScorerState:
-    """One scorer: how often it failed in a row, and whether it rests."""
+    """One scorer: its consecutive failures, and whether it is paused."""
 
     failures: int = 0
     reported: bool = False
@@ -110,19 +110,19 @@ class ScorerState:
 
 
 class CircuitBreaker:
-    """The state of every scorer. One thread notes; others may ask `is_paused`."""
+    """The state of every scorer. One thread calls `note`; others may call `is_paused`."""
 
     def __init__(self, scoring: Scoring) -> None:
         self._max_failures, self._pause_s = scoring.max_failures, scoring.pause_s
         self._states: dict[str, ScorerState] = {}
 
     def is_paused(self, scorer: str) -> bool:
-        """Whether this scorer rests."""
+        """Whether this scorer is paused."""
         state = self._states.get(scorer)
         return state is not None and state.paused
 
     def note(self, scorer: str, now: float, *, failed: bool, for_good: bool = False) -> Change | None:
-        """Note how a score ended; return what that changes. `for_good`: it would fail on any other response, too.
+        """Record the outcome of a score; return the change of state. `for_good`: every other response would fail, too.
 
         `failing` is the first failure since the scorer worked for the first time, or again after a pause.
         """
@@ -143,7 +143,7 @@ class CircuitBreaker:
         return "failing" if first else None
 
     def pass_over(self, scorer: str, now: float) -> None:
-        """Note that a failed score says nothing about its scorer: a trial is made with another response."""
+        """Record that a failed score says nothing about its scorer: a trial is made with another response."""
         state = self._states.get(scorer)
         if state is not None and state.on_trial:
             state.on_trial, state.due = False, now
@@ -155,5 +155,5 @@ class CircuitBreaker:
         ]
 
     def begin_trial(self, scorer: str) -> None:
-        """Note that a paused scorer is tried, so that it is not tried twice at a time."""
+        """Record that a paused scorer is being tried, so that only one trial runs at a time."""
         self._states[scorer].on_trial = True

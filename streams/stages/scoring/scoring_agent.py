@@ -12,12 +12,12 @@ them in the log (whole_groups.py), and writes a reward for each.
 A score that fails for good is a reward with an error and no value if its group can do without it (siblings.py); else
 its response goes to `dead-letters` as `score_failed`, and `streamward rescore --failed` writes the reward once the
 scorer is repaired. A scorer that fails on everything is paused (breaker.py), which a dead letter `scorer_paused`
-records: what it should score is held, not committed, and scored when the scorer works again, here or after a restart.
+records: its responses are held, not committed, and scored when the scorer works again, here or after a restart.
 MAX_OPEN held responses pause reading.
 
-A response also goes to `dead-letters` if its task does not come within TASK_WAIT_S (`unknown_task`), asks for the judge
-where none is configured (`no_judge`), or names a module that is not listed (`module_not_listed`): another agent, or
-this one once configured, can still score it (`streamward dlq retry`), where a reward with an error would be final.
+A response also goes to `dead-letters` if its task does not come within TASK_WAIT_S (`unknown_task`), needs a judge and
+none is configured (`no_judge`), or names a module that is not listed (`module_not_listed`): another agent, or this one
+once configured, can still score it (`streamward dlq retry`), where a reward with an error would be final.
 """
 
 from __future__ import annotations
@@ -67,19 +67,19 @@ from streams.stages.scoring.whole_groups import WholeGroups
 
 STAGE = "scoring"
 TASK_WAIT_S = 5.0
-"""How long a response waits for its task. A policy agent reads the task from the log before it answers, so only
-responses of other programs can be early."""
+"""How long a response waits for its task. A policy agent reads the task from the log before it answers, so only other
+programs' responses can be early."""
 TASK_RETRY_S = 0.5
 MAX_OPEN = 512
-"""Responses in work; beyond, reading pauses."""
+"""Maximum number of responses in progress; above it, reading pauses."""
 DRAIN_S = 5.0
-"""After SIGTERM: for scores that still run. What is not done by then is scored again by the next agent."""
+"""Time after SIGTERM for running scores to finish. The next agent scores the others again."""
 BUSY_POLL_S = 0.02
 """Wait for new responses while scores are running."""
 ScoreFuture = Future[ScoreOutcome | list[ScoreOutcome] | None]
 FinishedScore = tuple[Item, RewardSource, ScoreFuture]
 UNWRITABLE = (serde.EncodeError, EventError)
-"""What a reward raises that cannot be encoded, or does not fit into a record."""
+"""Errors of a reward that cannot be encoded, or does not fit into a record."""
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
         ):
             schema_registry.wait(settings, meter, stop)
             with ScoringAgent(settings, BrokerOutage(settings.kafka, stop, meter), meter, tracer) as agent:
-                with suppress(StoppedReading):  # what it looked for a task for is left to the next agent
+                with suppress(StoppedReading):  # responses that wait for a task are left to the next agent
                     while not stop.is_set():
                         agent.step()
                 agent.drain()
@@ -116,7 +116,7 @@ class ScoringAgent:
         self._finished: queue.SimpleQueue[FinishedScore] = queue.SimpleQueue()
         self._running = 0  # in other threads
         self._breaker = CircuitBreaker(settings.scoring)
-        self._held: list[tuple[Item, RewardSource]] = []  # for a scorer that is paused
+        self._held: list[tuple[Item, RewardSource]] = []  # for a paused scorer
         self._waiting: list[Item] = []  # for their task
         self._tried = 0.0
         self._tasks = TaskLookup(settings, outage=outage)
@@ -159,7 +159,7 @@ class ScoringAgent:
     # --- the task of each response ------------------------------------------------------------------------------------
 
     def _item(self, taken: TakenRecord) -> Item | None:
-        """Return the response in this record, or None if there is nothing to score."""
+        """Return the response in this record, or None if it needs no score."""
         response = taken.record.decode_placed(Response, self._partitions)
         if isinstance(response, serde.Poison):
             self._consumer.skip(taken, response)
@@ -263,7 +263,7 @@ class ScoringAgent:
         self._finished.put((item, source, future))  # called in the pool's thread
 
     def _collect(self, wait_s: float = 0.0) -> None:
-        """Write what the pool has finished."""
+        """Write the scores that the pool has finished."""
         while True:
             try:
                 item, source, future = self._finished.get(timeout=wait_s) if wait_s else self._finished.get_nowait()
@@ -282,7 +282,7 @@ class ScoringAgent:
     # --- what becomes of a score --------------------------------------------------------------------------------------
 
     def _take(self, item: Item, source: RewardSource, outcome: ScoreOutcome) -> None:
-        """Write a score, or decide what becomes of one that failed."""
+        """Write a score, or handle a failed one."""
         self._meter.observe(catalog.SCORE_SECONDS, outcome.latency_ms / 1000, source.name)
         owned, failed = self._consumer.owns(item.taken), outcome.error is not None
         change, now = None, time.monotonic()
@@ -312,7 +312,8 @@ class ScoringAgent:
             self._write(item, source, outcome)
 
     def _changed(self, change: Change, item: Item, source: RewardSource, outcome: ScoreOutcome) -> None:
-        """Say that a scorer fails, is paused, or works again; hold what it failed on, or let go what was held."""
+        """Report that a scorer fails, is paused, or works again; hold its failed responses, or release the held
+        ones."""
         scorer = scorer_of(source)
         if change == "failing":
             log.error(FAILING, source.name, outcome.error, source.name, extra=item.taken.record.log_extra)
@@ -333,7 +334,7 @@ class ScoringAgent:
                 self._start(one, its_source)
 
     def _retry_paused(self) -> None:
-        """Try each paused scorer whose time has come on a response that is held for it, the oldest first."""
+        """Try each paused scorer that is due on the oldest response held for it."""
         self._held = [entry for entry in self._held if self._consumer.owns(entry[0].taken)]
         for scorer in self._breaker.due(time.monotonic()) if self._held else ():
             entry = next((entry for entry in self._held if scorer_of(entry[1]) == scorer), None)
@@ -390,7 +391,7 @@ class ScoringAgent:
 
 
 def reward_of(response: Response, source: RewardSource, outcome: ScoreOutcome, now_ms: int) -> Reward:
-    """Return the reward event for what `source` said about `response`."""
+    """Return the reward event for the score of `source` for `response`."""
     return Reward(
         reward_id=derive_id(response.response_id, source.name),
         response_id=response.response_id,
@@ -412,7 +413,7 @@ def reward_of(response: Response, source: RewardSource, outcome: ScoreOutcome, n
 
 
 def unwritable(outcome: ScoreOutcome, exc: Exception) -> ScoreOutcome:
-    """Return the failed score that takes the place of one whose reward cannot be written."""
+    """Return the failed score that replaces one with a reward that cannot be written."""
     error = f"malformed: the reward cannot be written: {exc}"
     return ScoreOutcome(value=None, error=error, version=outcome.version, latency_ms=outcome.latency_ms, tries=1)
 

@@ -1,10 +1,10 @@
-"""Which failed scores are final, and which can be given later.
+"""Decide which failed scores are final, and which can be given later.
 
     outcomes of one sampling ──► all there, or none came for SIBLINGS_WAIT_S ──► settled: its group can do without them,
                                                                                  or needs them
-A group with too few scored responses teaches nothing. A reward with an error would close it there and then; without one
-it stays open until its deadline, and the score can still be given once the scorer is repaired. So a failed score is
-only final where the group has advantages.min_group scored responses without it, or could never have them.
+A group with too few scored responses teaches nothing. A reward with an error would close it at once; without one it
+stays open until its deadline, and the score can still be given once the scorer is repaired. So a failed score is only
+final where the group has advantages.min_group scored responses without it, or could never have them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Item:
     task: Task | None = None
     sources_left: int = 0
     group: Group | None = None
-    """Set for the one that completes its group, where that is scored as a whole."""
+    """Set for the response that completes its group, if that is scored as a whole."""
     ranked: list[ScoreOutcome] = field(default_factory=list)
     """The outcome for each response of the group."""
     failed: list[tuple[RewardSource, ScoreOutcome]] = field(default_factory=list)
@@ -46,13 +46,13 @@ class Item:
 
     @property
     def partition(self) -> int:
-        """Of `responses`, and of `tasks` as well."""
+        """Partition number in `responses` and in `tasks`."""
         return self.taken.record.at.partition
 
 
 @dataclass(slots=True)
 class SamplingScores:
-    """What is known of one sampling."""
+    """The known state of one sampling."""
 
     group_size: int
     slots: set[int] = field(default_factory=set)
@@ -61,7 +61,7 @@ class SamplingScores:
 
 
 class Siblings:
-    """The samplings that are in work."""
+    """The samplings in progress."""
 
     def __init__(self, rule: Advantages, owns: Callable[[TakenRecord], bool]) -> None:
         self._rule, self._owns = rule, owns
@@ -73,7 +73,7 @@ class Siblings:
         return task.purpose == "train" and task.group_size >= self._rule.min_group and has_deadline
 
     def add(self, item: Item) -> None:
-        """Add a response whose scores begin; one that failed has none."""
+        """Add a response that starts being scored; a failed one has no scores."""
         response = item.response
         sampling = self._samplings.setdefault(response.sampling_id, SamplingScores(response.group_size))
         sampling.slots.add(response.slot)

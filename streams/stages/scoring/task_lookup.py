@@ -4,9 +4,9 @@
 
 Responses and tasks have the same keys and partitions, and responses come roughly in the order of their tasks. So the
 reader stays where the last task was found, caches the newest `cache_bytes` of records, and reads on only if a task is
-missing. A task that is not found up to the end has left the cache, or is behind the reader: then the partition is read
-from its start up to there, and that once: what was not there is remembered, or a response of no task, which is looked
-for again and again, would have the whole topic read each time. Memory is bounded, and every task in the log is found.
+missing. A task that is not found up to the end has left the cache, or is before the reader's position: then the
+partition is read once from its start to there. Missing tasks are remembered, or a response without a task, which is
+looked up repeatedly, would have the whole topic read each time. Memory is bounded, and every task in the log is found.
 
 Of one id with two contents the first in the partition should win; once that left the cache, the other may be found.
 """
@@ -28,9 +28,9 @@ from streams.settings.model import Settings
 
 CACHE_BYTES = 64 * 1024 * 1024
 REMEMBERED = 100_000
-"""Tasks that are known not to be there; the one asked for longest ago is forgotten."""
+"""Number of tasks that are known to be missing; the least recently requested is forgotten."""
 FETCH_WAIT_MS = 1
-"""A fetch that waits at the broker delays the next lookup's question where the partition ends."""
+"""A fetch that waits at the broker delays the next lookup's request for the end of the partition."""
 
 Found = dict[bytes, bytes | None]
 
@@ -48,7 +48,7 @@ class TaskLookup:
         self._bytes = 0
         self._position: dict[int, int] = {}
         self._absent: OrderedDict[bytes, int] = OrderedDict()
-        """By digest of partition and key: the offset below which there is no such task."""
+        """Offset below which a task does not occur, by digest of partition and key."""
         self._reader = PartitionReader(settings, {}, outage=outage, fetch_wait_ms=FETCH_WAIT_MS)
 
     def __enter__(self) -> Self:
@@ -58,7 +58,7 @@ class TaskLookup:
         self._reader.__exit__()
 
     def find(self, partition: int, task_ids: Iterable[str]) -> dict[str, Task | serde.Poison]:
-        """Return those of `task_ids` that are in this partition of `tasks` now; a Poison for one that is no Task.
+        """Return those of `task_ids` that are in this partition of `tasks` now; a Poison for a malformed one.
 
         Raises LogError if the broker sends nothing: for a minute, or as long as the outage may last.
         """
@@ -77,7 +77,7 @@ class TaskLookup:
             older = {key for key in missing if self._absent.get(_digest(partition, key), 0) < reached}
             if older:
                 self._read(partition, 0, reached, older, found)
-            self._reader.assign({})  # else it keeps fetching what nobody wants yet
+            self._reader.assign({})  # else it keeps fetching unneeded records
             for key in missing - found.keys():
                 self._note_absent(partition, key, end)
         return {key.decode(): serde.decode(payload, Task) for key, payload in found.items()}
@@ -85,7 +85,7 @@ class TaskLookup:
     def _read(self, partition: int, start: int, end: int | None, missing: set[bytes], found: Found) -> None:
         """Read from `start` to below `end` (None: the end of the log), or until nothing is missing any more.
 
-        What retention has cut, also while this reads, is skipped.
+        Records that retention has cut, even during the read, are skipped.
         """
         tp = (self._topic, partition)
         while True:

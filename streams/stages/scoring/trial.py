@@ -1,4 +1,4 @@
-"""Try scorers as the agent would use them, and write nothing: load them, or score one text with one.
+"""Try scorers as the agent would use them, without writing anything: load them, or score a text.
 
 task, text, reward source ──► a response that is in no log ──► worker process, thread or here ──► ScoreOutcome
 """
@@ -14,7 +14,7 @@ from streams.settings.model import Scoring
 
 
 def source_of(name: str, task: Task) -> RewardSource:
-    """Return the reward source NAME or NAME=JSON; without JSON it has the settings that the task gives it.
+    """Return the reward source NAME or NAME=JSON; without JSON it has the task's settings.
 
     Raises SettingsError if it cannot run.
     """
@@ -41,12 +41,12 @@ def load_scorers(scoring: Scoring, sources: Iterable[RewardSource]) -> None:
 
 
 def try_scorer(scoring: Scoring, task: Task, source: RewardSource, text: str) -> ScoreOutcome:
-    """Return what `source` says about `text` as an answer to `task`, at the first try. Raises as `try_texts`."""
+    """Return the score of `source` for `text` as an answer to `task`, at the first attempt. Raises as `try_texts`."""
     return try_texts(scoring, task, source, [text])[0]
 
 
 def try_texts(scoring: Scoring, task: Task, source: RewardSource, texts: Iterable[str]) -> list[ScoreOutcome]:
-    """Return what `source` says about each text as an answer to `task`, at the first try.
+    """Return the score of `source` for each text as an answer to `task`, at the first attempt.
 
     Raises SettingsError if the scorer needs a judge and none is configured, or its module is not listed.
     """
@@ -57,7 +57,7 @@ def try_texts(scoring: Scoring, task: Task, source: RewardSource, texts: Iterabl
 
 
 def _answer(task: Task, text: str) -> Response:
-    """Return the response that a text would be."""
+    """Return a text as a response."""
     sampling_id = derive_id("trial", task.task_id)
     return Response(
         response_id=derive_id(sampling_id, 0),

@@ -1,15 +1,15 @@
-"""Which response completes its group, for scorers that compare all responses to a task.
+"""Find the response that completes its group, for scorers that compare all responses to a task.
 
     responses, as they are read ──► slots of each sampling ──► all there? ──► the last of them has the whole group
-    what a partition had before it was ours ──► read back once, when the first such task of it comes ──┘
+    a partition's records before it was ours ──► read back once, when its first such task comes ───────┘
 
-A group is complete with the response that is last in the log, so every process comes to the same response, and that one
-alone has the group scored. Nothing is kept for it: the others are done with, and a process that takes over a partition
-reads back what it had. Killed before the last response is committed, the next process scores the group again, with the
-same request and under the same ids.
+A group is complete with the response that is last in the log, so every process finds the same response, and only that
+one has the group scored. Nothing is kept for it: the others are finished, and a process that takes over a partition
+reads its earlier records. If a process is killed before the last response is committed, the next one scores the group
+again, with the same request and under the same ids.
 
-Not covered: a group whose responses are more than LOOKBACK_S apart where an agent started in between. Of a group of
-which a response never comes the others have no reward of such a scorer, and the group says so (`unranked`).
+Not covered: a group with responses more than LOOKBACK_S apart, if an agent started in between. If a response never
+comes, its siblings get no reward from such a scorer, and the group says so (`unranked`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from streams.kafka.tracked import TakenRecord
 from streams.settings.model import Settings
 
 LOOKBACK_S = 24 * 3600.0
-"""How far back a partition is read that another process had; at least advantages.deadline_s."""
+"""How far back a partition that another process owned is read; at least advantages.deadline_s."""
 MAX_SAMPLINGS = 10_000
-"""Samplings of which some slots were read; the oldest is forgotten."""
+"""Maximum number of incomplete samplings; the oldest is forgotten."""
 
 Group = tuple[Response, ...]
 """The responses of a sampling that did not fail, by slot; without their tokens."""
@@ -39,7 +39,7 @@ Group = tuple[Response, ...]
 
 @dataclass(slots=True)
 class OpenSampling:
-    """The slots of a sampling that were read."""
+    """The slots of a sampling read so far."""
 
     slots: dict[int, tuple[int, Response]] = field(default_factory=dict)
     """The first response of each, and its offset."""
@@ -67,9 +67,9 @@ class WholeGroups:
         self._topic = topics(settings.topics)["responses"].name
         self._samplings: OrderedDict[str, OpenSampling] = OrderedDict()
         self._first: dict[int, TakenRecord] = {}
-        """By partition: the first record that was read since it is ours."""
+        """First record read of each partition since it was assigned."""
         self._read_back: set[int] = set()
-        """Partitions of which everything before that record is known."""
+        """Partitions with everything before that record known."""
 
     def add(self, taken: TakenRecord, response: Response) -> None:
         """Add a response that was read."""
@@ -80,17 +80,15 @@ class WholeGroups:
         self._add(taken.record.at.offset, response)
 
     def may_complete(self, taken: TakenRecord, response: Response) -> bool:
-        """Whether a response may be the last of its group, for one whose task was not looked up."""
+        """Whether a response may be the last of its group, without looking up its task."""
         if taken.record.at.partition not in self._read_back:
             return response.group_size > 1
         sampling = self._samplings.get(response.sampling_id)
         return sampling is not None and bool(sampling.group(taken.record.at.offset, response))
 
     def group_of(self, taken: TakenRecord, response: Response) -> Group | None:
-        """Return the group of a response of a task whose responses are compared, if it is the one that completes it.
-
-        The first call for a partition reads what it had before it was ours. Raises LogError if the broker does not
-        answer.
+        """Return the group that a response completes, if any, for a task that compares responses. The first call for a
+        partition reads its records from before it was assigned. Raises LogError if the broker does not answer.
         """
         partition = taken.record.at.partition
         if partition not in self._read_back:
@@ -104,7 +102,7 @@ class WholeGroups:
         return group
 
     def forget(self, response: Response) -> None:
-        """Forget the sampling of a response of a task whose responses are scored one by one."""
+        """Forget the sampling of a response, for a task that scores responses one by one."""
         self._samplings.pop(response.sampling_id, None)
 
     def _add(self, offset: int, response: Response) -> OpenSampling:

@@ -1,11 +1,11 @@
-r"""Columns that become fields of a task, and the --map for the shapes that data sets have.
+r"""Columns that become fields of a task, and the --map for common shapes of data sets.
 
     --map answer=reward_model.ground_truth ──► value_of(row, column)
-    a row as of verl, TRL, OpenAI, ShareGPT, Alpaca, GSM8K, MATH ──► fitting_columns(row) ──► the --map that reads it
+    a row of verl, TRL, OpenAI, ShareGPT, Alpaca, GSM8K, MATH ──► fitting_columns(row) ──► the --map that reads it
 
 A column is a name, or a path of names and list places: `messages.-1.content`. Its last step may be `:-1`, a list
-without its last item; `####`, what follows the last #### of a text, as in GSM8K; `boxed`, the last \boxed{} of a text,
-as in MATH. The texts of columns joined by + become lines of one, as Alpaca's instruction+input.
+without its last item; `####`, the part after the last #### of a text, as in GSM8K; `boxed`, the last \boxed{} of a
+text, as in MATH. The texts of columns joined by + become lines of one, as Alpaca's instruction+input.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ MEANT = {
     **dict.fromkeys(("chat", "conversation", "conversations"), "messages"),
     **{"id": "task_id", "max_tokens": "sampling.max_tokens", "temperature": "sampling.temperature"},
 }
-"""What other programs and data sets call a task's fields."""
+"""Other programs' and data sets' names for a task's fields."""
 SETTINGS = ("system", "group_size", "sampling.max_tokens", "sampling.temperature")
-"""Fields of those whose meaning would be lost if their column was left out."""
+"""Fields with a meaning that would be lost without their column."""
 PARTS_OF_QUESTIONS = ("choices", "options", "context", "passage", "image", "images")
-"""Columns without which the question of a row would be another: no --map is offered for rows that have them."""
+"""Columns that are part of a row's question: no --map is offered for rows that have them."""
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "observation": "tool"}
 _LIST_PLACE = re.compile(r"-?\d+")
 _LIST_PART = re.compile(r"(-?\d+)?:(-?\d+)?")
@@ -83,7 +83,7 @@ def put_field(line: dict[str, Any], path: str, value: Any, *, unless_there: bool
 
 
 def top_names(row: Mapping[str, Any], column: str) -> set[str]:
-    """Return the columns of a row that a column's path begins at."""
+    """Return the columns of a row at which a column's path begins."""
     return {column} if column in row else {part.partition(".")[0] for part in column.split("+")}
 
 
@@ -100,7 +100,7 @@ def as_messages(value: Any) -> Any:
 
 
 def fitting_columns(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return the column for `messages` or `prompt`, and for `answer`, if the row has a shape that is known; else {}."""
+    """Return the column for `messages` or `prompt`, and for `answer`, if the row has a known shape; else {}."""
     if any(row.get(name) for name in PARTS_OF_QUESTIONS):
         return {}
     answer = next(filter(None, (_answer_column(row, name) for name in ANSWERS)), None)
@@ -125,7 +125,7 @@ def map_options(columns: Mapping[str, str]) -> str:
 
 
 def _step(value: Any, step: str, column: str) -> Any:
-    """Return what a step of a path leads to. Raises ValueError."""
+    """Return the value at a step of a path. Raises ValueError."""
     if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
         value = _record_in(value)
     if isinstance(value, Mapping):
@@ -153,7 +153,7 @@ def _record_in(cell: str) -> Any:
 
 
 def _last_boxed(text: str) -> str | None:
-    r"""Return what is in the last \boxed{} of a text, its braces matched."""
+    r"""Return the content of the last \boxed{} of a text, its braces matched."""
     start = text.rfind("\\boxed{") + len("\\boxed{")
     depth = 1
     for end in range(start, len(text) if start >= len("\\boxed{") else 0):
@@ -172,12 +172,12 @@ def _roles(value: Any) -> list[str]:
 
 
 def _actual_name(row: Mapping[str, Any], name: str) -> str | None:
-    """Return a row's column of this name, else one that differs from it in case or spaces around it."""
+    """Return a row's column of this name, else one that differs only in case or surrounding spaces."""
     return name if name in row else next((column for column in row if column.strip().lower() == name), None)
 
 
 def _answer_column(row: Mapping[str, Any], name: str) -> str | None:
-    """Return the column of the answer, as its value is written; None if `name` is no answer of the row."""
+    """Return the column of the answer, with the step that its value needs; None if `name` is not the row's answer."""
     top, dot, path = name.partition(".")
     name = f"{_actual_name(row, top)}{dot}{path}"
     try:
@@ -196,7 +196,7 @@ def _answer_column(row: Mapping[str, Any], name: str) -> str | None:
 
 
 def _without_own(columns: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the columns that are not called as their field; the first, if all are."""
+    """Return the columns with another name than their field; the first, if all have its name."""
     present = {field: column for field, column in columns.items() if column is not None}
     renamed = {field: column for field, column in present.items() if field != column}
     return renamed or dict(list(present.items())[:1])

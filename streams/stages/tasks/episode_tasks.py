@@ -2,8 +2,8 @@
 
     name, settings ──► played twice from seed 0 ──► train tasks, seeds 0, 1, … ; held-out ones from HELD_OUT_SEEDS
 
-Tasks of a listed environment come from streams/stages/tasks/generators.py, which splits its questions. What one by
-reference shows for a seed is known when it is played, so there the seeds are split.
+Tasks of a listed environment come from streams/stages/tasks/generators.py, which splits its questions. The question of
+an environment by reference is known only when it is played, so its seeds are split.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ HELD_OUT_SEEDS = 2**30
 """Seeds below are for training."""
 MAX_TURNS = 8
 MAX_TOKENS = 64
-"""Of an action, unless the user says otherwise."""
+"""Default maximum tokens of an action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSpec:
-    """Which episodes: of an environment, its settings as JSON, how many to train on, and how they are played."""
+    """Which episodes to make: the environment, its settings as JSON, how many to train on, and how they are played."""
 
     name: str
     settings: str
@@ -41,13 +41,13 @@ class EpisodeSpec:
     max_turns: int | None = None
     max_tokens: int | None = None
     reward_sources: Sequence[RewardSource] = ()
-    """Empty: what the environment pays."""
+    """Reward sources; empty: the environment's rewards."""
     held_out: int = HELD_OUT_TASKS
-    """How many others to ask each version."""
+    """Number of held-out episodes for each version."""
 
 
 class Episodes(NamedTuple):
-    """Tasks to train on, those to ask each version, and what the first episode begins with."""
+    """Tasks to train on, held-out tasks for each version, and the start of the first episode."""
 
     train: tuple[Task, ...]
     held_out: tuple[Task, ...]
@@ -57,10 +57,8 @@ class Episodes(NamedTuple):
 def train_and_held_out(
     spec: EpisodeSpec, opens: Callable[[EpisodeStart], Environment]
 ) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
-    """Return the tasks of `spec` to train on, and those to ask each version.
-
-    `opens` opens an environment by reference, which is played twice from its first seed. Raises SettingsError where it
-    cannot be opened or the two differ.
+    """Return the tasks of `spec` to train on, and the held-out ones. `opens` opens an environment by reference, which
+    is played twice from its first seed. Raises SettingsError if it cannot be opened or the two episodes differ.
     """
     if problem := group_problem(spec.group_size):
         raise SettingsError(f"--environment {spec.name}: {problem}")
@@ -72,7 +70,7 @@ def train_and_held_out(
 
 
 def episodes(spec: EpisodeSpec, opens: Callable[[EpisodeStart], Environment]) -> Episodes:
-    """Return the tasks of `spec`. Raises EpisodeError where it cannot be opened, or two episodes of a seed differ."""
+    """Return the tasks of `spec`. Raises EpisodeError if it cannot be opened, or two episodes of a seed differ."""
     settings = settings_of(spec.name, spec.settings)
     if spec.name in LISTED:
         open_listed(spec.name, spec.settings)
@@ -123,5 +121,5 @@ def _task(spec: EpisodeSpec, observation: Observation, seed: int, purpose: Purpo
 
 
 def name_of_episode(name: str, seed: int) -> Message:
-    """Return the message of a task whose environment shows the rest."""
+    """Return the message of a task for which the environment shows the rest."""
     return Message(role="user", content=f"{name}, seed {seed}")

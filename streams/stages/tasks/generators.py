@@ -3,10 +3,10 @@
     TaskSpec ──► question ──► Task, Task, Task, …        sums | reasoning-gym:NAME | an environment: calculator, …
 
 `sums` asks what reasoning-gym's chain_sum asks ("State the final answer to the following arithmetic problem: 4 + 7 ="),
-without needing reasoning-gym. Which side of the split a question is on depends only on a hash of its text, so no seed,
-count or option turns a held-out question into a train question. Near relatives are split like any other questions:
-4 + 7 may be held out while 7 + 4 is trained on. Where the question does not tell episodes apart (guess a number), the
-seeds of the episodes are split instead.
+without needing reasoning-gym. The split depends only on a hash of the question's text, so no seed, count or option
+turns a held-out question into a train question. Similar questions are split like any others: 4 + 7 may be held out
+while 7 + 4 is trained on. If all episodes have the same question (guess a number), the seeds of the episodes are split
+instead.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CHUNK = 500
 _DRAWS_PER_TASK = 200
 """Questions drawn in search of one on the right side of the split before a family counts as empty."""
 _TOOL_CALL_TOKENS = 32
-"""That a call has in a model's own tool format, beyond what it has as plain text."""
+"""Extra tokens of a call in a model's own tool format, compared with plain text."""
 
 SHAPED = {
     "of": [
@@ -55,7 +55,7 @@ SHAPED = {
 
 
 class Question(NamedTuple):
-    """What a family gives: text, verifier, reward sources, and the longest answer."""
+    """A question of a family: text, verifier, reward sources, and the longest answer."""
 
     text: str
     verifier: dict[str, Any]
@@ -66,7 +66,7 @@ class Question(NamedTuple):
 
 
 class EpisodeQuestion(NamedTuple):
-    """What a family of episodes adds: where they take place, what is shown first, and the most turns."""
+    """The additions of a family of episodes: environment, first observation, and maximum turns."""
 
     start: EpisodeStart
     observation: Observation
@@ -85,7 +85,7 @@ class SumsConfig(ScorerOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """Which tasks a generator makes. Equal specs give equal tasks with equal ids."""
+    """Describes the tasks that a generator makes. Equal specs give equal tasks with equal ids."""
 
     family: str
     """`sums`, `reasoning-gym:NAME`, or a listed environment."""
@@ -96,9 +96,9 @@ class TaskSpec:
     group_size: int = 8
     """Responses per task; `eval` tasks have 1."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The family's own."""
+    """Options of the family."""
     max_tokens: int | None = None
-    """Most tokens of an answer; None: what the family's longest answer needs."""
+    """Maximum tokens of an answer; None: as many as the family's longest answer needs."""
 
     @property
     def held_out(self) -> bool:
@@ -109,7 +109,7 @@ class TaskSpec:
 def generate(spec: TaskSpec, *, now_ms: int) -> Iterator[Task]:
     """Yield the tasks of `spec`, created at `now_ms`.
 
-    `eval` tasks ask held-out questions once each (group size 1), greedily unless the environment is one that is better
+    `eval` tasks ask held-out questions once each (group size 1), greedily, except in environments that are better
     judged at temperature 1. `train` and `serve` tasks ask the others, at temperature 1. A family with fewer questions
     than `count` starts over in another order.
 
@@ -144,7 +144,7 @@ def _questions(spec: TaskSpec) -> Iterator[Question]:
 
 
 def families() -> dict[str, dict[str, Any]]:
-    """Return every generator with its options and their defaults; without reasoning-gym only those of our own."""
+    """Return every generator with its options and their defaults; without reasoning-gym only the built-in ones."""
     models = {"sums": SumsConfig} | {name: game.options_type for name, game in LISTED.items()}
     ours = {
         family: {name: option.default for name, option in model.model_fields.items()}
@@ -261,7 +261,7 @@ def _entries(name: str, config: dict[str, Any], first: int) -> Iterator[tuple[An
 
 
 def _kept(name: str, data: Any, entry: dict[str, Any], *, check: bool) -> dict[str, Any]:
-    """Return the entry as it comes back from the log. Raises EventError if that is not the same to the verifier."""
+    """Return the entry as it comes back from the log. Raises EventError if it then differs for the verifier."""
     try:
         kept: dict[str, Any] = json.loads(json.dumps(entry, allow_nan=False))
         answer = entry["answer"]

@@ -2,10 +2,10 @@
 
     {"prompt": "…", "answer": "…"}  one per line ──► Task, or BadLine(file, line number, what is wrong)
 
-A line has a task's own fields (schemas/README.md). Required are only `messages`, or `prompt` (and `system`) instead;
-and `reward_sources`, unless its agent is registered with some, or `answer` is given, which is checked with `exact`. A
-task's id is derived from what its line says, so submitting the same lines again adds nothing, whatever their file is
-called. Which formats a file may have is in streams/arrow/file_rows.py.
+A line has a task's own fields (schemas/README.md). Only `messages` is required, or `prompt` (and `system`) instead; and
+`reward_sources`, unless its agent is registered with some, or `answer` is given, which is checked with `exact`. A
+task's id is derived from its line's content, so submitting the same lines again adds nothing, even under another file
+name. For file formats see streams/arrow/file_rows.py.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from streams.stages.tasks.column_paths import (
 from streams.stages.tasks.repeated_questions import RepeatedQuestions
 
 RECORD_OVERHEAD_BYTES = 512
-"""What Kafka adds to a payload: batch header, key, headers."""
+"""Kafka's overhead for a payload: batch header, key, headers."""
 EPOCH = "epoch"
 """Metadata of a task that repeats an earlier one: its epoch, from the second on."""
 NUMBERS_SHOWN = 5
-"""Lines with the same kind of mistake whose numbers are printed."""
+"""Maximum number of line numbers printed for one kind of mistake."""
 OWN_OBJECTS = ("arguments", "parameters", "settings", "verifier")
-"""Fields whose objects are a user's own: null in them is a value."""
+"""Fields that hold a user's own objects, where null is a value."""
 OF_PROGRAMS = re.compile(r"(?<!\d)[-+]?\d++\.0++|[Nn]a[Nn]|None|null|<NA>|NaT")
 """Answers as programs write them: 5.0 for a whole number, or a name for a hole."""
 _VALUES = re.compile(r"[0-9a-f-]{36}|\(got [^()]*\)|'[^']*'|-?\d+")
@@ -77,7 +77,8 @@ def _texts(values: Any) -> Any:
 
 
 def _metadata(values: Any) -> Any:
-    """Return metadata as `_texts`. Raises what pydantic takes, for a permission that only a job's task has."""
+    """Return metadata as `_texts`. Raises an error that pydantic accepts, for a permission that only a job's task
+    has."""
     if isinstance(values, Mapping) and CONTAMINATION_ALLOWED_BY in values:
         raise PydanticCustomError(
             "permission", f"{CONTAMINATION_ALLOWED_BY} is set by a job that is allowed it, not by a task; leave it out"
@@ -137,7 +138,7 @@ class RewardSourceLine(OutsideObject):
         return {"name": given} if isinstance(given, str) else given
 
     def reward_source(self) -> RewardSource:
-        """Return it as events have it."""
+        """Return it in the form of events."""
         return RewardSource(name=self.name, weight=self.weight, settings=_json(self.settings))
 
 
@@ -153,7 +154,7 @@ class PromptLine(OutsideObject):
         return {"name": given} if isinstance(given, str) else given
 
     def use(self, unit: str, reading: Reading) -> PromptUse:
-        """Return the version that it means for a thread or a task, with its values. Raises ValueError."""
+        """Return the version that it refers to for a thread or a task, with its values. Raises ValueError."""
         try:
             reference = PromptReference.parse(self.name)
             return prompt_use.use(reading.prompts(reference, unit), reference, self.variables)
@@ -222,27 +223,27 @@ class BadLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How lines become tasks."""
+    """Options for turning lines into tasks."""
 
     now_ms: int
     topic_settings: Topics
     defaults: Mapping[str, Any]
-    """A task's fields, for lines that do not have them; at least `policy`."""
+    """Default fields of tasks; at least `policy`."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """What a file calls a field, by the field or its path, e.g. `prompt` or `metadata.topic`. With any name given, what
-    is neither named nor a task's field is left out."""
+    """The file's column for a field or its path, e.g. `prompt` or `metadata.topic`. If any is given, columns that are
+    neither named nor a task's field are left out."""
     min_group: int = 2
-    """Of `advantages`: the least responses of a train task."""
+    """Setting of `advantages`: minimum responses of a train task."""
     offers_map: bool = True
     """Whether the caller has --map, which messages may then offer."""
     rewards_of_agent: Callable[[str], tuple[RewardSource, ...]] = lambda _: ()
-    """Of tasks that name an agent and no reward sources."""
+    """Finds reward sources for tasks that name an agent and no sources."""
     prompt_of_agent: Callable[[str], str | None] = lambda _: None
-    """Of tasks that name an agent and no prompt."""
+    """Finds the prompt of tasks that name an agent and no prompt."""
     prompts: Resolver = no_prompts
-    """Of tasks that name a prompt."""
+    """Finds the prompts that tasks name."""
     entries: Entries = no_entries
-    """Of tasks that name tools or an environment of the registry."""
+    """Finds the registry's tools or environments that tasks name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,17 +253,17 @@ class Checked:
     tasks: list[Task]
     problems: list[BadLine]
     repeated: int
-    """Lines with the same content as an earlier one; `tasks` has the first only."""
+    """Number of lines with the same content as an earlier one; `tasks` has only the first."""
     unused: tuple[str, ...] = ()
     """Columns of the lines that `Reading.names` left out."""
     notes: tuple[str, ...] = ()
     """Sentences about lines that are no mistakes, but may be unintended."""
     contradictory: int = 0
-    """Tasks that ask what an earlier line asks, with another answer."""
+    """Tasks with the question of an earlier line and another answer."""
 
     @property
     def rows(self) -> str:
-        """What became of each row, as counts that add up."""
+        """Outcomes of all rows, as counts that add up."""
         count = sum(EPOCH not in task.metadata for task in self.tasks)
         total = count + self.repeated + len(self.problems)
         tasks = "1 task" if count == 1 else f"{count} tasks"
@@ -271,7 +272,7 @@ class Checked:
 
 
 def check_rows(rows: Iterable[tuple[int, Row]], source: str, reading: Reading) -> Checked:
-    """Return every task and every problem of a file's rows, which are numbered. `source` is what the file is called."""
+    """Return every task and every problem of a file's numbered rows. `source` is the file's name."""
     tasks: list[Task] = []
     problems: list[BadLine] = []
     first: dict[str, tuple[int, bytes]] = {}
@@ -311,7 +312,7 @@ def check_rows(rows: Iterable[tuple[int, Row]], source: str, reading: Reading) -
 
 
 def _answered_note(numbers: list[int]) -> Iterator[str]:
-    """Yield a sentence about conversations that end with an answer, if there are any."""
+    """Yield a sentence about conversations that end with an answer, if any."""
     if numbers:
         lines = "1 line ends" if len(numbers) == 1 else f"{len(numbers)} lines end"
         yield (
@@ -321,23 +322,23 @@ def _answered_note(numbers: list[int]) -> Iterator[str]:
 
 
 def _without_answer_note(numbers: list[int]) -> Iterator[str]:
-    """Yield a sentence about tasks whose scorer has nothing to compare with, though that of others has."""
+    """Yield a sentence about tasks without a reference for their scorer, if others have one."""
     if numbers:
         lines = "1 line has" if len(numbers) == 1 else f"{len(numbers)} lines have"
         yield f"{lines} no answer, and others do; a scorer that reads one fails there: {_some(numbers)}"
 
 
 def _odd_answer(task: Task) -> str | None:
-    """Return an answer that `exact` compares, and that a program has written as no person would."""
+    """Return an answer for `exact` that looks written by a program, not a person, if it is one."""
     is_compared = any(source.name == "exact" for source in task.reward_sources)
     try:
         return next(filter(OF_PROGRAMS.fullmatch, answers(task, "exact")), None) if is_compared else None
-    except ScoreError:  # it has none: the scorer says so
+    except ScoreError:  # it has none: the scorer reports it
         return None
 
 
 def _odd_answers_note(of_lines: Mapping[int, str]) -> Iterator[str]:
-    """Yield a sentence about answers that `exact` never finds in what a model says, if there are any."""
+    """Yield a sentence about answers that `exact` can never find in a model's text, if any."""
     if of_lines:
         yield (
             f"answers that end in .0, or are a word for a hole, and that exact compares as texts: {len(of_lines)} (as "
@@ -347,7 +348,7 @@ def _odd_answers_note(of_lines: Mapping[int, str]) -> Iterator[str]:
 
 
 def epochs(tasks: Iterable[Task], count: int) -> Iterator[Task]:
-    """Yield the tasks `count` times over. Those of a later epoch have ids of their own, so more can be asked for later.
+    """Yield the tasks `count` times over. Later epochs have their own ids, so more can be submitted later.
 
     >>> from schemas.events import Task
     >>> [task.metadata for task in epochs([Task(task_id="a", created_at=0, policy="p")], 2)]
@@ -362,7 +363,7 @@ def epochs(tasks: Iterable[Task], count: int) -> Iterator[Task]:
 
 
 def by_kind(problems: Iterable[BadLine]) -> list[str]:
-    """Return one message for each kind of mistake: its first line whole, of the others the numbers.
+    """Return one message for each kind of mistake: its first line in full, the others by number.
 
     >>> by_kind([BadLine("a.csv", n, f"group_size is {-n}; expected 1") for n in (2, 3, 5)])
     ['a.csv:2: group_size is -2; expected 1 (and 2 more lines: 3, 5)']
@@ -405,7 +406,7 @@ def task_problems(task: Task, topic_settings: Topics, min_group: int = 2) -> Ite
 
 
 def group_problem(group_size: int, min_group: int = 2) -> str | None:
-    """Return why nothing could be learnt from the group of a train task of this size."""
+    """Return why a train task's group of this size would teach nothing."""
     if group_size >= min_group:
         return None
     reason = "which are compared" if min_group == 2 else f"with a score each (advantages.min_group is {min_group})"
@@ -442,7 +443,7 @@ def _read_task(row: Row, place: str, reading: Reading) -> tuple[Task, dict[str, 
 
 
 def _chosen(row: Row, reading: Reading) -> tuple[dict[str, Any], dict[str, None]]:
-    """Return the fields of a row under their own names, with the defaults, and what of it is not used."""
+    """Return the fields of a row under their own names, with the defaults, and its unused columns."""
     columns = fields_of(row)
     empty = _empty_columns(row)
     values, used = fields_from(columns, reading.names)
@@ -478,12 +479,12 @@ def columns_by_field(names: Iterable[str]) -> dict[str, str]:
 
 
 def _empty_columns(row: Row) -> list[str]:
-    """Return the columns that a table has no value for in this row."""
+    """Return the columns without a value in this row of a table."""
     return [name for name, value in row.items() if value is None] if isinstance(row, Mapping) else []
 
 
 def _task(fields: dict[str, Any], place: str, reading: Reading) -> Task:
-    """Return the task. Raises ValidationError for wrong fields, ValueError for what is no JSON."""
+    """Return the task. Raises ValidationError for wrong fields, ValueError for malformed JSON."""
     try:
         text = json.dumps(fields, default=_plain)
         line = TaskLine.model_validate_json(text)
@@ -494,13 +495,13 @@ def _task(fields: dict[str, Any], place: str, reading: Reading) -> Task:
     task_id = line.task_id or _derived_id(fields, line)
     prompt_line = line.prompt_version or _prompt_of_agent(line, reading)
     prompt = None if prompt_line is None else prompt_line.use(line.thread or task_id, reading)
-    if prompt is not None and line.task_id is None:  # asked with another version it is another task
+    if prompt is not None and line.task_id is None:  # with another prompt version it is another task
         task_id = derive_id("line", task_id, prompt)
     own_tools = tuple(tool.tool for tool in line.tools)
     named = named_tools(line.tool_ids, reading.entries, own_tools)
     start, entry = _environment(line.environment, reading)
     references = (*named.references, *([] if entry is None else [reference(entry.tool_id, entry)]))
-    if references and line.task_id is None:  # described otherwise it is another task
+    if references and line.task_id is None:  # described differently it is another task
         task_id = derive_id("line", task_id, *references)
     return Task(
         task_id=task_id,
@@ -536,7 +537,7 @@ def after_prompt(prompt: PromptUse, messages: tuple[Message, ...]) -> tuple[Mess
 
 
 def _derived_id(fields: dict[str, Any], line: TaskLine) -> str:
-    """Return the id of what a line says, however its messages, its answer and its tools are written."""
+    """Return the id of a line's content, independent of the form of its messages, answer and tools."""
     content = _without_nulls(fields)
     if line.messages is not None:
         content["messages"] = [_own_message(message.message) for message in line.messages]
@@ -548,19 +549,19 @@ def _derived_id(fields: dict[str, Any], line: TaskLine) -> str:
 
 
 def _own_message(message: Message) -> dict[str, Any]:
-    """Return a message as a task's line has it; what it does not have is left out."""
+    """Return a message in the form of a task's line, without unset fields."""
     fields = {name: value for name, value in asdict(message).items() if value is not None}
     return fields if message.tool_calls else {name: value for name, value in fields.items() if name != "tool_calls"}
 
 
 def _own_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a tool as a task's line has it, whose fields OpenAI writes inside `function`."""
+    """Return a tool in the form of a task's line; OpenAI nests its fields in `function`."""
     fields = tool.get("function", tool)
     return {name: value for name, value in fields.items() if name not in ("type", "strict")}
 
 
 def _plain(value: Any) -> str:
-    """Return a cell of Parquet that JSON has no type for as text. Raises TypeError for what is no text."""
+    """Return a Parquet cell of a type unknown to JSON as text. Raises TypeError if it has no text form."""
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
@@ -571,7 +572,7 @@ def _plain(value: Any) -> str:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a value without the fields that are null; what a user's own objects hold is left as it is."""
+    """Return a value without null fields; a user's own objects stay unchanged."""
     if isinstance(value, Mapping):
         present = {name: inner for name, inner in value.items() if inner is not None}
         return {name: inner if name in OWN_OBJECTS else _without_nulls(inner) for name, inner in present.items()}
@@ -579,7 +580,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _environment(given: EnvironmentLine | None, reading: Reading) -> tuple[EpisodeStart | None, ToolState | None]:
-    """Return the environment of a task, and the entry that it is named by. Raises ValueError."""
+    """Return the environment of a task, and the registry entry that names it. Raises ValueError."""
     if given is None:
         return None, None
     settings = _json(given.settings)
@@ -630,7 +631,7 @@ def _json(given: str | dict[str, Any]) -> str:
 
 
 def _digest(task: Task) -> bytes:
-    """Return what a task says, its line number and time of submission left out."""
+    """Return a task's content, without its line number and time of submission."""
     plain = (task.policy, task.purpose, task.scenario, task.tenant, task.group_size, task.deadline_at)
     asked = (task.adapter_version, task.sampling, task.verifier, task.reward_sources, task.messages)
     by_agent = (task.agent, task.max_turns, task.thread, task.environment, task.tools)
@@ -638,7 +639,7 @@ def _digest(task: Task) -> bytes:
 
 
 def _explain_row(exc: ValueError, row: Row, reading: Reading, maps: _FittingMaps) -> str:
-    """Return what is wrong with a row, and the --map with which it is a task, or the cells it needs that are empty."""
+    """Return the faults of a row, and the --map that makes it a task, or its required cells that are empty."""
     if columns := maps.of(row):
         unknown = [name for name in fields_of(row) if name not in TaskLine.model_fields]
         no_field = "there is no field" if len(unknown) == 1 else "there are no fields"
@@ -650,7 +651,7 @@ def _explain_row(exc: ValueError, row: Row, reading: Reading, maps: _FittingMaps
 
 
 class _FittingMaps:
-    """The --map with which rows are tasks; of a table's rows, some with empty cells, that of the first which is one."""
+    """The --map that makes rows tasks; in a table with empty cells, that of the first row for which one exists."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -667,7 +668,7 @@ class _FittingMaps:
 
 
 def _map_that_works(row: Row, reading: Reading) -> dict[str, str]:
-    """Return the columns with which a row of a known shape is a task; none if a --map is given, or none helps."""
+    """Return the columns that make a row of a known shape a task; none if a --map is given, or none helps."""
     if reading.names or not reading.offers_map or isinstance(row, ValueError):
         return {}
     try:
@@ -682,13 +683,13 @@ def _map_that_works(row: Row, reading: Reading) -> dict[str, str]:
 
 
 def _is_meant(name: str) -> bool:
-    """Whether a name that no field has is another name of a field, or one misspelt."""
+    """Whether an unknown name is another name of a field, or a misspelt one."""
     is_near = nearest(name, TaskLine.model_fields).startswith("did you mean")
     return name not in TaskLine.model_fields and (name.lower() in MEANT or is_near)
 
 
 def _explain(exc: ValueError, reading: Reading) -> str:
-    """Return the faults of a line as one sentence; the fields that there are in place of unknown ones come last."""
+    """Return the faults of a line as one sentence; the valid fields in place of unknown ones come last."""
     if not isinstance(exc, _WrongFields):
         return str(exc)
     sentences: dict[str, None] = {}
@@ -703,7 +704,7 @@ def _explain(exc: ValueError, reading: Reading) -> str:
 
 
 def _meant(fault: ValueFault, reading: Reading) -> str:
-    """Return which field of a task an unknown one is, as other programs call it; nothing if it is none of them."""
+    """Return the task's field for another program's name of it; nothing if the name is unknown."""
     meant = MEANT.get(fault.path.lower()) if fault.kind == "unknown" else None
     if meant is None:
         return ""

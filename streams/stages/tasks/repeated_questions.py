@@ -1,8 +1,8 @@
-"""Lines that ask what an earlier line asks, though they are other tasks: worth a word, and no error.
+"""Lines that repeat the question of an earlier line but are other tasks: reported in a note, not an error.
 
     task ──► its question, its whole content ──► as of an earlier line ──► a note with the count and the lines
 
-Not covered: a third line that repeats a second one, if the first has another answer, counts as another answer.
+Not covered: a third line that repeats the second counts as another answer if the first has another one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RepeatedQuestions:
         self._contradictory: list[tuple[int, int]] = []
 
     def add(self, line: int, task: Task, content: bytes) -> None:
-        """Take in the task of a line; `content` is a digest of what it says, its metadata left out."""
+        """Add the task of a line; `content` is a digest of its content without metadata."""
         question = repr((task.messages, task.environment, task.agent, task.purpose, task.policy, task.tenant))
         key = hashlib.sha256(question.encode()).digest()[:16]
         first, earlier_content, earlier_answer = self._first.setdefault(key, (line, content, task.verifier))

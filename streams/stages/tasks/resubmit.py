@@ -1,9 +1,9 @@
-"""Send the train tasks again that were lost for want of a score or an answer.
+"""Resend train tasks that were lost for lack of a score or an answer.
 
     groups ──► dropped: unscored | unanswered ──► their tasks ──► new tasks, with their origin in metadata ──► tasks
 
-A new task's id follows from the lost one's, so the same command again adds nothing. One that is lost again can be sent
-again; its id follows from that of its predecessor.
+A new task's id follows from the lost one's, so repeating the command adds nothing. A task that is lost again can be
+sent again; its id follows from that of its predecessor.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ LEFT_OUT: dict[str, Loss] = {
 }
 """Why a slot was left out of its group, and what was missing."""
 ORIGIN = "resubmitted_from"
-"""Metadata of a task that was sent again: the id of the lost one."""
+"""Metadata key of a resent task: the id of the lost one."""
 
 
 class Wanted(NamedTuple):
-    """Which lost tasks are sent again."""
+    """Selects the lost tasks to send again."""
 
     policy: str
     losses: Set[Loss]
     since_ms: int | None = None
-    """Their groups were recorded at this time or later."""
+    """Only tasks with groups recorded at this time or later."""
 
 
 def resubmit(settings: Settings, wanted: Wanted, *, now_ms: int, under: Context | None = None) -> Submitted:
@@ -53,14 +53,14 @@ def resubmit(settings: Settings, wanted: Wanted, *, now_ms: int, under: Context 
 
 
 def losses(group: AdvantagedGroup) -> set[Loss]:
-    """Return what a dropped group lacked; nothing for one that was used, or dropped for another reason."""
+    """Return what a dropped group lacked; nothing for a group that was used, or dropped for another reason."""
     if group.dropped_reason is None:
         return set()
     return {LEFT_OUT[left.reason] for left in group.left_out if left.reason in LEFT_OUT}
 
 
 def sent_again(task: Task, recorded_ms: int, now_ms: int) -> Task:
-    """Return the task that takes the place of a lost one, with as much time as that had."""
+    """Return the task that replaces a lost one, with the same time limit."""
     left_ms = 0 if task.deadline_at is None else task.deadline_at - recorded_ms
     return replace(
         task,

@@ -1,6 +1,6 @@
 """Send tasks that are not in the log yet.
 
-    Task … ──► keys of `tasks`, in the partitions that matter ──► those that are missing ──► tasks
+    Task … ──► keys of `tasks`, in their partitions ──► those that are missing ──► tasks
 
 Two submissions at the same moment may both find a task missing. The policy agent skips the second copy.
 """
@@ -26,13 +26,13 @@ class Submitted(NamedTuple):
 
     sent: tuple[Task, ...]
     known: tuple[Task, ...]
-    """Tasks that were in the log already."""
+    """Number of tasks that were already in the log."""
 
 
 def submit(settings: Settings, tasks: Iterable[Task], *, under: Context | None = None) -> Submitted:
     """Send the tasks that are not in the log yet, and return once they are acknowledged.
 
-    Tasks without a trace of their own join the trace `under`. Raises NotFoundError if the topic is missing,
+    Tasks without their own trace join the trace `under`. Raises NotFoundError if the topic is missing,
     SettingsError if it has other partitions than it should, LogError if the broker refuses, EncodeError for a malformed
     task.
     """

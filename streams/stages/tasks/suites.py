@@ -1,17 +1,17 @@
-"""Read a suite, the held-out questions every version is asked, from a YAML file.
+"""Read a suite, the held-out questions for every version, from a YAML file.
 
     suite.yaml ──► scenarios: a generator's held-out tasks, or a file of JSON lines ──► questions, in a fixed order
                                                                                    └──► name@digest
 
 Results are recorded under a name that ends with a digest of the questions: texts, verifiers, sampling and scorers, in
 order. So equal names mean equal questions, even if a generator or a file of tasks has changed since; thresholds and
-comments are not part of it. By default questions are asked greedily and once each. A question may not occur twice in a
-suite, since asking it again is no further evidence.
+comments are not part of it. By default each question is answered once, greedily. A question may not occur twice in a
+suite, since repeating it adds no evidence.
 
     name: sums                        also what `streamward adapters list` shows
     scenarios:
       one-digit:                      as named in results
-        generator: sums               or `file: tasks.jsonl`, beside the suite, as `streamward tasks submit` takes it
+        generator: sums               or `file: tasks.jsonl`, next to the suite, as `streamward tasks submit` takes it
         count: 35                     of a file: its first tasks; default: all
         seed: 0                       of a generator, like `options`
         group_size: 1                 responses per task
@@ -68,7 +68,7 @@ from streams.stages.tasks.submit import Submitted, submit
 
 MAX_TASKS = 1000
 DEADLINE_MS = 24 * 3600 * 1000
-"""For an answer to a question of `ask`; one without an answer by then counts as failed."""
+"""Time limit for the answer to a question of `ask`; a question without an answer by then counts as failed."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$"
 SUCCESS = re.compile(r"reward\s*>=\s*(-?\d+(?:\.\d+)?)")
 Name = Annotated[str, StringConstraints(pattern=NAME)]
@@ -92,7 +92,7 @@ class SamplingPart(_SuiteModel):
 
 
 class ThresholdsPart(_SuiteModel):
-    """What a version must reach, however well the primary does."""
+    """Figures that a version must reach, independent of the primary."""
 
     success: float | None = Field(None, ge=0, le=1)
     mean_reward: float | None = None
@@ -208,9 +208,8 @@ def generated(generator: str, *, count: int, seed: int, options: Mapping[str, An
 
 
 def of_tasks(name: str, tasks: Sequence[Task]) -> Suite:
-    """Return tasks as a suite of one scenario, asked as they are, under a name that identifies them.
-
-    Raises SettingsError if there are too many, or one twice.
+    """Return tasks, unchanged, as a suite of one scenario, under a name that identifies them. Raises SettingsError if
+    they are too many, or one occurs twice.
     """
     if len(tasks) > MAX_TASKS:
         raise SettingsError(f"{name}: {len(tasks)} questions, expected at most {MAX_TASKS}")
@@ -220,7 +219,7 @@ def of_tasks(name: str, tasks: Sequence[Task]) -> Suite:
 
 
 def ask(settings: Settings, suite: Suite, policy: str, versions: Sequence[int]) -> Submitted:
-    """Submit the suite's tasks for these versions, in turns, less those in the log already. Raises as `submit`."""
+    """Submit the suite's tasks for these versions, in turn, except those already in the log. Raises as `submit`."""
     now_ms = times.now_ms()
     questions = in_turns(suite, policy=policy, versions=versions, now_ms=now_ms, deadline_ms=now_ms + DEADLINE_MS)
     return submit(settings, questions)
@@ -230,7 +229,7 @@ def ask(settings: Settings, suite: Suite, policy: str, versions: Sequence[int]) 
 
 
 def _tasks(scenario: ScenarioPart, file: Path, reading: Reading) -> Iterator[Task]:
-    """Yield the tasks of a scenario as its generator or file has them, each after its prompt."""
+    """Yield the unchanged tasks of a scenario's generator or file, each after its prompt."""
     if scenario.generator is not None:
         spec = TaskSpec(
             family=scenario.generator,
@@ -255,7 +254,7 @@ def _tasks(scenario: ScenarioPart, file: Path, reading: Reading) -> Iterator[Tas
 
 
 def _with_prompt(task: Task, prompt: PromptLine | None, reading: Reading) -> Task:
-    """Return a generator's task after a prompt. Raises SettingsError for one that there is not."""
+    """Return a generator's task after a prompt. Raises SettingsError if the prompt does not exist."""
     if prompt is None:
         return task
     try:
@@ -266,7 +265,7 @@ def _with_prompt(task: Task, prompt: PromptLine | None, reading: Reading) -> Tas
 
 
 def _asked(task: Task, scenario: str, part: ScenarioPart) -> Task:
-    """Return a task as this suite asks it."""
+    """Return a task in this suite's form."""
     rule = {} if part.success is None else {SUCCESS_REWARD: part.success.partition(">=")[2].strip()}
     said = {name: value for name, value in part.sampling.model_dump().items() if value is not None}
     sources = task.reward_sources

@@ -1,12 +1,12 @@
-"""Where each task of the log is, followed in a thread; and new tasks, written once.
+"""Follow the offset of each task of the log in a thread, and write new tasks once.
 
     tasks ──► a thread ──► task_id ──► offset of its first record
     submit ──► known? ──► tasks ──► taken in ──► the first of its id? ──► SubmittedTask, or another task has the id
 
-Of one id with two contents the first in the log counts, as for the agents; so of two servers that get different tasks
-of one id at once, one says that it is taken.
+Of one id with two contents the first in the log counts, as for the agents; so if two servers get different tasks with
+one id at once, one reports that the id is taken.
 
-Not covered: a task that retention has deleted. Its id is free again.
+Not covered: a task that retention has deleted: its id is free again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from streams.settings.model import Settings
 
 
 class SubmittedTask(NamedTuple):
-    """A task as the log has it."""
+    """A task in the log."""
 
     at: Coordinates
     timestamp_ms: int
@@ -41,12 +41,13 @@ class TaskIndex(FollowedTopic):
     """The tasks of the log by their ids, once it `is_read`. Methods may be called from any thread."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises NotFoundError without the topic, SettingsError if it has other partitions than it should, LogError."""
+        """Raises NotFoundError if the topic does not exist, SettingsError if it has other partitions than it should,
+        LogError."""
         check_topics(settings, ["tasks"])
         super().__init__(settings, "tasks")
         self._topic = topics(settings.topics)["tasks"]
         self._offsets: list[dict[bytes, int]] = [{} for _ in range(self._topic.partitions)]
-        """Of each partition: a record elsewhere than its key belongs is nobody's task."""
+        """Partition count: a record outside its key's partition is not a task."""
         self._opened = ExitStack()
         self._tracer = self._opened.enter_context(tracing.open_tracer(settings, "submit"))
 
@@ -59,19 +60,19 @@ class TaskIndex(FollowedTopic):
         self._opened.close()
 
     def find(self, task_id: str) -> SubmittedTask | None:
-        """Return a task; None if the log has none of this id now. Raises RefusedError if its record cannot be read."""
+        """Return a task; None if the log has no task with this id now. Raises RefusedError if its record cannot be
+        read."""
         if (found := self._known(task_id)) is not None:
             return found
         place = self._place(task_id)
         _, end = offsets(self._settings, ["tasks"])[place]
-        self._wait_for(Coordinates(*place, end - 1))  # somebody else may have written it a moment ago
+        self._wait_for(Coordinates(*place, end - 1))  # another process may have just written it
         return self._known(task_id)
 
     def submit(self, task: Task, *, under: Context | None = None) -> SubmittedTask:
-        """Return a task as the log has it, written now unless the log has it already.
-
-        A task without a trace of its own joins the trace `under`. Raises RefusedError if its id is that of another
-        task, LogError if the broker does not answer, EncodeError or EventError for a task that no record can hold.
+        """Return a task in the log, writing it if it is missing. A task without its own trace joins the trace `under`.
+        Raises RefusedError if another task has its id, LogError if the broker does not answer, EncodeError or
+        EventError for a task that no record can hold.
         """
         known = self._known(task.task_id)
         if known is None:
@@ -117,7 +118,7 @@ class TaskIndex(FollowedTopic):
 
 
 def same(one: Task, other: Task) -> bool:
-    """Return whether two tasks say the same, whoever sent them and whenever."""
+    """Return whether two tasks have the same content, independent of sender and time."""
     return _said(one) == _said(other)
 
 
