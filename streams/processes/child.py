@@ -1,11 +1,11 @@
-"""One child process: start it, ask it to end, kill it with all it started, and say how it ended.
+"""One child process: start it, ask it to end, kill it with all it started, and report how it ended.
 
     command ──► ChildProcess, in a session of its own ──► SIGTERM, time to end, SIGKILL to its group ──► exit code 1
 
 A session of its own keeps the terminal's Ctrl-C from the child: the parent decides the order in which things end. It
 also makes the child's process group hold everything that the child started, unless that left the group.
 
-The standard library alone: the supervisor of agents' runs imports this, and starts in milliseconds.
+It uses only the standard library: the supervisor of agents' runs imports this, and starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 LOOK_EVERY_S = 0.02
 TAIL_BYTES = 64 * 1024
-"""How much of a log `last_lines` reads, at most."""
+"""Maximum part of a log that `last_lines` reads."""
 
 
 class ChildProcess(subprocess.Popen[bytes]):
@@ -41,7 +41,7 @@ class ChildProcess(subprocess.Popen[bytes]):
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal to the process and what it started.
 
-        After its end only while something of the group still runs: later its number may belong to another one.
+        After its end, only while the group has a running process: later another group may have its number.
         """
         with suppress(ProcessLookupError, PermissionError):  # macOS refuses to signal a group of zombies
             os.killpg(self.pid, number)
@@ -54,9 +54,8 @@ class ChildProcess(subprocess.Popen[bytes]):
 
 
 def is_ready(pipe: int, what: Literal["read", "write"], within_s: float) -> bool:
-    """Return whether a pipe can be read or written within `within_s` seconds; one whose other end is gone can.
-
-    With poll: select takes no descriptor above 1,023, and a server with many connections has such.
+    """Return whether a pipe can be read or written within `within_s` seconds; a pipe with a closed other end can. Uses
+    poll: select accepts no descriptor above 1,023, as a server with many connections has.
     """
     poller = select.poll()
     poller.register(pipe, select.POLLIN if what == "read" else select.POLLOUT)
@@ -78,9 +77,9 @@ def describe_exit(code: int) -> str:
 
 
 def signal_and_wait(pid: int, number: signal.Signals, is_running: Callable[[], bool], limit_s: float) -> bool:
-    """Send a signal to a process that need not be a child, and return whether it ended within `limit_s` seconds.
+    """Send a signal to any process, child or not, and return whether it ended within `limit_s` seconds.
 
-    `is_running` decides whether the process still is the one that was meant.
+    `is_running` decides whether it is still the intended process.
     """
     with suppress(ProcessLookupError):
         os.kill(pid, number)
@@ -100,7 +99,7 @@ def free_port() -> int:
 
 
 def last_lines(log: Path, count: int) -> list[str]:
-    """Return the last lines of a file that a process prints to; none if there is no such file."""
+    """Return the last lines of a file that a process prints to; none if the file does not exist."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""How a process learns that it is to end: by a signal that it hears whenever it comes, or with its parent."""
+"""How a process learns that it should end: by a signal, at any moment, or because its parent ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ WITH_PARENT = "ENDS_WITH_PARENT"
 
 
 def end_with_parent() -> None:
-    """End this process when the one that started it has ended, for any reason: stdin is a pipe that it holds."""
+    """End this process when the one that started it has ended, for any reason: it holds the other end of stdin's
+    pipe."""
 
     def watch() -> None:
         while os.read(0, 1):  # not sys.stdin, whose lock this thread would still hold at exit
@@ -39,7 +40,7 @@ def start_ending_with_parent(command: Sequence[str], env: Mapping[str, str], **o
 
 
 class SignalledEvent(Event):
-    """An event that is set by a handler of signals, and waited for in the main thread."""
+    """An event that a signal handler sets and the main thread waits for."""
 
     def set_in_handler(self) -> None:
         """Set the event soon, from another thread.
@@ -51,10 +52,10 @@ class SignalledEvent(Event):
         _thread.start_new_thread(self.set, ())
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait as any event, but hear a signal within LOOK_EVERY_S seconds.
+        """Wait like any event, but react to a signal within LOOK_EVERY_S seconds.
 
-        Python runs handlers between instructions. A signal that comes behind the last one, or that another thread
-        takes, does not interrupt the system call in which this thread then waits: its handler runs after that call.
+        Python runs handlers between instructions. A signal that comes after the last one, or that another thread takes,
+        does not interrupt the system call in which this thread then waits: its handler runs after that call.
         """
         until = None if timeout is None else time.monotonic() + timeout
         while not self.is_set():

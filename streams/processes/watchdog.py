@@ -1,10 +1,10 @@
 """End a process that makes no progress, so that its supervisor can start a fresh one.
 
-    the work ──► beat ──► Watchdog, a thread ──► no beat for limit_s: why, where each thread stands, exit 75
+    the work ──► beat ──► Watchdog, a thread ──► no beat for limit_s: why, each thread's stack, exit 75
     any code that notices it cannot continue ──► end_process(reason) ──► log, exit 75
 
-A restarted process continues from its last commit, so ending one is always safe; one that looks healthy and does
-nothing is not. Seconds are counted in looks, not as wall-clock time, so a process that was suspended and resumed is not
+A restarted process continues from its last commit, so ending it is always safe; leaving it idle while it looks healthy
+is not. Seconds are counted in looks, not as wall-clock time, so a process that was suspended and resumed is not
 mistaken for a stuck one.
 """
 
@@ -66,7 +66,7 @@ class Watchdog:
 
 
 def _stacks() -> str:
-    """Return where every other thread is."""
+    """Return the stack of every other thread."""
     lines = []
     for thread, frame in sys._current_frames().items():
         if thread != threading.get_ident():

@@ -5,10 +5,10 @@
 
 A worker is a fresh interpreter (no fork: the parent has threads). The worker trusts its parent, but its parent does not
 trust it: an answer is JSON with the id of its request, and anything else ends the worker. What a worker prints goes to
-stderr. A process that it forks has no part in this: it can neither read requests nor answer them. A worker whose parent
-died ends when its stdin closes; one that still computes is killed by a process that watches for this.
+stderr. A process that it forks can neither read requests nor answer them. When its parent dies, a worker's stdin closes
+and it ends; if it is still computing, a watching process kills it.
 
-This contains accidents, not attackers: a worker runs with the rights of the user.
+This protects against accidents, not attackers: a worker runs with the user's rights.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from typing import Any, BinaryIO, NamedTuple
 from streams.processes.child import ChildProcess, describe_exit, is_ready
 
 START_LIMIT_S = 60.0
-"""To start an interpreter, and to import a user's module (sympy takes seconds); not part of a request's limit."""
+"""Time limit for starting an interpreter and importing a user's module (sympy takes seconds); not part of a request's
+limit."""
 GRACE_S = 1.0
-"""From the parent's end to the kill of a worker that has not ended by itself."""
+"""Time from the parent's end to the kill of a worker that has not ended by itself."""
 VARIABLES = re.compile(
     "PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_[A-Z]+|TZ|TMPDIR|PYTHON[A-Z]+|VIRTUAL_ENV|LD_LIBRARY_PATH|DYLD_[A-Z_]+|"
     "SSL_CERT_FILE|SSL_CERT_DIR|XDG_[A-Z]+_HOME|HF_HOME|HF_HUB_OFFLINE|OMP_[A-Z_]+|CUDA_[A-Z_]+"
 )
-"""Environment variables of a process that runs code of a user's; the others may be keys."""
+"""Environment variables passed to a process that runs a user's code; the others may be keys."""
 MAX_ANSWER_BYTES = 1024 * 1024
 START_ID = ""
 """Id of the frame that says that a worker has started."""
@@ -49,18 +50,18 @@ class WorkerError(Exception):
     """A worker gave no answer. `reason`: timeout or crashed."""
 
     def __init__(self, message: str, reason: str, *, again: bool = False) -> None:
-        """`again`: another try may succeed."""
+        """`again`: another attempt may succeed."""
         super().__init__(message)
         self.reason, self.again = reason, again
 
 
 class WorkerKind(NamedTuple):
-    """The module of workers, and how errors name them."""
+    """The workers' module, and their name in errors."""
 
     module: str
-    """The module whose `main` it runs."""
+    """The worker runs this module's `main`."""
     title: str
-    """The name of one, e.g. "a scorer's worker"."""
+    """A worker's name, e.g. "a scorer's worker"."""
     limit_setting: str
     """The setting of the time limit of a request."""
 
@@ -69,17 +70,17 @@ class WorkerKind(NamedTuple):
 
 
 class WorkerProcess:
-    """One worker and the pipes to it. For one thread at a time, but `kill`."""
+    """One worker and the pipes to it. For one thread at a time, except `kill`."""
 
     def __init__(self, kind: WorkerKind, arguments: Sequence[str], variables: str = "") -> None:
         """Start it with `arguments`, and return when it is ready. Raises WorkerError.
 
-        `variables`: of its environment, in addition to VARIABLES, comma separated.
+        `variables`: comma-separated environment variables, in addition to VARIABLES.
         """
         further = variables.replace(" ", "").split(",")
         env = {name: value for name, value in os.environ.items() if name in further or VARIABLES.fullmatch(name)}
         self._kind = kind
-        # -P: the working folder is no place to import from, unless the worker's arguments name it
+        # -P: do not import from the working folder, unless the worker's arguments name it
         self._process = ChildProcess(
             [sys.executable, "-P", "-c", f"from {kind.module} import main; main()", *arguments],
             env=env,
@@ -97,11 +98,11 @@ class WorkerProcess:
             raise
 
     def is_spoilt(self) -> bool:
-        """Return whether it ended, or sends something without a request."""
+        """Return whether it ended, or sent output without a request."""
         return is_ready(self._out, "read", 0)
 
     def kill(self) -> None:
-        """Kill it with all it started, and return when it is gone. Any thread may; a reader sees its end."""
+        """Kill it with all it started, and return when it is gone. Any thread may call it; a reader sees the end."""
         self._process.kill_group()
 
     def dispose(self) -> None:
@@ -159,7 +160,7 @@ class WorkerProcess:
 
 
 def bad_answer(name: str) -> WorkerError:
-    """Return the error of a worker that sent something else than an answer."""
+    """Return the error of a worker that sent something other than an answer."""
     return WorkerError(
         f"the worker of {name} sent something that is no answer to its request; it must leave the descriptors of its "
         "process alone",
@@ -172,13 +173,13 @@ def bad_answer(name: str) -> WorkerError:
 
 
 class AnswerPipe:
-    """Where a worker's answers go."""
+    """The pipe for a worker's answers."""
 
     def __init__(self, pipe: BinaryIO) -> None:
         self._pipe, self._pid = pipe, os.getpid()
 
     def send(self, request_id: str, answer: dict[str, Any]) -> None:
-        """Write an answer to a request. Ends a process that the user's code forked, which has no business here."""
+        """Write an answer to a request. Ends a process that the user's code forked, which must not answer."""
         if os.getpid() != self._pid:
             os._exit(0)
         data = _frame(json.dumps({**answer, "id": request_id}).encode())
@@ -202,10 +203,10 @@ def serve(answer: Callable[[AnswerPipe, bytes], None]) -> None:
 
 
 def _end_with_parent() -> None:
-    """Start a process that kills this one's group soon after the parent has gone, whatever this one does by then.
-
-    An alarm would not do: user's code may take it over, block it, or compute without end in C. The other end of stdin
-    is the parent's alone, so its closing tells. Forked twice: this process has no child that a user's code could find.
+    """Start a process that kills this one's group soon after the parent's end, whatever this one is doing. An alarm
+    would not do: a user's code may replace or block it, or compute without end in C. Only the parent has the other end
+    of stdin, so its closing shows the parent's end. It is forked twice, so that a user's code cannot find it as a
+    child.
     """
     if child := os.fork():
         os.waitpid(child, 0)
@@ -230,7 +231,7 @@ def limit_memory(memory_bytes: int) -> None:
 
 
 def data_bytes() -> int:
-    """Return how much memory this process has reserved of its own, as `limit_memory` counts it; 0 if no one says."""
+    """Return this process's own reserved memory, as `limit_memory` counts it; 0 if unknown."""
     try:
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[5]) * resource.getpagesize()
@@ -239,7 +240,7 @@ def data_bytes() -> int:
 
 
 def describe_exception(action: str, exc: BaseException) -> str:
-    """Return what a user's code raised during `action`, and where; a SyntaxError says that itself."""
+    """Return the error of a user's code during `action`, and its place, which a SyntaxError already has."""
     try:
         text = str(exc)[:1000].encode(errors="backslashreplace").decode()  # half of a surrogate pair fits in no frame
     except Exception as broken:  # an exception's own code may raise anything

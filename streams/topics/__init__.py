@@ -1,1 +1,1 @@
-"""What every topic is: each fact about it, declared once."""
+"""Declarations of all topics: each fact is stated once."""

@@ -22,7 +22,7 @@ from streams.topics.shape import (
 
 JOIN = LetterStage("streams", "advantages")
 IS_OWN = "(tenant = {tenant} OR (tenant IS NULL AND (starts_with(policy, {prefix}) OR starts_with(agent, {prefix}))))"
-"""Whether a task is a tenant's."""
+"""SQL condition: the task belongs to a tenant."""
 OF_OWN_RUN = f"({OWN_TASK} OR task_id IN (FROM own_runs))"
 
 

@@ -63,7 +63,7 @@ WAYS_OUT = {
     "malformed_reward": "Repair the scorer, then `streamward rescore --failed` writes the missing scores",
     "not_served": "Repair the servers, then restart the agent",
 }
-"""What to do about it, by reason; of the HOPELESS ones those words."""
+"""What to do about it, by reason; for HOPELESS ones their own text."""
 DROPPED = {
     "unanswered": "no slot was answered before the task's time was over",
     "unscored": "no answer was scored before the task's time was over, or no scorer had an opinion of any",
@@ -75,12 +75,12 @@ DROPPED = {
 
 
 def reason_text(reason: str) -> str:
-    """Return why a record could not be used, in words; a reason that is not ours, as it is."""
+    """Return why a record could not be used, in words; an unknown reason, unchanged."""
     return TEXTS.get(reason, reason)
 
 
 def way_out(reason: str) -> str:
-    """Return what to do about a dead letter, in a sentence; empty for a reason that is not ours.
+    """Return what to do about a dead letter, in a sentence; empty for an unknown reason.
 
     >>> way_out("late")
     'Putting it back cannot help: its deadline has passed or its group has left, and a redrive makes it later still.'

@@ -1,4 +1,4 @@
-"""The topics of a service: jobs, who may do what, and what is learnt from what was served."""
+"""The topics of a service: jobs, permissions, and the data sets made from served runs."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from schemas.events import Event
 from streams.output import Column
 
 AuditReading = Literal["groups", "since", "whole", "place", "nothing"]
-"""What the audit reads of a topic: from --since on, and what retention has deleted limits which groups are recounted;
-the same without that limit; all of it, however late the recount begins; all of it, only to check that records are where
-their keys belong; nothing."""
+"""What the audit reads of a topic: from --since on, where records deleted by retention limit which groups are
+recounted; the same without that limit; all of it, however late the recount begins; all of it, only to check each
+record's partition; nothing."""
 
 OWN_TASK = "task_id IN (FROM own_tasks)"
 OWN_RUN = f"({OWN_TASK} OR starts_with(agent_id, {{prefix}}))"
@@ -38,7 +38,7 @@ class LetterStage(NamedTuple):
     """A stage that writes a dead letter about each record that it cannot use."""
 
     group: str
-    """Its consumer group, or how the group's name begins."""
+    """Its consumer group, or the prefix of the group's name."""
     stage: str
 
 
@@ -47,7 +47,7 @@ class TopicShape:
     """One topic of every deployment."""
 
     label: str
-    """Its name without the prefix, e.g. `group-control`."""
+    """Its name, without the prefix, e.g. `group-control`."""
     event: type[Event]
     key: str
     """The field that is the record key; `` for dead letters, which keep the key of their source."""
@@ -59,19 +59,19 @@ class TopicShape:
     tenant: str
     """Which rows of the topic's view are a tenant's: a condition in SQL with {tenant} and {prefix}, or ADMINS_ONLY."""
     reader: LetterStage | None
-    """The stage that writes a dead letter about a record that is no event of this topic. None: no stage does."""
+    """The stage that writes a dead letter about a record that is no event of this topic. None: no stage."""
     is_about: str
-    """What a record is, in the words of a finding: `a verdict`, `about a job`."""
+    """A record's name in a finding: `a verdict`, `about a job`."""
     audit: AuditReading
     causes: tuple[str, ...]
-    """Topics with records that those of this one follow from, or EVERY_TOPIC: the audit finds the cause of each record
+    """Topics with the causes of this one's records, or EVERY_TOPIC: the audit finds the cause of each record
     that it finds here."""
     line: Callable[..., str]
     """A record in one line. Its arguments are fields of the event, and columns of the topic's view."""
     columns: tuple[Column, ...]
-    """Of a table of its events."""
+    """Columns of a table of its events."""
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """What its writer may add to the metadata of what it is made of, by key, with the meaning."""
+    """Keys that its writer may add to the copied metadata, with their meaning."""
 
     def __post_init__(self) -> None:
         """Raise ValueError where a fact is missing or contradicts the event."""
@@ -96,7 +96,7 @@ class TopicShape:
 
     @property
     def is_keyed_by_task(self) -> bool:
-        """Whether its partitions are those of tasks, so that one worker sees all that is about a task."""
+        """Whether it is partitioned like tasks, so that one worker sees everything about a task."""
         return self.key == "task_id"
 
 

@@ -1,4 +1,4 @@
-"""The topics of other people's training loops."""
+"""The topics of third-party training loops."""
 
 from __future__ import annotations
 

@@ -1,19 +1,18 @@
-"""Whether a table's changelog still holds all that was written to it.
+"""Check whether a table's changelog still holds everything that was written to it.
 
     publish acknowledged ──► Changelogs ──► note, in the metadata of each commit
-    commit's note, what the broker has ──► distrust ──► None: continue from the commit
+    commit's note, the broker's bounds ──► distrust ──► None: continue from the commit
                                                     └─► why: read the source topics from their start
 
 A commit says "the events before this offset are done", and the resulting state is only in the changelogs. If one was
 cut or recreated, a worker that continues from the commit has silently lost half-read groups. So each commit notes how
-far the changelogs of its partition reach. State that cannot be trusted is not thrown away: a row that survived is an
-older state of its key, and reading everything again brings each row to where it was.
+far the changelogs of its partition reach. Untrusted state is not discarded: a surviving row is an older state of its
+key, and reading everything again restores each row. After each recovery a new note is accepted, and committed together
+with the rewound offsets. So a crash in the middle of a rebuild continues from what was rebuilt, and a changelog that
+was cut once is rebuilt once.
 
-After each recovery a new note is accepted, and committed together with the offsets that were wound back. So a crash in
-the middle of a rebuild continues from what was rebuilt, and a changelog that was cut once is rebuilt once.
-
-Pure bookkeeping, without a clock and without Kafka; `seek.py` uses it. A changelog that was recreated and has grown
-past the note unseen is not detected, nor is one behind commits without a note, unless all of the partition's are empty.
+Pure bookkeeping, without a clock and without Kafka; `seek.py` uses it. Not detected: a changelog that was recreated and
+has grown past the note unseen, and one of commits without a note, unless all of the partition's are empty.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from streams.kafka import topic_ids
 from streams.kafka.record import TopicPartition
 
 FORMAT = 1
-"""Version of the note. One of another version is read as no note."""
+"""Version of the note. A note of another version is ignored."""
 
 
 END = "\0"
-"""Ends a note. librdkafka 2.16 copies a commit's metadata without a NUL of its own, and its Python client reads up to
-the next one, wherever that is."""
+"""Ends a note. librdkafka 2.16 copies a commit's metadata without a final NUL, and its Python client reads up to the
+next NUL in memory."""
 
 
 class Extent(NamedTuple):
-    """What there is of one changelog partition."""
+    """The bounds of one changelog partition."""
 
     start: int
     """Its first offset. A compacted topic never moves it by itself."""
@@ -45,7 +44,7 @@ class Extent(NamedTuple):
 
 
 class Changelogs:
-    """How far each changelog partition of one worker reaches."""
+    """The end of each changelog partition of one worker."""
 
     def __init__(self) -> None:
         self.notes: Mapping[TopicPartition, str] = {}
@@ -54,12 +53,12 @@ class Changelogs:
         self._last: dict[TopicPartition, int] = {}
 
     def accept(self, extents: Mapping[TopicPartition, Extent]) -> None:
-        """From here on, note that these and only these changelogs are owned, and how far they reach."""
+        """From here on, note that exactly these changelogs are owned, and their ends."""
         self._extents = dict(extents)
         self._last.clear()
 
     def acknowledged(self, tp: TopicPartition, offset: int) -> str | None:
-        """Register a record that was written to a changelog; return why that cannot be, or None."""
+        """Register a record that was written to a changelog; return why that is impossible, or None."""
         last = self._last.get(tp, -1)
         if offset <= last:
             return f"{tp[0]}[{tp[1]}]: a record was written at {offset}, though {last} had been written"
@@ -70,11 +69,11 @@ class Changelogs:
         return None
 
     def reach(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return where each of these changelog partitions ends, as far as written to or accepted here."""
+        """Return the end of each of these changelog partitions, as written or accepted here."""
         return {tp: self._extents[tp].end for tp in tps if tp in self._extents}
 
     def note(self, partition: int, topic_id: str = "") -> str:
-        """Return what a commit of a source partition with this number notes, and the id of its topic.
+        """Return the note for a commit of a source partition with this number, and the id of its topic.
 
         Called from the consumer's thread.
         """
@@ -85,7 +84,7 @@ class Changelogs:
 
 
 def read_note(metadata: str) -> dict[str, Extent]:
-    """Return what a commit noted, by changelog topic; nothing for a commit without a note that can be read."""
+    """Return the note of a commit, by changelog topic; nothing without a readable note."""
     try:
         note = json_text.parse(metadata.rstrip(END))
         if note["v"] != FORMAT:

@@ -1,9 +1,9 @@
-"""What a stage needs of the stream worker that runs it, whichever driver that is.
+"""The interface of a stream worker to its stages, the same for every driver.
 
     stage.register(driver) ──► tables for its state, an outlet for its events, an agent for each topic that it reads
 
-`streams/worker/faust/faust_driver.py` runs stages in Faust, `streams/worker/batched/` in a loop of our own. A handler
-is written once, for both: it gets one record at a time, and awaits what it emits.
+`streams/worker/faust/faust_driver.py` runs stages in Faust, `streams/worker/batched/` in our own loop. A handler is
+written once, for both: it gets one record at a time, and awaits its emitted events.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streams.observability.tracing.tracer import Trace, Traced, Tracer
 from streams.settings.model import Settings
 
 HandleRecord = Callable[[Record], Awaitable[None]]
-"""Handles one record. An EventError is for a record that cannot be used; anything else ends the worker."""
+"""Handles one record. It raises EventError for an unusable record; any other error ends the worker."""
 
 
 class TableRows(Protocol):
@@ -29,14 +29,14 @@ class TableRows(Protocol):
         """Return the row under `key`, or None."""
 
     def __setitem__(self, key: bytes, row: bytes) -> None:
-        """Write a row. Only while a record is handled, and after what it emits."""
+        """Write a row. Only while a record is handled, and after its events were emitted."""
 
 
 class EventOutlet(Protocol):
     """Writes the events of one stage."""
 
     async def emit(self, event: Event) -> None:
-        """Write one event to its topic. Raises EventError if it is larger than that takes."""
+        """Write one event to its topic. Raises EventError if it is too large for the topic."""
 
     async def emit_traced(self, event: Traced, trace: Trace | None, *, began_ms: float | None = None) -> None:
         """Write one event under its trace, with a span that began at `began_ms`. Raises as `emit`."""
@@ -58,7 +58,7 @@ class Driver(Protocol):
     def agent(
         self, topic: Topic, handle: HandleRecord, stage: str, *, name: str = "", after: Iterable[Topic] = ()
     ) -> None:
-        """Have `handle` called for each record of `topic`; what cannot be used becomes a dead letter of the stage.
+        """Have `handle` called for each record of `topic`; unusable ones become dead letters of the stage.
 
         `name` is the agent's, if the stage has several. A record waits until the partitions of its number in the
         topics `after` are read up to its timestamp, or to their ends.

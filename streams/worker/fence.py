@@ -3,7 +3,7 @@
     rows of a changelog, each with the generation of the group in which it was written ──► Fence ──► valid, or stale
 
 Generations only grow, and a partition has one owner in each. So a row of an older generation than a row before it was
-written by a worker that had lost the partition, and does not know it.
+written by a worker that had unknowingly lost the partition.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 GENERATION = "generation"
-"""The header: the generation of the group in which the row was written, decimal."""
+"""Header with the generation of the group in which the row was written, decimal."""
 
 
 class Fence:
@@ -40,6 +40,6 @@ class Fence:
 
 
 def generation_of(headers: Any) -> int | None:
-    """Return the generation in a row's headers; None if there is none that can be read."""
+    """Return the generation in a row's headers; None if it is missing or unreadable."""
     value = dict(headers or ()).get(GENERATION, b"")
     return int(value) if value.isdigit() else None

@@ -1,7 +1,7 @@
-"""Python's search for cyclic garbage, in processes that answer or join within milliseconds.
+"""Tune Python's cyclic garbage collection for processes that answer or join within milliseconds.
 
 Modules and a model are hundreds of thousands of objects that stay. Each full search looks at all of them, which stopped
-a server for 20 to 50 ms; and thousands of records come at once that make no cycle.
+a server for 20 to 50 ms; and thousands of records arrive at once without making a cycle.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import gc
 
 SEARCH_AFTER = (100_000, 20, 50)
-"""New objects before the youngest are searched, and how many searches later the older ones are, and all of them."""
+"""New objects before the youngest generation is searched, and the numbers of searches before the older ones are."""
 
 
 def settle() -> None:
-    """Leave what there is now out of every later search, and search seldom: to be called once a process is ready."""
+    """Exclude all present objects from later searches, and search seldom. Call it once a process is ready."""
     gc.freeze()
     gc.set_threshold(*SEARCH_AFTER)

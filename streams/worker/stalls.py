@@ -1,6 +1,6 @@
-"""Whether a stream worker makes progress.
+"""Detect that a stream worker makes no progress.
 
-what one look shows ──► StallDetector ──► why to end the process (streams/processes/watchdog.py)
+one observation ──► StallDetector ──► why to end the process (streams/processes/watchdog.py)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from streams.kafka.record import TopicPartition
 
 
 class Sight(NamedTuple):
-    """What one look at a worker shows."""
+    """One observation of a worker."""
 
     committed: dict[TopicPartition, int]
     """The next offset to work on, per source partition owned."""
@@ -25,14 +25,14 @@ class Sight(NamedTuple):
 
 
 class StallDetector:
-    """How long each thing has made no progress. Pure: the seconds are given to `look`."""
+    """Tracks how long each part has made no progress. Pure: `look` gets the seconds."""
 
     def __init__(self, *, hole_s: float, stuck_s: float) -> None:
         self._hole_s, self._stuck_s = hole_s, stuck_s
         self._still_s: dict[Any, tuple[Any, float]] = {}
 
     def look(self, sight: Sight, passed_s: float) -> tuple[str | None, str | None]:
-        """Return (why to end the process now, why to end it if the broker answers); None where all is well."""
+        """Return (why to end the process now, why to end it if the broker answers); None if all is well."""
         states: dict[Any, Any] = {}
         if sight.rebalancing:
             states["rebalance"] = sight.recovered

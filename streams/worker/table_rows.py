@@ -1,4 +1,4 @@
-"""Rows of the tables that stages keep their state in.
+"""Rows of the tables in which stages keep their state.
 
     fields ──► pack ──► compact JSON with a version ──► table, changelog ──► unpack ──► fields
 

@@ -1,10 +1,10 @@
-"""What was done since the last checkpoint, and how much of it is acknowledged.
+"""The work since the last checkpoint, and how much of it is acknowledged.
 
     records handled ──► results sent ──► all acknowledged ──► rows sent ──► all acknowledged ──► their offsets committed
 
-So a row never says that a group has left whose record is not in the log, and a commit never says that records are done
-whose rows are not. Meanwhile the next epoch is under way: nothing waits, and one flaw of order cannot be: what is sent
-later is in a later epoch.
+So a row never says that a group has left before its record is in the log, and a commit never covers records before
+their rows are written. Meanwhile the next epoch is under way: nothing waits, and the order holds, since later sends
+belong to a later epoch.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ OnAck = Callable[[Coordinates], None]
 
 
 class Epoch:
-    """One of them. Open while records are handled; closed with the rows and offsets of that moment."""
+    """One epoch. Open while records are handled; closed with the rows and offsets of that moment."""
 
     def __init__(self) -> None:
         self.unacknowledged = 0
         self.rows: list[tuple[TopicPartition, bytes, bytes | None]] | None = None
-        """To be sent once the results are acknowledged; None: not closed, or they are sent."""
+        """Rows to send once the results are acknowledged; None if it is open or they were sent."""
         self.offsets: dict[TopicPartition, int] = {}
-        """To be committed once the rows are acknowledged, too."""
+        """Offsets to commit once the rows are acknowledged, too."""
 
     def sends(self, on_ack: OnAck | None = None) -> OnAck:
         """Count a record that is being sent, and return what to call when it is acknowledged."""
@@ -43,5 +43,5 @@ class Epoch:
         self.unacknowledged -= 1
 
     def close(self, rows: list[tuple[TopicPartition, bytes, bytes | None]], offsets: dict[TopicPartition, int]) -> None:
-        """End it with these rows and offsets."""
+        """Close it with these rows and offsets."""
         self.rows, self.offsets = rows, offsets

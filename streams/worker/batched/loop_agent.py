@@ -1,7 +1,7 @@
-"""One reader of one topic within a loop worker: which of its records are handled now, and which wait.
+"""One reader of one topic in a loop worker: decides which of its records are handled now and which wait.
 
 records ──► those of other topics from before them are read? ──► handle, as many as came
-                  └── not yet: they wait, in order, and nothing behind them is committed
+                  └── not yet: they wait, in order, and nothing after them is committed
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from streams.observability.metrics import Meter
 from streams.settings.model import Topics
 
 HandleRecords = Callable[[Sequence[Record]], None]
-"""Handles records of one topic, each partition's in order. Whatever it raises ends the worker."""
+"""Handles records of one topic, each partition's in order. Any error ends the worker."""
 MOST_WAITING = 1000
-"""Records of one partition that wait; beyond that no more of it is read."""
+"""Maximum number of waiting records of a partition; above it, reading pauses."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicReading:
-    """What a stage reads: the topic, by which name, and after which others."""
+    """An input of a stage: the topic, its name, and the topics read before it."""
 
     topic: Topic
     name: str
@@ -34,7 +34,7 @@ class TopicReading:
 
     @property
     def stage(self) -> str:
-        """The name by which what is read is counted: without the topic's."""
+        """The name under which its records are counted, without the topic's."""
         return self.name.removesuffix(f".{self.topic.label}")
 
 
@@ -63,7 +63,7 @@ class LoopAgent:
             self._waiting[record.at.partition].append(record)
 
     def take_waiting(self, is_read: Callable[[TopicPartition, int], bool]) -> bool:
-        """Handle what waits for no other topic any more; return whether anything was.
+        """Handle records that no longer wait for another topic; return whether any were handled.
 
         `is_read` says whether a partition is read up to a time in ms.
         """
@@ -106,16 +106,16 @@ class LoopAgent:
         return waiting[0].at.offset if waiting else None
 
     def full(self) -> set[int]:
-        """Return the partitions of which no more should be read."""
+        """Return the partitions to pause."""
         return {number for number, waiting in self._waiting.items() if len(waiting) >= MOST_WAITING}
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Forget what waits in partitions that are lost."""
+        """Forget waiting records of lost partitions."""
         for number in numbers:
             self._waiting.pop(number, None)
 
     def report(self, revoked: Iterable[TopicPartition] = ()) -> None:
-        """Set the lag; forget that of partitions that are another's."""
+        """Set the lag; forget that of lost partitions."""
         if self._lag is not None:
             self._lag.revoked(revoked)
             self._lag.report()

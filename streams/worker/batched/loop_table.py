@@ -1,10 +1,10 @@
-"""The rows of one table of a loop worker, by partition number, and which of them its changelog lacks.
+"""The rows of one table of a loop worker, by partition number, and those that its changelog lacks.
 
     changelog ──► restore, stale rows skipped ──► rows ◄── a handler reads and writes
                                                    └──► take_changes, once a second: each changed row once
 
-The rows of a partition are dropped when it is lost. When it is handed over they stay for a while: should it come back,
-only what was written meanwhile is read.
+The rows of a partition are dropped when it is lost. When it is handed over they stay for a while: if it comes back,
+only newer rows are read.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from streams.worker.fence import Fence, generation_of
 log = logging.getLogger("streamward.worker")
 
 Row = bytes | None
-"""None: no row under its key."""
+"""The newest row; None if the key has no row."""
 
 
 class CurrentPartition:
-    """The partition number whose records are handled now."""
+    """The partition number of the records that are handled now."""
 
     number = 0
 
@@ -31,7 +31,7 @@ class LoopTable:
     """Bytes by bytes; `changelog` is its topic, with `partitions`."""
 
     def __init__(self, changelog: str, partitions: int, place: CurrentPartition) -> None:
-        """`place` says whose rows `get` and assignments are about."""
+        """`place` gives the partition for `get` and assignments."""
         self.changelog, self.partitions = changelog, partitions
         self.fence = Fence()
         self._place = place
@@ -41,7 +41,7 @@ class LoopTable:
         """By partition, keys whose newest row in the changelog is a zombie's."""
 
     def get(self, key: bytes) -> Row:
-        """Return the row under `key` in the partition at hand, or None."""
+        """Return the row under `key` in the current partition, or None."""
         return self._rows[self._place.number].get(key)
 
     def __setitem__(self, key: bytes, row: bytes) -> None:
@@ -82,7 +82,7 @@ class LoopTable:
             self._rows[number][key] = row
 
     def end_restoring(self, number: int) -> None:
-        """All of a partition's changelog is read: have rows that a zombie's cover written again."""
+        """A partition's changelog is fully read: rewrite the rows that a zombie's rows cover."""
         covered, self._covered[number] = self._covered[number], set()
         self._changed[number] |= {key: self._row(number, key) for key in covered}
 

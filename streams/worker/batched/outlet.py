@@ -1,4 +1,4 @@
-"""Write what stages make, without waiting: the worker's checkpoints see to the order.
+"""Write the stages' results, without waiting: the worker's checkpoints ensure the order.
 
 Event ──► encoded, counted ──► LoopWorker.send ──► topic
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LoopOutlet:
-    """Writes events of one stage where they belong. Its methods for stages are awaited, as Faust's are."""
+    """Writes events of one stage to their topics. Its methods for stages are awaited, like Faust's."""
 
     def __init__(self, worker: LoopWorker, stage: str) -> None:
         """`stage` is the writer's name, for the meter."""
@@ -28,7 +28,7 @@ class LoopOutlet:
         self._topics = {topic.event: topic for topic in topics(worker.settings.topics).values()}
 
     async def emit(self, event: Event) -> None:
-        """Write one event to its topic. Raises EventError if it is larger than that takes."""
+        """Write one event to its topic. Raises EventError if it is too large for the topic."""
         self.write(event)
 
     async def emit_traced(self, event: Traced, trace: Trace | None, *, began_ms: float | None = None) -> None:
@@ -51,6 +51,6 @@ class LoopOutlet:
     def write_bytes(
         self, topic: Topic, key: bytes | None, payload: bytes, *, headers: Mapping[str, bytes], on_ack: OnAck | None
     ) -> None:
-        """Write a record that is encoded."""
+        """Write an encoded record."""
         self._worker.send(topic.name, key, payload, headers=headers, on_ack=on_ack)
         self._worker.meter.add(catalog.EVENTS_OUT, self._stage, topic.label)

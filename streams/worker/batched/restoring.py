@@ -1,6 +1,6 @@
 """Bring the rows of newly assigned partitions back, while the worker stays a member of its group.
 
-    changelogs, each from where its rows are known ──► step, a batch at a time ──► tables ──► done
+    changelogs, each from its first unknown row ──► step, a batch at a time ──► tables ──► done
 
 The partitions that feed the tables are paused until then.
 """
@@ -17,12 +17,12 @@ from streams.settings.model import Settings
 from streams.worker.batched.loop_table import LoopTable
 
 AT_ONCE = 5000
-"""Rows in a step. Between two of them the worker polls: a rebalance waits for that."""
+"""Rows in a step. The worker polls between steps: a rebalance waits for that."""
 WAIT_S = 0.05
 
 
 class Restoring:
-    """The reading of some changelog partitions."""
+    """Reads some changelog partitions."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Restoring:
 
     @property
     def seconds(self) -> float:
-        """How long it has taken."""
+        """Its duration so far."""
         return time.monotonic() - self._begun
 
     def close(self) -> None:

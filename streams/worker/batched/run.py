@@ -24,7 +24,8 @@ log = logging.getLogger("streamward.worker")
 
 
 def run(settings: Settings, stages: Iterable[Callable[[LoopWorker], None]], *, stop: threading.Event) -> None:
-    """Run until `stop` is set; what is under way is finished and committed. `stages` holds what registers each stage.
+    """Run until `stop` is set; work in progress is finished and committed. `stages` holds the functions that register
+    stages.
 
     Raises LogError if the broker does not answer or refuses, or records were deleted before they were read;
     NotFoundError or SettingsError if topics are missing or misconfigured.

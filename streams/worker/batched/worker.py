@@ -1,14 +1,15 @@
-"""A stream worker in a loop of its own: the same stages, topics, tables and promises as the Faust worker's.
+"""A stream worker with its own loop: the same stages, topics, tables and guarantees as the Faust worker.
 
     poll, hundreds at once ──► agents ──► results, sent and not waited for ──┐
       ▲ paused while rows come back                                         ▼
       └── commit ◄── rows acknowledged ◄── each changed row, once a second ◄── results acknowledged
 
-Delivery is at least once. A record is done when what it asks for is acknowledged, and after that its rows (`epoch.py`);
-a worker that dies repeats what it did since the last commit, with the same ids and bytes. Rows carry the generation of
-the group, so those of a worker that has lost its partitions and does not know are skipped (`streams/worker/fence.py`).
+Delivery is at least once. A record is done when its results, and then its rows, are acknowledged (`epoch.py`); after a
+crash the work since the last commit is repeated, with the same ids and bytes. Rows carry the generation of the group,
+so those of a worker that has unknowingly lost its partitions are skipped (`streams/worker/fence.py`).
 
-One thread does everything. Handlers never wait: what Faust awaits is only sent here, and the order is kept by epochs.
+One thread does everything. Handlers never wait: sends that Faust awaits are only queued here, and epochs keep the
+order.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ from streams.worker.fence import GENERATION
 from streams.worker.stalls import Sight, StallDetector
 
 MAX_RECORDS = 4096
-"""Most records taken at once. Decoding many costs less for each; a poll returns what is there."""
+"""Maximum records taken at once. Decoding many costs less for each; a poll returns the available ones."""
 COMMIT_EVERY_S, BEHIND_S = 1.0, 3.0
-"""After a kill -9, at most about this much is processed twice; the second while there is a backlog, whose topics come
-one after the other, so that a row changes again and again."""
+"""After a kill -9, at most about this much is processed twice; the second during a backlog, when topics are read one
+after the other and a row changes repeatedly."""
 TICK_S = 1.0
 FROZEN_S = 60.0
-"""Longest time without a step, if it is not the broker that is waited for."""
+"""Longest time without a step, except while waiting for the broker."""
 STUCK_S = 60.0
 """Longest time that a partition with records makes no progress."""
 BUSY_S = 0.01
-"""Longest wait for records while something else is to be done soon."""
+"""Longest wait for records while other work is due soon."""
 
 log = logging.getLogger("streamward.worker")
 
@@ -75,23 +76,23 @@ class LoopWorker:
         self._agents: dict[str, list[LoopAgent]] = defaultdict(list)
         self._timers: list[Callable[[], None]] = []
         self._read: dict[TopicPartition, int] = {}
-        """Per partition owned, the next offset to be taken."""
+        """Next offset to take of each owned partition."""
         self._reached_ms: dict[TopicPartition, int] = {}
         self._reaches: dict[TopicPartition, int] = {}
-        """Changelog partitions whose rows are known up to an offset, though they were handed over."""
+        """Offset up to which the rows of changelog partitions are known, though they were handed over."""
         self._restoring: Restoring | None = None
         self._full: set[TopicPartition] = set()
-        """Partitions that are paused, as too many of their records wait."""
+        """Partitions paused because too many of their records wait."""
         self._epoch, self._closed = Epoch(), Epoch()
-        """The one under way, and the one that becomes a commit."""
+        """The epoch in progress, and the one that becomes a commit."""
         self._detector = StallDetector(hole_s=STUCK_S, stuck_s=STUCK_S)
         self._commit_at = self._tick_at = 0.0
         self._is_behind = False
-        """Whether there was as much to take as may be taken at once."""
+        """Whether the last poll returned the maximum number of records."""
         self.generation = 0
         self._exits = ExitStack()
         self._leaves = False
-        """What was handled is settled, or must not be."""
+        """Handled records are settled, or must not be."""
 
     # --- what stages build on -----------------------------------------------------------------------------------------
 
@@ -132,7 +133,7 @@ class LoopWorker:
         self.agent_of_many(TopicReading(topic, name or stage, tuple(after)), handle_each)
 
     def agent_of_many(self, reading: TopicReading, handle: HandleRecords) -> None:
-        """Have `handle` called with as many records as have come."""
+        """Have `handle` called with all available records."""
         self._agents[reading.topic.name].append(LoopAgent(reading, handle, self.meter))
 
     def timer(self, call: Callable[[], None]) -> None:
@@ -154,7 +155,7 @@ class LoopWorker:
         headers: Mapping[str, bytes],
         on_ack: OnAck | None = None,
     ) -> None:
-        """Send a result of what is handled now. Raises LogError if an earlier one was refused."""
+        """Send a result of the current record. Raises LogError if an earlier one was refused."""
         self._producer.send_bytes(topic, key, payload, headers=headers, on_ack=self._epoch.sends(on_ack))
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ class LoopWorker:
             self._exits.__exit__(kind, *rest)
 
     def step(self) -> None:
-        """Take what has come, and go on with what is under way. Raises LogError as GroupConsumer.poll and Producer."""
+        """Take new records, and continue the epochs in progress. Raises LogError as GroupConsumer.poll and Producer."""
         records = self._consumer.poll(MAX_RECORDS, self._patience_s())
         self._is_behind = len(records) == MAX_RECORDS
         self._watchdog.beat()
@@ -277,7 +278,7 @@ class LoopWorker:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def _checkpoint(self) -> None:
-        """Close the epoch if it is time, send the rows of the one that is closed, or commit its offsets."""
+        """Close the epoch if it is due, send the rows of the closed one, or commit its offsets."""
         closed = self._closed
         if not closed.offsets:
             if time.monotonic() < self._commit_at:
@@ -326,7 +327,7 @@ class LoopWorker:
             end_process(f"{contradiction}: the changelog was cut or recreated while this worker ran")
 
     def _settle(self) -> None:
-        """Have everything that was handled acknowledged, and ask for its commit. Raises LogError as Producer.flush."""
+        """Have all results acknowledged, and request their commit. Raises LogError as Producer.flush."""
         if self._closed.offsets:
             self._finish_closed()
         self._close_epoch()
@@ -373,7 +374,7 @@ class LoopWorker:
         )
 
     def _on_revoked(self, tps: list[TopicPartition]) -> None:
-        """Settle what was done in partitions that will be another's, and keep their rows, should they come back."""
+        """Settle the work in partitions that are being revoked, and keep their rows in case they come back."""
         if self._leaves:
             return
         if self._restoring is None:
@@ -384,7 +385,7 @@ class LoopWorker:
         self._give_up_partitions(tps)
 
     def _on_lost(self, tps: list[TopicPartition]) -> None:
-        """Forget partitions that are another's already."""
+        """Forget lost partitions."""
         self._epoch, self._closed = Epoch(), Epoch()
         self._give_up_partitions(tps)
 

@@ -1,11 +1,11 @@
 """A member of the group of stream workers that reads with librdkafka.
 
-    commits and their notes, what is in the log now ──► where to begin, what to restore ──► Record
+    commits and their notes, bounds of the log ──► where to begin, what to restore ──► Record
     all members are of the other driver ──► wait until they have left
 
 It is the same group as the Faust workers', with the same commits and the same notes in them (`changelogs.py`), so a
-worker of one driver continues where a worker of the other was. Both at once cannot be: they distribute partitions by
-different protocols, and Kafka refuses whoever comes second. That one asks again until the others have left.
+worker of one driver continues where a worker of the other was. Both cannot run at once: they distribute partitions by
+different protocols, and Kafka refuses the second, which asks again until the others have left.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from streams.settings.model import Kafka, Settings
 from streams.worker.changelogs import END, Changelogs, Extent, distrust
 
 QUEUE_KIB = 16 * 1024
-"""Read-ahead. All of it is handled before a record that comes now, so of a topic that the worker itself writes, too."""
+"""Read-ahead. All of it is handled before any new record, including those of a topic that the worker itself writes."""
 _METADATA = b"CGMDv2:"
-"""What librdkafka's description of a membership begins with; the generation follows, as a little-endian int32."""
+"""Prefix of librdkafka's description of a membership; the generation follows, as a little-endian int32."""
 
 log = logging.getLogger("streamward.worker")
 
@@ -53,20 +53,20 @@ class WatchedOutage(BrokerOutage):
         self.reachable = True
 
     def answered(self) -> None:
-        """Take note that the broker answered."""
+        """Note that the broker answered."""
         self._watchdog.beat()
         self.reachable = True
         super().answered()
 
     def silent(self, subject: str) -> None:
-        """Take note that `subject` did not come. Raises as BrokerOutage."""
+        """Note that `subject` did not come. Raises as BrokerOutage."""
         self._watchdog.beat()
         self.reachable = False
         super().silent(subject)
 
 
 class WorkerConsumer(GroupConsumer):
-    """Reads for all stages of one worker; `changelogs` is what it knows of those of its tables."""
+    """Reads for all stages of one worker; `changelogs` tracks the changelogs of its tables."""
 
     COUNTS_RECORDS = False
     CONFIG: Mapping[str, object] = {
@@ -85,9 +85,9 @@ class WorkerConsumer(GroupConsumer):
         """`tables` has the partition count of each changelog."""
         self.changelogs = Changelogs()
         self.bounds: dict[TopicPartition, Bounds] = {}
-        """Of what was assigned, and of the changelogs that belong to it, as of then."""
+        """Bounds of the assigned partitions and their changelogs, at the time of the assignment."""
         self.distrusted: set[TopicPartition] = set()
-        """Changelog partitions that have lost rows: what feeds them is read again from its start."""
+        """Changelog partitions that have lost rows: their sources are read again from the start."""
         self.waits = False
         """Whether the group consists of workers of the other driver."""
         self._tables = tables
@@ -103,7 +103,7 @@ class WorkerConsumer(GroupConsumer):
         return int.from_bytes(described[len(_METADATA) :][:4], "little", signed=True)
 
     def end(self, tp: TopicPartition) -> int:
-        """Return where a partition ends, as far as known without a request; never less than when it was assigned."""
+        """Return the last known end of a partition, without a request; never less than at its assignment."""
         return max(self.bounds[tp].end, super().end(tp) or 0)
 
     def changelogs_of(self, tps: Iterable[TopicPartition]) -> list[TopicPartition]:
@@ -117,7 +117,7 @@ class WorkerConsumer(GroupConsumer):
         ]
 
     def _starts(self, tps: list[TopicPartition]) -> list[ck.TopicPartition]:
-        """Return where to begin: at the commit, or at the first record where there is none, or rows were lost."""
+        """Return where to begin: at the commit, or at the first record without a commit or if rows were lost."""
         self.waits = False
         commits = {(commit.topic, commit.partition): commit for commit in self._commits_here(tps)}
         fed = self.changelogs_of(tps)

@@ -1,8 +1,8 @@
-"""Which offsets of a partition were delivered, and up to where all of them are done.
+"""Track the delivered offsets of a partition, and the offset below which all are done.
 
     records, as they come ──► admit ──► deliver | drop | read again          acknowledged ──► contiguous ──► commit
 
-Pure bookkeeping, without a clock and without Kafka; `fixes.py` puts it in place of Faust's own. Changelogs are
+Pure bookkeeping, without a clock and without Kafka; `fixes.py` replaces Faust's own by it. Changelogs are
 compacted, so only their first record after a seek can be checked.
 """
 
@@ -16,7 +16,7 @@ log = logging.getLogger("streamward.faust")
 
 
 class Delivery:
-    """What each partition of one consumer has delivered since it was last positioned."""
+    """The offsets that each partition of one consumer has delivered since its last seek."""
 
     def __init__(self) -> None:
         self.expected: dict[TopicPartition, int] = {}
@@ -31,7 +31,7 @@ class Delivery:
         self._passed: dict[TopicPartition, tuple[tuple[int, int], int]] = {}
 
     def position(self, tp: TopicPartition, offset: int) -> None:
-        """Expect `offset` next from `tp`: the consumer was sought there."""
+        """Expect `offset` next from `tp`, after the consumer's seek."""
         self.expected[tp] = offset
         self._doubted.pop(tp, None)
         self._just_sought.add(tp)
@@ -63,7 +63,7 @@ class Delivery:
     def passed(self, tp: TopicPartition, position: int) -> bool | None:
         """Return what to do when the reader is at `position`, beyond `expected`, and nothing is on its way.
 
-        False: look once more. None: read again from `expected`. True: a hole up to `position` is accepted, since two
+        False: check once more. None: read again from `expected`. True: a hole up to `position` is accepted, since two
         looks before and two after the second read found the same.
         """
         state = (self.expected[tp], position)

@@ -5,7 +5,7 @@
                   └──► delivered again ◄────┴── anything else: the worker ends
 
 Many at a time cost a table less: a row that several of them change is written once, and their results are acknowledged
-together. To work side by side, start more workers: they share the partitions.
+together. To work in parallel, start more workers: they share the partitions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Handle = Callable[[Any], Awaitable[None]]
 HandleMany = Callable[[Sequence[Any]], Awaitable[None]]
 """Handles several faust events, each partition's in order."""
 MAX_EVENTS = 256
-"""Most events that an agent takes at once. A partition's share of them holds all slots of a task as a rule."""
+"""Maximum events that an agent takes at once. A partition's share usually holds all slots of a task."""
 
 
 def agent(
@@ -66,16 +66,15 @@ def agent(
 def agent_of_many(
     app: App, topic: Topic, handle: HandleMany, *, name: str, after: Iterable[Topic] = (), max_events: int = MAX_EVENTS
 ) -> Any:
-    """Register `handle` for the records of `topic`, as many at once as have come, and return the faust agent.
+    """Register `handle` for the records of `topic`, all available ones at once, and return the faust agent. A rebalance
+    may begin while `handle` waits. Rows written after that are lost, so it must then read no row: check `stale`. Its
+    events are delivered again.
 
-    A rebalance may begin while `handle` waits for something. The rows that it writes then are not kept, so it must not
-    read a row after that: `stale` tells. Its events are delivered again.
-
-    No exception leaves the agent, since Faust takes a failed event for done: whatever `handle` raises ends the worker,
+    No exception leaves the agent, since Faust treats a failed event as done: any error of `handle` ends the worker,
     and its events are delivered again after the restart.
 
     A record waits until the partitions of its number in the topics `after` are read up to its timestamp, or to their
-    ends: when a log is read again, nothing else would keep it after what was written before it. Such records are
+    ends: when a log is read again, nothing else would keep records in the order of writing. Such records are
     handled one at a time.
     """
     before = [earlier.name for earlier in after]
@@ -116,7 +115,7 @@ async def _learn_schema(topic: Topic, payload: bytes | None) -> None:
 
 
 def _progress(app: App, topic: str) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return the next offset to process and the end of each owned partition, as far as known."""
+    """Return the next offset to process and the last known end of each owned partition."""
     positions = {}
     for tp in app.consumer.assignment():
         if tp.topic == topic and (end := app.consumer.highwater(tp)) is not None:

@@ -1,4 +1,4 @@
-"""The Faust worker: one app, configured in one place, and what stages build on.
+"""The Faust worker: one app, configured in one place, and the functions that stages use.
 
     settings ──► build_app ──► stages register agents ──► run_worker ──► exit code
                     └─ fixes installed           source, table, emit, agent
@@ -44,7 +44,7 @@ from streams.worker.faust.faust_table import Table
 log = logging.getLogger("streamward.app")
 
 READ_AHEAD_BYTES = 64 * 1024
-"""Of one partition. Faust delivers everything it has read ahead before it fetches more, so with a backlog in many
+"""Read-ahead of one partition. Faust delivers all of it before it fetches more, so with a backlog in many
 partitions, a topic that the worker itself writes (`groups`) would wait a minute for its next turn, uncommitted. A
 larger record is still read (KIP-74)."""
 COMMIT_EVERY_S = 1.0
@@ -63,32 +63,31 @@ class App(faust.App):  # type: ignore[misc]  # faust is not typed
     """Events in a handler now."""
     meter: Meter = OFF
     traces: Tracer = NO_TRACER
-    """Not `tracer`: that is Faust's own, of another kind."""
+    """Not named `tracer`, which is Faust's own, of another kind."""
     ids: TopicIds
-    """Of the topics that are read."""
+    """Partition counts of the topics that are read."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.reached: dict[TP, tuple[int, int, int]] = {}
         """By partition: generation, offset after the last event that is done, and that event's timestamp in ms."""
         self.holding: set[str] = set()
-        """Topics whose next event waits for other topics to be read."""
+        """Topics with a next event that waits for other topics to be read."""
         self.lag_meters: list[LagMeter] = []
         """Of the agents."""
 
     def on_init_dependencies(self) -> Any:
-        """Start without Faust's sensor: nobody reads what it counts for each record."""
+        """Start without Faust's sensor, since its counts for each record are never read."""
         dependencies = super().on_init_dependencies()
         self.sensors.remove(self.monitor)
         return dependencies
 
     def _create_directories(self) -> None:
-        """Create none: the tables are in memory, and Faust's folders would stay empty."""
+        """Create no folders: the tables are in memory, and Faust's folders would stay empty."""
 
     async def _consumer_wait_empty(self, consumer: Any, logger: Any) -> None:
-        """Wait for the events in progress, and commit: what a rebalance and a stop do once the queues are cleared.
-
-        Faust waits until every agent of a topic has acknowledged what one of them has taken. Where a topic has two
+        """Wait for the events in progress, and commit, as a rebalance and a stop do once the queues are cleared. Faust
+        waits until every agent of a topic has acknowledged the events that one of them has taken. Where a topic has two
         agents, the event was also in the cleared queue of the other, so that wait would never end.
         """
         while self.working and not consumer.should_stop:
@@ -195,7 +194,7 @@ async def emit(topic: Any, key: bytes | None, value: bytes, headers: Mapping[str
 
 
 def record_of(event: Any) -> Record:
-    """Return the record of one faust event, as the rest of Streamward knows records."""
+    """Return the Record of one faust event."""
     message = event.message
     at, timestamp_ms = Coordinates(message.topic, message.partition, message.offset), round(message.timestamp * 1000)
     warn_of_time(at, timestamp_ms)
@@ -209,7 +208,7 @@ def record_of(event: Any) -> Record:
 
 
 class Outlet:
-    """Writes events where they belong, and returns once they are acknowledged."""
+    """Writes events to their topics, and returns once they are acknowledged."""
 
     def __init__(self, app: App, stage: str) -> None:
         """`stage` is the writer's name, for the meter."""
@@ -218,7 +217,7 @@ class Outlet:
         self._sources = {event: source(app, topic) for event, topic in self._topics.items()}
 
     async def emit(self, event: Event) -> None:
-        """Write one event to its topic. Raises EventError if it is larger than that takes."""
+        """Write one event to its topic. Raises EventError if it is too large for the topic."""
         await self._write(event, trace_of(event) if isinstance(event, DeadLetter) else {})
 
     async def emit_traced(self, event: Traced, trace: Trace | None, *, began_ms: float | None = None) -> None:
@@ -240,7 +239,7 @@ class Outlet:
         return written
 
     def dead_letters(self) -> WriteDeadLetter:
-        """Return what `agent` calls with an event that the stage cannot use."""
+        """Return the callback of `agent` for an event that the stage cannot use."""
 
         async def write(event: Any, error: EventError) -> None:
             await self.emit(dead_letter(record_of(event), stage=self._stage, reason=error.reason, error=str(error)))
@@ -295,7 +294,7 @@ def run_worker(app: App, *, grace_s: float = 25) -> int:
 
 
 class _FaustWorker(faust.Worker):  # type: ignore[misc]
-    """A Faust worker without console and log set-up of its own, that drains before it stops."""
+    """A Faust worker without its own console and log set-up, which drains before it stops."""
 
     def __init__(self, app: App, *, loop: asyncio.AbstractEventLoop, grace_s: float) -> None:
         super().__init__(app, loop=loop, quiet=True, override_logging=False, redirect_stdouts=False)
@@ -304,7 +303,7 @@ class _FaustWorker(faust.Worker):  # type: ignore[misc]
         self._stop_watchdog: Watchdog | None = None
 
     def _setproctitle(self, info: str, *, ident: str = "") -> None:
-        """Leave the title of the process as it is."""
+        """Leave the title of the process unchanged."""
 
     def _install_signal_handlers_unix(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -315,7 +314,7 @@ class _FaustWorker(faust.Worker):  # type: ignore[misc]
         super()._schedule_shutdown(number)
 
     def on_worker_shutdown(self) -> None:
-        """Begin to stop: after a signal that was waited for, and after a crash."""
+        """Begin to stop, after an expected signal or a crash."""
         self._watch_stop()
         super().on_worker_shutdown()
 
@@ -324,7 +323,7 @@ class _FaustWorker(faust.Worker):  # type: ignore[misc]
             self._stop_watchdog = Watchdog(self._grace_s, f"the worker has not stopped within {self._grace_s:g} s")
 
     def has_stopped(self) -> None:
-        """Let the stop take no more time: it is over."""
+        """Cancel the time limit of the stop: it is over."""
         if self._stop_watchdog is not None:
             self._stop_watchdog.close()
 

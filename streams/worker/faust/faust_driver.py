@@ -26,7 +26,7 @@ class FaustDriver:
         return table(self.app, name, partitions)
 
     def outlet(self, stage: str) -> Outlet:
-        """Return what writes the events of a stage, and returns once they are acknowledged."""
+        """Return the outlet of a stage, which returns once its events are acknowledged."""
         return Outlet(self.app, stage)
 
     def agent(

@@ -6,7 +6,7 @@
 Faust has no fencing. A worker that was stopped beyond its session timeout and then continues may still flush rows; they
 come after those of its successor, and win. So each row carries, in a header, the generation of the consumer group in
 which it was written. Generations only grow, and a partition has one owner in each, so a row of an older generation than
-a row before it is a zombie's. The events behind it were not committed, and its successor processed them itself.
+a row before it is a zombie's. Its events were not committed, and its successor processed them itself.
 
 Compaction could keep a zombie's row and remove the better one before it. Recovery writes the better one again as soon
 as it sees both, and compaction leaves the newest segment alone.
@@ -62,7 +62,7 @@ class Table(faust.Table):  # type: ignore[misc]  # faust is not typed
     def send_changelog(
         self, partition: int | None, key: Any, value: Any, key_serializer: Any = None, value_serializer: Any = None
     ) -> Any:
-        """Write a row to the changelog, with its generation. In place of Collection.send_changelog."""
+        """Write a row to the changelog, with its generation. Replaces Collection.send_changelog."""
         assert partition is not None  # noqa: S101  # `partition_for_key` gives that of the event
         generation = self._fence.generation(partition, self.app.consumer_generation_id)
         return self.changelog_topic.send_soon(
@@ -77,7 +77,7 @@ class Table(faust.Table):  # type: ignore[misc]  # faust is not typed
         )
 
     def apply_changelog_batch(self, batch: Iterable[Any]) -> None:
-        """Apply rows of the changelog, except a zombie's. In place of Collection.apply_changelog_batch."""
+        """Apply rows of the changelog, except a zombie's. Replaces Collection.apply_changelog_batch."""
         super().apply_changelog_batch([event for event in batch if self._is_valid(event)])
 
     def _is_valid(self, event: Any) -> bool:

@@ -26,7 +26,7 @@ from streams.worker.faust.membership import membership
 from streams.worker.faust.stall_watch import broker_answers
 
 PROBE_EVERY = 5
-"""The broker is probed at every so many looks of the meter."""
+"""The broker is probed once in so many reports of the meter."""
 
 
 def run(settings: Settings, stages: Iterable[Callable[[FaustDriver], None]]) -> int:
@@ -49,7 +49,7 @@ def run(settings: Settings, stages: Iterable[Callable[[FaustDriver], None]]) -> 
 
 
 def _report(app: App) -> None:
-    """Report to the meter each second what only the event loop may look at; doing so is the sign of life."""
+    """Report to the meter each second the values that only the event loop may read; this is the sign of life."""
     meter, looks = app.meter, count()
     meter.begin("runs")
     answers = False

@@ -9,9 +9,9 @@ commits over records it never delivered, and commits before the publishes of an 
 rebalances that silently loses events. Each section below is one fix: its reason, then the functions that replace
 Faust's. `install` replaces them only if their source is the one that the fix was written for (`pinned_sources.py`).
 
-Headers whose names are not text are read in `header_names.py`. What a broker's metadata do not have yet is awaited in
-`metadata.py`. Where a partition starts, and what a commit says of the changelogs, is in `seek.py`; what a worker
-that was stopped beyond its session timeout may still write, in `membership.py` and `faust_table.py`.
+`header_names.py` reads headers with names that are not text. `metadata.py` waits for missing metadata of a broker.
+`seek.py` decides where a partition starts and what a commit notes about the changelogs; `membership.py` and
+`faust_table.py` limit the writes of a worker that was stopped beyond its session timeout.
 
 The fixes assume one consumer per process, at-least-once delivery, no standby replicas and no windowed tables.
 """
@@ -46,7 +46,7 @@ from streams.worker.faust.stall_watch import StallWatch
 log = logging.getLogger("streamward.faust")
 
 CHANGELOG_QUIET_S = 0.5
-"""How often a recovering worker looks whether its changelogs end before the offset Faust waits for."""
+"""How often a recovering worker checks whether its changelogs end before the offset Faust waits for."""
 
 # --- 1. Deliver what is contiguous, and read again what is not -------------------------------------------------------
 # aiokafka moves its position when it hands records over, Faust may then drop them (paused, flow stopped, another
@@ -100,7 +100,8 @@ async def seek_wait(self: Any, partitions: Mapping[TP, int]) -> None:
 
 
 async def look_behind(consumer: Any) -> None:
-    """Find records that were lost at the end of a partition, where no later one shows the hole. Once a second."""
+    """Find records that were lost at the end of a partition, where no later one reveals the hole. Called once a
+    second."""
     delivery = delivery_of(consumer)
     if delivery.delivering or not consumer.flow_active:
         return
@@ -248,7 +249,7 @@ async def _send_pending(self: Any, fut: Any) -> None:
 
 
 def _not_published(message: Any, failure: BaseException) -> str:
-    """Return what to say of a record that is not in the log. One that is too large will be so after a restart, too."""
+    """Return the message about a record that is not in the log. A too large one stays so after a restart."""
     message_text = f"a record for {message.channel.get_topic_name()} was not published: {failure!r}"
     if not any(isinstance(cause, MessageSizeTooLargeError) for cause in (failure, failure.__cause__)):
         return message_text
@@ -411,7 +412,7 @@ class ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
         self._unanswered: set[asyncio.Future[Any]] = set()
 
     async def call_thread(self, fun: Callable[..., Awaitable[Any]], *arguments: Any, **options: Any) -> Any:
-        """Run `fun` in the thread and return what it does; ConsumerStoppedError if the thread ends before."""
+        """Run `fun` in the thread and return its result; ConsumerStoppedError if the thread ends before."""
         answer: asyncio.Future[Any] = self.parent_loop.create_future()
         self._unanswered.add(answer)
         try:
@@ -427,7 +428,7 @@ class ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
             self._unanswered.discard(answer)
 
     def set_shutdown(self) -> None:
-        """Say that the thread takes no more calls; called in it, after the last that it took."""
+        """Mark that the thread takes no more calls; called in it, after its last call."""
         super().set_shutdown()
         self.parent_loop.call_soon_threadsafe(self._refuse)
 

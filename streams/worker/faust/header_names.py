@@ -1,4 +1,4 @@
-"""Read records with a header whose name is not UTF-8, which end aiokafka's consumer.
+"""Read records with header names that are not UTF-8, which would end aiokafka's consumer.
 
     fetched bytes ──► KeptRecords ──► aiokafka's reader in C ──► a name that is not UTF-8 ──► the rest by _read_msg
 
@@ -23,7 +23,7 @@ from streams.worker.faust.pinned_sources import STOCK
 
 
 class KeptRecords(MemoryRecords):  # type: ignore[misc]  # one of two classes, chosen when it is imported
-    """What a fetch returned of one partition, with its bytes."""
+    """The part of a fetch for one partition, with its bytes."""
 
     def __init__(self, data: bytes) -> None:
         """`data` goes to aiokafka's class in __new__ or here, depending on which one it is."""

@@ -1,16 +1,15 @@
-"""Whether this worker still owns what it writes: its membership in the consumer group.
+"""Track this worker's membership in the consumer group, to know whether it still owns what it writes.
 
     heartbeat, sync answered ──► confirmed ──► session timeout passes without one ──► in doubt ──► confirmed again
                                                                                         └──► rejected: lost, exit 75
 
 When a member is silent for the session timeout, Kafka gives its partitions to others, and Faust has no fencing: a
 process that was stopped that long and continues would write its in-flight work over its successor's rows. So before
-anything is sent, and before an event is begun, the group's last answer must be younger than the session timeout.
-Otherwise the worker waits for the next one. That may take as long as the broker is unreachable, and nothing is lost:
-either the member is confirmed, or it was rejected, and then its in-flight work is not sent; if there is any, the
-process ends.
+every send, and before an event is begun, the group's last answer must be younger than the session timeout. Otherwise
+the worker waits for the next answer. That may take as long as the broker is unreachable, and nothing is lost: either
+the member is confirmed, or it was rejected, and then its in-flight work is not sent; if there is any, the process ends.
 
-The clock includes the time a machine was suspended, and an answer counts from when it was asked for.
+The clock includes the time a machine was suspended, and an answer counts from the time of its request.
 
 A process that is stopped between the check and the write to the socket, or whose bytes wait in a frozen network, is not
 caught here: the next recovery skips its rows (faust_table.py).
@@ -46,7 +45,7 @@ def _since_boot_s() -> float:
 
 
 class Membership:
-    """What the group last said about this member. Written by the consumer's thread, read by the worker's."""
+    """The group's last answer about this member. Written by the consumer's thread, read by the worker's."""
 
     def __init__(self, session_s: float = float("inf"), clock: Callable[[], float] = _since_boot_s) -> None:
         self.clock = clock
@@ -54,7 +53,7 @@ class Membership:
         self.lost = False
         """The group rejected this member, and it has not joined again."""
         self.epoch = 0
-        """How many memberships were lost: what was begun in an earlier epoch must not be written."""
+        """Number of lost memberships: results of an earlier epoch must not be written."""
         self.waits = False
         """The group consists of workers of the other driver, and this one waits until they have left."""
         self._confirmed_at: float | None = None
@@ -65,7 +64,7 @@ class Membership:
         self.waits = False
 
     def confirm(self, asked_at: float) -> None:
-        """The group knows this member, at least as of when it was asked."""
+        """The group knew this member, at least at the time of the request."""
         self._confirmed_at = asked_at
 
     def join(self, asked_at: float) -> None:
@@ -93,7 +92,7 @@ class Membership:
 
 
 membership = Membership()
-"""Of this process: it has one consumer."""
+"""The membership of this process, which has one consumer."""
 
 
 # --- in place of aiokafka's functions --------------------------------------------------------------------------------
@@ -131,7 +130,7 @@ def reset_generation(self: Any) -> None:
 
 
 async def _do_commit_offsets(self: Any, assignment: Any, offsets: Any) -> None:
-    """In place of GroupCoordinator._do_commit_offsets: a group without members takes commits of anybody."""
+    """In place of GroupCoordinator._do_commit_offsets: a group without members takes commits from any client."""
     if offsets and self.generation == OffsetCommitRequest.DEFAULT_GENERATION_ID:
         raise errors.UnknownMemberIdError(self.group_id)
     await STOCK[GroupCoordinator, "_do_commit_offsets"](self, assignment, offsets)

@@ -1,4 +1,4 @@
-"""Wait for what a broker's metadata does not have yet.
+"""Wait for metadata that a broker does not have yet.
 
     leader of the group ──► a topic without metadata ──► ask again, MISSING_S at most ──► assign all, or exit 75
     no node is reached ──► a pause ──► ask again
@@ -46,8 +46,8 @@ def _perform_assignment(self: Any, cluster: Any, member_metadata: Mapping[str, A
 async def _on_join_leader(self: Any, response: Any) -> Any:
     """In place of CoordinatorGroupRebalance._on_join_leader: wait for unknown topics, MISSING_S at most.
 
-    The group may take a leader that waits for longer than its session timeout for dead; it then joins again.
-    Returns None, upon which aiokafka looks what to do next, if the worker stops meanwhile.
+    The group may consider a leader dead that waits for longer than its session timeout; it then joins again.
+    Returns None if the worker stops meanwhile; aiokafka then decides what to do next.
     """
     coordinator, loop = self._coordinator, asyncio.get_running_loop()
     began_s: float | None = None

@@ -3,8 +3,8 @@
     installed source of each function ──► sha256 ──► as recorded? ──► install the fixes
                                                          └─ no ──► SettingsError, naming what changed
 
-A replacement is only right for the source it was written against, so an upgrade must fail loudly and by name. What
-these functions call in turn is not pinned.
+A replacement is correct only for the source it was written against, so an upgrade must fail loudly and by name.
+Functions that these call are not pinned.
 """
 
 from __future__ import annotations

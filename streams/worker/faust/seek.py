@@ -1,10 +1,10 @@
-"""Where a Faust worker starts to read, and what its commits say about it.
+"""Decide where a Faust worker starts to read, and add notes to its commits.
 
     commits and their notes ──► are the records still there? ──► are the changelogs whole? ──► seek, begin
                                    └─ no: LogError, exit 5           └─ no: wind back, rebuild
 
-Faust seeks to what was committed and checks nothing. Where retention was faster than the group, aiokafka then silently
-starts at the earliest record; where a changelog lost rows, state silently goes missing. Both are detected here. These
+Faust seeks to the committed offset and checks nothing. If retention was faster than the group, aiokafka then silently
+starts at the earliest record; if a changelog lost rows, state silently goes missing. Both are detected here. These
 functions replace Faust's, or serve those that do; `fixes.py` installs them.
 
 A partition whose first records were deleted before the group ever committed starts at the earliest record left.
@@ -44,7 +44,7 @@ def delivery_of(consumer: Any) -> Delivery:
 
 
 def changelogs_of(app: Any) -> Changelogs:
-    """Return what the worker of `app` knows about its changelogs."""
+    """Return the changelog bookkeeping of the worker of `app`."""
     return _changelogs.setdefault(app, Changelogs())
 
 
@@ -61,7 +61,7 @@ async def seek_to_committed(self: Any) -> Any:
 
 
 async def _commit(self: Any, offsets: Mapping[TP, int]) -> bool:
-    """In place of AIOKafkaConsumerThread._commit: note in the metadata how far the changelogs reach."""
+    """In place of AIOKafkaConsumerThread._commit: note the ends of the changelogs in the metadata."""
     consumer, changelogs = self._ensure_consumer(), changelogs_of(self.app)
     owned = {tp: offset for tp, offset in offsets.items() if tp in self.assignment()}
     now = monotonic()
@@ -77,7 +77,7 @@ async def _commit(self: Any, offsets: Mapping[TP, int]) -> bool:
         if "already rebalanced" not in str(exc):
             await self.crash(exc)
         return False
-    except Exception as exc:  # whatever it is, without this commit work is repeated
+    except Exception as exc:  # any error: without this commit, work is repeated
         log.exception("the offsets %s were not committed; assigned are %s", owned, self.assignment())
         await self.crash(exc)
         return False
@@ -88,10 +88,9 @@ async def _commit(self: Any, offsets: Mapping[TP, int]) -> bool:
 
 
 async def perform_seek(self: Any) -> None:
-    """In place of Consumer.perform_seek: each source partition to its committed offset, or the earliest there is.
-
-    Where the changelogs cannot be trusted, also to the earliest, despite the commit. Raises LogError if a committed
-    offset is no longer in the log, SettingsError if partitions were added to a topic.
+    """In place of Consumer.perform_seek: each source partition to its committed offset, or the earliest one. If the
+    changelogs cannot be trusted, it seeks to the earliest despite the commit. Raises LogError if a committed offset is
+    no longer in the log, SettingsError if partitions were added to a topic.
     """
     tps = [tp for tp in self.assignment() if not self._is_changelog_tp(tp)]
     if not tps:

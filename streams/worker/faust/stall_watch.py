@@ -34,7 +34,7 @@ LOOK_EVERY_S = 1.0
 class StallWatch(Service):  # type: ignore[misc]  # mode is not typed
     """Looks at the worker of `app` once a second and gives up when it is stuck.
 
-    A hole: for `hole_s`, an offset was acknowledged while one before it is not done. No progress: a partition has
+    A hole: for `hole_s`, an offset is acknowledged while an earlier one is not done. No progress: a partition has
     records, or a rebalance is under way, and for `stuck_s` nothing was committed or recovered, though the broker
     answers. Frozen: the event loop has not run for `frozen_s`. `look_behind` is called with the consumer after each
     look that found nothing.
@@ -57,7 +57,7 @@ class StallWatch(Service):  # type: ignore[misc]  # mode is not typed
         super().__init__()
 
     async def on_start(self) -> None:
-        """Watch the loop itself, through a stop too, which has a deadline of its own."""
+        """Watch the loop itself, also during a stop, which has its own deadline."""
         self._loop_watchdog = Watchdog(self._frozen_s, f"the event loop has not run for {self._frozen_s:g} s")
         self._heartbeat = asyncio.create_task(self._beat(self._loop_watchdog))
 
@@ -93,7 +93,7 @@ class StallWatch(Service):  # type: ignore[misc]  # mode is not typed
 
 
 def sight_of(app: Any) -> Sight:
-    """Look at the worker of `app`."""
+    """Check the worker of `app`."""
     consumer: Any = app.consumer
     owned = _source_partitions(consumer)
     committed = {tp: offset for tp in owned if (offset := consumer._committed_offset.get(tp)) is not None}
@@ -136,7 +136,7 @@ _NAMED_FILES = (
     "aiokafka/producer/",
     "aiokafka/client.py",
 )
-"""Files whose functions are worth naming when a worker is stuck."""
+"""Files with functions that are worth naming when a worker is stuck."""
 
 
 def _frames(waiting: Any) -> Iterator[FrameType]:
