@@ -5,10 +5,10 @@
     FleetBatches    many: the partitions that the group assigns, from their first record ────┘    by policy, sequence
                     group trainer-@FLEET shares the policies between processes
 
-A commit only shows lag; no decision depends on it. A trainer of one policy resumes where its
-checkpoint says, without waiting for the group to miss a process that died. For a fleet the log says what is done: batch
-s of a policy is, once a version is in `adapters` whose line has taken more than s batches. So whatever was committed, a
-partition is read from its first record when it is assigned, and settings that were wrong for a day lose nothing.
+A commit only shows lag; no decision depends on it. A trainer of one policy resumes where its checkpoint says, without
+waiting for the group to miss a process that died. For a fleet the log says what is done: batch s of a policy is done
+once `adapters` has a version that has taken more than s batches. So a partition is always read from its first record
+when it is assigned, whatever was committed, and a day of wrong settings loses nothing.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from trainer.versions.learner import due
 
 STAGE = "trainer"
 LONGEST_STEP_S = 86_400
-"""How long a member may take between two polls: most that librdkafka allows. A step that hangs is /healthz's."""
+"""How long a member may take between two polls: librdkafka's maximum. /healthz detects a step that hangs."""
 
 log = logging.getLogger(__name__)
 
 
 class WaitingBatch(NamedTuple):
-    """A batch that no version was made of yet."""
+    """A batch from which no version was made yet."""
 
     at: Coordinates
     batch: Batch
@@ -59,13 +59,13 @@ class WaitingBatch(NamedTuple):
 
 
 class BatchQueue:
-    """The waiting batches, by policy and sequence. Of a sequence that is in the log twice the first record counts."""
+    """The waiting batches, by policy and sequence. If a sequence is in the log twice, the first record counts."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[int, WaitingBatch]] = {}
 
     def add(self, record: Record, batch: Batch) -> None:
-        """Let a batch wait."""
+        """Add a batch."""
         waiting = WaitingBatch(record.at, batch, trace_context.of_headers(record.headers), record.timestamp_ms)
         self._waiting.setdefault(batch.policy, {}).setdefault(batch.sequence, waiting)
 
@@ -76,10 +76,9 @@ class BatchQueue:
     def next(
         self, policy: str, next_sequence: int, records_before: Callable[[int], Iterable[Record]]
     ) -> WaitingBatch | None:
-        """Return batch `next_sequence` of `policy`; None if none waits any more.
-
-        If our version is older than the log's, that batch did not wait: it is looked for in `records_before` the offset
-        of the oldest that does. If it is not there either, the batch returned is a later one.
+        """Return batch `next_sequence` of `policy`; None if none waits any more. If our version is older than the
+        log's, that batch is not in the queue: it is searched in `records_before` the offset of the oldest waiting one.
+        If it is not found, a later batch is returned.
         """
         batches = self._waiting[policy]
         for sequence in [sequence for sequence in batches if sequence < next_sequence]:
@@ -99,11 +98,11 @@ class BatchQueue:
         self._waiting[policy].pop(sequence, None)
 
     def keep(self, is_ours: Callable[[str], bool]) -> None:
-        """Drop the batches of all policies that are not ours any more."""
+        """Drop the batches of policies that this process no longer owns."""
         self._waiting = {policy: batches for policy, batches in self._waiting.items() if is_ours(policy)}
 
     def first_waiting(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return the offset of the first batch that waits in each partition; its position where none does."""
+        """Return the offset of the first batch that waits in each partition; the partition's position if none does."""
         first = dict(positions)
         for batches in self._waiting.values():
             for waiting in batches.values():
@@ -112,7 +111,8 @@ class BatchQueue:
         return first
 
     def backlog(self) -> dict[str, tuple[int, float]]:
-        """Return by policy how many batches wait, and the age of the oldest, seconds. Any thread may call it."""
+        """Return the number of waiting batches by policy, and the age of the oldest, seconds. Any thread may call
+        it."""
         now_s, backlog = time.time(), {}
         for policy, batches in list(self._waiting.items()):
             times_ms = [waiting.timestamp_ms for waiting in list(batches.values())]
@@ -122,7 +122,7 @@ class BatchQueue:
 
 
 def batch_in(record: Record, producer: Producer | None) -> Batch | None:
-    """Return the batch in a record, None if it is none; then `producer`, if any, writes its dead letter."""
+    """Return the batch in a record, or None if it is malformed; then `producer`, if any, writes its dead letter."""
     batch = record.decode(Batch)
     if not isinstance(batch, Poison):
         return batch
@@ -142,7 +142,7 @@ def partition_for(settings: Settings, policy: str) -> TopicPartition:
 
 
 class PolicyBatches:
-    """The batches of policy.name alone."""
+    """The batches of only policy.name."""
 
     def __init__(self, settings: Settings, producer: Producer, outage: BrokerOutage, stack: ExitStack) -> None:
         """Hold the folder of the policy and be a member of its group until `stack` is closed.
@@ -177,7 +177,7 @@ class PolicyBatches:
         self._outage.meter.ready("kafka")
 
     def open(self, policy: str, stack: ExitStack) -> Path:
-        """Return the folder of the policy, which is held."""
+        """Return the locked folder of the policy."""
         return self._folder
 
     def versions(self, policy: str) -> Mapping[int, Version]:
@@ -197,7 +197,7 @@ class PolicyBatches:
             self._position = record.at.offset + 1
 
     def commit(self, *, is_trained: bool) -> None:
-        """Commit the next offset once a batch was trained; records of other policies show in the metrics alone."""
+        """Commit the next offset once a batch was trained; records of other policies show only in the metrics."""
         self._done = self.queue.first_waiting({self._tp: self._position})[self._tp]
         self._lag.done(self._tp, self._done)
         if is_trained:
@@ -234,7 +234,7 @@ class FleetConsumer(GroupConsumer):
     CONFIG: Mapping[str, object] = {"max.poll.interval.ms": LONGEST_STEP_S * 1000}
 
     committed_before: Mapping[TopicPartition, int] = {}
-    """What the group had committed when the partitions were assigned."""
+    """The group's commits when the partitions were assigned."""
 
     def _starts(self, tps: list[TopicPartition]) -> list[ck.TopicPartition]:
         self.committed_before = {
@@ -244,7 +244,7 @@ class FleetConsumer(GroupConsumer):
 
 
 class FleetBatches:
-    """The batches of every policy of the fleet whose partition this process owns."""
+    """The batches of the fleet's policies in the partitions that this process owns."""
 
     def __init__(self, settings: Settings, producer: Producer, outage: BrokerOutage, stack: ExitStack) -> None:
         """`stack` closes its clients."""
@@ -254,11 +254,11 @@ class FleetBatches:
         stack.callback(self._adapters.close)
         self._consumer: FleetConsumer | None = None
         self._positions: dict[TopicPartition, int] = {}
-        """The next offset of each partition that is ours."""
+        """The next offset of each owned partition."""
         self._has_gained = False
 
     def start(self, resume: Callable[[str], int], lost: Callable[[set[int]], None]) -> None:
-        """Join the group; `lost` is called with the numbers of partitions that are another process's from now on.
+        """Join the group; `lost` is called with the numbers of partitions that another process owns from now on.
 
         A policy is opened only when it has a batch, so `resume` is not called.
         """
@@ -313,7 +313,7 @@ class FleetBatches:
         if batch is None or not self._settings.fleet.serves(batch.policy):
             return
         if self._partition(batch.policy) != record.at.partition:
-            return  # where no trainer of this policy looks
+            return  # in a partition that no trainer of this policy reads
         if due(batch, batch.policy, self._adapters.of(batch.policy).trained_batches):
             self.queue.add(record, batch)
 

@@ -1,4 +1,4 @@
-"""The trainer of one policy or of many: one base model, and one batch a turn.
+"""Train one policy or many: one base model, and one batch per turn.
 
     BatchSource ──► BatchQueue ──► next_turn ──► ResidentPolicies.enter ──► PolicyTrainer.train ──► adapters ──► commit
                                       ▲              its adapter and optimizer state, in one learner
@@ -13,9 +13,9 @@ A fleet sets aside a policy that cannot be trained now (locked by another proces
 that does not fit, a batch that is missing) with its reason, and tries it again later; the others continue. For one
 policy alone the same reason ends the process. An unreachable log or a full disk ends a fleet, too.
 
-A policy that is being tuned on this machine waits: its trainer takes a step only while no tuner has the line of its
-versions, or waits for it (trainer/versions/checkpoint.py). So neither makes a version in vain. On two machines both
-may; then the log decides, and the policy is opened again from the version that counts.
+A policy that is being tuned on this machine waits: its trainer takes a step only while no tuner holds or awaits the
+lock of its versions (trainer/versions/checkpoint.py). So neither makes a version in vain. On two machines both may;
+then the log decides, and the policy is opened again from the version that counts.
 
 Not covered: more processes than `batches` has partitions: those beyond have nothing to do.
 """
@@ -54,9 +54,9 @@ from trainer.versions.learner import Learner, base_of
 START_S = 3600.0
 """How long loading may take before it counts as stuck: a model may have to be downloaded."""
 TUNED_S = 0.5
-"""How soon a policy that is being tuned is looked at again."""
+"""Delay before a policy that is being tuned is checked again."""
 SOONEST_S, LATEST_S = 1.0, 60.0
-"""When a policy that was set aside is tried again: at first, and at most; each time it takes twice as long."""
+"""First and maximum delay before a policy that was set aside is tried again; it doubles each time."""
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ def connect(
     is_fleet: bool,
     process: str = "train",
 ) -> Iterator[TrainerIO]:
-    """Yield what the trainers of this process talk to. Ends quietly if it is stopped during an outage.
+    """Yield the clients of this process's trainers. Ends quietly if it is stopped during an outage.
 
     Raises SettingsError for a signing key that cannot be used, StreamwardError if a disk is full in the block.
     """
@@ -144,7 +144,7 @@ class TrainerFleet:
         self._resident = ResidentPolicies(learner, states, self._open, meter)
         self._aside: dict[str, SetAside] = {}
         self._tuned: dict[str, float] = {}
-        """Policies that are being tuned on this machine, and when to look again (a time of time.monotonic)."""
+        """Policies that are being tuned on this machine, and when to check again (a time of time.monotonic)."""
         self._turns = Turns()
         self._reported: set[str] = set()
 
@@ -160,11 +160,11 @@ class TrainerFleet:
 
     @property
     def resident(self) -> list[str]:
-        """The policies in memory, the one unused for longest first."""
+        """The policies in memory, the least recently used first."""
         return self._resident.policies()
 
     def turn(self) -> bool:
-        """Take in new batches, and train one of the policy whose turn it is. Return whether one was trained."""
+        """Take in new batches, and train one of the policy that is next in turn. Return whether one was trained."""
         self._io.meter.begin("waits for a batch")
         self._source.poll(0.0 if self._ready() else POLL_S)
         policy = next_turn(self._turns, self._ready())
@@ -176,7 +176,7 @@ class TrainerFleet:
         return is_trained
 
     def _ready(self) -> list[str]:
-        """Return the policies that have a batch waiting, and are not set aside, or long enough."""
+        """Return the policies that have a batch waiting and are not set aside, or were for long enough."""
         now = time.monotonic()
         aside = {policy for policy, reason in self._aside.items() if reason.retry_at > now}
         aside |= {policy for policy, retry_at in self._tuned.items() if retry_at > now}
@@ -224,7 +224,7 @@ class TrainerFleet:
             self._io.meter.add(catalog.FLEET_SET_ASIDE, policy, reason)
 
     def _open(self, policy: str, stack: ExitStack) -> PolicyTrainer:
-        """Return the trainer of a policy, whose folder is held until `stack` is closed.
+        """Return the trainer of a policy; its folder is locked until `stack` is closed.
 
         Raises RefusedError if another process holds it, OtherBaseError if its versions are of another base model.
         """

@@ -1,13 +1,13 @@
 """The policies whose adapter and optimizer state are in memory: one learner, as many states as fleet.states.
 
     enter(policy) ──► in the learner already ──────────────────────────────────────────────► its PolicyTrainer
-                 ├──► in memory: its state and that of the learner change places ─────────► …
+                 ├──► in memory: its state and that of the learner are swapped ───────────► ……
                  └──► neither: lock its folder, read its versions, restore its checkpoint ► …
-                                  └── too many: the one unused for longest is closed; its checkpoint has everything
+                                  └── too many: the least recently used is closed; its checkpoint has everything
 
-Open means: its folder is locked, so no other process of this machine trains it, and what the log says of its versions
-was read since. So a policy that moves from one process to another is opened by the second after the first has closed
-it, or has died, and continues from what that one saved and announced.
+Open means: its folder is locked, so no other process of this machine trains it, and its versions were read from the log
+since. So a policy that moves from one process to another is opened by the second after the first has closed it, or has
+died, and continues from what that one saved and announced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.policy_trainer import OvertakenError, PolicyTrainer
 from trainer.versions.learner import Learner, TrainingState
 
 OpenTrainer = Callable[[str, ExitStack], PolicyTrainer]
-"""Makes the trainer of a policy; the stack has what it holds, and is closed with it."""
+"""Makes the trainer of a policy; the stack owns its resources, and is closed with it."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class OpenPolicy:
 
     trainer: PolicyTrainer
     stack: ExitStack
-    """What it holds, as the lock of its folder."""
+    """Its resources, such as the lock of its folder."""
     state: TrainingState | None = None
 
 
@@ -44,9 +44,9 @@ class ResidentPolicies:
         """`learner` is at version 0."""
         self._learner, self._limit, self._open_trainer, self._meter = learner, limit, open_trainer, meter
         self._initial = learner.present().copy()
-        """What every policy begins with."""
+        """The state with which every policy begins."""
         self._open: OrderedDict[str, OpenPolicy] = OrderedDict()
-        """In the order in which they were last used."""
+        """Open policies, in the order in which they were last used."""
         self._current: str | None = None
 
     def enter(self, policy: str) -> PolicyTrainer:
@@ -76,7 +76,7 @@ class ResidentPolicies:
             return trainer
 
     def close(self, policies: Collection[str] | None = None) -> None:
-        """Close these policies, as far as they are open, or all. Their checkpoints have everything."""
+        """Close those of these policies that are open, or all. Their checkpoints have everything."""
         for policy in list(self._open) if policies is None else policies:
             if (closed := self._open.pop(policy, None)) is not None:
                 closed.stack.close()
@@ -84,11 +84,11 @@ class ResidentPolicies:
         self._meter.set(catalog.FLEET_HELD, len(self._open))
 
     def policies(self) -> list[str]:
-        """Return the open policies, the one unused for longest first."""
+        """Return the open policies, the least recently used first."""
         return list(self._open)
 
     def _open_at_start(self, policy: str) -> PolicyTrainer:
-        """Open a policy at version 0, and close the one unused for longest if there are too many."""
+        """Open a policy at version 0, and close the least recently used if too many are open."""
         with ExitStack() as stack:
             trainer = self._open_trainer(policy, stack)
             while len(self._open) >= self._limit:
@@ -100,7 +100,7 @@ class ResidentPolicies:
         return trainer
 
     def _swap_in(self, policy: str, resident: OpenPolicy) -> None:
-        """Exchange what is in the learner for the state of this policy."""
+        """Exchange the learner's state for that of this policy."""
         assert resident.state is not None  # noqa: S101 - it is not in the learner
         previous, resident.state = self._learner.exchange(resident.state), None
         if self._current is not None:

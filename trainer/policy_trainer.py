@@ -12,8 +12,8 @@ bytes. Without any checkpoint it trains again from batch 0.
 
 Versions are also tuned, or imported, and then the newest one is not this trainer's: the next batch is trained onto it
 from its files (trainer/versions/adopt_version.py). If one is announced while a step is taken, both want the same number
-and the first in the log has it. The step is then taken again on top; its first attempt is a record that every reader
-skips, and its checkpoint has the number of a version that is another's, so nothing resumes from it.
+and the first in the log has it. The step is then taken again on top; every reader skips the record of the first
+attempt, and its checkpoint has the number of another process's version, so nothing resumes from it.
 
 A group that contradicts itself goes to `dead-letters`, and the step is taken without it: no bad group stops a policy.
 
@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 
 
 BatchCheck = Callable[[str, Sequence[AdvantagedGroup]], Mapping[str, str]]
-"""Of a policy and the groups of a batch: what `trained` records of them. Raises RefusedError if none may be trained."""
+"""Given a policy and a batch's groups, returns what `trained` records. Raises RefusedError if training is forbidden."""
 
 
 def check_nothing(_: str, __: Sequence[AdvantagedGroup]) -> Mapping[str, str]:
@@ -93,10 +93,10 @@ class OvertakenError(Exception):
 
 
 class _BatchOrigin(NamedTuple):
-    """The part of a `trained` event that the groups of its batch give."""
+    """The part of a `trained` event that follows from the groups of its batch."""
 
     permission: Mapping[str, str]
-    """By whom held-out questions are allowed, if there are any."""
+    """The user who allowed held-out questions, if the batch has any."""
     agents: tuple[AnsweringAgent, ...]
 
 
@@ -123,23 +123,23 @@ class PolicyTrainer:
         self._adopted = adopt_version.newest(versions)
         self._weights = None if self._adopted is None else weights_of(versions, self._adopted.version)
         self.newest_base = weights_of(versions, max(versions)).base_digest
-        """The digest of the base model of the newest version in the log; None if it is not known."""
+        """The digest of the base model of the newest version in the log; None if unknown."""
         self._tp = partition_for(settings, settings.policy.name)
         self._waited_since = time.perf_counter()
 
     @property
     def version(self) -> int:
-        """The version that the learner is at."""
+        """The learner's version."""
         return self._learner.version
 
     @property
     def next_offset(self) -> int:
-        """The offset in `batches` where the next batch is, or after."""
+        """A lower bound for the offset of the next batch in `batches`."""
         return self._learner.next_offset
 
     @property
     def next_sequence(self) -> int:
-        """The batch that it trains next."""
+        """Sequence of the next batch to train."""
         return self._learner.next_sequence
 
     def resume(self) -> None:
@@ -190,13 +190,13 @@ class PolicyTrainer:
             self._announce(path, state, self._read_origin(record), trace)
 
     def batches_before(self, end: int) -> Iterator[Record]:
-        """Yield the records of `batches` from our next batch on, below `end`, as far as retention has left them."""
+        """Yield the records of `batches` from our next batch on, below `end`, that retention has left."""
         first, _ = self.bounds("batches")
         start = max(first, self.next_offset)
         yield from read(self._settings, {self._tp: start}, {self._tp: max(start, end)}, outage=self._io.outage)
 
     def bounds(self, label: str) -> tuple[int, int]:
-        """Return where the partition of this policy in `batches` or `groups` begins and ends."""
+        """Return the bounds of this policy's partition in `batches` or `groups`."""
         bounds = self._io.outage.ask(lambda: admin.offsets(self._settings, [label]), f"to where {label} begin")
         return bounds[topics(self._settings.topics)[label].name, self._tp[1]]
 
@@ -273,7 +273,7 @@ class PolicyTrainer:
             raise other_base(batch.policy, min(bases), self._learner.base_digest)
 
     def _record_of(self, state: State) -> Record | None:
-        """Return the record of the batch that made a checkpoint, if it is still there."""
+        """Return the record of the batch that made a checkpoint, if it still exists."""
         coordinates = Coordinates(*self._tp, state.next_offset - 1)
         first, end = self.bounds("batches")
         if not first <= coordinates.offset < end:
@@ -281,12 +281,12 @@ class PolicyTrainer:
         return fetch(self._settings, [coordinates], outage=self._io.outage)[coordinates]
 
     def _origin_of(self, policy: str, groups: Sequence[AdvantagedGroup]) -> _BatchOrigin:
-        """Return it for these groups. Raises as the check."""
+        """Return the provenance of these groups. Raises as the check."""
         responses = (response for group in groups for response in group.responses)
         return _BatchOrigin(self._io.check(policy, groups), in_order(answering_agents(responses)))
 
     def _read_origin(self, record: Record | None) -> _BatchOrigin:
-        """Return it for a batch whose step was taken before this process began."""
+        """Return the provenance of a batch that was trained before this process started."""
         batch = None if record is None else record.decode(Batch)
         if not isinstance(batch, Batch):
             return _BatchOrigin({}, ())
@@ -378,7 +378,7 @@ def _reason_of(state: State) -> str:
 
 
 def other_base(policy: str, digest: str, expected: str) -> OtherBaseError:
-    """Return why a fleet leaves this policy alone; the arguments are digests of base models."""
+    """Return why a fleet skips this policy; the arguments are digests of base models."""
     return OtherBaseError(
         f"policy {policy} is of base model {digest[:12]}, and this fleet has {expected[:12]}: it is left alone. Run a "
         "fleet of that model under another fleet.name, and tell them apart by fleet.policies"

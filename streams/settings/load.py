@@ -4,7 +4,7 @@
                       └── save: the values that differ from the defaults, without secrets
 
 A relative path in a file is relative to the folder of that file; anywhere else, to the current folder.
-Where none of them names `kafka.bootstrap`, it is the address of the embedded node in `broker.data_dir`, if it has one.
+If none of them names `kafka.bootstrap`, it is the address of the embedded node in `broker.data_dir`, if it has one.
 STREAMWARD_SECTION__KEY_FILE names a file that holds the value, such as a mounted secret. The variable itself wins.
 streams/settings/model.py describes each setting; a plugin may have a section of its own name, if it is loaded. Unknown
 variables and keys are refused, so that a misspelt setting does not silently keep its default. Secrets are `SecretStr`;
@@ -36,7 +36,7 @@ from streams.plugins.installed import check_loaded, installations, load_plugins
 from streams.settings.model import Kafka, Section, Settings, is_secret_name, without_user
 
 NOT_SETTINGS = (ENV_CONFIG, "STREAMWARD_OUTPUT", "STREAMWARD_KEY")
-"""Variables with our prefix that are no settings; the second is for streams/output.py."""
+"""Variables with our prefix that are not settings; the second is for streams/output.py."""
 NODE_FILE = "node.json"
 """In `broker.data_dir`: the recorded state of the embedded node, such as its port."""
 BOOTSTRAP = "kafka.bootstrap"
@@ -44,9 +44,9 @@ NODE_FOLDER = "broker.data_dir"
 STORES = ("adapters.store", "archive.store")
 """Settings that are a path or a URL."""
 BASE_MODEL = "model.base"
-"""A path if there is such a folder, else a name."""
+"""Settings that are a path if the folder exists, else a name."""
 STARS = "**********"
-"""As SecretStr prints itself."""
+"""A secret as SecretStr prints it."""
 
 
 def load(
@@ -140,7 +140,7 @@ def load_with_origins(
 
 
 def _node_address(data_dir: Path) -> str | None:
-    """Return the address of the embedded node of this folder, running or not; None if there never was one."""
+    """Return the address of the embedded node of this folder, running or not; None if it never had one."""
     host, _, _ = Kafka().bootstrap.partition(":")
     try:
         return f"{host}:{int(json_text.parse((Path(os.path.expanduser(data_dir)) / NODE_FILE).read_bytes())['port'])}"
@@ -198,7 +198,7 @@ def flatten(settings: Settings) -> Iterator[tuple[str, Any]]:
 
 
 def describe(settings: Settings, origins: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield key, value, from and about of every setting, for tables and JSON. Secrets are stars."""
+    """Yield key, value, source and description of every setting, for tables and JSON. Secrets are stars."""
     for key, value in flatten(settings):
         section, _, name = key.partition(".")
         field = type(getattr(settings, section)).model_fields[name]

@@ -1,1 +1,1 @@
-"""Batches for other trainers: a batch of the log as they read it, in the formats of plugins."""
+"""Export batches of the log for other trainers, in the formats of plugins."""

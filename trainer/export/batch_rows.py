@@ -1,12 +1,12 @@
-"""Batches of the log, row by row, as another trainer takes its step from them.
+"""Batches of the log, row by row, in the form from which another trainer takes its step.
 
     batches[policy] ──► the first of each sequence ──► its groups, whole and checked ──► TrainingBatch: a row a chain
                                                                     └── a held-out question: refused
 
-What the trainer here would refuse of a batch is left out and named; advantages are final, those of formula batch_std
+Groups that the trainer here would refuse are left out and named; advantages are final: those of formula batch_std are
 divided by the batch's spread. Nothing is tokenized or cut, and no base model is loaded.
 
-Not covered: tokens outside the vocabulary, which only the base model knows.
+Not covered: checking for tokens outside the vocabulary, which only the base model knows.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from trainer.versions.learner import coordinates_of, cut, groups_in
 
 ANY_TOKEN = 1 << 31
 ExportCheck = Callable[[Batch, Sequence[AdvantagedGroup]], Mapping[str, str]]
-"""Returns what to record of a batch's groups. Raises RefusedError for one that no other trainer may get."""
+"""Returns the values to record about a batch's groups. Raises RefusedError for a batch that must not be exported."""
 
 
 class BatchSpan(NamedTuple):
-    """The batches that are asked for, by sequence."""
+    """The requested batches, by sequence."""
 
     first: int
     last: int | None
-    """None: as far as there are any."""
+    """None: up to the newest."""
 
     @classmethod
     def parse(cls, text: str) -> BatchSpan:
-        """Return the batches that N, N-M or N- names. Raises SettingsError.
+        """Parse N, N-M or N-. Raises SettingsError.
 
         >>> BatchSpan.parse("4"), BatchSpan.parse("4-9"), BatchSpan.parse("4-")
         (BatchSpan(first=4, last=4), BatchSpan(first=4, last=9), BatchSpan(first=4, last=None))
@@ -57,12 +57,12 @@ class BatchSpan(NamedTuple):
 
 
 class BatchRow(NamedTuple):
-    """One path of tokens through the model, and whose it is."""
+    """One path of tokens through the model, with its group and response."""
 
     group: AdvantagedGroup
     response: GroupResponse
     number: int
-    """Of the chain in its response."""
+    """Number of the chain in its response."""
     chain: TokenChain
 
 
@@ -73,11 +73,11 @@ class TrainingBatch:
     at: Coordinates
     batch: Batch
     groups: Sequence[AdvantagedGroup]
-    """Whole, in the order of the batch, with final advantages."""
+    """Complete groups, in the order of the batch, with final advantages."""
     refused: tuple[str, ...]
     """Why a group is left out, one sentence each."""
     held_out: Mapping[str, str]
-    """Which held-out questions are in it, and who let them in; empty: none."""
+    """Held-out questions in it, and the user who allowed them; empty: none."""
 
     @property
     def rows(self) -> list[BatchRow]:
@@ -91,7 +91,7 @@ class TrainingBatch:
 
     @property
     def totals(self) -> BatchTotals:
-        """What the means of a step are taken over."""
+        """Denominators of a step's means."""
         return BatchTotals.of(self.groups)
 
 
@@ -149,7 +149,7 @@ def _whole(
 
 
 def _origin(settings: Settings, batch: Batch, records: Sequence[Record]) -> GroupOrigin:
-    """Return what every group must match: the model of the first of them."""
+    """Return the origin that every group must match: the model of the first group."""
     decoded = (record.decode(AdvantagedGroup) for record in records)
     sampled = next((group for group in decoded if not isinstance(group, Poison) and group.responses), None)
     return GroupOrigin(

@@ -1,10 +1,10 @@
 """Write batches of the log to a folder, for another trainer.
 
-    TrainingBatch ──► a format's function ──► its files     manifest.json: what each is made of
-                                                            recipe.json: what is known of the version to come back
+    TrainingBatch ──► a format's function ──► its files     manifest.json: the content of each
+                                                            recipe.json: the known origin of the returned version
 
-Formats are those of plugins. The folder appears whole, or not at all. The same records give the same bytes. recipe.json
-is the origin of the version that is trained on them, once who trained it is filled in.
+Formats are those of plugins. The folder appears atomically. The same records give the same bytes. recipe.json is the
+origin of the version that is trained on them, once its author is filled in.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from trainer.export.batch_rows import BatchSpan, ExportCheck, TrainingBatch
 from trainer.reproduce.recorded import recorded_events, taken_batches
 
 Encode = Callable[[TrainingBatch, Mapping[str, Any]], Mapping[str, bytes]]
-"""Returns the files of a batch by name, given the batch and what the manifest says of it; a format's function, which
-takes its options by keyword, too. Raises RefusedError for a batch that the format cannot say, SettingsError."""
+"""A format's function: returns the files of a batch by name, given the batch, its entry in the manifest, and options by
+keyword. Raises RefusedError for a batch that the format cannot express, SettingsError."""
 MANIFEST_VERSION = 1
 RECIPE_FILE = "recipe.json"
 
@@ -39,7 +39,7 @@ class BatchOrder:
     policy: str
     format: str
     encode: Encode
-    """That of the format, with its options."""
+    """The format's function, with its options."""
     span: BatchSpan
 
 
@@ -49,7 +49,7 @@ class ExportedBatches:
 
     folder: str
     batches: list[dict[str, Any]]
-    """As in the manifest."""
+    """Their entries in the manifest."""
     refused: list[str]
     """Why a group is left out, one sentence each."""
 
@@ -73,13 +73,13 @@ def export(
         manifest = {"manifest_version": MANIFEST_VERSION, "format": order.format, "batches": entries}
         _write_json(half / "manifest.json", manifest)
         _write_json(half / RECIPE_FILE, _recipe(order, entries))
-        half.chmod(0o755)  # mkdtemp made it ours alone
+        half.chmod(0o755)  # mkdtemp made it private
         half.replace(folder)
     return ExportedBatches(str(folder), entries, refused)
 
 
 def _parent_of(sequence: int, events: Mapping[int, AdapterEvent]) -> int:
-    """Return the version that a batch is trained onto: the one it was, or will be if no other is made before."""
+    """Return the version that a batch was trained onto, or will be if no other is made before."""
     made = (event.version for event in events.values() if event.last_batch == sequence)
     newest = max(events, default=0)
     return next(made, newest + sequence - taken_batches(events, newest) + 1) - 1
@@ -96,7 +96,8 @@ def _write(batch: TrainingBatch, parent: int, order: BatchOrder, folder: Path) -
 
 
 def _about(batch: TrainingBatch, parent: int) -> dict[str, Any]:
-    """Return what a batch is, onto which version it is trained, and what the means of its step are taken over."""
+    """Return a description of a batch, the version that it is trained onto, and the denominators of its step's
+    means."""
     totals, group = batch.totals, batch.groups[0]
     return {
         "policy": batch.batch.policy,

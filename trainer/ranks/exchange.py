@@ -1,4 +1,4 @@
-"""How rank 0 and the other ranks exchange the shares of a step (trainer/step/shares.py).
+"""Exchange the shares of a step between rank 0 and the other ranks (trainer/step/shares.py).
 
     rank 0 ──► the batch's groups, Avro; the adapter's weights, float32 ──► rank 1, 2, … ──► share n of the batch
        ▲                                                                                        │
@@ -8,7 +8,7 @@ The others keep no state between steps, so a restart changes no step. Only the a
 megabytes per step, through the host's memory and its loopback device (gloo), also on GPUs. The next rank that waits for
 a lost one notices: at once if its connection broke, else after metrics.stuck_s.
 
-Not covered: NCCL for what is sent here.
+Not covered: NCCL for this exchange.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trainer.step.totals import SUMS
 READY_S = 3600.0
 """How long a rank may take to load the model, which may have to be downloaded."""
 IDLE_S = 365 * 86400.0
-"""How long a rank waits for work. There may be none for weeks; if rank 0 is lost, its connection breaks."""
+"""How long a rank waits for work. None may come for weeks; if rank 0 is lost, its connection breaks."""
 HOME_S = 5.0
 """How long rank 0 tries to tell another rank that the run is over."""
 OVER = 0
@@ -50,7 +50,7 @@ class Ranks:
     """The other ranks, as rank 0 sees them: they compute all shares but the first."""
 
     def __init__(self, place: Place, stuck_s: float) -> None:
-        """`stuck_s`, seconds: how much longer than rank 0 another rank may take for its share."""
+        """`stuck_s`: how many seconds longer than rank 0 another rank may take for its share."""
         self._place, self._peers = place, range(1, place.size)
         self._stuck_s = stuck_s
         self._numbers = 0
@@ -66,7 +66,7 @@ class Ranks:
         log.info("rank 0 and %d others share every batch", len(self._peers))
 
     def begin(self, weights: Tensor, groups: Sequence[AdvantagedGroup]) -> None:
-        """Send the batch `groups` and these weights [P] to each. Raises LostProcessError."""
+        """Send the batch `groups` and these weights [P] to each rank. Raises LostProcessError."""
         self._numbers = weights.numel()
         message = _pack([encode(group) for group in groups])
         for rank in self._peers:
@@ -74,14 +74,14 @@ class Ranks:
             _send(weights, rank, self._stuck_s)
 
     def shares(self, own_s: float) -> Iterator[Share]:
-        """Yield theirs, in order of ranks; share 0 took `own_s` seconds. Raises LostProcessError."""
+        """Yield the ranks' shares, in order; share 0 took `own_s` seconds. Raises LostProcessError."""
         for rank in self._peers:
             sums = _receive(torch.zeros(SUMS, dtype=torch.float64), rank, self._stuck_s + own_s)
             gradient = _receive(torch.zeros(self._numbers), rank, self._stuck_s)
             yield Share(gradient, sums)
 
     def end(self) -> None:
-        """Tell them that the run is over, as far as they can be reached."""
+        """Tell the reachable ranks that the run is over."""
         if not dist.is_initialized():
             return  # they never joined; their launcher ends them
         for rank in self._peers:
@@ -113,9 +113,8 @@ def meet(place: Place, recipe: dict[str, str]) -> None:
 
 
 def help_out(place: Place, numbers: int, compute: Callable[[int, Tensor, Sequence[AdvantagedGroup]], Share]) -> None:
-    """Be a rank other than 0: `compute` its share of what rank 0 sends, until rank 0 says that the run is over.
-
-    `numbers` are trained. Raises LostProcessError if rank 0 is lost.
+    """Run as a rank other than 0: `compute` the share of each batch from rank 0, until rank 0 ends the run. `numbers`:
+    how many are trained. Raises LostProcessError if rank 0 is lost.
     """
     while groups := _groups(place):
         weights = _receive(torch.zeros(numbers), 0, READY_S)

@@ -1,13 +1,12 @@
-"""The trainer as several processes: which is which, and how they end.
+"""Run the trainer as several processes: their ranks, and how they end.
 
     streamward train, trainer.processes = N ──► rank 0   the trainer: Kafka, checkpoints, metrics   ──► its exit code
                                             ├─► rank 1   its share of every batch (trainer/step/shares.py)
                                             └─► …        if one dies, all end: exit code 75
 
 This file starts them with the variables that torchrun and `accelerate launch` set (RANK, LOCAL_RANK, WORLD_SIZE), which
-may start them too, on several machines: docs/scale.md. They differ in how they end. Here
-SIGTERM or Ctrl-C reaches only rank 0, which finishes its step, however long that takes, and ends the others; the exit
-code is rank 0's.
+can also start them, on several machines: docs/scale.md. The difference is how they end. Here SIGTERM or Ctrl-C reaches
+only rank 0, which finishes its step, however long that takes, and ends the others; the exit code is rank 0's.
 
 With model.device=cuda rank n sees only the n-th device.
 
@@ -43,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
-    """Which of the processes this one is."""
+    """The rank of this process."""
 
     rank: int
     size: int
@@ -53,8 +52,8 @@ class Place(NamedTuple):
 def place_from_env(settings: Settings, env: MutableMapping[str, str] = os.environ) -> Place | None:
     """Return which rank this process is, or None if no launcher started it. Call it before torch is loaded.
 
-    The variables are removed from `env`: the step is the same for any number of processes, so no library may start to
-    share it by itself. With model.device=cuda only this rank's device stays visible.
+    The variables are removed from `env`, so that no library splits the step by itself: it is the same for any number of
+    processes. With model.device=cuda only this rank's device stays visible.
 
     Raises SettingsError if the launcher and the settings do not agree.
     """
@@ -89,10 +88,8 @@ def place_from_env(settings: Settings, env: MutableMapping[str, str] = os.enviro
 
 
 def run_ranks(command: Sequence[str], processes: int) -> int:
-    """Run `command` as that many ranks, and return one exit code when none is left.
-
-    It is rank 0's. If another rank fails, or rank 0 is killed, all are ended at once: 75, to be restarted, or 2 if a
-    rank refuses its settings.
+    """Run `command` as that many ranks, and return one exit code when all have ended. It is rank 0's. If another rank
+    fails, or rank 0 is killed, all are ended at once: 75, to be restarted, or 2 if a rank refuses its settings.
     """
     with Scratch("ranks") as folder, _start_ranks(command, processes, folder) as ranks:
         with _forward_signals(ranks[0]) as signals:
@@ -118,7 +115,7 @@ def code_of_all(codes: Sequence[int | None], is_stopped: bool) -> int:
 
 
 class RankRun:
-    """What a launcher on another machine and its ranks know of each other (plugins/distributed/ray_ranks.py)."""
+    """State shared by a launcher on another machine and its ranks (plugins/distributed/ray_ranks.py)."""
 
     def __init__(self, size: int) -> None:
         self._codes: list[int | None] = [None] * size
@@ -131,12 +128,12 @@ class RankRun:
         self._is_stopping = True
 
     def is_stopping(self) -> bool:
-        """Return whether the ranks were asked to end; rank 0 looks while it runs."""
+        """Return whether the ranks were asked to end; rank 0 checks this while it runs."""
         self._heard_at = time.monotonic()
         return self._is_stopping
 
     def silent_s(self) -> float:
-        """Return the seconds since rank 0 last looked."""
+        """Return the seconds since rank 0 last checked."""
         return time.monotonic() - self._heard_at
 
     def code(self) -> int | None:
@@ -144,11 +141,11 @@ class RankRun:
         return self._code
 
     def record_start(self, rank: int) -> None:
-        """Note that a rank runs, perhaps again."""
+        """Record that a rank runs, perhaps again."""
         self._codes[rank] = None
 
     def record_end(self, rank: int, code: int) -> int | None:
-        """Note the exit code of a rank, and return that of all; None: all are to be started again."""
+        """Record the exit code of a rank, and return that of all; None: all are to be restarted."""
         self._codes[rank] = code
         code_for_all = code_of_all(self._codes, is_stopped=self._is_stopping)
         if self._code is None and code_for_all != EXIT_RESTART:

@@ -1,11 +1,10 @@
 """Compute weights that a training loop saved again, from its calls alone, for `reproduce`.
 
     adapters: trained, with origin ──► the model's calls before it ──► apply each again ──► sha256 against the log
-                                       training-calls, training-results: which failed, and what weights each gave
+                                       training-calls, training-results: failures, and the weights of each call
 
 Passes, steps and loads are repeated; calls that failed are skipped, as they changed nothing. Weights that a model
-loaded are taken from the store, where their files are those in the log; how they came about is their own policy's
-reproduction.
+loaded are taken from the store, if their files match the log; reproducing them is a matter of their own policy.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class RecordedCalls:
         return self._history.read({tp: first}, {tp: end})
 
     def check(self, end: int, version: int) -> None:
-        """Raise RefusedError unless every call before the one at `end` is there."""
+        """Raise RefusedError if a call before the one at `end` is missing."""
         missing = [place for place in range(end) if place not in self._places]
         if missing:
             raise RefusedError(
@@ -74,7 +73,7 @@ class RecordedCalls:
                 yield call
 
     def result_of(self, call_id: str) -> TrainingResult | None:
-        """Return the result that a call has in the log."""
+        """Return the logged result of a call."""
         return self._results.get(call_id)
 
     def data(self, call: TrainingCall) -> bytes:

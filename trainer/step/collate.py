@@ -1,11 +1,11 @@
 """Groups of the log as tensors.
 
-    [AdvantagedGroup] ──► check_group (group_checks.py) ──► Micro: what the loss reads, [B, T], a row a response
-                                                                   what the model runs, a row a chain
+    [AdvantagedGroup] ──► check_group (group_checks.py) ──► Micro: the loss's input, [B, T], a row a response
+                                                                   the model's input, a row a chain
 
 Responses are in group order, then slot order, as recorded; nothing is tokenized, sorted or cut. An agent's response has
 its chains one after another in its row of the loss, so that it counts once in every mean, and has one ratio in gspo,
-however many chains it has. The model runs each chain after its context, and what chains share once
+however many chains it has. The model runs each chain after its context, and shared prefixes once
 (trainer/step/prefix_tree.py). The batches stage has decided whether a group belongs in its batch (age, duplicates, zero
 variance).
 """
@@ -49,7 +49,7 @@ class Micro:
 
     @property
     def loss_tokens(self) -> float:
-        """How many tokens the loss is computed on."""
+        """Number of tokens in the loss."""
         return float(self.loss_mask.sum())
 
 
@@ -79,7 +79,7 @@ def scale_advantages(groups: Sequence[AdvantagedGroup]) -> list[AdvantagedGroup]
 
         A_i = (r_i - mean of the group) / (std of all rewards of the batch + eps)     TRL's scale_rewards="batch"
 
-    Only the trainer sees a batch whole, so it does the division; the group carries eps and ddof.
+    Only the trainer sees a whole batch, so it does the division; the group carries eps and ddof.
     """
     rewards = [r.reward for group in groups if group.formula == "batch_std" for r in group.responses]
 
@@ -95,7 +95,7 @@ def scale_advantages(groups: Sequence[AdvantagedGroup]) -> list[AdvantagedGroup]
 
 
 def positive_part(groups: Sequence[AdvantagedGroup]) -> list[AdvantagedGroup]:
-    """Return the groups without what has a negative advantage: `trainer.advantages=positive`.
+    """Return the groups without negative advantages: `trainer.advantages=positive`.
 
     A response is left out if every advantage of it is negative; otherwise the negative ones, of single turns, are 0.
     """
@@ -157,7 +157,7 @@ class SideBySide(NamedTuple):
     places: Tensor  # of the tokens, int64 in the flat output
 
     def join(self, values: Tensor, shape: tuple[int, int]) -> Tensor:
-        """Return what such a pass gave, [C, W], where `places` says in the output, [*shape]."""
+        """Scatter the result of such a pass, [C, W], to `places` of the output, [*shape]."""
         return values.new_zeros(shape[0] * shape[1]).scatter(0, self.places, values[self.is_token]).view(shape)
 
 
@@ -179,7 +179,7 @@ def side_by_side(rows: Sequence[Row], *, pad_id: int, device: torch.device | str
 def pad(
     rows: Sequence[NDArray[Any]], width: int, fill: int, dtype: Any, *, left: bool = False
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the rows side by side, [B, width], padded on one side, and where they are: 1, and 0 where padded."""
+    """Return the rows side by side, [B, width], padded on one side, and their mask: 1 for values, 0 for padding."""
     lengths = np.array([len(row) for row in rows])[:, None]
     places = np.arange(width)
     is_token = places >= width - lengths if left else places < lengths

@@ -1,8 +1,8 @@
-"""Groups of the log that contradict what a trainer knows.
+"""Find groups of the log that contradict the trainer's state.
 
     AdvantagedGroup, GroupOrigin ──► policy? version? model? sampling? tokens? numbers? ──► ContradictoryEvent
 
-Without torch: what chooses or audits examples asks the same questions, and loads no model.
+It does not import torch: code that chooses or audits examples makes the same checks without a model.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from streams.errors import ContradictoryEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOrigin:
-    """What every group of a batch must match."""
+    """The values that every group of a batch must match."""
 
     policy: str
     batches: int | None
-    """How many the version being trained has taken; no group can have been sampled by one that has taken more. None:
-    groups of another policy."""
+    """Batches taken by the version being trained; no group can come from a version that has taken more. None: groups of
+    another policy."""
     base_digest: str
     tokenizer_digest: str
     token_table: TokenTable
@@ -35,7 +35,7 @@ class GroupOrigin:
 def check_group(group: AdvantagedGroup, expected: GroupOrigin, coordinates: Coordinates) -> None:
     """Raise ContradictoryEvent for a group that cannot be trained on.
 
-    It has the coordinates, what was expected and found, and what to do.
+    The error names the coordinates, the expected and found values, and the way out.
     """
     for problem in _group_problems(group, expected):
         raise ContradictoryEvent(f"{coordinates}: group {group.group_id} of task {group.task_id}: {problem}")
@@ -99,7 +99,7 @@ def _not_in(table: TokenTable) -> str:
 
 
 def unknown_token(tokens: TokenIds, table: TokenTable) -> int | None:
-    """Return the first id that no token has, None if each has one."""
+    """Return the first id outside the vocabulary, or None."""
     ids = tokens.numpy()
     bad = ids >= table.size
     if table.unassigned:

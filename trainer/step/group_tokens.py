@@ -1,6 +1,6 @@
-"""Tokens that a group was too large for, from the responses that have them.
+"""Fetch tokens that did not fit into a group from its responses.
 
-    [AdvantagedGroup] ──► members whose tokens are elsewhere ──► History: their responses ──► the same groups, whole
+    [AdvantagedGroup] ──► members without their tokens ──► History: their responses ──► the same groups, whole
 
 A group is trained on whole or not at all: without a response the step would be another one.
 """
@@ -18,7 +18,7 @@ from streams.kafka.record import Record
 
 
 def fetch(groups: Iterable[AdvantagedGroup], topic: str, history: History) -> Mapping[Coordinates, Record]:
-    """Return the responses that these groups leave tokens in, as far as they are in the log; `topic` is of responses.
+    """Return the responses that hold these groups' tokens, where they are in the log; `topic`: that of responses.
 
     Raises RefusedError if retention has deleted one, LogError if the log cannot be read.
     """
@@ -41,7 +41,7 @@ def fetch(groups: Iterable[AdvantagedGroup], topic: str, history: History) -> Ma
 
 
 def whole(group: AdvantagedGroup, topic: str, responses: Mapping[Coordinates, Record]) -> AdvantagedGroup:
-    """Return the group with all its tokens. Raises ContradictoryEvent if a response is not the one that it names."""
+    """Return the group with all its tokens. Raises ContradictoryEvent if a response is not the one it refers to."""
     if not any(map(_has_tokens_elsewhere, group.responses)):
         return group
     completed = replace(
@@ -91,7 +91,7 @@ def _with_tokens(
 
 
 def _has_tokens_elsewhere(member: GroupResponse) -> bool:
-    """Return whether its tokens are in its response alone; those of an outside model are nowhere."""
+    """Return whether its tokens are only in its response; an outside model's tokens are nowhere."""
     return member.elsewhere is not None and member.elsewhere.prompt_tokens is None
 
 

@@ -2,7 +2,7 @@
 
     [AdvantagedGroup] ──► micro-batches ──► logprobs, each prefix run once ──► loss.py ──► clip, AdamW ──► metrics
 
-Micro-batches only bound memory: what they add up to is the loss of the whole batch. `old` logprobs are those recorded
+Micro-batches only bound memory: their sum is the loss of the whole batch. `old` logprobs are those recorded
 when the tokens were sampled, so the ratio covers both the age of the sampler and its arithmetic. TRL's GRPOTrainer
 prepares the model and runs the plain pass of models that cannot share prefixes; its own loss is the oracle of a test.
 
@@ -60,12 +60,12 @@ from trainer.step.tree_attention import attention_of
 
 
 class MicroPass(NamedTuple):
-    """What a micro-batch's pass through the model gives."""
+    """The results of a micro-batch's pass through the model."""
 
     logps: Tensor  # [B, T] float32, nats
     entropies: Tensor | None  # [B, T] float32, nats, no gradient
     tokens: int
-    """How many went through the model."""
+    """Number of tokens that went through the model."""
     aux: Tensor | None  # [] the load-balancing loss of a model with experts
 
 
@@ -125,11 +125,11 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if settings.gradient_checkpointing:
             model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
         self.plain_because = prefix_tree.unshareable(model.get_base_model())
-        """Why TRL's plain pass is run instead of the shared one; None when prefixes are shared."""
+        """Why TRL's plain pass is run instead of the shared one; None if prefixes are shared."""
         if self.aux_loss_enabled:
             self.plain_because = "its experts' load-balancing loss is part of TRL's plain pass"
         self._passes = 0
-        """How many passes a micro-batch takes at least, since other ranks take as many."""
+        """Minimum passes of a micro-batch, since other ranks take as many."""
         self._rhythm: Rhythm | None = None
 
     def shard(self, device: str, within_s: float) -> None:
@@ -151,7 +151,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Take one optimizer step on `groups`, which `collate.check_group` has passed; return its metrics.
 
         `beat` is called after each micro-batch.
-        A gradient that is not finite changes nothing, and shows as skipped = 1. Without groups there is no step.
+        A gradient that is not finite changes nothing, and is reported as skipped = 1. Without groups there is no step.
         UNCHANGED is 1 if no weight changed.
         """
         if not groups:
@@ -190,7 +190,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def share(self, groups: Sequence[AdvantagedGroup], number: int, beat: Callable[[], None] = lambda: None) -> Share:
         """Return share `number` of the step on the batch `groups`. Changes nothing.
 
-        Raises LostProcessError if a rank is lost that has a part of the base.
+        Raises LostProcessError if a rank with a part of the base is lost.
         """
         with losing():
             sums = self._differentiate(groups, number, beat)
@@ -235,14 +235,14 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _with_passes(
         self, parts: Sequence[list[AdvantagedGroup]]
     ) -> Iterator[tuple[list[AdvantagedGroup] | None, int]]:
-        """Yield micro-batches with the passes that each takes at least; None: only other ranks have one."""
+        """Yield micro-batches with their minimum number of passes; None: only other ranks have one."""
         if self._rhythm is None:
             return zip(parts, repeat(0))
         rows = [collate(part, pad_id=self._pad, device="cpu").rows for part in parts]
         return zip_longest(parts, self._rhythm.agree([len(prefix_tree.grow(part)) for part in rows]))
 
     def _idle(self) -> None:
-        """Take the passes that other ranks take for a micro-batch, for nothing."""
+        """Take idle passes to match other ranks' passes for a micro-batch."""
         base = self.model.get_base_model()
 
         def run() -> Tensor:
@@ -264,7 +264,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             loss.backward()
 
     def _micro_loss(self, groups: list[AdvantagedGroup], batch: BatchTotals, sums: StepSums) -> Tensor:
-        """Return what the groups of a micro-batch add to the loss of `batch`, [], with gradient."""
+        """Return the contribution of a micro-batch's groups to the loss of `batch`, [], with gradient."""
         micro = collate(groups, pad_id=self._pad, device=self.model.device)
         self._use_temperature(micro.temperature)
         reference = self._reference(micro) if self.beta else None
@@ -284,7 +284,8 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return loss
 
     def _loss_tokens(self, micro: Micro, logps: Tensor) -> LossTokens:
-        """Return what a loss reads. Importance weights are folded into the advantages, and `old` is then the trainer's.
+        """Return the input of a loss. Importance weights are folded into the advantages, and `old` is then the
+        trainer's.
 
         They are truncated at the cap (TIS, truncated importance sampling), or 0 above it (masked).
         """
@@ -306,10 +307,9 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         )
 
     def _logprobs(self, micro: Micro) -> MicroPass:
-        """Run a micro-batch through the model, each distinct prefix once where that can be.
-
-        A row of the loss has the chains of a response one after another; what is run are the chains. Where prefixes
-        are run once, only tokens that the policy wrote have a logprob, and the others 0.
+        """Run a micro-batch through the model, each distinct prefix once if possible. A row of the loss has the chains
+        of a response one after another; the chains are run. If prefixes are shared, only tokens that the policy wrote
+        have a logprob, and the others 0.
         """
         shape = (len(micro.completion_ids), micro.completion_ids.shape[1])
         if self.plain_because is None:

@@ -1,4 +1,4 @@
-"""Losses: what each token of a response adds to the loss of its batch.
+"""Losses: the contribution of each token of a response to the loss of its batch.
 
     logprobs now and as sampled, advantages, mask ──► Loss.per_token ──► [B, T] ──► mean over the whole batch
 
@@ -22,8 +22,8 @@ from streams.errors import SettingsError
 from streams.settings.model import Trainer
 
 Mean = Literal["responses", "tokens", "max_tokens"]
-"""What a batch's loss is a mean over: responses (each a mean over its tokens), tokens, or responses times the most
-tokens that one may have."""
+"""The mean that a batch's loss takes: over responses (each a mean over its tokens), over tokens, or over responses
+times the maximum tokens of one."""
 Level = Literal["token", "response"]
 """The ratio of a token: its own, or the geometric mean over the tokens of its response."""
 
@@ -60,19 +60,19 @@ def capped(tokens: LossTokens) -> Tensor:
 
 
 def outside_bounds(tokens: LossTokens) -> Tensor:
-    """Return where the bounds of `clipped` hold a token back, [B, T] bool: beyond them in its advantage's direction."""
+    """Return which tokens the bounds of `clipped` clip, [B, T] bool: beyond them in their advantage's direction."""
     below = (tokens.ratio < 1 - tokens.settings.epsilon_low) & (tokens.advantages < 0)
     return below | ((tokens.ratio > 1 + tokens.settings.epsilon_high) & (tokens.advantages > 0))
 
 
 def above_cap(tokens: LossTokens) -> Tensor:
-    """Return where the cap of `capped` holds a token back, [B, T] bool."""
+    """Return which tokens the cap of `capped` clips, [B, T] bool."""
     return (tokens.ratio > tokens.settings.epsilon_high) & (tokens.advantages > 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss by the token, and how it becomes one number."""
+    """A loss per token, and its reduction to one number."""
 
     per_token: PerToken
     mean: Mean = "tokens"
@@ -81,7 +81,7 @@ class Loss:
     """Which tokens count as clipped, [B, T] bool."""
 
     def clipped_share(self, tokens: LossTokens) -> float:
-        """Return the share of the tokens that are held back."""
+        """Return the share of clipped tokens."""
         share: float = ((self.held_back(tokens) * tokens.mask).sum() / tokens.mask.sum().clamp(min=1.0)).item()
         return share
 

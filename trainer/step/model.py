@@ -1,4 +1,4 @@
-"""The base model with the adapter that is being trained, and that adapter as files.
+"""The base model with the adapter in training, and the adapter's files.
 
     Base ──► wrap: LoRA, seeded ──► PeftModel ──► save_adapter ──► adapter_config.json, adapter_model.safetensors
                                        ▲                                     │
@@ -33,11 +33,11 @@ from trainer.step.totals import STEP_VERSION
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 LIBRARIES = ("torch", "transformers", "peft", "trl", "safetensors")
-"""Their versions decide bytes."""
+"""Libraries with versions that affect the bytes."""
 SETTING_OF = {"r": "lora_rank", "lora_alpha": "lora_alpha", "target_modules": "lora_targets"}
-"""The setting of each entry of an adapter's config that decides its shape."""
+"""The settings for the config entries that determine an adapter's shape."""
 LOSS_SOURCE = "sha256.trainer.loss"
-"""Of the file with a loss of the user's own."""
+"""Recipe entry for the file with a user's own loss."""
 
 
 def pin(settings: Settings) -> None:
@@ -52,7 +52,7 @@ def pin(settings: Settings) -> None:
 
 
 def wrap(model: PreTrainedModel, settings: Trainer) -> PeftModel:
-    """Return `model` with a fresh adapter: A drawn from the seed, B zero, so it still answers as the base does.
+    """Return `model` with a fresh adapter: A drawn from the seed, B zero, so it still answers like the base.
 
     Raises SettingsError if lora_targets names no linear module of the model, or its head.
     """
@@ -107,7 +107,7 @@ def config_text(model: PeftModel, base: str, adapter: str = "default") -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value of an adapter's config as it is in the file."""
+    """Return a value in the form of an adapter's config file."""
     return json.loads(json.dumps(value, default=_plain))
 
 
@@ -131,8 +131,8 @@ def load_adapter(model: PeftModel, folder: Path) -> None:
 
 
 def recipe(settings: Settings) -> dict[str, str]:
-    """Return everything but the batches that decides the bytes of an adapter. Call `pin` first: the thread count is
-    read.
+    """Return everything except the batches that determines the bytes of an adapter. Call `pin` first: the thread count
+    is read.
     """
     chosen = {
         key: str(value)

@@ -1,4 +1,4 @@
-"""Logprobs by one pass of whole rows side by side, for a model whose prefixes cannot be shared (prefix_tree.py)."""
+"""Logprobs by one pass of whole padded rows, for a model that cannot share prefixes (prefix_tree.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def logprobs(
     places: int,
     pad: int,
 ) -> Tensor:  # [places] float32, nats; 0 where nothing is needed
-    """Return the needed logprobs of `rows`, each in its place."""
+    """Return the needed logprobs of `rows`, each at its place."""
     device = next(model.parameters()).device
     ids = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in tokens], batch_first=True, padding_value=pad)
     ids = ids.to(device)

@@ -10,7 +10,7 @@
                           │     └─ 0 ── <end>   and its position is its depth. What follows the last token that the
                           └─ The ── ...         policy wrote is not run, nor is that token: they predict nothing needed.
 
-The idea is Prefix Grouper's (arXiv:2506.05433), taken to its end: there the prompt is shared, here all prefixes are.
+This extends Prefix Grouper (arXiv:2506.05433), which shares the prompt, to all prefixes.
 Logits exist only for nodes that predict a token which the policy wrote: observations are context, and cost no head.
 They exist a few rows at a time, and only within their chunk: the backward pass needs only their expectation of the
 output embeddings, which the forward pass keeps.
@@ -34,10 +34,10 @@ from trainer.step.sharded import WholeHead, whole_head
 from trainer.step.tree_attention import Paths, Run, attention_of, paths
 
 NODES = 4096
-"""Most nodes merged in one pass; a longer row is alone."""
+"""Maximum nodes merged in one pass; a longer row is alone."""
 
 LOGITS = 2**24
-"""Most logits alive at once: 64 MiB of float32."""
+"""Maximum logits alive at once: 64 MiB of float32."""
 
 
 class PrefixTrees(NamedTuple):
@@ -58,19 +58,19 @@ class PrefixTrees(NamedTuple):
 
 
 class NeededToken(NamedTuple):
-    """A logprob that is needed."""
+    """A needed logprob."""
 
     position: int
-    """In the tokens that are run: the one that predicts it."""
+    """Index, in the tokens that are run, of the one that predicts it."""
     token: int
     place: int
-    """In the flat output."""
+    """Index in the flat output."""
     moves: bool = True
     """Whether a gradient may reach it."""
 
 
 class TokenRow(Protocol):
-    """One sequence, and the logprobs that are needed of it."""
+    """One sequence, and its needed logprobs."""
 
     @property
     def run(self) -> Sequence[int]:
@@ -87,15 +87,15 @@ R = TypeVar("R", bound=TokenRow)
 
 
 class Row(NamedTuple):
-    """One sequence: its tokens without padding, and where those are whose logprobs are needed."""
+    """One sequence: its tokens without padding, and the places of tokens with needed logprobs."""
 
     tokens: Sequence[int]
     prompt: int
-    """How many tokens there are before the completion, at least 1."""
+    """Number of tokens before the completion, at least 1."""
     needed: Sequence[int]
     """Places in the completion, ascending."""
     place: int
-    """Of the completion's first token in the flat output."""
+    """Index of the completion's first token in the flat output."""
 
     @property
     def run(self) -> Sequence[int]:
@@ -112,8 +112,8 @@ class Row(NamedTuple):
 def grow(rows: Sequence[TokenRow], nodes: int = NODES) -> list[PrefixTrees]:
     """Return the prefix trees of `rows`.
 
-    Rows stay in order; the next trees begin where one more row would exceed `nodes`. A row of which nothing is needed
-    is in none.
+    Rows stay in order; the next trees begin where one more row would exceed `nodes`. A row without needed tokens is in
+    none.
     """
     return [trees.build() for trees, _ in _plant(rows, nodes) if trees.tokens]
 
@@ -187,7 +187,7 @@ class _Builder:
 
 
 _ONE_TOKEN = grow([Row((0, 0), 1, (0,), 0)])
-"""The shortest pass there is."""
+"""The shortest possible pass."""
 
 
 class NextToken(torch.autograd.Function):  # type: ignore[misc]
@@ -197,7 +197,7 @@ class NextToken(torch.autograd.Function):  # type: ignore[misc]
         d logp_i / d h_u = (W[id_i] - E_v[W[v]]) / t
         entropy_u = log sum_v exp(...) - h_u · E_v[W[v]] / t
 
-    The expectation E_v[W[v]] = softmax(h_u W^T / t) W is all that the backward pass needs; the head gets no gradient.
+    The backward pass needs only the expectation E_v[W[v]] = softmax(h_u W^T / t) W; the head gets no gradient.
     Heads that are not `moving` have no expectation, so no gradient may reach them, and their entropy is 0.
     """
 
@@ -241,7 +241,7 @@ class NextToken(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient of `hidden`; nothing else has one."""
+        """Return the gradient of `hidden`, the only input with one."""
         expected, rows, heads = ctx.saved_tensors
         pulled = grads[0][:, None] / ctx.temperature
         hidden = torch.zeros_like(expected).index_add_(0, heads, pulled * (rows.float() - expected[heads]))
@@ -258,7 +258,7 @@ def logprobs(
 ) -> tuple[Tensor, Tensor, int]:
     """Return logprobs and entropies [*shape] (float32, nats, 0 where not needed), and how many tokens were run.
 
-    If the rows take fewer than `passes` through the model, one token is run for each that is missing, and counts for 0.
+    If the rows take fewer than `passes` through the model, one token with weight 0 is run for each missing pass.
     """
     flat = torch.zeros(shape[0] * shape[1], device=model.device)
     entropies = flat.clone()
@@ -288,7 +288,7 @@ def _hidden_states(model: PreTrainedModel, trees: PrefixTrees) -> Tensor:
 def unshareable(model: PreTrainedModel) -> str | None:
     """Return why prefixes of `model` cannot be shared, or None when they can.
 
-    A probe decides in the end: two short rows with a common prefix through both passes.
+    A final probe runs two short rows with a common prefix through both passes.
     """
     config = model.config.get_text_config()
     if config is not model.config:

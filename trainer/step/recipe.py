@@ -1,11 +1,11 @@
-"""What a version was trained with, as settings again; and what differs here.
+"""Turn a version's recipe back into settings, and find what differs here.
 
     recipe of the version's event ──► as_recorded ──► Settings to train it with
     recorded, here ──► in_recipe, in_data, in_files ──► [RecipeDifference] ──► cause: one sentence for people
 
-A recipe maps names to texts (trainer/step/model.py). It has what affects the bytes, and no paths.
+A recipe maps names to texts (trainer/step/model.py). It has everything that affects the bytes, and no paths.
 
-Not covered: what no recipe names, such as the build of a BLAS or the firmware of a CPU.
+Not covered: influences that no recipe names, such as the build of a BLAS or the firmware of a CPU.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from streams.settings.load import flatten
 from streams.settings.model import Model, Settings, Trainer
 
 DATA = ("groups", "groups_refused", "responses", "tokens", "reward")
-"""Metrics of a step that depend on its groups alone: if one differs, other groups were read."""
+"""Metrics of a step that depend only on its groups: if one differs, other groups were read."""
 _SECTIONS: dict[str, type[Model] | type[Trainer]] = {"model": Model, "trainer": Trainer}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeDifference:
-    """Something that is not as recorded."""
+    """A difference from the record."""
 
     version: int
     """The first version where it was seen."""
@@ -44,8 +44,8 @@ class RecipeDifference:
 def as_recorded(settings: Settings, recipe: Mapping[str, str], changed: Collection[str] = ()) -> Settings:
     """Return `settings` with the model and trainer of `recipe`; keys in `changed` keep the value they have in settings.
 
-    Raises SettingsError if the recipe names what this version of Streamward does not know, contradicts itself, or was
-    made with a loss of the user's own that these settings do not name: a record alone makes no process run code.
+    Raises SettingsError if the recipe has an entry that this version of Streamward does not know, contradicts itself,
+    or has a user's own loss that these settings do not name: a record alone must not make a process run code.
     """
     loss = recipe.get("trainer.loss", "")
     if is_reference(loss) and loss != settings.trainer.loss and "trainer.loss" not in changed:
@@ -72,7 +72,7 @@ def as_recorded(settings: Settings, recipe: Mapping[str, str], changed: Collecti
 
 
 def threads_of(settings: Settings, recipe: Mapping[str, str], changed: Collection[str] = ()) -> int:
-    """Return how many threads to compute with; 0 means one per core.
+    """Return the number of threads to use; 0 means one per core.
 
     It is the recorded count, since `trainer.threads=0` means another number on another machine.
     """
@@ -86,16 +86,14 @@ def threads_of(settings: Settings, recipe: Mapping[str, str], changed: Collectio
 
 
 def in_files(version: int, recorded: Iterable[AdapterFile], current: Iterable[AdapterFile]) -> list[RecipeDifference]:
-    """Return each file whose sha256 differs; None where there is no such file."""
+    """Return each file whose sha256 differs; None for a missing file."""
     before, after = ({file.path: file.sha256 for file in files} for files in (recorded, current))
     return _compare(version, "file", before, after)
 
 
 def in_recipe(version: int, recorded: Mapping[str, str], current: Mapping[str, str]) -> list[RecipeDifference]:
-    """Return each entry of the recipe that differs; None where there is no such entry.
-
-    A setting that the recipe lacks counts as recorded with its default. Where a step began with a fresh optimizer is
-    not compared: it follows from the version before it.
+    """Return each entry of the recipe that differs; None for a missing entry. A setting that the recipe lacks counts as
+    its default. Whether a step began with a fresh optimizer is not compared: it follows from the version before it.
     """
     defaults = {key: str(value) for key, value in flatten(Settings()) if key in current}
     before = {name: value for name, value in recorded.items() if name != OPTIMIZER}
@@ -119,7 +117,7 @@ def _compare(
 
 
 def cause(differences: Collection[RecipeDifference]) -> str:
-    """Return the likely cause of bytes that differ, and what to do."""
+    """Return the likely cause of different bytes, and the way out."""
     data = [_description(difference) for difference in differences if difference.kind == "data"]
     recipe = [_description(difference) for difference in differences if difference.kind == "recipe"]
     if data:

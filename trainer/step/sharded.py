@@ -3,12 +3,12 @@
     fully_shard (FSDP2) ──► a layer's pass: gather its matrices from all ranks ──► compute ──► give them back
     counts of passes of each rank ──► Rhythm: the most of any rank ──► the others run idle passes to match
 
-Only where the frozen base lives changes: a gathered matrix has the bytes it had, the adapter is whole on every rank,
-and its gradients never meet but in rank 0's ordered sum (trainer/step/shares.py). So a version has the bytes
-it would have with the whole base on every rank, and one process that fits it can check it.
+Only the placement of the frozen base changes: a gathered matrix has its original bytes, the adapter is whole on every
+rank, and its gradients meet only in rank 0's ordered sum (trainer/step/shares.py). So a version has the bytes it would
+have with the whole base on every rank, and one process that fits it can check it.
 
 Gathering is a collective: every rank must ask for the same layers in the same order. Shares differ in length, so a rank
-with fewer passes runs one token as often as it takes, multiplied by 0.
+with fewer passes runs one token, multiplied by 0, as often as needed.
 
 FSDP2: Zhao et al., arXiv:2304.11277, and torch.distributed.fsdp.fully_shard. Between CPUs matrices travel by gloo, and
 between GPUs by NCCL.
@@ -104,10 +104,10 @@ def whole_head(model: PreTrainedModel) -> Iterator[WholeHead]:
 
 
 class Rhythm:
-    """How many passes each micro-batch takes, so that all ranks take as many."""
+    """The number of passes of each micro-batch, which all ranks share."""
 
     def agree(self, counts: Sequence[int]) -> list[int]:
-        """Return the most passes of any rank, for each micro-batch of the rank that has most; here it is `counts`.
+        """Return the maximum passes of any rank per micro-batch; this rank takes `counts`.
 
         Raises LostProcessError.
         """
@@ -125,7 +125,7 @@ def _largest(values: Sequence[int]) -> list[int]:
 
 @contextmanager
 def losing() -> Iterator[None]:
-    """Raise LostProcessError for what torch raises in this block when another rank is lost."""
+    """Translate torch's errors about a lost rank in this block to LostProcessError."""
     try:
         yield
     except torch.OutOfMemoryError:

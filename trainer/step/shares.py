@@ -1,4 +1,4 @@
-"""A batch as shares of whole groups: how it is split, and what each share adds to the step.
+"""A batch as shares of whole groups: how it is split, and what each share contributes to the step.
 
     groups in the recorded order ──► split: N runs of neighbours ──► one gradient each ──► ((g0 + g1) + g2) + … ──► step
                                                                      any process           float32, in this order
@@ -23,7 +23,7 @@ from trainer.step.token_chains import tokens_of
 
 
 class Share(NamedTuple):
-    """What a share adds to the step."""
+    """A share's contribution to the step."""
 
     gradient: Tensor  # [P] float32, on the CPU; P numbers are trained
     sums: Tensor  # [K] float64, what the step's metrics are made of
@@ -62,7 +62,7 @@ def weights_of(parameters: Sequence[Tensor]) -> Tensor:
 
 
 def copy_of(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Return the weights as they are now."""
+    """Return the present weights."""
     return [parameter.detach().clone() for parameter in parameters]
 
 
@@ -72,7 +72,7 @@ def is_equal(weights: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 
 def gradient_of(parameters: Sequence[Tensor]) -> Tensor:
-    """Return their gradients as `weights_of` has the weights, 0 where there is none."""
+    """Return their gradients in the layout of `weights_of`, 0 for a missing one."""
     return weights_of([torch.zeros_like(weights) if weights.grad is None else weights.grad for weights in parameters])
 
 

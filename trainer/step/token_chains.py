@@ -1,4 +1,4 @@
-"""The chains of a response: what the trainer runs, and on which tokens each bears loss.
+"""The chains of a response that the trainer runs, and the tokens on which each bears loss.
 
     AdvantagedGroup, one of its responses ──► its own chain, then its branches ──► [TokenChain]
                                                  a branch begins with the tokens that it shares with the chain it leaves
@@ -21,17 +21,17 @@ class TokenChain(NamedTuple):
     """One path of tokens through the model."""
 
     context: TokenIds
-    """All tokens before: the prompt, and in a branch whatever else it shares."""
+    """All tokens before: the prompt, and in a branch all other shared tokens."""
     tokens: TokenIds
-    """Those that only this chain has: of the policy, and of others."""
+    """Tokens that only this chain has, the policy's and others."""
     loss_mask: LossMask
     logprobs: Logprobs
     advantages: NDArray[np.float32]
-    """Of each token: that of its span, else that of the response."""
+    """Advantage of each token: that of its span, else that of the response."""
 
 
 def tokens_of(group: AdvantagedGroup) -> int:
-    """Return how many tokens a group has, what its responses share counted once."""
+    """Return the number of tokens of a group, counting tokens shared by its responses once."""
     own_tokens = (len(response.prompt_token_ids) + response.completion_tokens for response in group.responses)
     return len(group.prompt_token_ids) + sum(own_tokens)
 
@@ -39,7 +39,7 @@ def tokens_of(group: AdvantagedGroup) -> int:
 def chains(group: AdvantagedGroup, response: GroupResponse) -> list[TokenChain]:
     """Return the chains of a response: its own, and each branch that bears loss.
 
-    What a branch has before its first token with loss, as the prompt of a sub-agent, is context.
+    A branch's tokens before its first one with loss, such as a sub-agent's prompt, are context.
     """
     prompt = TokenIds(group.prompt_token_ids.data + response.prompt_token_ids.data)
     whole = [prompt.data + response.completion_token_ids.data]

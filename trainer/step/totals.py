@@ -18,7 +18,7 @@ from trainer.step.collate import Micro
 from trainer.step.loss import Mean
 
 STEP_VERSION = "3"
-"""Of the arithmetic of a step: counted up by a change that gives other bytes for the same batch, weights and libraries.
+"""Version of a step's arithmetic: incremented when the same batch, weights and libraries give other bytes.
 
 Version 1 ran every response through the model on its own. Version 2 runs a common prefix once. Version 3 takes the
 loss from trainer/step/loss.py and no longer from TRL: the same formulas, with sums in another order.
@@ -27,19 +27,19 @@ _ADDED = ("loss", "clipped", "reference_kl", "loss_tokens", "run_tokens", "row_t
 _TIMES = ("forward_s", "backward_s")
 _RATIOS = 5
 SUMS = len(_ADDED) + len(_TIMES) + 1 + _RATIOS
-"""How many numbers `StepSums.pack` has."""
+"""Length of `StepSums.pack`."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTotals:
-    """What the means of a step are taken over: the whole batch, whichever part of it is computed here."""
+    """Denominators of a step's means: those of the whole batch, whichever part is computed here."""
 
     groups: int
     responses: int
     loss_tokens: float
     """At least 1."""
     max_tokens: int
-    """The most that any response may have."""
+    """Maximum tokens of a response."""
     reward: float
     """Mean over responses."""
 
@@ -56,7 +56,7 @@ class BatchTotals:
         )
 
     def mean(self, losses: Tensor, mask: Tensor, over: Mean) -> Tensor:
-        """Return the part, [], of a mean over the whole batch that the tokens of a micro-batch make, [B, T] each."""
+        """Return the contribution, [], of a micro-batch's tokens, [B, T], to a mean over the whole batch."""
         total = losses * mask
         if over == "responses":
             return (total.sum(-1) / mask.sum(-1).clamp(min=1.0)).sum() / self.responses
@@ -76,13 +76,13 @@ class StepSums:
     run_tokens: float = 0.0
     """Tokens that went through the model."""
     row_tokens: float = 0.0
-    """Tokens of the rows, what they share repeated."""
+    """Tokens of the rows, counting shared ones repeatedly."""
     forward_s: float = 0.0
     backward_s: float = 0.0
     largest: float = 0.0
     """Largest difference of two logprobs, nats."""
     ratios: Tensor = field(default_factory=lambda: torch.zeros(_RATIOS, dtype=torch.float64))
-    """Over tokens: ratio, k3, |difference|, entropy, ratio²."""
+    """Sums over tokens of ratio, k3, |difference|, entropy, ratio²."""
 
     def observe(self, micro: Micro, logps: Tensor, entropies: Tensor | None, run: int) -> None:
         """Record the pass of a micro-batch: `logps` [B, T] without gradient; `run` tokens went through the model."""

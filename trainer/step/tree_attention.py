@@ -2,12 +2,12 @@
 
     runs of nodes ──► Paths: blocks of runs of about equal size ──► queries × (ancestors, own keys), a block at a time
 
-A run is what one row adds to the tree: nodes that follow each other, after the path of their ancestors. Nodes of
-different runs never meet but on a path, so N nodes cost the sum over runs of queries times path, not N². Eight
-trajectories that share a prompt of 128 tokens and add 256 each take 0.8 million products in place of 4.7.
+A run is the part that one row adds to the tree: consecutive nodes after the path of their ancestors. Nodes of different
+runs meet only on a path, so N nodes cost the sum over runs of queries times path, not N². Eight trajectories that share
+a prompt of 128 tokens and add 256 each take 0.8 million products in place of 4.7.
 
 Keys are gathered for each run, those of a shared path once per run. Within a path a key is seen if it is not deeper
-than the query, which is all that the mask has to say.
+than the query, so the mask needs nothing else.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 NAME = "prefix_tree"
-"""Of this attention among those of Transformers."""
+"""Name of this attention in Transformers."""
 
 QUERIES = 128
-"""Most queries of a run: a longer one is cut, so that its early queries meet no keys that they cannot see."""
+"""Maximum queries of a run: a longer one is cut, so that its early queries meet no keys that they cannot see."""
 
 WASTE, SLACK = 1.2, 2**14
-"""Runs are padded side by side as long as that multiplies the products by no more, or adds no more than these."""
+"""Runs are padded together while that multiplies the products by at most this factor, or adds at most so many."""
 
 
 class Run(NamedTuple):
@@ -38,7 +38,7 @@ class Run(NamedTuple):
 
     path: NDArray[np.int64]  # nodes from the root to the last of the run
     new: int
-    """How many at the end of the path are the run's own."""
+    """Number of the run's own nodes, at the end of the path."""
 
 
 class Block(NamedTuple):
@@ -50,7 +50,7 @@ class Block(NamedTuple):
 
 
 class Paths(NamedTuple):
-    """Which of N nodes sees which."""
+    """Which of N nodes see each other."""
 
     blocks: tuple[Block, ...]
     places: Tensor  # [N] int64, of each node's query in those of all blocks, padding included
@@ -62,7 +62,7 @@ class Paths(NamedTuple):
 
 
 def paths(runs: Sequence[Run], nodes: int) -> Paths:
-    """Return how `nodes` nodes see each other; each is in one of the `runs`."""
+    """Return the visibility of `nodes` nodes; each is in one of the `runs`."""
     blocks, places, begun = [], np.empty(nodes, np.int64), 0
     for alike in _alike([piece for run in runs for piece in _pieces(run)]):
         width, depth = max(run.new for run in alike), max(len(run.path) for run in alike)

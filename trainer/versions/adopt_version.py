@@ -1,12 +1,12 @@
-"""Continue training from a version that no batch made here: one that was tuned, trained elsewhere, or answers there.
+"""Continue training from a version that no batch made here: it was tuned, trained elsewhere, or is an outside model.
 
     adapters: trained ──► newest adopted ──► its files, from the store ──► Learner, at that version ──► the next batch
                                                                             the optimizer's state is fresh
 
-The next batch is trained onto whatever version is the newest. There is no optimizer state for one that this trainer did
-not make, so the step after it begins with a fresh one, and the recipe of that step says so. An imported version took
-the place of a batch, a tuned one took none. A checkpoint of an earlier version is then of no use, and one of the same
-version is of a step that lost its number to the adopted one.
+The next batch is trained onto the newest version, whatever made it. A version that this trainer did not make has no
+optimizer state, so the next step begins with a fresh one, as its recipe records. An imported version took the place of
+a batch, a tuned one took none. A checkpoint of an earlier version is then useless, and one of the same version comes
+from a step that lost its number to the adopted one.
 
 An outside model has no weights. The next batch is then trained onto the weights of the version before it, and has the
 number after it.
@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 
 
 def newest(versions: Mapping[int, Version]) -> Version | None:
-    """Return the newest version that no batch made here, if there is one."""
+    """Return the newest version that no batch made here, if any."""
     adopted = [version for version in versions.values() if origin(version) is not None]
     return max(adopted, key=lambda version: version.version, default=None)
 
 
 def origin(version: Version) -> str | None:
-    """Return how a version came about that no batch made here; None for any other."""
+    """Return the origin of a version that no batch made here; None for any other."""
     if version.outside is not None:
         return f"given to {version.outside.model} at {version.outside.url}"
     if version.tuned_by is not None:
@@ -49,7 +49,7 @@ def begin(settings: Settings, policy: str, learner: Learner, weights: Version, n
     """Bring a learner at version 0 to the `weights` of a version, as version `number`; None: its own.
 
     Raises SettingsError if it is of another model or shape, NotFoundError if its files are deleted, RefusedError if the
-    store does not hold what the log says.
+    store's files differ from the log.
     """
     number = weights.version if number is None else number
     if not weights.version:
@@ -77,7 +77,8 @@ def begin(settings: Settings, policy: str, learner: Learner, weights: Version, n
 
 
 def with_fresh_optimizer(state: State, adopted: Version | None) -> State:
-    """Return the state of a step with that in its recipe, if it is the first after an adopted version."""
+    """Return the state of a step, with the fresh optimizer in its recipe if it is the first after an adopted
+    version."""
     if adopted is None or state.version != adopted.version + 1:
         return state
     how = "was trained elsewhere" if adopted.tuned_by is None else "was tuned"

@@ -22,7 +22,7 @@ from streams.settings.model import Settings
 
 
 def reason_of(origin: str, metrics: Mapping[str, float]) -> str:
-    """Return the reason of a `trained` event: the origin of the version, and that it changes nothing if so.
+    """Return the reason of a `trained` event: the origin of the version, and whether it changes nothing.
 
     >>> reason_of("batch 4", {"unchanged": 1.0, "groups": 0.0})
     'batch 4; changes nothing: none of its groups could be used'
@@ -41,7 +41,7 @@ def reason_of(origin: str, metrics: Mapping[str, float]) -> str:
 
 
 def answering_agents(responses: Iterable[GroupResponse]) -> set[AnsweringAgent]:
-    """Return the agents that gave these responses, each with every program that was run as it."""
+    """Return the agents that gave these responses, each with all its programs."""
     return {
         AnsweringAgent(agent_id=response.agent_id, program=response.program)
         for response in responses
@@ -57,7 +57,7 @@ def in_order(agents: Iterable[AnsweringAgent]) -> tuple[AnsweringAgent, ...]:
 def announce(settings: Settings, event: AdapterEvent, folder: Path, *, by_bytes: bool) -> AdapterEvent | None:
     """Put the adapter in `folder` into the store, and its event into the log; return the event with its files.
 
-    None if the first event of the version is another one: then this one is a record that every reader skips. `by_bytes`
+    None if another event of the version came first: then every reader skips this one. `by_bytes`
     as in `store.publish`. Raises RefusedError if the version is stored with other bytes; LogError.
     """
     event = _publish(settings, event, folder, by_bytes)
@@ -76,5 +76,5 @@ def _publish(settings: Settings, event: AdapterEvent, folder: Path, by_bytes: bo
 
 
 def _content(event: AdapterEvent) -> AdapterEvent:
-    """Return an event without the time and the trace of its writer: who announces a version again makes the same."""
+    """Return an event without its writer's time and trace: announcing a version again gives the same."""
     return replace(event, created_at=0, traceparent=None)

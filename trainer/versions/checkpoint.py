@@ -41,9 +41,9 @@ RNG_FILE = "rng.safetensors"
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
 TUNING, NEXT, LINE = "tuning", "next", "line"
-"""Folders of locks: who tunes a policy; whether a tuner is next; and who may add to the line of its versions now."""
+"""Lock folders: the tuner of a policy; a tuner that is next; and the process that may add a version now."""
 ADAPTER_FOLDER = "adapter"
-"""Exactly what is published."""
+"""Folder with exactly the published files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +64,9 @@ class State:
 
 @contextmanager
 def hold(root: Path, policy: str) -> Iterator[Path]:
-    """Be the only trainer of `policy` under `root`; yield its folder. The lock ends with the process.
+    """Lock `policy` under `root` for its only trainer; yield its folder. The lock ends with the process.
 
-    Raises RefusedError naming who holds it.
+    Raises RefusedError naming the holder.
     """
     folder = root / policy
     refusal = f"policy {policy} is already being trained"
@@ -78,9 +78,8 @@ def hold(root: Path, policy: str) -> Iterator[Path]:
 
 @contextmanager
 def hold_line(root: Path, policy: str) -> Iterator[None]:
-    """Be the only tuner of `policy` under `root`, and have its trainer wait between two steps. Waits for its step.
-
-    Raises RefusedError naming who tunes it.
+    """Lock `policy` under `root` for its only tuner, and pause its trainer once its step is done. Raises RefusedError
+    naming the present tuner.
     """
     folder = root / policy
     refusal = f"policy {policy} is already being tuned"
@@ -96,7 +95,7 @@ def hold_line(root: Path, policy: str) -> Iterator[None]:
 def take_turn(folder: Path) -> Iterator[bool]:
     """Yield whether the trainer that holds `folder` may take a step: not while its policy is tuned, or a tuner waits.
 
-    A tuner takes NEXT before it waits for LINE, so it waits for one step at most.
+    A tuner takes NEXT before it waits for LINE, so it waits for at most one step.
     """
     with files.try_hold(folder / NEXT) as is_free:
         pass
@@ -120,7 +119,7 @@ def save(folder: Path, state: State, model: PeftModel, optimizer: torch.optim.Op
     (half / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
     for path in [*half.rglob("*"), half]:
         _sync(path)
-    if target.exists():  # incomplete, or of a run that took another course: `latest` did not choose it
+    if target.exists():  # incomplete, or of an abandoned run: `latest` did not choose it
         shutil.rmtree(target)
     half.rename(target)
     _sync(folder)
@@ -142,7 +141,7 @@ def latest(folder: Path) -> tuple[Path, State] | None:
 def of_version(folder: Path, version: int) -> tuple[Path, State]:
     """Return the checkpoint of `version`.
 
-    Raises NotFoundError, naming those that exist, if there is none, and RefusedError if it is incomplete.
+    Raises NotFoundError, naming the existing ones, if it is missing, and RefusedError if it is incomplete.
     """
     path = folder / _name(version)
     if not path.is_dir():
@@ -185,7 +184,7 @@ def restore(path: Path, model: PeftModel, optimizer: torch.optim.Optimizer) -> N
 
 
 def disk_trouble(exc: OSError | SafetensorError) -> str | None:
-    """Return the system's message if the error is that of a full or failing disk, else None."""
+    """Return the system's message if the error is about a full or failing disk, else None."""
     match = re.search(r"\(os error (\d+)\)", str(exc))  # safetensors' wording
     number = exc.errno if isinstance(exc, OSError) else int(match[1]) if match else None
     return os.strerror(number) if number in (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO) else None
@@ -193,7 +192,7 @@ def disk_trouble(exc: OSError | SafetensorError) -> str | None:
 
 @contextmanager
 def explaining_disks(folders: str, advice: str) -> Iterator[None]:
-    """Raise StreamwardError with these words, where the block fails for a full or failing disk."""
+    """Raise StreamwardError with this text if the block fails because of a full or failing disk."""
     try:
         yield
     except (OSError, SafetensorError) as exc:
@@ -220,7 +219,7 @@ def rng_states() -> dict[str, torch.Tensor]:
 
 
 def set_rng_states(states: dict[str, torch.Tensor]) -> None:
-    """Set them, as far as these devices are here."""
+    """Set the states of the devices that are available here."""
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
@@ -231,7 +230,7 @@ def _versions(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> State:
-    """Return what a whole checkpoint holds. Raises OSError or ValueError for any other."""
+    """Return the content of a complete checkpoint. Raises OSError or ValueError for any other."""
     manifest = json_text.parse((path / MANIFEST_FILE).read_bytes())
     files = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()} - {MANIFEST_FILE}
     if not isinstance(manifest, dict) or manifest.keys() != files:

@@ -1,10 +1,11 @@
-"""How much two adapters differ, tensor by tensor.
+"""Measure how much two adapters differ, tensor by tensor.
 
     two folders with adapter_model.safetensors ─┬─► relative_changes ──► ParameterChange, largest first
                                                 └─► has_same_effect ──► nothing was changed
 
 This says nothing about answers: the same change is large for one tensor and small for another, and the two factors of a
-LoRA update matter only as their product. Apart from the rest of the trainer, since TRL takes seconds to import.
+LoRA update matter only as their product. It is separate from the rest of the trainer, since TRL takes seconds to
+import.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class ParameterChange(NamedTuple):
 def relative_changes(folder: Path, other_folder: Path) -> list[ParameterChange]:
     """Return |B - A| / |A| for each tensor A of the first folder and its namesake B in the other, largest first.
 
-    Tensors that cannot be compared come before all others. Raises EventError (bad_adapter) for what are no tensors.
+    Tensors that cannot be compared come before all others. Raises EventError (bad_adapter) for a file without tensors.
     """
     first, second = _tensors(folder / FILE), _tensors(other_folder / FILE)
     changes = []
@@ -50,7 +51,7 @@ def relative_changes(folder: Path, other_folder: Path) -> list[ParameterChange]:
 
 
 def has_same_effect(folder: Path, other_folder: Path | None) -> bool:
-    """Return whether two adapters answer alike by their weights; None is no adapter, which a lora_B of zeros equals.
+    """Return whether two adapters have the same effect by their weights; None, no adapter, equals a lora_B of zeros.
 
     Raises EventError as `relative_changes`.
     """

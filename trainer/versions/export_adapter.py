@@ -1,11 +1,11 @@
-"""A version as a folder that transformers, peft and vLLM load as it is.
+"""Export a version as a folder that transformers, peft and vLLM load directly.
 
     store ──► the adapter's files, verified ──┬──► the same weights, and a config that names the base where it is
     model.base, compared with the log ────────┼──► its tokenizer, with the chat template
                                               └──► with `merge`: base and adapter as one model
 
 In a config a hub id stays a hub id. Any other base has no name outside Streamward, so the config has its absolute path,
-and the folder is of use on this machine alone; a merged model can be moved anywhere.
+and the folder works only on this machine; a merged model can be moved anywhere.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class ExportedAdapter:
     version: int
     folder: str
     base: str
-    """The base that loading the folder needs: a hub id or an absolute path; empty: nothing, it is merged."""
+    """The base that loading the folder needs: a hub id or an absolute path; empty if it is merged."""
     files: tuple[str, ...]
 
 
 def export(settings: Settings, trained: AdapterEvent, folder: Path, *, merge: bool) -> ExportedAdapter:
     """Write the version of this event to `folder`, which is created; an empty one is used.
 
-    Raises RefusedError if it holds anything, or if model.base is not what the version was trained on; EventError if the
-    store holds something else than the log; NotFoundError if the version has no files; SettingsError if the base cannot
-    be loaded or the folder not be written.
+    Raises RefusedError if it holds anything, or if the version was trained on another base than model.base; EventError
+    if the store differs from the log; NotFoundError if the version has no files; SettingsError if the base cannot be
+    loaded or the folder not be written.
     """
     with half_written(folder) as half:
         if trained.outside is not None:
@@ -78,7 +78,7 @@ def _with_tokenizer(settings: Settings, trained: AdapterEvent, adapter: Path, fo
 
 
 def _merge(settings: Settings, trained: AdapterEvent, adapter: Path, folder: Path) -> str:
-    """Make `folder` a model of its own, in the dtype of its base."""
+    """Make `folder` a complete model, in the dtype of its base."""
     base = _base_of(settings, trained)
     model = PeftModel.from_pretrained(base.model, os.fspath(adapter)).merge_and_unload()
     model.config._name_or_path = ""
@@ -88,7 +88,7 @@ def _merge(settings: Settings, trained: AdapterEvent, adapter: Path, folder: Pat
 
 
 def _base_of(settings: Settings, trained: AdapterEvent) -> Base:
-    """Return the base in the settings. Raises RefusedError if it is not what the version was trained on."""
+    """Return the base in the settings. Raises RefusedError if the version was trained on another."""
     base = load_base(settings.model)
     if trained.base_digest not in (None, base.base_digest):
         recipe = trained.recipe

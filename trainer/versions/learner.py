@@ -1,4 +1,4 @@
-"""How a batch becomes a version, for the trainer and for `reproduce`.
+"""Turn a batch into a version, for the trainer and for `reproduce`.
 
     batch ──► out_of_turn, cut ──► records of its groups ──► BatchGroups: those to train on, and those refused
                                                                 │
@@ -6,7 +6,7 @@
                           ▲
     another policy's TrainingState ──► exchange
 
-Both use this code, so that what trained a version and what reproduces it cannot drift apart. Nothing here reads or
+Both use this code, so that training and reproducing cannot drift apart. Nothing here reads or
 writes the log: the trainer writes refused groups to `dead-letters`, and `reproduce` counts them.
 """
 
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class BatchRefused(NamedTuple):
-    """A record that cannot be trained on, and why."""
+    """A record that cannot be trained on, and the reason."""
 
     record: Record
     reason: str
@@ -63,20 +63,20 @@ class BatchGroups(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """One policy between two of its steps: what a checkpoint holds, in memory."""
+    """One policy between two steps: the content of a checkpoint, in memory."""
 
     version: int
     next_sequence: int
-    """Of the batch that it trains next."""
+    """Sequence of the next batch."""
     next_offset: int
     weights: list[Tensor]
-    """Of the adapter, in the order of the parameters."""
+    """Weights of the adapter, in the order of the parameters."""
     moments: list[dict[str, Any]]
-    """The optimizer's state of each; empty before the first step."""
+    """The optimizer's state of each parameter; empty before the first step."""
     rng: dict[str, Tensor]
 
     def copy(self) -> TrainingState:
-        """Return another one, whose tensors are its own."""
+        """Return a copy with its own tensors."""
         return replace(
             self,
             weights=[weights.clone() for weights in self.weights],
@@ -86,12 +86,13 @@ class TrainingState:
 
 
 def due(batch: Batch, policy: str, sequence: int) -> bool:
-    """Return whether a policy whose next batch is number `sequence` has still to train `batch`."""
+    """Return whether a policy that trains batch `sequence` next still has to train `batch`."""
     return batch.policy == policy and batch.sequence >= sequence
 
 
 def out_of_turn(coordinates: Coordinates, batch: Batch, sequence: int, first: int) -> str | None:
-    """Return what is wrong if `batch`, which is due, is not the next one; `first` is where its partition begins."""
+    """Return what is wrong if `batch`, which is due, is not the next one; `first` is the first offset of its
+    partition."""
     if batch.sequence == sequence:
         return None
     return (
@@ -108,7 +109,7 @@ def coordinates_of(batch: Batch, topic: str) -> list[Coordinates]:
 def cut(batch: Batch, topic: str, first: int) -> str | None:
     """Return what is wrong if groups of `batch` are before `first`, the first offset of their partition.
 
-    A step without them would be another step.
+    Without them it would be a different step.
     """
     missing = [coordinates for coordinates in coordinates_of(batch, topic) if coordinates.offset < first]
     if not missing:
@@ -123,7 +124,7 @@ def cut(batch: Batch, topic: str, first: int) -> str | None:
 def groups_in(records: Iterable[Record], expected: GroupOrigin, topic: str, history: History) -> BatchGroups:
     """Return the groups in the records of a batch, given in its order, and those that no step may use.
 
-    `history` has the responses, of `topic`, that hold the tokens of groups which were too large. Raises as
+    `history` has the responses, of `topic`, with the tokens of groups that were too large. Raises as
     `group_tokens.fetch`.
     """
     decoded = [(record, record.decode(AdvantagedGroup)) for record in records]
@@ -164,10 +165,10 @@ class Learner:
         }
         self.version = 0
         self.next_sequence = 0
-        """Of the batch that is trained next."""
+        """Sequence of the next batch."""
         self.next_offset = 0
         self.numbers = sum(parameter.numel() for parameter in self._trainer.parameters)
-        """How many numbers are trained."""
+        """Count of trained numbers."""
         if others is not None:
             others.meet(self.recipe)
             self.shard()
@@ -195,7 +196,7 @@ class Learner:
         self.version, self.next_sequence = version, sequence
 
     def present(self) -> TrainingState:
-        """Return the state as it is now, without a copy: the next step changes it."""
+        """Return the present state, without a copy: the next step changes it."""
         optimizer, parameters = self._trainer.optimizer, self._trainer.parameters
         return TrainingState(
             self.version,
@@ -207,9 +208,8 @@ class Learner:
         )
 
     def exchange(self, state: TrainingState) -> TrainingState:
-        """Train `state` from now on, whose tensors the caller gives up; return what was trained until now.
-
-        Tensors change places and are not copied, so the next step has the bytes it would have had anyway.
+        """Train `state` from now on, and take over its tensors; return the previous state. Tensors are swapped, not
+        copied, so the next step has the same bytes as otherwise.
         """
         previous = self.present()
         optimizer = self._trainer.optimizer
@@ -244,7 +244,7 @@ class Learner:
         timings: Mapping[str, float],
         beat: Callable[[], None] = lambda: None,
     ) -> tuple[State, dict[str, float]]:
-        """Turn the version that it is at into the next; return the state for its checkpoint, and every metric.
+        """Turn the present version into the next; return the state for its checkpoint, and every metric.
 
         The state has only the finite metrics. `timings`, in seconds, are added to them. `beat` is called as the step
         makes progress.
@@ -278,13 +278,13 @@ class Learner:
 
 
 def base_of(settings: Settings) -> Base:
-    """Return the base to train from; one that will be held in parts is on no device yet. Raises as `load_base`."""
+    """Return the base to train from, not yet on a device if it will be held in parts. Raises as `load_base`."""
     device = {"device": "cpu"} if settings.trainer.shard_base else {}
     return load_base(settings.model.model_copy(update=device))
 
 
 def help_out(settings: Settings, place: Place) -> None:
-    """Be a rank other than 0: compute what rank 0 sends, until the run is over.
+    """Run as a rank other than 0: compute shares for rank 0 until the run is over.
 
     SIGTERM and Ctrl-C are left to rank 0. Raises LostProcessError if rank 0 is lost, SettingsError if this rank cannot
     compute as rank 0 does.
