@@ -27,7 +27,7 @@ from streams.kafka.topics import topics
 from streams.settings.model import Settings
 
 NO_DECISIONS = ("trained", "evaluated", "judged")
-"""Kinds that describe a version and change nothing about it."""
+"""Kinds that describe a version without changing it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class AdapterHistory:
     state: AdapterState
     tp: TopicPartition
     next: int
-    """Offset of the first record that is not in it."""
+    """Offset after its last record."""
     events: tuple[tuple[Coordinates, AdapterEvent], ...] = ()
     trained: Mapping[int, tuple[Coordinates, AdapterEvent]] = field(default_factory=dict)
     """The event that made each version, with its coordinates; the base model has none."""
@@ -65,7 +65,7 @@ class AdapterHistory:
         return self.trained[version][1] if version in self.trained else None
 
     def no_effect(self, place: Coordinates, event: AdapterEvent) -> str | None:
-        """Return why an event had no effect; None if it had one. A forged `trained` may have the id of the true one."""
+        """Return why an event had no effect; None if it had. A forged `trained` may have the id of the true one."""
         made_it = event.kind == "trained" and self.trained.get(event.version, (None,))[0] == place
         return None if made_it else self.refusals.get(event.event_id)
 
@@ -77,17 +77,17 @@ class AdapterDecision:
     at: Coordinates
     event: AdapterEvent
     before: int
-    """The primary it was decided against."""
+    """The primary against which it was decided."""
     state: AdapterState
     """The state right after it."""
     again: bool = False
-    """Whether it had taken effect before, and was not written now."""
+    """Whether it had already taken effect, and was not written now."""
 
 
 def read_history(settings: Settings, policy: str) -> AdapterHistory:
     """Return the history of a policy's adapters as of now. Records that cannot be read are skipped.
 
-    Raises NotFoundError if there is no such topic, LogError if the broker does not answer.
+    Raises NotFoundError if the topic does not exist, LogError if the broker does not answer.
     """
     tp = (topics(settings.topics)["adapters"].name, partition_of(policy, settings.topics.policy_partitions))
     low, high = offsets(settings, ["adapters"])[tp]
@@ -154,22 +154,22 @@ def _possible(state: AdapterState, version: int) -> set[AdapterKind]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedDecision:
-    """What somebody wants to do with a version."""
+    """A requested decision about a version."""
 
     kind: AdapterKind
     version: int
     actor: str
     reason: str
     expect: int | None = None
-    """The primary it is decided against. If not given, a promotion or roll-back is against the one in the history, and
-    a rejection against whichever."""
+    """The primary against which it is decided. If not given, a promotion or roll-back is against the one in the
+    history, and a rejection against any."""
 
 
 def decide(settings: Settings, history: AdapterHistory, proposed: ProposedDecision) -> AdapterDecision:
     """Write a decision and return once it has taken effect.
 
-    Raises NotFoundError for an unknown version; RefusedError if the decision is against the rules, or lost to one that
-    was written at the same time; LogError if the broker does not answer.
+    Raises NotFoundError for an unknown version; RefusedError if the decision is against the rules, or lost to a
+    simultaneous one; LogError if the broker does not answer.
     """
     state, kind, version = history.state, proposed.kind, proposed.version
     find_version(state, version)
@@ -209,7 +209,7 @@ def _event(history: AdapterHistory, proposed: ProposedDecision) -> AdapterEvent:
 
 
 def _in_force(history: AdapterHistory, proposed: ProposedDecision) -> AdapterDecision | None:
-    """Return this very decision, if it took effect and nothing has been decided since."""
+    """Return this same decision, if it took effect and no other followed."""
     decisions = _effective(history)
     if not decisions:
         return None
@@ -224,7 +224,7 @@ def _in_force(history: AdapterHistory, proposed: ProposedDecision) -> AdapterDec
 
 
 def _effective(history: AdapterHistory) -> list[tuple[Coordinates, AdapterEvent]]:
-    """Return the decisions that took effect; of an event that was recorded twice, the first."""
+    """Return the decisions that took effect; if an event was recorded twice, the first."""
     first: dict[str, tuple[Coordinates, AdapterEvent]] = {}
     for place, event in history.events:
         if event.kind not in NO_DECISIONS and event.event_id not in history.refusals:
@@ -249,7 +249,7 @@ def _hint(state: AdapterState, kind: AdapterKind, version: int) -> str:
 
 
 def _winner(before: AdapterHistory, after: AdapterHistory) -> str:
-    """Return who decided what between two looks."""
+    """Return the users and decisions between two readings."""
     for place, event in _effective(after):
         if place.offset >= before.next:
             return f". {event.actor} wrote {event.kind} of version {event.version} at {place}: {event.reason}"

@@ -1,10 +1,10 @@
-"""Follow `adapters`: the versions of every policy, as of the newest record that was read.
+"""Follow `adapters`: the versions of every policy, up to the newest record read.
 
     adapters [some partitions] ──► AdapterFollower ──► router(policy): its versions, and which of them answer here
     other topics, same client ──┘        └──► their records, from `poll` and `catch_up`
 
 Every live process that must know the versions of policies has one of these: agents, servers, trainers. Records that are
-no adapter events are skipped, and so are events outside the partition of their policy, where nobody else looks.
+not adapter events are skipped, as are events outside the partition of their policy, which no other process reads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger("streamward.adapters")
 
 
 class AdapterFollower:
-    """The versions of many policies. One thread reads; any other may look at what was read."""
+    """The versions of many policies. One thread reads; any other may use the result."""
 
     def __init__(self, settings: Settings, outage: BrokerOutage, serves: Callable[[str], bool]) -> None:
         """Follow no partition yet. `serves` tells which policies matter here."""
@@ -51,9 +51,8 @@ class AdapterFollower:
     ) -> list[Record]:
         """Follow these partitions from their first record, and other topics from `other_starts`, instead of any before.
 
-        Returns once every event is taken in that the log has by now, with records of the other topics that came
-        meanwhile. Raises NotFoundError if there is no such topic, LogError, StoppedReading once the process should
-        stop.
+        Returns once every event in the log by now is taken in, with records of the other topics that came meanwhile.
+        Raises NotFoundError if a topic does not exist, LogError, StoppedReading once the process should stop.
         """
         self.close()
         self._routers, self._trained, self._has_caught_up = {}, set(), False
@@ -67,7 +66,7 @@ class AdapterFollower:
         return other_records
 
     def poll(self, timeout_s: float = 0.0) -> list[Record]:
-        """Take in the events that came, waiting at most `timeout_s`; return the records of other topics."""
+        """Take in new events, waiting at most `timeout_s`; return the records of other topics."""
         records = self._open_reader.poll(timeout_s=timeout_s)
         self._take([record for record in records if record.at.topic == self._topic])
         return [record for record in records if record.at.topic != self._topic]
@@ -78,7 +77,7 @@ class AdapterFollower:
         Raises LogError if the broker does not answer.
         """
         followed = [tp for tp in self._open_reader.position if tp[0] == self._topic and partition in (None, tp[1])]
-        # by a client of its own: on the reader's connection the answer waits for the fetch before it, half a second
+        # with its own client: on the reader's connection the answer waits for the fetch before it, half a second
         bounds = self._outage.ask(lambda: offsets(self._settings, ["adapters"]), "to where adapters end")
         return self._read_to({tp: bounds[tp][1] for tp in followed})
 
@@ -132,7 +131,7 @@ class AdapterFollower:
 
 
 def _log_change(policy: str, before: Serving, after: Serving) -> None:
-    """Log whatever changes which version answers."""
+    """Log every change of the answering versions."""
     if after.primary != before.primary:
         log.info("%s: version %d is primary now, version %d was", policy, after.primary, before.primary)
     if (after.candidate, after.share) != (before.candidate, before.share):

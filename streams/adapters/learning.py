@@ -1,4 +1,4 @@
-"""What groups taught: how many differed in reward, and what their answers were like.
+"""What groups teach: how many differ in reward, and figures of their answers.
 
     AdvantagedGroup ──► GroupFacts ──► LearningFigures of the last step, or of a version
                                   └──► LearningHistory: the newest groups of a policy, and the tally of each version
@@ -17,24 +17,24 @@ from dataclasses import dataclass, field
 from schemas.events import AdvantagedGroup, GroupResponse
 
 DIAGNOSED_STEPS = 2
-"""Steps without a difference in reward, after which a diagnosis is made."""
+"""Number of steps without a difference in reward after which a diagnosis is made."""
 DIGEST_BYTES = 8
 TEXTS_OF_VERSIONS = 4
-"""Newest versions whose answers are remembered one by one; of older ones only their number is."""
+"""Number of newest versions with single answers in memory; of older ones only the count is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFacts:
-    """What one group for training says about learning."""
+    """One training group's figures about learning."""
 
     task_id: str
     version: int
     differed: bool
-    """Whether one answer was better than another: otherwise there was nothing to learn from it."""
+    """Whether one answer was better than another: otherwise it teaches nothing."""
     rewards: tuple[float, ...] = ()
-    """Of the scored answers, like `digests`, `cut` and `places`."""
+    """Rewards of the scored answers, as are `digests`, `cut` and `places`."""
     digests: tuple[bytes, ...] = ()
-    """Equal for equal answers."""
+    """Digests, equal for equal answers."""
     cut: int = 0
     """Answers that ended at the limit of tokens."""
     max_tokens: int = 0
@@ -45,7 +45,7 @@ class GroupFacts:
 
 
 def facts_of(group: AdvantagedGroup) -> GroupFacts:
-    """Return what a group says about learning."""
+    """Return a group's figures about learning."""
     reasons = [slot.reason for slot in group.left_out]
     return GroupFacts(
         task_id=group.task_id,
@@ -73,7 +73,7 @@ class LearningFigures:
 
     groups: int = 0
     differed: int = 0
-    """Groups with answers of different reward."""
+    """Number of groups with different rewards."""
     answers: int = 0
     """Scored answers."""
     reward_sum: float = 0.0
@@ -92,12 +92,12 @@ class LearningFigures:
 
     @property
     def distinct(self) -> int:
-        """Answers that differ from each other."""
+        """Number of distinct answers."""
         return self._forgotten + len(self._texts)
 
     @property
     def mean_reward(self) -> float | None:
-        """None without a scored answer."""
+        """Mean reward; None without a scored answer."""
         return self.reward_sum / self.answers if self.answers else None
 
     @property
@@ -148,7 +148,7 @@ def learning_of(groups: Iterable[GroupFacts]) -> LearningFigures:
 
 
 def learning_in(metrics: Mapping[str, float]) -> LearningFigures | None:
-    """Return the tally in the metrics of a version; None for one that was made without it."""
+    """Return the tally in the metrics of a version; None for a version made without it."""
     if "groups_differed" not in metrics:
         return None
     answers = metrics.get("responses", 0.0)
@@ -164,17 +164,17 @@ def learning_in(metrics: Mapping[str, float]) -> LearningFigures | None:
 
 @dataclass(slots=True)
 class LearningHistory:
-    """What a policy's groups taught, as far as they were read."""
+    """What a policy's groups taught, up to the last one read."""
 
     step: int
     """Groups in a step."""
     versions: dict[int, LearningFigures] = field(default_factory=dict)
-    """By the version that answered."""
+    """Tallies by the version that answered."""
     groups: int = 0
     differed: int = 0
-    """Of them, those that differed in reward."""
+    """Those of them that differed in reward."""
     steps_without_difference: int = 0
-    """Steps in a row, up to the newest, that taught nothing."""
+    """Consecutive steps, up to the newest, that taught nothing."""
     _newest: deque[GroupFacts] = field(default_factory=deque)
     _flat_count: int = 0
 
@@ -184,7 +184,7 @@ class LearningHistory:
             self.add(facts_of(group))
 
     def add(self, facts: GroupFacts) -> None:
-        """Add what a group says."""
+        """Add a group's figures."""
         self._newest.append(facts)
         if len(self._newest) > DIAGNOSED_STEPS * self.step:
             self._newest.popleft()
@@ -203,11 +203,11 @@ class LearningHistory:
         return learning_of(list(self._newest)[-self.step :]) if self._newest else None
 
     def flat_groups(self) -> list[GroupFacts]:
-        """Return the groups of the newest steps if none of them differed, for a diagnosis; else none."""
+        """Return the groups of the newest steps, for a diagnosis, if none of them differed; else none."""
         return list(self._newest) if self.steps_without_difference >= DIAGNOSED_STEPS else []
 
     def first_collapse(self) -> int | None:
-        """Return the first version from which on every version gave one text to all; None if the newest did not."""
+        """Return the first version since which every version gave a single text; None if the newest did not."""
         since = None
         for version in sorted(self.versions, reverse=True):
             learning = self.versions[version]

@@ -1,6 +1,6 @@
-"""Get the adapter of a version onto this machine, verified.
+"""Fetch the adapter of a version to this machine and verify it.
 
-a version of the log ──► trained on this base? ──► signed as it must be? ──► every file as recorded ──► folder
+a version of the log ──► trained on this base? ──► signed as required? ──► every file as recorded ──► folder
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from streams.settings.model import Settings
 
 
 def fetch_version(settings: Settings, version: Version, base_digest: str | None, folder: Path) -> Path:
-    """Return `folder` with the version's files. `base_digest`: of the model that will run it; None: it has no weights.
-
-    Raises EventError if the version cannot be used; with reason store_unreachable it may be able to later.
+    """Return `folder` with the version's files. `base_digest`: that of the model that will run it; None: it has no
+    weights. Raises EventError if the version cannot be used; with reason store_unreachable it may work later.
     """
     if version.outside is not None:
         problem = f"version {version.version} is {version.outside.model} at {version.outside.url}, and has no weights"

@@ -1,9 +1,9 @@
 """The shape of a LoRA adapter: its rank, alpha and target modules.
 
-    settings, or the recipe of a version ──► LoraShape ◄── LoraChoice: what an order says of it
+    settings, or the recipe of a version ──► LoraShape ◄── LoraChoice: an order's parts
 
 An adapter keeps its shape from version to version, since the next one is trained from its weights. Versions of one
-policy that start from the base model may have shapes of their own.
+policy that start from the base model may have different shapes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class LoraShape(NamedTuple):
     rank: int
     alpha: int
     targets: str
-    """As trainer.lora_targets has them; names are in order."""
+    """In the form of trainer.lora_targets; names are sorted."""
 
     @classmethod
     def of_settings(cls, settings: Settings) -> Self:
@@ -33,7 +33,7 @@ class LoraShape(NamedTuple):
 
     @classmethod
     def of_recipe(cls, recipe: Mapping[str, str]) -> Self | None:
-        """Return the shape that a recipe names; None if it names none."""
+        """Return the shape in a recipe, or None."""
         try:
             return cls(int(recipe[RANK]), int(recipe[ALPHA]), in_order(recipe[TARGETS]))
         except (KeyError, ValueError):
@@ -49,19 +49,19 @@ class LoraShape(NamedTuple):
 
 
 class LoraChoice(NamedTuple):
-    """The parts of an adapter's shape that an order names; None: not named."""
+    """The parts of an adapter's shape that an order sets; None: not set."""
 
     rank: int | None = None
     alpha: int | None = None
     targets: str | None = None
 
     def over(self, shape: LoraShape) -> LoraShape:
-        """Return the shape with what the order says."""
+        """Return the shape with the order's changes."""
         targets = None if self.targets is None else in_order(self.targets)
         return LoraShape(self.rank or shape.rank, self.alpha or shape.alpha, targets or shape.targets)
 
     def contradiction(self, start: LoraShape | None, place: str) -> str | None:
-        """Return why a version of this shape cannot start from the one at `place`, whose shape is `start`."""
+        """Return why a version of this shape cannot start from the one at `place` with shape `start`."""
         if start is None or self.over(start) == start:
             return None
         return (

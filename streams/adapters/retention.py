@@ -1,11 +1,11 @@
-"""Which adapter versions are kept in the store, and which may be deleted.
+"""Decide which adapter versions are kept in the store, and which may be deleted.
 
     AdapterState, keep best K by a score, keep the last N primaries ──► plan ──► RetentionDecision for each version
 
-What serves, what may have to serve again, and what nobody has decided about yet is always kept. The rest is ranked by
-its results on a suite, except rejected versions, which cannot serve any more. A version is retired by an event before
-its files are deleted, so that every reader knows before there is nothing to load. Its batches stay in the log, and
-`streamward reproduce` can train it again; a version that was trained elsewhere cannot be, so it is kept until somebody
+Versions that serve, may have to serve again, or await a decision are always kept. The others are ranked by their
+results on a suite, except rejected versions, which cannot serve any more. A version is retired by an event before its
+files are deleted, so that every reader knows before they are gone. Its batches stay in the log, and `streamward
+reproduce` can train it again; a version that was trained elsewhere cannot be reproduced, so it is kept until a user
 retires it.
 
 Checkpoints are kept by the trainer (trainer.keep_checkpoints).
@@ -24,7 +24,7 @@ FIRST = ("exact", "mean_reward", "reward_mean", "reward")
 
 
 class RetentionDecision(NamedTuple):
-    """Whether one version is kept, and why."""
+    """The decision about one version, with its reason."""
 
     version: Version
     reason: str
@@ -33,7 +33,7 @@ class RetentionDecision(NamedTuple):
 
 
 def headline(metrics: Mapping[str, float]) -> str | None:
-    """Return the metric that represents a suite; None if there is none.
+    """Return the metric that represents a suite, or None.
 
     >>> headline({"n": 64.0, "mean_reward": 0.5}), headline({"n": 64.0})
     ('mean_reward', 'n')
@@ -42,10 +42,10 @@ def headline(metrics: Mapping[str, float]) -> str | None:
 
 
 def measure(state: AdapterState, by: str | None) -> tuple[str, str] | None:
-    """Return the suite and the metric that versions are ranked by; None if none was ever evaluated.
+    """Return the suite and the metric for ranking versions; None if none was ever evaluated.
 
     `by` is suite/metric; a suite's name may itself have slashes. Without it, the only suite and the metric that
-    represents it. Raises SettingsError if there are several suites, or none of that name.
+    represents it. Raises SettingsError if the suite is ambiguous or unknown.
     """
     suites: dict[str, dict[str, float]] = {}
     for version in state.versions.values():
@@ -69,7 +69,7 @@ def measure(state: AdapterState, by: str | None) -> tuple[str, str] | None:
 def plan(state: AdapterState, *, best: int, primaries: int, by: tuple[str, str] | None) -> list[RetentionDecision]:
     """Return the decision on every version except the base model, the oldest first.
 
-    Besides those that must be kept, the `best` versions by score are, and so many earlier `primaries`.
+    In addition to required ones, the `best` versions by score are kept, and this many earlier `primaries`.
     """
     scores = {number: _score(version, by) for number, version in state.versions.items()}
     reasons = _required(state, primaries)
@@ -91,7 +91,7 @@ def plan(state: AdapterState, *, best: int, primaries: int, by: tuple[str, str] 
 
 
 def _required(state: AdapterState, primaries: int) -> dict[int, str]:
-    """Return the versions that are kept whatever their score, and why."""
+    """Return the versions that are kept whatever their score, with the reason."""
     reasons = {state.primary: "is primary"}
     if state.serving.candidate is not None:
         reasons.setdefault(state.serving.candidate, "is the candidate")

@@ -1,6 +1,6 @@
-"""Which adapter version answers each task.
+"""Choose the adapter version that answers each task.
 
-    adapters ──► fold ──► Serving ─┬─ less what cannot be loaded here ──► unpinned task: primary, or candidate
+    adapters ──► fold ──► Serving ─┬─ except those not loadable here ───► unpinned task: primary, or candidate
                                    └─ pinned task: its version, as soon as it is known
 
 Tasks of a candidate that cannot be loaded go to the primary; they were not sampled yet, so the canary does not count
@@ -8,7 +8,7 @@ them. A primary that cannot be loaded is replaced by the one before it. A pinned
 whatever its status, since suites also ask rejected versions; only a retired one has no files any more. An outside
 model answers no task whose texts stay here (`serving_here`): the version before it does.
 
-No Kafka, no clock, no weights. Each agent finds out for itself what it cannot load.
+No Kafka, no clock, no weights. Each agent finds out for itself which versions it cannot load.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class VersionRouter:
         """Start before anything was trained."""
         self.adapters = empty(policy)
         self.unusable: set[int] = set()
-        """Versions whose adapter could not be loaded. They are not tried again before a restart."""
+        """Versions with adapters that could not be loaded. They are not tried again before a restart."""
         self.unreachable: set[int] = set()
         """Candidates that the store does not return at the moment."""
         self.trained_at: dict[int, Coordinates] = {}
-        """The place of the event that made each version."""
+        """Coordinates of the event that made each version."""
 
     def take(self, event: AdapterEvent) -> None:
-        """Take in an adapter event whose place in the log does not matter; see `take_all`."""
+        """Take in an adapter event without its coordinates; see `take_all`."""
         self.adapters = fold(self.adapters, event)
 
     def take_all(self, events: Iterable[tuple[AdapterEvent, Coordinates]]) -> None:
-        """Take in adapter events with their places in the log."""
+        """Take in adapter events with their coordinates."""
         after = AdapterFold(self.adapters)
         for event, place in events:
             if after.take(event) and event.kind == "trained":
@@ -63,14 +63,14 @@ class VersionRouter:
 
     @property
     def serving(self) -> Serving:
-        """Which versions answer unpinned tasks here."""
+        """The versions that answer unpinned tasks here."""
         recorded, candidate = self.adapters.serving, self.candidate
         share = recorded.share if candidate is not None else 0.0
         return replace(recorded, primary=self.primary, candidate=candidate, share=share)
 
     @property
     def serving_here(self) -> Serving:
-        """Which versions answer unpinned tasks whose texts stay here: an outside model answers none of them."""
+        """The versions that answer unpinned tasks with texts that stay here: never an outside model."""
         current, versions = self.serving, self.adapters.versions
         outside = {number for number, version in versions.items() if version.outside is not None}
         if current.primary in outside:
@@ -78,7 +78,7 @@ class VersionRouter:
         return replace(current, candidate=None, share=0.0) if current.candidate in outside else current
 
     def outside(self, version: int) -> OutsideModel | None:
-        """Return the model that answers for a version on another server, if one does."""
+        """Return the model that answers for a version on another server, if any."""
         known = self.adapters.versions.get(version)
         return None if known is None else known.outside
 
@@ -88,12 +88,12 @@ class VersionRouter:
         return self.adapters.serving.statuses
 
     def is_retired(self, version: int) -> bool:
-        """Whether the files of a version are gone; never true of the base model, which has none."""
+        """Whether the files of a version are gone; never true for the base model, which has none."""
         return version != BASE and self.statuses.get(version) == "retired"
 
 
 def route(serving_now: Serving, task: Task) -> int | None:
-    """Return the version that answers `task`; None while the one it is pinned to is unknown."""
+    """Return the version that answers `task`; None while its pinned version is unknown."""
     pinned = task.adapter_version
     if pinned is None:
         return serving.answers(serving_now, task.task_id)

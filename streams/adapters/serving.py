@@ -1,4 +1,4 @@
-"""Which adapter versions answer, and what an event may change about that.
+"""The adapter versions that answer, and how events may change them.
 
     Serving (statuses, primary, candidate, share) + AdapterEvent ──► refusal, or the next Serving
     Serving + task_id ──► the version that answers it
@@ -30,10 +30,10 @@ Status = Literal["trained", "canary", "primary", "superseded", "rolled_back", "r
 
 
 class Transition(NamedTuple):
-    """What one kind of event does to the version it names."""
+    """The effect of one kind of event on its version."""
 
     allowed: frozenset[Status | None]
-    """Statuses that the version may have; None is an unknown version."""
+    """Allowed statuses of the version; None is an unknown version."""
     status: Status | None
     """The version's status afterwards; None leaves it."""
     replaced: Status | None = None
@@ -64,17 +64,17 @@ TRANSITIONS: dict[AdapterKind, Transition] = {
 SWAPS = frozenset(kind for kind, transition in TRANSITIONS.items() if transition.replaced is not None)
 """Kinds that replace the primary."""
 DECISIONS = frozenset(TRANSITIONS) - {"trained", "evaluated"}
-"""Kinds whose ids are kept: a copy could have an effect where the first had none, or when the old primary is back."""
+"""Kinds with ids that are kept: a copy could have an effect if the first had none, or when the old primary is back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Which versions answer the tasks of one policy, and the status of every version."""
+    """The versions that answer the tasks of one policy, and the status of every version."""
 
     statuses: Mapping[int, Status] = field(default_factory=lambda: {0: "primary"})
     primary: int = 0
     candidate: int | None = None
-    """The version whose canary is under way."""
+    """The version under canary."""
     share: float = 0.0
     """Share of the unpinned tasks that the candidate answers; 0 without one."""
 
@@ -114,9 +114,9 @@ def step(serving: Serving, event: AdapterEvent) -> Serving:
 
 
 def step_in_place(serving: Serving, event: AdapterEvent, after: dict[int, Status]) -> Serving:
-    """Return the state after an event that is not refused, whose statuses are `after`.
+    """Return the state after an event that is not refused, with statuses `after`.
 
-    `after` has the statuses before it, and is changed: who folds a long history copies them once, not with each event.
+    `after` has the statuses before it, and is changed: a fold of a long history copies them once, not with each event.
     """
     transition = TRANSITIONS[event.kind]
     if transition.replaced is not None:
@@ -136,7 +136,7 @@ def step_in_place(serving: Serving, event: AdapterEvent, after: dict[int, Status
 
 
 def newest(serving: Serving) -> int:
-    """Return the newest version: there are no gaps."""
+    """Return the newest version; versions have no gaps."""
     return len(serving.statuses) - 1
 
 
@@ -150,7 +150,7 @@ def answers(serving: Serving, task_id: str) -> int:
     return serving.candidate
 
 
-@lru_cache(maxsize=1 << 15)  # an agent asks for every task that waits, whenever it looks for work
+@lru_cache(maxsize=1 << 15)  # an agent calls this for every waiting task whenever it looks for work
 def place(candidate: int, task_id: str) -> float:
     """Return the position in [0, 1) of a task in the canary of `candidate`; it differs between canaries."""
     digest = hashlib.blake2b(f"{candidate}\x1f{task_id}".encode(), digest_size=8).digest()

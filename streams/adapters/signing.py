@@ -13,7 +13,7 @@ Keys are PEM files on the curves P-256, P-384 and P-521, without a password. To 
     openssl ecparam -name prime256v1 -genkey -noout -out adapters.key
     openssl ec -in adapters.key -pubout -out adapters.pub
 
-There is one key at a time; keyless signatures are not supported.
+Only one key is used at a time; keyless signatures are not supported.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ def expected_signer(adapters: Adapters, policy: str, version: int) -> ExpectedSi
 
 
 def check_signing_key(adapters: Adapters) -> None:
-    """Return if adapters can be signed, or need not be. Raises SettingsError."""
+    """Raise SettingsError if adapters must be signed and cannot be."""
     if adapters.signing_key is not None:
         _signer(adapters.signing_key)
 
 
 def check_verify_key(adapters: Adapters) -> None:
-    """Return if signatures can be verified, or need not be. Raises SettingsError."""
+    """Raise SettingsError if signatures must be verified and cannot be."""
     if adapters.verify_key is not None:
         _verifier(adapters.verify_key)
 
 
 def manifest_text(policy: str, version: int, files: Iterable[AdapterFile]) -> bytes:
-    """Return the manifest of a version, as it is stored."""
+    """Return the stored form of a version's manifest."""
     listed = [{"path": file.path, "sha256": file.sha256, "bytes": file.bytes} for file in files]
     return json.dumps({"policy": policy, "version": version, "files": listed}, indent=1).encode()
 
@@ -76,7 +76,7 @@ def manifest_text(policy: str, version: int, files: Iterable[AdapterFile]) -> by
 def sign(local: Path, names: Iterable[str], manifest: bytes, *, label: str, key: Path) -> bytes:
     """Return a signature of the files called `names` in `local`, and of `manifest`.
 
-    `label` is what the signature calls them; nobody compares it. Raises SettingsError if the key cannot be used.
+    `label` is their name in the signature; it is never compared. Raises SettingsError if the key cannot be used.
     """
     signer = _signer(key)
     with Scratch("signing") as scratch:
@@ -144,7 +144,7 @@ def _verifier(key: Path) -> verifying.Config:
 
 @contextlib.contextmanager
 def _usable(setting: str, key: Path) -> Iterator[None]:
-    """Raise a SettingsError for what goes wrong with a key, or if the package is missing."""
+    """Translate errors about a key or a missing package to SettingsError."""
     try:
         yield
     except ImportError as exc:

@@ -1,17 +1,17 @@
-"""Store adapters where every process can get them, whole or not at all.
+"""Store adapters where every process can fetch them, atomically.
 
     trainer ──publish──► STORE/POLICY/VERSION/{adapter files, manifest.json} ──fetch──► a verified folder ──► engine
     tune    ──publish──► STORE/POLICY/VERSION-DIGEST/…                       ──remove─► nothing
-                         with a key, model.sig beside them
+                         with a key, model.sig next to them
 
 The store is a folder, or any URL that fsspec knows. In a folder a version appears by one rename; in an object store its
 manifest is written last, and a version without a manifest does not exist. The log has the files of a version and their
-sha256; what the store holds is used only if it matches. A version never changes. The log also has the address that the
+sha256; stored files are used only if they match. A version never changes. The log also has the address that the
 store had then: in a store that was moved or copied since, the version is found by its last two parts, POLICY/VERSION.
 
 Only safetensors and JSON are accepted, since reading them runs no code. Pickles are refused when publishing and when
 fetching. With a verify key (streams/adapters/signing.py), nothing is fetched without its signature. The signature is
-not part of the adapter, whose identity is the hashes of its files; one that exists is left as it is, whoever made it.
+not part of the adapter, whose identity is the hashes of its files; an existing signature is never replaced.
 
 All trainers of a policy make the same bytes of a version, so they share its folder. A tuning may want the number of a
 version that a trainer is making, and the log decides between them; so its folder is also named by its bytes, and no two
@@ -41,15 +41,15 @@ from streams.files import sha256_of
 from streams.settings.model import FOLDER_NAME
 
 NAME = re.compile(FOLDER_NAME)
-"""What a policy or a file may be called: it becomes part of a path."""
+"""Valid names of policies and files, which become parts of a path."""
 SUFFIXES = (".safetensors", ".json")
 LEFT_OUT = ("README.md", ".gitattributes")
-"""What peft writes beside an adapter; not published."""
+"""Files that peft writes next to an adapter; not published."""
 CHUNK_BYTES = 1 << 20
 CANDIDATE = re.compile(r"[1-9]\d*-[0-9a-f]{12}")
-"""The folder of a version that is named by its bytes, too."""
+"""Folder name of a version that is also named by its bytes."""
 ABANDONED_S = 3600.0
-"""After so long without a change, a half-written folder is no publish in progress."""
+"""After this long without a change, a half-written folder is abandoned."""
 
 
 def publish(
@@ -58,7 +58,7 @@ def publish(
     """Put the files of folder `local` into the store; return their URI and manifest. The same bytes again are a no-op.
 
     With `signing_key` they are signed; a version that was stored without a signature gets one. `by_bytes` names its
-    folder by them, too, for a version that others may make at the same time.
+    folder by them, too, for a version that other processes may make at the same time.
 
     Raises RefusedError if this version is stored with other bytes, or if `local` holds other kinds of files;
     SettingsError if the store, or the key, cannot be used.
@@ -71,7 +71,7 @@ def publish(
     uri = str(fs.unstrip_protocol(target))
 
     def extra_files() -> dict[str, bytes]:
-        """Return what is stored in addition to the files, the manifest last."""
+        """Return the stored files other than the adapter's, the manifest last."""
         extras: dict[str, bytes] = {}
         if signing_key is not None:
             names, label = [file.path for file in files], f"{policy}-{version}"
@@ -99,7 +99,7 @@ def publish(
 def fetch(
     store: str, uri: str, files: Iterable[AdapterFile], cache: Path, signed: signing.ExpectedSigner | None = None
 ) -> Path:
-    """Return a folder below `cache` that holds exactly `files`, each with its sha256; copied if it is not there yet.
+    """Return a folder below `cache` that holds exactly `files`, each with its sha256; copied if it does not exist yet.
 
     `uri` and `files` are those in the log, chosen by any process that can write events: nothing outside `store` is
     opened. `signed` names the signer that is required, if any. Raises EventError: bad_adapter if the uri leads
@@ -143,9 +143,9 @@ def fetch(
 
 
 def check_base(uri: str, trained_on: str | None, served: str) -> None:
-    """Return if an adapter fits the base model that is served, by digests of weights (engines/base_model.py).
+    """Check by digests of weights that an adapter fits the served base model (engines/base_model.py).
 
-    Names are not compared: one base model has many. An event without a digest is of an adapter trained elsewhere.
+    Names are not compared: one base model has many. An event without a digest is about an adapter trained elsewhere.
 
     Raises EventError (wrong_base).
     """
@@ -167,7 +167,7 @@ def uri_of(store: str, policy: str, version: int) -> str:
 
 
 def is_of(store: str, policy: str, version: int, uri: str | None) -> bool:
-    """Return whether a URI of the log leads to a folder which this version may have in the store."""
+    """Return whether a URI of the log leads to a valid folder of this version in the store."""
     plain = uri_of(store, policy, version)
     try:
         fs, path = inside_store(store, uri or "")
@@ -188,7 +188,7 @@ def _place(store: str, policy: str, version: int) -> tuple[Any, str]:
 
 
 def size_of(store: str, uri: str) -> int:
-    """Return how many bytes a version takes in the store; 0 if it is not there."""
+    """Return the size of a version in the store, in bytes; 0 if it is missing."""
     try:
         fs, path = inside_store(store, uri)
     except EventError:
@@ -198,7 +198,7 @@ def size_of(store: str, uri: str) -> int:
 
 
 def remove(store: str, uri: str) -> bool:
-    """Delete a version from the store, its manifest first; return whether it was there.
+    """Delete a version from the store, its manifest first; return whether it existed.
 
     The caller decides whether it may be deleted. Raises EventError if it is not in this store, SettingsError if the
     store cannot be written.
@@ -209,7 +209,7 @@ def remove(store: str, uri: str) -> bool:
         if not fs.exists(path):
             return False
         if fs.exists(f"{path}/{MANIFEST}"):
-            fs.rm_file(f"{path}/{MANIFEST}")  # without it, the rest is no version any more
+            fs.rm_file(f"{path}/{MANIFEST}")  # without it, the other files are no longer a version
         fs.rm(path, recursive=True)
     except OSError as exc:
         raise SettingsError(f"adapter {uri}: cannot be deleted: {exc}; check who may write to the store") from exc
@@ -220,7 +220,7 @@ def abandoned_folders(store: str, policy: str, uris: Collection[str | None] = ()
     """Return the folders that killed publishers left in a folder store: half-written ones, and those of tuned versions
     that are not among `uris`, which the log names.
 
-    An object store has none that are half-written: there, the next publish of a version completes what the last left.
+    An object store has no half-written ones: the next publish of a version completes it.
     """
     fs, place = _place(store, policy, 1)
     folder = Path(place).parent
@@ -236,7 +236,7 @@ def abandoned_folders(store: str, policy: str, uris: Collection[str | None] = ()
 def manifest_of(local: Path) -> tuple[AdapterFile, ...]:
     """Return name, sha256 and size of each file in folder `local`, by name.
 
-    Raises RefusedError if it holds anything but safetensors and JSON (what peft writes beside them is left out).
+    Raises RefusedError if it holds anything except safetensors and JSON (peft's other files are left out).
     """
     paths = sorted(path for path in local.iterdir() if path.name not in LEFT_OUT) if local.is_dir() else []
     for path in paths:
@@ -300,7 +300,7 @@ def is_local(fs: Any) -> bool:
 
 
 def _is_there(fs: Any, target: str, uri: str, manifest: bytes) -> bool:
-    """Whether this very version is in the store. Raises RefusedError if it is there with other bytes."""
+    """Whether this version is in the store. Raises RefusedError if it has other bytes there."""
     fs.invalidate_cache()
     try:
         stored = fs.cat_file(f"{target}/{MANIFEST}")
@@ -325,7 +325,7 @@ def _put_folder(local: Path, target: Path, files: Iterable[AdapterFile], extras:
             (half / name).write_bytes(content)
         for path in (*half.iterdir(), half):
             sync(path)
-        half.chmod(0o755)  # mkdtemp made it ours alone
+        half.chmod(0o755)  # mkdtemp made it private
         rename_folder(half, target)
         sync(target.parent)
     finally:
@@ -342,7 +342,7 @@ def _put_objects(fs: Any, local: Path, target: str, files: Iterable[AdapterFile]
 
 
 def add_file(fs: Any, path: str, content: bytes) -> None:
-    """Write a file into a folder of the store that exists, whole or not at all."""
+    """Write a file atomically into an existing folder of the store."""
     if not is_local(fs):
         fs.pipe_file(path, content)
         return
@@ -406,12 +406,13 @@ def _copy(fs: Any, source: str, target: Path, uri: str, file: AdapterFile) -> No
 
 
 def _is_plain(fs: Any, path: str) -> bool:
-    """Whether opening it returns at once: a pipe waits for its writer."""
+    """Whether opening it returns at once; opening a pipe waits for its writer."""
     return bool(fs.info(path)["type"] == "file")
 
 
 def _small(fs: Any, path: str, signed: signing.ExpectedSigner) -> bytes:
-    """Return a file that is read whole. Raises EventError (bad_signature) if it is missing, large or no plain file."""
+    """Return the content of a file. Raises EventError (bad_signature) if it is missing, too large or not a plain
+    file."""
     name = path.rsplit("/", 1)[-1]
     try:
         if not _is_plain(fs, path):

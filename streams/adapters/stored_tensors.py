@@ -1,10 +1,10 @@
-"""Tensors of calls and results that are too large for a record, in the store of the adapters.
+"""Keep tensors of calls and results that are too large for a record in the adapter store.
 
     bytes ──► STORE/_calls/SHA256.safetensors ──► uri and sha256, in the record ──► bytes, hash compared
 
-A file is named by its bytes, so writing it again changes nothing. No policy can be called `_calls`.
+A file is named by its bytes, so writing it again changes nothing. No policy can have the name `_calls`.
 
-Not covered: files whose records retention has deleted stay.
+Not covered: files stay after retention has deleted their records.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SUFFIX = ".safetensors"
 
 
 def put(store: str, content: bytes) -> tuple[str, str]:
-    """Keep bytes; return where, and their sha256. Raises SettingsError if the store cannot be written."""
+    """Store bytes; return their URI and sha256. Raises SettingsError if the store cannot be written."""
     sha256 = hashlib.sha256(content).hexdigest()
     fs, root = open_store(store)
     path = f"{root.rstrip('/')}/{FOLDER}/{sha256}{SUFFIX}"

@@ -1,4 +1,4 @@
-"""A policy's versions as they are printed and sent: plain values.
+"""A policy's versions as plain values, for printing and sending.
 
 AdapterState ──► row_of: one version ──► `streamward adapters`, GET /adapters
 """
@@ -13,7 +13,7 @@ from streams.output import moment
 
 
 def row_of(state: AdapterState, number: int) -> dict[str, Any]:
-    """Return a version as printed in JSON. Raises NotFoundError if there is none."""
+    """Return a version as printed in JSON. Raises NotFoundError if it does not exist."""
     version = find_version(state, number)
     batches = None if version.first_batch is None else f"{version.first_batch}-{version.last_batch}"
     judged = version.judged

@@ -2,9 +2,9 @@
 
     adapters[policy]: trained, promoted, ... ──► fold, first event wins ──► versions, primary, newest
 
-Which version answers, and what an event may change about that, is streams/adapters/serving.py. Here is everything
-else: where each version's files are, what it was trained on, how it was judged, and which events were refused. Files
-are verified by whoever loads them (streams/adapters/store.py).
+streams/adapters/serving.py decides which version answers, and what an event may change. This file has everything else:
+each version's files, training data and verdicts, and the refused events. Files are verified when they are loaded
+(streams/adapters/store.py).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Version:
     first_batch: int | None = None
     last_batch: int | None = None
     trained_batches: int = 0
-    """How many batches the line of its policy had taken by this version: a tuned one took none, nor did one outside."""
+    """How many batches its policy had taken by this version: tuned versions and outside models take none."""
     lora: LoraShape | None = None
-    """The shape of its adapter, as its recipe has it; None for the base model."""
+    """The shape of its adapter from its recipe; None for the base model."""
     tuned_by: TuningMethod | None = None
-    """How it was tuned; None: batches made it, or somebody else."""
+    """How it was tuned; None: made by batches or imported."""
     trained_elsewhere: str | None = None
-    """By which framework, and by whom, if it was imported; None: it was trained here."""
+    """Framework and author of an imported version; None: it was trained here."""
     outside: OutsideModel | None = None
     """The model that answers for it on another server; None: its weights are here."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Version:
 
     @property
     def recorded_batches(self) -> int | None:
-        """What an answer of this version records: `trained_batches`, where its number does not say the same."""
+        """The value that answers of this version record: `trained_batches`, if it differs from its number."""
         return None if self.trained_batches == self.version else self.trained_batches
 
     @property
@@ -71,7 +71,7 @@ class Version:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether it answers as its parent does, since none of its weights changed."""
+        """Whether it answers like its parent, since none of its weights changed."""
         return bool(self.metrics.get(UNCHANGED))
 
 
@@ -83,12 +83,12 @@ class Judgement:
     reason: str
     suite: str | None
     against: int | None
-    """The primary it was compared with."""
+    """The primary with which it was compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedEvent:
-    """An event that changed nothing, and why."""
+    """An event that changed nothing, with the reason."""
 
     event: AdapterEvent
     reason: str
@@ -119,17 +119,17 @@ class AdapterState:
 
     @property
     def trained_batches(self) -> int:
-        """How many batches its line has taken: the sequence of the next one."""
+        """Number of batches taken, which is the sequence of the next one."""
         return self.versions[self.newest].trained_batches
 
     @property
     def newest_base(self) -> str | None:
-        """The digest of the base model of the newest version with weights; None if it is not known."""
+        """The digest of the base model of the newest version with weights; None if unknown."""
         return weights_of(self.versions, self.newest).base_digest
 
     @property
     def strays(self) -> dict[int, RefusedEvent]:
-        """By version, the first refused `trained` of each that does not exist: somebody forged it."""
+        """The first refused `trained` event of each version that does not exist, by version: it was forged."""
         claims = (refused for refused in reversed(self.refused) if refused.event.kind == "trained")
         return {claim.event.version: claim for claim in claims if claim.event.version not in self.versions}
 
@@ -143,7 +143,8 @@ class AdapterState:
 
 
 def weights_of(versions: Mapping[int, Version], number: int) -> Version:
-    """Return the version whose weights a version has; for an outside model, those that training continues from."""
+    """Return the version that provides a version's weights; for an outside model, those that training continues
+    from."""
     while versions[number].outside is not None:
         number -= 1
     return versions[number]
@@ -161,10 +162,10 @@ def empty(policy: str) -> AdapterState:
 
 
 class AdapterFold:
-    """A state that takes in many events: its tables are copied once, not with each event."""
+    """A state that takes in many events; its tables are copied once, not with each event."""
 
     def __init__(self, state: AdapterState) -> None:
-        """Begin after everything that led to `state`."""
+        """Start from `state`."""
         self._before, self._changed = state, False
         self._versions, self._statuses = dict(state.versions), dict(state.serving.statuses)
         self._serving, self._primaries = state.serving, list(state.primaries)
@@ -196,7 +197,7 @@ class AdapterFold:
         return True
 
     def state(self) -> AdapterState:
-        """Return the state after all events; it is the last thing that this fold does."""
+        """Return the state after all events, which ends this fold."""
         if not self._changed:
             return self._before
         return AdapterState(
@@ -281,8 +282,8 @@ def _move_primary(primaries: list[int], event: AdapterEvent) -> None:
 def read_state(settings: Settings, policy: str, outage: BrokerOutage | None = None) -> AdapterState:
     """Return the state of `policy` as of now. Records that are not adapter events are skipped.
 
-    Raises NotFoundError if there is no such topic, LogError if the broker does not answer; with `outage` StoppedReading
-    once the process should stop.
+    Raises NotFoundError if the topic does not exist, LogError if the broker does not answer; with `outage`
+    StoppedReading once the process should stop.
     """
     partition = partition_of(policy, settings.topics.policy_partitions)
     records = read_topic(settings, "adapters", partition=partition, outage=outage)

@@ -1,1 +1,1 @@
-"""Records to Arrow in bulk, with the same verdict on each as `schemas.serde`."""
+"""Convert records to Arrow in bulk, with the same verdict on each as `schemas.serde`."""

@@ -29,7 +29,7 @@ _SECOND = itemgetter(1)
 AT_A_TIME = 500
 """Messages held at once: fewer than the 700 new objects that start Python's garbage collector."""
 SILENCE_S = 60.0
-"""A broker that sends nothing for so long, while a range is not complete, is given up."""
+"""How long a broker may send nothing before an incomplete range is given up."""
 
 
 def read(
@@ -41,7 +41,7 @@ def read(
 ) -> Iterator[DecodedRows]:
     """Yield every record from `starts` to below `ends`, in pieces of one topic, each partition in order.
 
-    Headers are left out unless asked for. Raises LogError if a range is no longer there, or nothing comes for a minute.
+    Headers are left out by default. Raises LogError if a range is gone, or nothing comes for a minute.
     """
     with Bulk(settings, starts, ends=ends) as reader:
         yield from reader.pieces(headers=headers)

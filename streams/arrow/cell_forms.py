@@ -1,4 +1,4 @@
-"""Give the cells of a table the form that their author wrote, where its types hold another.
+"""Restore the form in which the author wrote a table's cells, if its types changed it.
 
     all cells of a column ──► 5.0, 8.0 and a hole: whole numbers; 2024-05-01 00:00, …: dates ──► 5, 8, 2024-05-01
 
@@ -23,29 +23,29 @@ import pyarrow
 CellPath = tuple[str, ...]
 """The name of a column, then those of the fields within its cells; "" for the items of a list."""
 MOST_EXACT = 2**53
-"""Above it, a float is not one whole number but several."""
+"""Above this, a float does not identify one whole number."""
 HAS_FORMS = re.compile("float|double|decimal|timestamp")
-"""Of the name of a type whose values may have another form."""
+"""Names of types with values that may have another form."""
 
 
 class CellForms:
     """The forms of the columns of a table. First `look` at all rows, then `mend` each."""
 
     def __init__(self, schema: pyarrow.Schema | None) -> None:
-        """`schema` is that of the table, None if it is not known."""
+        """`schema` is that of the table, None if unknown."""
         types = {column.name: str(column.type) for column in schema or ()}
         self.columns = None if schema is None else [name for name, kind in types.items() if HAS_FORMS.search(kind)]
-        """Those to look at; None: all."""
+        """Columns to check; None: all."""
         self._narrow = {
             name: np.float16 if "halffloat" in kind else np.float32
             for name, kind in types.items()
             if "float" in kind and "double" not in kind
         }
         self._unshortened: set[CellPath] = set()
-        """Of which a value has no shorter form."""
+        """Columns with a value that has no shorter form."""
 
     def look(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Find out which columns hold nothing but whole numbers, or dates."""
+        """Find the columns that hold only whole numbers or only dates."""
         for row in rows:
             _map(row, (), self._note)
 
@@ -65,14 +65,15 @@ class CellForms:
 
 
 def _map(value: Any, path: CellPath, change: Callable[[Any, CellPath], Any]) -> Any:
-    """Return a value with each that is in it changed."""
+    """Return a value with all values in it changed."""
     if isinstance(value, dict):
         return {name: _map(inner, (*path, name), change) for name, inner in value.items()}
     return [_map(inner, (*path, ""), change) for inner in value] if isinstance(value, list) else change(value, path)
 
 
 def _short(value: Any) -> Any:
-    """Return a value without a fraction or a time of day that is zero, or None if it has one; others as they are."""
+    """Return a value without a fraction or a time of day that is zero, or None if it has one; other values
+    unchanged."""
     if isinstance(value, float) and not math.isnan(value):
         return int(value) if value.is_integer() and abs(value) <= MOST_EXACT else None
     if isinstance(value, decimal.Decimal):

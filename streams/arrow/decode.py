@@ -1,20 +1,20 @@
 """Decode records in bulk, into Arrow.
 
-The trick: the payloads of a chunk are concatenated, with a random mark after each, into the bytes of *one* Avro value
-that nobody ever wrote: an array of (magic byte, schema id, event, mark). One call decodes it at native speed, and the
-marks prove that it was cut where it should be: a body that is shorter or longer than its schema says would put
-something else where the mark belongs.
+The trick: the payloads of a chunk are concatenated, with a random mark after each, into the bytes of *one* artificial
+Avro value: an array of (magic byte, schema id, event, mark). One call decodes it at native speed, and the marks prove
+that it was cut where it should be: after a body that is shorter or longer than its schema allows, the mark is not found
+in its place.
 
     records ──► by schema id ──► that array ──► pyruhvro ──► the newest schema's columns ──► table
                                      └─ not sound ──► halves, quarters, … ──► serde.decode, one by one ──► bad
 
 A row is returned exactly where `serde.decode` returns an event, with the same values; every other record is in `bad`,
-with the same reason and error. pyruhvro alone promises less: it ignores bytes after a body, wraps integers that are too
-wide, and takes any bytes for text. So besides the marks, integers are read as 64 bits and must fit their column, texts
-are validated, and the rules of `schemas.events.problems` are checked column by column (streams/arrow/rules.py).
-A chunk that fails any of this is halved until few records are left, and serde judges those.
+with the same reason and error. pyruhvro alone guarantees less: it ignores bytes after a body, wraps integers that are
+too wide, and accepts any bytes as text. So besides the marks, integers are read as 64 bits and must fit their column,
+texts are validated, and the rules of `schemas.events.problems` are checked column by column (streams/arrow/rules.py). A
+chunk that fails any of this is halved until few records are left, and serde judges those.
 
-Where every second record is bad, all of them are decoded the slow way.
+If every second record is bad, all are decoded the slow way.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from streams.arrow.types import TIME
 from streams.kafka.record import Record
 
 CHUNK_RECORDS = 8192
-"""Most records decoded at once."""
+"""Maximum records decoded at once."""
 CHUNK_BYTES = 8 * 1024 * 1024
-"""Most payload bytes decoded at once, unless one record is larger. Four times as many take a fourth longer: what is
-decoded is gone from the processor's cache before it is checked."""
+"""Maximum payload bytes decoded at once, unless one record is larger. Four times as many take a fourth longer per byte:
+decoded values have left the processor's cache before they are checked."""
 SMALLEST_PIECE = 16
-"""If something is wrong among so few records, each is judged by itself."""
+"""Among this few records with a fault, each is judged by itself."""
 
 RECORD_FIELDS = [
     pa.field("_partition", pa.int32()),
@@ -65,7 +65,7 @@ def _varint(number: int) -> bytes:
 
 
 _MARK = (1 << 61) + secrets.randbits(61)
-"""What follows each body of a chunk; no writer of records can know it."""
+"""The mark after each body of a chunk; no writer of records can know it."""
 _MARK_BYTES = _varint(_MARK)
 
 
@@ -74,7 +74,7 @@ class Bad(NamedTuple):
 
     at: Coordinates
     reason: str
-    """As in serde.Poison: too_large, not_avro, unknown_schema, wrong_event, undecodable or contradictory."""
+    """Reason, as in serde.Poison: too_large, not_avro, unknown_schema, wrong_event, undecodable or contradictory."""
     error: str
 
 
@@ -96,7 +96,7 @@ class DecodedRows(NamedTuple):
     keys: list[bytes | None]
     payloads: list[bytes | None]
     headers: list[tuple[tuple[str, bytes | None], ...]]
-    """Empty where they are not read."""
+    """Empty if they are not read."""
 
     def at(self, row: int) -> Coordinates:
         """Return the coordinates of a row's record."""
@@ -108,7 +108,8 @@ class DecodedRows(NamedTuple):
 
 
 def decode(event: type[Event], records: Iterable[Record]) -> Decoded:
-    """Return the records as a table, and those that are not an `event`. No content of a record makes it raise."""
+    """Return the records as a table, and those that are not an `event`. It never raises because of a record's
+    content."""
     parts = [
         decode_rows(event, side_by_side(topic, list(of_topic)))
         for chunk in chunks(records)
@@ -119,7 +120,7 @@ def decode(event: type[Event], records: Iterable[Record]) -> Decoded:
 
 
 def decode_rows(event: type[Event], rows: DecodedRows) -> Decoded:
-    """Return the same for records side by side. They are decoded at once: keep to CHUNK_RECORDS and CHUNK_BYTES."""
+    """Return the same for records as columns. They are decoded at once: observe CHUNK_RECORDS and CHUNK_BYTES."""
     judged = judge(event, rows.payloads)
     table = pa.table([*record_columns(rows, judged), *judged.fields(event)], schema=arrow_schema(event))
     wrong = {i: Bad(rows.at(i), poison.reason, poison.error) for i, poison in sorted(judged.wrong.items())}
@@ -131,7 +132,7 @@ def decode_rows(event: type[Event], rows: DecodedRows) -> Decoded:
 def arrow_schema(event: type[Event]) -> pa.Schema:
     """Return the columns of an event's tables: RECORD_FIELDS, then its fields as in its newest Avro schema.
 
-    Everything may be null: in the archive, a row that is not an event has no values.
+    All columns are nullable: in the archive, a row that is not an event has no values.
     """
     return _table_schema(versions.files().newest(event))
 
@@ -149,7 +150,7 @@ def record_columns(rows: DecodedRows, judged: Judged) -> list[pa.Array]:
 
 
 def texts(keys: list[bytes | None]) -> pa.Array:
-    """Return keys as text; what is not UTF-8 in them is replaced."""
+    """Return keys as text; invalid UTF-8 is replaced."""
     try:
         return pa.array(keys, pa.binary()).cast(pa.string())
     except pa.ArrowInvalid:
@@ -157,7 +158,7 @@ def texts(keys: list[bytes | None]) -> pa.Array:
 
 
 def chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Yield the records in lists that are decoded at once."""
+    """Yield the records in lists for one decoding."""
     chunk: list[Record] = []
     size = 0
     for record in records:
@@ -175,7 +176,7 @@ def _topic(record: Record) -> str:
 
 
 def side_by_side(topic: str, records: Sequence[Record]) -> DecodedRows:
-    """Return the records of one topic side by side."""
+    """Return the records of one topic as columns."""
     return DecodedRows(
         topic,
         [record.at.partition for record in records],
@@ -191,7 +192,7 @@ def side_by_side(topic: str, records: Sequence[Record]) -> DecodedRows:
 
 
 class Judged(NamedTuple):
-    """The events in a list of payloads, and the payloads that hold none."""
+    """The events in a list of payloads, and the payloads without one."""
 
     pieces: list[tuple[Sequence[int], pa.StructArray]]
     """Positions in the list, with their events."""
@@ -199,10 +200,10 @@ class Judged(NamedTuple):
     schema_ids: list[int | None]
     """The schema id of each payload, or a single one for all."""
     exact: bool = False
-    """Whether each payload is known to be what its columns encode to under the newest schema."""
+    """Whether each payload is known to equal the encoding of its columns under the newest schema."""
 
     def fields(self, event: type[Event]) -> list[pa.Array]:
-        """Return the event's columns, of one row per payload; null where it holds no event."""
+        """Return the event's columns, one row per payload; null for a payload without an event."""
         kind = _event_type(versions.files().newest(event))
         arrays = [events for _, events in self.pieces]
         if self.wrong:
@@ -218,9 +219,8 @@ class Judged(NamedTuple):
 
 
 def judge(event: type[Event], payloads: list[bytes | None], *, exact: bool = False) -> Judged:
-    """Return the payloads that are events, as columns, and what is wrong with the others.
-
-    With `exact` they are encoded again where all are events of one schema, to see whether that gives the same bytes.
+    """Return the payloads that are events, as columns, and the faults of the others. With `exact`, if all are events of
+    one schema, they are encoded again to compare the bytes.
     """
     first = _schema_named(event, payloads[0][:_FRAME_BYTES] if payloads and payloads[0] else None)
     read = None if first is None else _read_if_sound(event, first, payloads)
@@ -241,10 +241,10 @@ def judge(event: type[Event], payloads: list[bytes | None], *, exact: bool = Fal
 
 
 class _WriterSchema(NamedTuple):
-    """The schema that payloads were written with."""
+    """The schema of payloads."""
 
     id: int
-    """In the frame."""
+    """Its id in the frame."""
     schema: versions.Schema
 
 
@@ -326,7 +326,7 @@ def _read_if_sound(event: type[Event], schema: _WriterSchema, payloads: Sequence
 
 
 def _read(event: type[Event], written: _WriterSchema, payloads: Sequence[bytes | None]) -> _Read | None:
-    """Return the events in these payloads under the newest schema; None if anything about their bytes is odd."""
+    """Return the events in these payloads under the newest schema; None if their bytes are in any way unusual."""
     try:
         whole, shape = frame(payloads), array_of(written.schema)  # type: ignore[arg-type]
         decoded = pyruhvro.deserialize_array([whole], shape)
@@ -339,7 +339,7 @@ def _read(event: type[Event], written: _WriterSchema, payloads: Sequence[bytes |
             return None
         newest = versions.files().newest(event)
         events = types.as_newest(items.field("event"), _inline(newest), _event_type(newest))
-        events.validate(full=True)  # pyruhvro does not look whether a text is UTF-8
+        events.validate(full=True)  # pyruhvro does not check whether a text is UTF-8
         return _Read(events, whole, decoded, shape)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
@@ -355,7 +355,7 @@ def frame(payloads: Sequence[bytes]) -> bytes:
 
 @cache
 def array_of(schema: versions.Schema) -> str:
-    """Return the schema of what `frame` returns."""
+    """Return the schema of the result of `frame`."""
     fields = [
         {"name": "magic", "type": "boolean"},
         {"name": "id", "type": "float"},  # of four bytes, whichever they are

@@ -1,10 +1,10 @@
-"""Columns back to payloads: the bytes of records whose encoding is the one that Avro's own writers choose.
+"""Encode columns as payloads: the bytes of records in the encoding that Avro's own writers choose.
 
     columns of events, schema ──► as_encodable ──► pyruhvro ──► frame + body, one for each row
 
-Avro leaves a writer little choice: an integer may be padded, a list cut into blocks. A record in which none is, is byte
-for byte what its columns encode to, and `streams.arrow.decode.judge` says whether a chunk has only such records.
-The archive then need not keep their payloads with the columns.
+Avro leaves a writer little choice: an integer may be padded, a list cut into blocks. A record without either equals the
+encoding of its columns byte for byte, and `streams.arrow.decode.judge` says whether a chunk has only such records. Then
+the archive need not keep their payloads in addition to the columns.
 """
 
 from __future__ import annotations

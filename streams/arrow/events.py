@@ -1,7 +1,7 @@
-"""Payloads to events or to a few of their values, many at once.
+"""Decode many payloads at once to events or to some of their values.
 
-    payloads ──► judge ──► columns ──► decode_events: what schemas.serde.decode returns for each, in half the time
-                                  └──► decode_values: some of those events' values, and what is wrong with the others
+    payloads ──► judge ──► columns ──► decode_events: the results of schemas.serde.decode, in half the time
+                                  └──► decode_values: some of those events' values, and the faults of the others
 
 Sound payloads are not checked again: values go from the columns straight into the slots of the dataclasses.
 """
@@ -27,13 +27,13 @@ class DecodedValues(NamedTuple):
     """Values of the events in payloads."""
 
     columns: list[list[Any]]
-    """By name, the values of each event in the order of the payloads; no columns if there is no event."""
+    """Values of the events by name, in the order of the payloads; no columns without events."""
     wrong: dict[int, Poison]
-    """By place, the payloads that hold no event."""
+    """Payloads without an event, by place."""
 
 
 def decode_values(event: type[Event], payloads: Sequence[bytes | None], names: Sequence[str]) -> DecodedValues:
-    """Return the values of these fields, and what is wrong with the payloads that hold no event.
+    """Return the values of these fields, and the faults of payloads without an event.
 
     A name is that of a field, a record's (`sampling.seed`), or of the bytes of values per token (`logprobs.data`).
     """
@@ -41,7 +41,7 @@ def decode_values(event: type[Event], payloads: Sequence[bytes | None], names: S
 
 
 def decode_events(event: type[Event], payloads: Sequence[bytes | None]) -> DecodedValues:
-    """Return the events in a single column, and what is wrong with the payloads that hold none."""
+    """Return the events in a single column, and the faults of payloads without one."""
     return _in_order(event, payloads, lambda events: [_values(Shape(event), events)])
 
 
@@ -59,7 +59,7 @@ def _in_order(
 
 
 def _field_values(event: Any, column: pa.Array, name: str) -> list[Any]:
-    """Return the values of a field, which may be one of a record's own."""
+    """Return the values of a field, which may be nested in a record."""
     outer, _, inner = name.partition(".")
     shape, column = shapes(event)[outer], column.field(outer)
     if shape.base in VIEWS and inner:
@@ -74,7 +74,7 @@ def _per_token(shape: Shape, column: pa.Array) -> list[bytes]:
 
 
 def _values(shape: Shape, column: pa.Array) -> list[Any]:
-    """Return the values of a column as an event has them."""
+    """Return the values of a column in the form of an event."""
     base: Any = shape.base
     if column.null_count == len(column):
         return [None] * len(column)
@@ -108,7 +108,7 @@ def _list(column: pa.Array) -> Any:
 
 @cache
 def _maker(kind: Any, slots: tuple[str, ...]) -> Callable[[Sequence[Any]], Any]:
-    """Return a function that makes such an object of the values of its slots."""
+    """Return a function that makes an object of this class from the values of its slots."""
     new, puts = object.__new__, [getattr(kind, slot).__set__ for slot in slots]
 
     def make(values: Sequence[Any]) -> Any:

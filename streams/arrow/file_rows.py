@@ -4,9 +4,9 @@
 
 A row of JSON lines is its text, and the others are mappings, in which an empty cell is None. All cells of a CSV file
 are text, and JSON in the columns that the caller names; a column without a name, as pandas writes its index, is left
-out. Inside the cells of a Parquet file null is absent: Arrow writes it for each key that another row has. Floats of a
-column that are all whole are integers (cell_forms.py). Numbers count from 1 and are those of the line that a row begins
-in, where a file has lines. A row that cannot be read is its error, and does not hide the others.
+out. Nulls inside the cells of a Parquet file are removed: Arrow writes one for each key of another row. Floats of a
+column that are all whole are integers (cell_forms.py). Numbers count from 1 and are those of the line in which a row
+begins, if a file has lines. An unreadable row is returned as its error, and does not hide the others.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from streams.errors import EventError, NotFoundError, SettingsError, StreamwardE
 Row = Mapping[str, Any] | bytes | str | ValueError
 """One row: its fields, or the text of a JSON object; an error if it cannot be read."""
 SEPARATED = (".csv", ".tsv")
-"""Files of cells, whose first line is the header."""
+"""Files of cells with a header as their first line."""
 SEPARATOR_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)
-"""What Excel reads before the header, and some programs write for it."""
+"""The line that some programs write before the header for Excel."""
 TABLES = (*SEPARATED, ".parquet")
 LONGEST_CELL = 2**31 - 1
-"""Characters: whether a record holds the task is checked once it is one."""
+"""Maximum characters of a cell; the size of the record is checked when the task is made."""
 OF_TASKS = frozenset(
     {
         *("metadata", "group_size", "created_at", "deadline_at", "adapter_version", "sampling", "verifier"),
@@ -47,7 +47,7 @@ OF_EXAMPLES = frozenset(
 def rows(path: Path, split: str | None = None, json_columns: Collection[str] = OF_TASKS) -> Iterator[tuple[int, Row]]:
     """Yield (number, row). `split` is the part of a data set's folder to read; `json_columns` are those of CSV files.
 
-    Raises NotFoundError if there is no such file or split, EventError if it is not what its name says.
+    Raises NotFoundError for a missing file or split, EventError if its content does not match its name.
     """
     if split is not None and not path.is_dir():
         raise SettingsError(f"--split {split}: {path} is not the folder of a data set, and only those have splits")
@@ -72,7 +72,7 @@ def rows(path: Path, split: str | None = None, json_columns: Collection[str] = O
 
 
 def fields_of(row: Row) -> dict[str, Any]:
-    """Return the fields of a row. Raises ValueError that says what the row is instead."""
+    """Return the fields of a row. Raises ValueError, which names the row's actual type."""
     if isinstance(row, ValueError):
         raise row
     return json_object(row) if isinstance(row, bytes | str) else dict(row)
@@ -124,7 +124,7 @@ def _next_row(cells: Any, header: Sequence[str], json_columns: Collection[str]) 
 
 
 def _check_header(header: Sequence[str], place: str) -> None:
-    """Raise EventError if a header names a column twice, has a byte that is no text, or is a line of JSON."""
+    """Raise EventError if a header names a column twice, has invalid text, or is a line of JSON."""
     if (fault := stray_byte_of("".join(header))) is not None:
         raise EventError(f"{place}: {fault}")
     twice = next((name for name in header if name and header.count(name) > 1), None)
@@ -181,7 +181,7 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
                     forms.look(batch.to_pylist())
             for batch in table.iter_batches(use_threads=False):
                 yield from (forms.mend(_present(row)) for row in batch.to_pylist())
-        except (pyarrow.ArrowException, OSError, ValueError) as exc:  # what it calls OSError is the file's content
+        except (pyarrow.ArrowException, OSError, ValueError) as exc:  # its OSError is about the file's content
             file.seek(0)
             way_out = "; JSON lines need a name that ends in .jsonl" if file.read(1) == b"{" else ""
             raise EventError(f"{path}: not Parquet: {exc}{way_out}") from exc
@@ -202,7 +202,7 @@ def _data_set(folder: Path, split: str | None) -> Iterator[dict[str, Any]]:
         yield from (forms.mend(_present(row)) for row in data_set)
     except StreamwardError:
         raise
-    except Exception as exc:  # the library raises what its card or its files make of it: YAML's, Arrow's, KeyError
+    except Exception as exc:  # its card or files may raise anything: YAML's or Arrow's errors, KeyError
         raise NotFoundError(
             f"{folder}: not the folder of a data set: {exc}; give one that `save_to_disk` wrote, or one with files of "
             "one format; or name a file in it"

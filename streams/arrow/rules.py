@@ -1,11 +1,11 @@
-"""Check many events at once: could any of them break a rule?
+"""Check many events at once for a possible break of a rule.
 
     columns of one event type ──► hold ──► True: every row keeps every rule of `schemas.serde.decode`
-                                       └─► False: perhaps not; serde judges them one by one, and finds what is wrong
+                                       └─► False: perhaps not; serde judges them one by one, and finds the fault
 
 These are the rules of `schemas.events.problems` and of the views in schemas/tokens.py, the values of a Literal, and
-that numbers are finite, column by column. A wrong doubt costs only time; a wrong certainty is a defect: what holds here
-must be an event for serde, which a test checks with events that hypothesis makes without any rule.
+that numbers are finite, column by column. A wrong doubt costs only time; a wrong certainty is a defect: rows accepted
+here must be events for serde, which a test checks with events that hypothesis makes without any rule.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _JUDGED_SINGLY = (
     *(JobEvent, AccessEvent, RequestEvent, CurationEvent, DatasetEvent, TriggerEvent),
     *(QueueEvent, PromptEvent, MemoryEvent, ThreadEvent, ToolEvent, TrainingCall, TrainingResult),
 )
-"""There are few, so serde judges them all."""
+"""They are few, so serde judges them all."""
 
 
 def hold(event: type[Event], events: pa.StructArray) -> bool:
@@ -119,7 +119,7 @@ def _all_true(results: pa.Array) -> bool:
 
 
 def _keys_differ(maps: pa.MapArray) -> bool:
-    """Return whether no map has a key twice, which Avro would allow."""
+    """Return whether no map repeats a key, which Avro would allow."""
     sizes = np.diff(maps.offsets)
     if sizes.max(initial=0) < 2:
         return True
@@ -255,7 +255,7 @@ def _samples_hold(samples: pa.StructArray) -> bool:
 
 def _adapters_hold(events: pa.StructArray) -> bool:
     if any(events.field(name).null_count < len(events) for name in ("tuning", "origin", "outside")):
-        return False  # there are few, so serde judges them
+        return False  # they are few, so serde judges them
     version, parent, first, last = (
         events.field(name) for name in ("version", "parent_version", "first_batch", "last_batch")
     )

@@ -1,12 +1,12 @@
-"""Avro schemas as Arrow types, and columns of an older version as those of the newest.
+"""Convert Avro schemas to Arrow types, and columns of an older version to the newest.
 
     Avro record ──► arrow_type ──► struct, list, map, timestamp[ms, UTC], …; bytes that are per token: a list
     columns of version n ──► as_newest ──► fields in the order of the newest, its new ones with their default
                         └─ an integer that does not fit: ArrowInvalid
-    columns of the newest ──► as_encodable ──► as pyruhvro takes those of version n
+    columns of the newest ──► as_encodable ──► pyruhvro's form of version n
 
-No field is ever retyped: `schemas.versions.check` refuses such a version. A change has to read both ways, so all it can
-do is add a field with a default, or remove one.
+No field is ever retyped: `schemas.versions.check` refuses such a version. A change must be readable both ways, so it
+can only add a field with a default, or remove one.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _WIDER = {"int": "long", "bytes": "string"}
 def widen(node: Any) -> Any:
     """Return a schema whose ints are longs, and whose bytes are texts: the same bytes are written.
 
-    So a value of more than 32 bits is noticed. pyruhvro panics at bytes, and does not look whether a text is UTF-8.
+    So a value of more than 32 bits is noticed. pyruhvro panics at bytes, and does not check whether a text is UTF-8.
     """
     if isinstance(node, dict):
         return {
@@ -77,7 +77,7 @@ def widen(node: Any) -> Any:
 
 
 def arrow_type(node: Any) -> pa.DataType:
-    """Return the Arrow type of a node of an inlined schema. Everything may be null."""
+    """Return the Arrow type of a node of an inlined schema. Everything is nullable."""
     if isinstance(node, list):
         (inner,) = (branch for branch in node if branch != "null")
         return arrow_type(inner)
@@ -96,9 +96,8 @@ def arrow_type(node: Any) -> pa.DataType:
 
 
 def as_newest(column: pa.Array, node: Any, kind: pa.DataType) -> pa.Array:
-    """Return decoded columns as a node of the newest inlined schema has them, whose Arrow type is `kind`.
-
-    Raises ArrowInvalid if one cannot be.
+    """Return decoded columns in the form of a node of the newest inlined schema, with Arrow type `kind`. Raises
+    ArrowInvalid if impossible.
     """
     if isinstance(node, list):
         (node,) = (branch for branch in node if branch != "null")
@@ -141,7 +140,8 @@ def _items(column: pa.StringArray, kind: pa.ListType, mask: pa.Array | None) -> 
 
 
 def as_encodable(column: pa.Array, node: Any) -> pa.Array:
-    """Return columns as pyruhvro encodes them under a node of an inlined schema: `as_newest` backwards."""
+    """Return columns in the form that pyruhvro encodes under a node of an inlined schema: the inverse of
+    `as_newest`."""
     if isinstance(node, list):
         (node,) = (branch for branch in node if branch != "null")
     kind = node if isinstance(node, str) else node["type"]
@@ -165,7 +165,7 @@ def as_encodable(column: pa.Array, node: Any) -> pa.Array:
 
 
 def _join(column: pa.ListArray) -> pa.StringArray:
-    """Return lists of values per token as the texts that pyruhvro takes for bytes: `_items` backwards."""
+    """Return lists of values per token as the texts that pyruhvro uses for bytes: the inverse of `_items`."""
     offsets = np.asarray(column.offsets)
     values = column.values.slice(int(offsets[0]), int(offsets[-1]) - int(offsets[0])).to_numpy(zero_copy_only=False)
     values = values.astype(np.uint8) if values.dtype == np.bool_ else values

@@ -1,1 +1,1 @@
-"""Which tasks are answered now, and by which version: for whoever answers them."""
+"""Choose the tasks to answer now, and their version, for all processes that answer tasks."""

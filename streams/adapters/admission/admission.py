@@ -1,12 +1,12 @@
-"""How many train tasks may be sampled before the trainer has caught up.
+"""Limit the train tasks that may be sampled before the trainer has caught up.
 
-    groups, batches of one policy ──► which batch a new group would fall into ──► room for more, or wait
+    groups, batches of one policy ──► the batch of a new group ──► room for more, or wait
 
 A group sampled by a version that has taken v batches, and that lands in batch s, has lag s - v, and the batch stage
-drops it as stale beyond `batches.max_policy_lag`. So an agent must not start what would land too late. AReaL states it
-(arXiv:2505.24298, section 5.1) as floor((N - 1) / B) <= i + eta, N counting everything ever generated. Restarts, drops
-and batches that were cut early make N hard to know, so the same inequality is used with what the log says is still to
-come:
+drops it as stale beyond `batches.max_policy_lag`. So an agent must not start tasks that would land too late. AReaL
+states it (arXiv:2505.24298, section 5.1) as floor((N - 1) / B) <= i + eta, N counting everything ever generated.
+Restarts, drops and batches that were cut early make N hard to know, so the same inequality is used with the outstanding
+work in the log:
 
     S + floor((P + F) / B) <= v + L      the batch that one more group would land in
 
@@ -18,7 +18,7 @@ which is P + F < (v + L + 1 - S) * B. With v that of the newest version, S - v b
 that at most (L + 1) * B groups are between sampling and training; a version that is trained but not yet served counts
 for nothing, as it samples nothing.
 
-It cannot lock up. Every F becomes a group, or lacks a score that its scorer gave up on: its place is free at once then
+It cannot deadlock. Every F becomes a group, or lacks a score that its scorer gave up on: then its place is free at once
 (`give_up`), and its group counts if it comes after all. A group that takes no place in a batch (dropped, stale,
 doubled, and zero variance unless `batches.zero_variance` is keep) leaves at once, by the batch stage's own rule. The
 rest either fills the next batch, so S and then v advance, or is less than B, and then a served v = S has room.
@@ -38,7 +38,7 @@ from schemas.events import AdvantagedGroup, Batch
 from streams.settings.model import Batches
 
 REMEMBERED_TASKS = 100_000
-"""Tasks that `RecentTasks` remembers, by 8 bytes each."""
+"""Number of tasks that `RecentTasks` remembers, in 8 bytes each."""
 
 
 class RecentTasks:
@@ -60,7 +60,7 @@ class RecentTasks:
 
 
 class Admission:
-    """The fold of one policy's `groups` and `batches`, and of what this agent has in flight. No clock, no I/O."""
+    """The fold of one policy's `groups` and `batches`, and of this agent's tasks in flight. No clock, no I/O."""
 
     def __init__(self, rule: Batches, unscored: RecentTasks | None = None) -> None:
         """`unscored`: tasks with an answer that its scorer gave up on; the caller adds to it, and calls `give_up`."""
@@ -81,7 +81,7 @@ class Admission:
 
     @property
     def pending(self) -> int:
-        """Groups that take a place and are in no batch yet."""
+        """Groups that take a place and are not in a batch yet."""
         sequence, pending = self.sequence, 0
         for batches in self._pending.values():
             if not 0 <= sequence - batches <= self._rule.max_policy_lag:
@@ -120,14 +120,14 @@ class Admission:
             self._in_flight[task_id] = give_up_ms
 
     def give_up(self, task_id: str) -> None:
-        """Stop counting a task of `unscored`: no other waits for its group, which may come late or never."""
+        """Stop counting a task of `unscored`: its group may come late or never."""
         self._in_flight.pop(task_id, None)
 
     def expire(self, now_ms: int) -> list[str]:
-        """Stop counting tasks whose group should long be out, and return them.
+        """Stop counting tasks with overdue groups, and return them.
 
-        The advantages stage closes every group soon after its deadline. One that did not come was closed before this
-        agent read `groups`; it must not hold a place for ever.
+        The advantages stage closes every group soon after its deadline. A missing group was closed before this agent
+        read `groups`; it must not hold a place for ever.
         """
         late = [task_id for task_id, limit in self._in_flight.items() if limit is not None and limit < now_ms]
         for task_id in late:
@@ -139,12 +139,14 @@ class Admission:
         return task_id in self._out
 
     def room(self, batches: int) -> int:
-        """Return how many more train tasks a version that has taken so many batches may start now; 0 or less: none."""
+        """Return how many more train tasks a version that has taken this many batches may start now; 0 or less:
+        none."""
         allowed = (batches + self._rule.max_policy_lag + 1 - self.sequence) * self._rule.groups
         return allowed - self.pending - len(self._in_flight)
 
     def hopeless(self, batches: int) -> bool:
-        """Whether no batch to come may hold a group of a version that has taken so many: waiting changes nothing."""
+        """Whether no future batch may hold a group of a version that has taken this many batches: waiting is
+        useless."""
         return batches + self._rule.max_policy_lag < self.sequence
 
 

@@ -1,4 +1,4 @@
-"""Say in words what train tasks wait for while they are held back, and since when.
+"""Log why train tasks are held back, and since when.
 
 versions, admission ──► room ──► may one more start?      ──► waits_for ──► what must happen first
 waiting tasks ──► HeldBack.look ──► every minute one line: how many, for how long, for what
@@ -34,7 +34,7 @@ def room(router: VersionRouter, admission: Admission, version: int) -> int:
 def waits_for(router: VersionRouter, admission: Admission, version: int) -> str | None:
     """Return what must happen before `version` may start another train task; None if it may start one now.
 
-    `admission` knows what its own agent has in flight, and nothing of other agents.
+    `admission` knows its own agent's tasks in flight, but not those of other agents.
     """
     newest, trained = router.adapters.newest, router.adapters.trained_batches
     if room(router, admission, version) > 0:
@@ -50,7 +50,7 @@ def waits_for(router: VersionRouter, admission: Admission, version: int) -> str 
 
 
 class HeldBack:
-    """Says what the train tasks of one agent wait for, while they wait and none is started."""
+    """Logs why the train tasks of one agent wait, while none is started."""
 
     def __init__(
         self,
@@ -64,12 +64,12 @@ class HeldBack:
         self._next = 0.0
 
     def note_answered(self, tasks: Iterable[WaitingTask]) -> None:
-        """Note that these tasks were answered: train tasks among them did not wait in vain."""
+        """Record that these tasks were answered: train tasks among them made progress."""
         if not all(waiting.urgent for waiting in tasks):
             self._since = None
 
     def look(self, waiting: Iterable[WaitingTask], *, set_aside: int = 0) -> None:
-        """Note that these tasks wait, and `set_aside` others for training, and say so if it is time."""
+        """Record that these tasks wait, and `set_aside` other train tasks, and log it when due."""
         now = self._clock()
         if self._since is not None and now < self._next:
             return

@@ -1,4 +1,4 @@
-"""What an agent knows of its policies from the log.
+"""An agent's view of its policies, from the log.
 
     adapters ──► AdapterFollower ──► which version answers ──┐
     batches, groups ──► Admission ──► how many tasks may start ──┴─► PolicyState of each policy ◄── PolicyLog
@@ -37,16 +37,16 @@ log = logging.getLogger("streamward.policy")
 E = TypeVar("E", bound=Event)
 
 GROUPS_READ = 20_000
-"""Most groups of a partition that are read at the start for all policies."""
+"""Maximum number of groups of a partition that are read at the start for all policies."""
 
 PAUSE_S = 2.0
 """After this long without a poll, fetched records may be out of date."""
 CLOCK_SKEW_MS = 60_000
-"""How far the clocks of the writers of tasks and responses may differ when the log is searched by time."""
+"""Allowed clock difference between writers of tasks and responses when the log is searched by time."""
 
 
 class PolicyState:
-    """What the log says of one policy: which version answers, and what is sampled and trained. No clock, no I/O."""
+    """One policy's state in the log: the answering version, and the sampled and trained groups. No clock, no I/O."""
 
     def __init__(self, router: VersionRouter, rule: Batches, unscored: RecentTasks | None = None) -> None:
         """Start before anything was sampled or trained; `router` is kept up to date by an AdapterFollower."""
@@ -56,20 +56,20 @@ class PolicyState:
 
     @property
     def oldest_useful(self) -> int:
-        """How many batches a version must have taken for the next batch to hold its groups."""
+        """Minimum number of batches that a version must have taken for the next batch to hold its groups."""
         return self.admission.sequence - self._rule.max_policy_lag
 
     @property
     def next_useful(self) -> int:
-        """The offset of the first group that a batch to come may hold."""
+        """The offset of the first group that a future batch may hold."""
         return self._last_group.get(self.oldest_useful - 1, -1) + 1
 
     def batches_of(self, version: int) -> int:
-        """Return how many batches the line had taken by a version."""
+        """Return how many batches the policy had taken by a version."""
         return self.router.adapters.versions[version].trained_batches
 
     def take(self, event: Batch | AdvantagedGroup, offset: int) -> None:
-        """Take in an event of this policy, and where its topic has it."""
+        """Take in an event of this policy, with its offset."""
         if isinstance(event, AdvantagedGroup):
             self.admission.group(event, offset)
             return
@@ -114,7 +114,7 @@ class PolicyLog:
         self._adapters.close()
 
     def state(self, policy: str) -> PolicyState:
-        """Return what the log says of a policy."""
+        """Return the state of a policy."""
         if policy not in self._states:
             self._states[policy] = PolicyState(self._adapters.router(policy), self._settings.batches, self._unscored)
         return self._states[policy]
@@ -123,7 +123,7 @@ class PolicyLog:
         """Take in new records; after a pause, at least every adapter event in the log by now.
 
         librdkafka keeps fetching while a round is decoded, but not in a frozen process, nor while the broker is
-        unreachable. What it has fetched may be out of date then, so the broker is asked where the log ends.
+        unreachable. Its fetched records may then be out of date, so the broker is asked for the ends of the log.
         """
         paused = time.monotonic() - self._polled > PAUSE_S
         records = self._adapters.catch_up() if paused else []
@@ -154,8 +154,8 @@ class PolicyLog:
     def answered_tasks(self, policy: str, partitions: Iterable[int]) -> dict[int, set[str]]:
         """Return, by partition, the tasks of a policy that had a complete sampling when it was last looked up.
 
-        An agent that died between an answer and its commit finds the answer here. On the way, samplings that a batch to
-        come may hold and whose group is not out yet are counted as in flight again.
+        An agent that died between an answer and its commit finds the answer here. It also counts samplings as in flight
+        again if a future batch may hold them and their group is not out yet.
         """
         state, answered = self.state(policy), dict[int, set[str]]()
         for partition in partitions:
@@ -168,7 +168,7 @@ class PolicyLog:
         return answered
 
     def _all_states(self) -> Mapping[str, PolicyState]:
-        """Return the state of each policy that the log has anything of."""
+        """Return the state of each policy in the log."""
         for policy in self._adapters.policies:
             self.state(policy)
         return self._states
@@ -177,10 +177,9 @@ class PolicyLog:
         return partition_of(policy, self._settings.topics.policy_partitions)
 
     def _first_offset(self, tp: TopicPartition, first: int, end: int) -> int:
-        """Return where reading begins: for `groups` at the first that a batch to come may hold, of any policy there.
-
-        Among all policies there are some that rest, so no more than GROUPS_READ are read: groups of theirs that are
-        older count for nothing, and for a moment a few too many tasks may start.
+        """Return where reading begins: for `groups` at the first that a future batch of any policy may hold. Some
+        policies are idle, so at most GROUPS_READ are read: their older groups are not counted, and briefly a few too
+        many tasks may start.
         """
         if self._events[tp[0]] is Batch:
             return first
@@ -189,7 +188,7 @@ class PolicyLog:
         return max(start, end - GROUPS_READ) if self._is_fleet else start
 
     def _letter_starts(self) -> dict[TopicPartition, int]:
-        """Return where reading dead letters begins: those before are about tasks that no longer are in flight."""
+        """Return where reading dead letters begins: earlier ones are about tasks that are no longer in flight."""
         rule, day_s = self._settings.advantages, 86_400
         since_ms = times.now_ms() - CLOCK_SKEW_MS - int((rule.deadline_s or day_s) + rule.grace_s) * 1000
         starts = self.outage.ask(lambda: offsets_at(self._settings, ["dead-letters"], since_ms), "to where a time is")
@@ -225,16 +224,16 @@ def _usable(record: Record, expected: type[E]) -> E | None:
 
 
 class CompleteSampling(NamedTuple):
-    """A sampling of which `responses` has every slot."""
+    """A sampling with every slot in `responses`."""
 
     partition: int
     task_id: str
     policy: str
     purpose: str
     batches: int
-    """How many its version had taken."""
+    """Number of batches that its version had taken."""
     timestamp_ms: int
-    """Of its first response."""
+    """Timestamp of its first response."""
 
 
 def _complete_samplings(records: Iterable[Record], serves: Callable[[str], bool]) -> Iterator[CompleteSampling]:
@@ -254,7 +253,7 @@ def _complete_samplings(records: Iterable[Record], serves: Callable[[str], bool]
 
 
 def give_up_ms(settings: Settings, since_ms: int, deadline_ms: int | None = None) -> int | None:
-    """Return when a group should long be out: deadline, advantages.grace_s and a minute; None if it has no deadline."""
+    """Return when a group is overdue: deadline, advantages.grace_s and a minute; None if it has no deadline."""
     rule = settings.advantages
     if deadline_ms is None:
         if not rule.deadline_s:

@@ -1,4 +1,4 @@
-"""Which tasks are answered together.
+"""Choose the tasks that are answered together.
 
 waiting tasks ──► choose: one version, urgent first, room to train on them ──► SamplingBatch
 """
@@ -14,19 +14,19 @@ from streams.observability.trace_context import Context
 
 @dataclass(frozen=True, slots=True)
 class WaitingTask:
-    """A task that was read and is not answered yet."""
+    """A task that was read but is not answered yet."""
 
     task: Task
     at: Coordinates
     deadline_ms: int | None
-    """Answers recorded later do not count, ms since the epoch; None: no limit."""
+    """Deadline in ms since the epoch, after which answers do not count; None: no limit."""
     arrival: int = 0
-    """Its place in the order in which this agent read tasks of all partitions."""
+    """Its position in the order in which this agent read tasks of all partitions."""
     trace: Context | None = None
 
     @property
     def urgent(self) -> bool:
-        """Whether it is answered as soon as possible, without regard to the trainer."""
+        """Whether it is answered as soon as possible, regardless of the trainer."""
         return self.task.purpose != "train"
 
 

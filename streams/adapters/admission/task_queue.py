@@ -2,16 +2,16 @@
 
     TaskReader ──► PolicyTasks ──► answered already? ──► waiting ──► answered
                                        │                    └──► dropped: its deadline has passed, or its group is out
-                                       └──► set aside: a train task, of which many wait; read again when there is room
+                                       └──► set aside: a train task, if many wait; read again when it has room
 
 A task that is delivered again while it waits, or after it was answered, is skipped: by this agent, or by one before it
-(its answers are in the log then). So are answers that nobody could use. A `serve` task is never dropped: somebody may
-still read the answer.
+(its answers are in the log then). So are tasks with answers that would be of no use. A `serve` task is never dropped: a
+user may still read the answer.
 
-Train tasks may be held back for days, so only half of `policy.max_waiting` are held in memory; of the others just the
-coordinates, so that what stands behind them is read and answered. While `policy.max_waiting` wait nothing is read.
+Train tasks may be held back for days, so only half of `policy.max_waiting` are held in memory; of the others only the
+coordinates, so that later tasks are read and answered. While `policy.max_waiting` wait nothing is read.
 
-An agent whose runs take long takes a task that it begins (`begin`): that one is not dropped any more.
+An agent with long runs marks a task that it begins (`begin`): that one is not dropped any more.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
 
 FLEET_SHARE = 100
-"""Most tasks of one policy of a fleet in memory: policy.max_waiting / this, or two rounds if that is more."""
+"""Maximum tasks of one policy of a fleet in memory: policy.max_waiting / this, or two rounds if that is more."""
 SWEEP_S = 1.0
 """How often all waiting tasks are checked for a passed deadline."""
 
@@ -55,7 +55,7 @@ def settings_of(settings: Settings, policy: str) -> Settings:
 
 
 class TaskQueue:
-    """Tasks of one policy that were read and are not answered."""
+    """Tasks of one policy that were read but are not answered."""
 
     def __init__(
         self,
@@ -86,29 +86,29 @@ class TaskQueue:
 
     @property
     def waiting(self) -> list[WaitingTask]:
-        """Those that may be answered now, in no order."""
+        """The tasks that may be answered now, in no order."""
         return [waiting for waiting in self._waiting.values() if waiting.at not in self._begun]
 
     @property
     def set_aside(self) -> int:
-        """How many train tasks wait in addition, of which memory holds no more than the place."""
+        """Number of further waiting train tasks, of which only the coordinates are in memory."""
         return len(self._aside)
 
     def oldest_ms(self) -> int | None:
-        """Return the timestamp of the oldest task that waits and is not begun; None without one."""
+        """Return the timestamp of the oldest waiting task that was not begun, or None."""
         entries = (*(self._entries[waiting.at] for waiting in self.waiting), *self._aside)
         return min((entry.record.timestamp_ms for entry in entries), default=None)
 
     def __contains__(self, waiting: WaitingTask) -> bool:
-        """Whether a task is ours and has no answer yet; not once its partition was lost."""
+        """Whether a task has no answer yet and its partition is still owned."""
         return self._waiting.get(waiting.at) is waiting
 
     def begin(self, waiting: WaitingTask) -> None:
-        """Take a task that is answered from now on."""
+        """Mark a task as begun."""
         self._begun.add(waiting.at)
 
     def read(self) -> None:
-        """Take in the tasks that came; let go of partitions that were lost."""
+        """Take in new tasks; forget lost partitions."""
         for entry in [entry for entry in self._entries.values() if not self._consumer.owns(entry)]:
             self._forget(entry.record.at)
         self._look_up_answered()
@@ -119,7 +119,7 @@ class TaskQueue:
         self._tasks.set_aside = self.set_aside
 
     def sweep(self) -> None:
-        """Drop what is overtaken, once every SWEEP_S."""
+        """Drop overdue tasks, once every SWEEP_S."""
         now = time.monotonic()
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_S
@@ -128,7 +128,8 @@ class TaskQueue:
             self.drop_overtaken(self.waiting)
 
     def drop_overtaken(self, candidates: Iterable[WaitingTask]) -> bool:
-        """Drop those whose answers could not count any more; their groups say why. Return whether there were any."""
+        """Drop tasks with answers that could not count any more; their groups say why. Return whether any were
+        dropped."""
         before = len(self)
         for waiting in candidates:
             if (reason := self.why_overtaken(waiting)) is not None:
@@ -147,12 +148,12 @@ class TaskQueue:
         return "group_is_out" if self._state.admission.is_out(waiting.task.task_id) else None
 
     def finish_answered(self, waiting: WaitingTask) -> None:
-        """Mark a task as answered: its responses were handed to the producer."""
+        """Mark a task as answered: its responses were given to the producer."""
         self._answered[waiting.at.partition].add(waiting.task.task_id)
         self._finish(waiting)
 
     def _look_up_answered(self) -> None:
-        """Find out what is answered already in the partitions that were just assigned."""
+        """Find the tasks of newly assigned partitions that are already answered."""
         partitions = [partition for _, partition in self._tasks.take_assigned()]
         if not partitions:
             return
@@ -161,7 +162,7 @@ class TaskQueue:
         self._aside = deque(entry for entry in self._aside if self._consumer.owns(entry))
 
     def _take_set_aside(self) -> None:
-        """Take in the oldest tasks that were set aside, once half of the room for them is free."""
+        """Take in the oldest tasks that were set aside, once half of their room is free."""
         if not self._aside or self._train > self._most_train // 2:
             return
         oldest = [self._aside.popleft() for _ in range(min(len(self._aside), self._most_train - self._train))]

@@ -1,9 +1,9 @@
 """Read tasks as one member of a consumer group, for one policy or for many.
 
-    tasks ──► TrackedConsumer, one group ──► whose? ──► PolicyTasks: what came for one policy ──► its TaskQueue
+    tasks ──► TrackedConsumer, one group ──► policy ──► PolicyTasks: new tasks of one policy ──► its TaskQueue
                                               └── not served by this group, but by another: done
 
-Commits are those of the one consumer: below the first task that is open, of any policy.
+The one consumer commits below the first open task of any policy.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from streams.settings.model import Settings
 
 @dataclass(slots=True, eq=False)
 class PolicyTasks:
-    """The tasks of one policy that were read and not taken by its queue yet."""
+    """The tasks of one policy that its queue has not taken yet."""
 
     consumer: TrackedConsumer
     assigned: set[TopicPartition]
-    """Partitions that were assigned since the queue last looked, and are still ours."""
+    """Partitions that were assigned since the queue last checked, and are still owned."""
     arrived: list[tuple[TakenRecord, Task]] = field(default_factory=list)
     set_aside: int = 0
-    """Open tasks of which the queue holds no more than where they are; see `TrackedConsumer.set_aside`."""
+    """Open tasks of which the queue holds only the coordinates; see `TrackedConsumer.set_aside`."""
 
     def take_arrived(self) -> list[tuple[TakenRecord, Task]]:
-        """Return the tasks that came since the last call."""
+        """Return the tasks since the last call."""
         arrived, self.arrived = self.arrived, []
         return arrived
 
@@ -46,7 +46,7 @@ class PolicyTasks:
 
 
 class TaskReader:
-    """Reads tasks, and hands each to its policy."""
+    """Reads tasks, and gives each to its policy."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class TaskReader:
         log: PolicyLog,
         skipped: Callable[[Task], None] = lambda _: None,
     ) -> None:
-        """Join the group of `serving`. Tasks that it does not serve are another group's: they are done here.
+        """Join the group of `serving`. Tasks that it does not serve belong to another group and are done here.
 
         `skipped` is called with each of these.
         """
         self._partitions, self._log, self._serving, self._skipped = settings.topics.partitions, log, serving, skipped
         self._looked_up: set[TopicPartition] = set()
-        """The partitions that are ours, and of which the log knows what is answered."""
+        """The owned partitions with known answers."""
         self._tasks: dict[str, PolicyTasks] = {}
         self._consumer = TrackedConsumer(
             settings, serving.group, "tasks", producer, outage, max_open=settings.policy.max_waiting
@@ -74,7 +74,7 @@ class TaskReader:
         self._consumer.close()
 
     def commit(self) -> None:
-        """Commit what is done; see `TrackedConsumer.commit`."""
+        """Commit finished tasks; see `TrackedConsumer.commit`."""
         self._consumer.commit()
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
