@@ -1,6 +1,6 @@
 """What the log says of versions, and how they are made again.
 
-adapters: trained ──► recorded_events: the one that counts ──► RecordedSetup: settings, threads and base as they were
+adapters: trained ──► recorded_events: the one that counts ──► RecordedSetup: settings, threads and base as recorded
 ReproductionPlan ──► its steps: trainer/reproduce/retrain.py for a batch, else a Remake ──► ReproducedVersion
 """
 
@@ -66,10 +66,10 @@ class Remake(ABC):
 
 
 class PlannedStep(NamedTuple):
-    """A version to make again, from the one of the step before."""
+    """A version to reproduce from that of the step before."""
 
     event: AdapterEvent
-    """The recorded one."""
+    """The recorded event."""
     at: Coordinates | None = None
     batch: Batch | None = None
     """The batch that made it; None: `remake` makes it."""
@@ -78,7 +78,7 @@ class PlannedStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReproductionPlan:
-    """What will be made again, from what; nothing is missing."""
+    """The versions to reproduce, and their complete sources."""
 
     policy: str
     start: int
@@ -90,13 +90,13 @@ class ReproductionPlan:
     steps: tuple[PlannedStep, ...]
     """The versions from `start` to `version`, each made from the one before it."""
     checkpoint: tuple[Path, State] | None = None
-    """Of the version to start from, if a batch follows it."""
+    """Checkpoint of the version to start from, if a batch follows it."""
     adopted: Version | None = None
     """The version to start from, if a batch follows it and none made it: its files are in the store."""
 
     @property
     def batches(self) -> tuple[tuple[Coordinates, Batch], ...]:
-        """The batches that are trained on, in sequence."""
+        """The batches to train on, in sequence."""
         return tuple((step.at, step.batch) for step in self.steps if step.at is not None and step.batch is not None)
 
 
@@ -115,7 +115,7 @@ class ReproducedVersion:
     other_recipe: tuple[RecipeDifference, ...]
     """Entries of the recipe that differ, even if the bytes do not."""
     seconds: float
-    """From the records to the digests; for the first version with loading the model."""
+    """Seconds from reading the records to the digests; for the first version including loading the model."""
 
     @property
     def equal(self) -> bool:
@@ -142,19 +142,19 @@ def recorded_events(settings: Settings, policy: str, history: History) -> dict[i
 
 
 def taken_batches(events: Mapping[int, AdapterEvent], version: int) -> int:
-    """Return how many batches the line of a policy had taken by a version; see `Version.trained_batches`."""
+    """Return how many batches a policy had taken by a version; see `Version.trained_batches`."""
     return sum(event.takes_batch for number, event in events.items() if number <= version)
 
 
 class RecordedSetup:
-    """Settings and base model as recorded, as far as they can be had here."""
+    """Settings and base model as recorded, where they are available here."""
 
     def __init__(self, settings: Settings, changed: frozenset[str]) -> None:
         """`changed` names keys of model and trainer to take from `settings` instead of the recipes."""
         self._settings, self._changed = settings, changed
 
     def settings_of(self, event: AdapterEvent) -> tuple[Settings, int]:
-        """Return the settings of a version's recipe, with the device that is here, and its threads.
+        """Return the settings of a version's recipe, with this machine's device, and its threads.
 
         Raises SettingsError as `as_recorded`.
         """
@@ -171,7 +171,8 @@ class RecordedSetup:
         return used
 
     def base(self, used: Settings, event: AdapterEvent) -> Base:
-        """Return the model that was trained, by its digests: from where the recipe has it, or where the settings do.
+        """Return the model that was trained, by its digests: from the place in the recipe, or from that in the
+        settings.
 
         Raises SettingsError if neither is that model.
         """

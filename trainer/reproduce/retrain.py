@@ -5,17 +5,15 @@
                                                                                          ▲          │ equal: the next
                                                                                          └──────────┴ not: what, and why
 
-A step is a batch's, or of another kind, for which plugins have a Remake (trainer/reproduce/recorded.py); the line of a
-policy may have several kinds. The version is made again, and those that it was made from.
+A step is a batch's, or of another kind, for which plugins have a Remake (trainer/reproduce/recorded.py); a policy's
+history may have several kinds. The version is reproduced along with those from which it was made. Every version on the
+way is compared, and the first that differs is the last: later ones could not be equal. The recipe is the one in each
+version's event, not this machine's settings. Where it changes between two versions, training continues as it does for a
+trainer restarted with other settings: adapter, optimizer state and RNG are carried over through a checkpoint. A version
+that was trained elsewhere cannot be reproduced; later versions that were trained here can, from its files in the store.
 
-Every version on the way is compared, and the first that differs is the last: later ones could not be equal. The recipe
-is the one in each version's event, not this machine's settings. Where it changes between two versions, training
-continues as it does for a trainer restarted with other settings: adapter, optimizer state and RNG are carried over
-through a checkpoint. A version that was trained elsewhere cannot be made again; later versions that were trained here
-can, from its files in the store.
-
-It only reads: nothing is written to the log or committed, and no group is joined. What it needs is looked up before the
-first step, so that a range which retention has deleted is reported at once, and not after hours.
+It only reads: nothing is written to the log or committed, and no group is joined. All input is looked up before the
+first step, so that a range which retention has deleted is reported at once, not after hours.
 
 Responses and rewards are read as recorded; nothing is sampled again.
 """
@@ -182,7 +180,7 @@ def _chain(policy: str, events: Mapping[int, AdapterEvent], version: int, start:
 def _parent_of(events: Mapping[int, AdapterEvent], version: int) -> int | None:
     """Return the version of its policy that a version was made from; None: it was made from another policy's.
 
-    A batch is trained onto the weights of the version before it, or where that is an outside model, of the one before.
+    A batch is trained onto the weights of the previous version, or if that is an outside model, of the one before.
     """
     if events[version].last_batch is None:
         return events[version].parent_version
@@ -238,8 +236,8 @@ def _checkpoint(settings: Settings, policy: str, version: int, events: dict[int,
 def _batches(
     settings: Settings, policy: str, made_by: Mapping[int, int], history: History
 ) -> list[tuple[Coordinates, Batch]]:
-    """Return the first batch of each sequence in `made_by`, which has the version it made. Raises RefusedError if one
-    is missing."""
+    """Return the first batch of each sequence in `made_by`, which maps to the version it made. Raises RefusedError if
+    one is missing."""
     if not made_by:
         return []
     tp = (topics(settings.topics)["batches"].name, partition_of(policy, settings.topics.policy_partitions))
@@ -287,7 +285,7 @@ def _refuse_cut(
 
 
 def _way_out(settings: Settings, policy: str, earliest: int, version: int) -> str:
-    """Return what to do if no version before `earliest` can be trained."""
+    """Return the way out if no version before `earliest` can be trained."""
     folder = settings.trainer.checkpoints / policy
     usable = [number for number in checkpoint.versions(folder) if earliest <= number < version]
     start = (
@@ -312,7 +310,7 @@ def run(
     into: Path | None = None,
     changed: Collection[str] = (),
 ) -> Iterator[ReproducedVersion]:
-    """Train what is planned and yield each version, compared; the first that is not equal is the last.
+    """Train the planned versions and yield each with its comparison; the first difference ends it.
 
     Their checkpoints are kept in `into`/POLICY, from where a trainer can resume; without `into` nothing is kept.
     `changed` names keys of model and trainer to take from `settings` instead of the recipes.
@@ -366,7 +364,7 @@ class _Reproduction:
         self._learner_is_of: tuple[Settings, int] | None = None
         self._newest = planned.checkpoint
         self._made: tuple[AdapterEvent, Path] | None = None
-        """The newest version that was made again, and the folder of its adapter."""
+        """The newest reproduced version, and the folder of its adapter."""
         self._recipe_differences: dict[str, RecipeDifference] = {}  # by name, as first seen
         self._began = time.perf_counter()
 
