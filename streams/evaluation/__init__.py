@@ -1,1 +1,1 @@
-"""How good an adapter version is, and how certain that is."""
+"""Measure how good an adapter version is, and how certain that is."""

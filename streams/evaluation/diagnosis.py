@@ -3,9 +3,9 @@
     the newest steps without a difference in reward, some answers with what was expected, errors ──► Diagnosis
 
 One function decides, for `up`, `status`, `doctor`, the page, jobs and the alert; its words are in CAUSES and WAYS_OUT.
-It reads what it is given: no clock, no I/O. The causes are tried in the order of CAUSES, the most certain first.
+It reads only its arguments: no clock, no I/O. The causes are tried in the order of CAUSES, the most certain first.
 
-Not covered: a policy of which some groups differ and which learns nothing all the same. That is for held-out scores.
+Not covered: a policy that learns nothing although some groups differ. Held-out scores show that.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from streams.advantage_formulas import are_equal
 
 SHOWN_ANSWERS = 3
 SHOWN_CHARACTERS = 60
-"""Of an answer, a question or what was expected."""
+"""Maximum characters of a quoted answer, question or expectation."""
 CUT_SHARE = 0.5
-"""From this share of answers on that end at the limit of tokens, the limit is the likeliest cause."""
+"""If at least this share of answers ends at the token limit, the limit is the likeliest cause."""
 FEW_TOKENS = 64
-"""A limit below may be too low for an answer; a model that runs into a higher one does not end its answers."""
+"""A limit below this may be too low for an answer; a model that reaches a higher one does not end its answers."""
 CONTAINED_SHARE = 0.5
-"""From this share of answers on that contain the expected one, the scorer is the likeliest cause."""
+"""If at least this share of answers contains the expected one, the scorer is the likeliest cause."""
 RIGHT = 1.0
 CONTEXT = "context"
-"""In the error of an engine to which a prompt is too long."""
+"""Text in the error of an engine about a prompt that is too long."""
 
 CAUSES = {
     "too_long": "the prompts or the answers are too long",
@@ -45,7 +45,7 @@ CAUSES = {
     "all_equal": "all answers have the same reward",
     "each_equal": "the answers to one question all have the same reward",
 }
-"""In a few words, in the order in which they are tried."""
+"""The causes in a few words, in the order in which they are tried."""
 WAYS_OUT = {
     "too_long": "Shorten the prompts, lower --max-tokens, or take a model with a longer context; for groups that are "
     "too large for a record, a smaller --group-size",
@@ -66,12 +66,12 @@ WAYS_OUT = {
     "each_equal": "Some questions are always answered right and the others never: give questions between, a higher "
     "sampling.temperature or a larger --group-size",
 }
-"""What would change it."""
+"""The way out for each cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleAnswer:
-    """An answer and what was expected."""
+    """An answer and the expected ones."""
 
     question: str
     expected: tuple[str, ...]
@@ -92,23 +92,23 @@ class SampleAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptoms:
-    """What a diagnosis is made of."""
+    """The input of a diagnosis."""
 
     groups: Sequence[GroupFacts]
-    """Of the newest steps; none of them differed in reward."""
+    """Groups of the newest steps; none of them differed in reward."""
     answers: Sequence[SampleAnswer] = ()
-    """Some of their answers."""
+    """A sample of their answers."""
     errors: Sequence[str] = ()
     """Why answers or scores failed, the newest last."""
     first_collapse: int | None = None
-    """The first version from which on every version gave one text to all questions."""
+    """The first version since which every version gave the same text to all questions."""
     primary: int = 0
     """The version that answers now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why nothing is learnt, and what would change it."""
+    """Why nothing is learnt, and the way out."""
 
     cause: str
     what: str
@@ -141,7 +141,7 @@ def diagnose(symptoms: Symptoms) -> Diagnosis:
 def likeliest_cause(
     groups: Sequence[GroupFacts], answers: Sequence[SampleAnswer] = (), errors: Sequence[str] = ()
 ) -> str:
-    """Return which of CAUSES it is that none of these groups differed in reward."""
+    """Return the one of CAUSES for which none of these groups differed in reward."""
     learning = learning_of(groups)
     if not learning.answers:
         return _cause_without_scores(groups, errors)
@@ -169,7 +169,7 @@ def _cause_without_scores(groups: Sequence[GroupFacts], errors: Sequence[str]) -
 
 
 def _details(cause: str, symptoms: Symptoms, learning: LearningFigures) -> Iterable[str]:
-    """Yield what was seen, in parts of a sentence."""
+    """Yield the observations, in parts of a sentence."""
     if cause in ("too_long", "unanswered", "unscored"):
         yield from map(_short_error, symptoms.errors[-1:])
     elif cause == "one_text":

@@ -1,4 +1,4 @@
-"""What the columns of training rows are expected to hold, as a suite file says it.
+"""Expectations about the columns of training rows, from a suite file.
 
 expectations:                       column, or a path into it
   answer: {nulls: 0.01}             at most this share of rows without it
@@ -22,16 +22,16 @@ Bounds = tuple[float, float]
 
 
 class Expectation(BaseModel):
-    """Of one column; None: nothing is expected."""
+    """Expectations about one column; None: not checked."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     nulls: float | None = Field(None, ge=0, le=1)
-    """Most rows without a value, as a share."""
+    """Maximum share of rows without a value."""
     range: Bounds | None = None
-    """Of a number, both ends included."""
+    """Range of a number, both ends included."""
     characters: tuple[int, int] | None = None
-    """Of a text, both ends included."""
+    """Range of a text's length, both ends included."""
     one_of: tuple[str | int | float | bool, ...] | None = Field(None, min_length=1)
     unique: bool = False
 
@@ -46,7 +46,8 @@ class Expectation(BaseModel):
         return self
 
     def broken(self, values: Sequence[Any]) -> Iterator[BrokenExpectation]:
-        """Yield the rows whose value breaks the expectation; `values` has one for each row, None if it is missing."""
+        """Yield the rows with values that break the expectation; `values` has one for each row, None if it is
+        missing."""
         missing = [number for number, value in enumerate(values) if value is None]
         if self.nulls is not None and len(missing) > self.nulls * len(values):
             share = f"{len(missing)} of {len(values)} rows have none, expected at most {self.nulls:.1%}"
@@ -78,12 +79,12 @@ class BrokenExpectation(NamedTuple):
     """A row that breaks an expectation."""
 
     row: int
-    """From 0."""
+    """Number of the row, from 0."""
     why: str
 
 
 def value_at(fields: Mapping[str, Any], path: str) -> Any:
-    """Return the value of a column, or at a path into it; None if there is none.
+    """Return the value of a column, or at a path into it; None if missing.
 
     >>> value_at({"reward_model": {"style": "rule"}}, "reward_model.style")
     'rule'

@@ -1,4 +1,4 @@
-"""How far an observed share, mean or difference can be trusted.
+"""Confidence intervals of an observed share, mean or difference.
 
     successes of n              ──► share       Wilson's score interval
     values, one per task        ──► mean        Student's t
@@ -8,7 +8,7 @@ Tasks are the unit, never responses: the answers to one question resemble each o
 would make every interval too narrow. The intervals are about other questions from the same source; two versions that
 answered the same questions are compared in pairs, which removes the difficulty of the questions.
 
-Each interval may be looked at once. One that is watched until it suits proves nothing; the canary's test is made for
+Each interval may be checked once. One that is watched until it looks good proves nothing; the canary's test is made for
 repeated looks (streams/evaluation/sequential.py).
 """
 
@@ -143,7 +143,7 @@ def newcombe(
 
 
 def fewest_unequal(confidence: float = CONFIDENCE) -> int:
-    """Return how many pairs must differ before any test of signs can be this sure: 2^(1 - m) <= 1 - confidence.
+    """Return how many pairs must differ before a sign test can be this sure: 2^(1 - m) <= 1 - confidence.
 
     Fewer all in one direction happen too often by chance (the sign test; for zeros and ones McNemar's, Psychometrika 12
     (1947)). A t interval does not know that: four gains among thirty pairs, and nothing else, look certain to it.
@@ -159,7 +159,7 @@ def fewest_unequal(confidence: float = CONFIDENCE) -> int:
 
 @lru_cache(maxsize=1024)
 def t_quantile(probability: float, freedom: int) -> float:
-    """Return the value that Student's t with so many degrees of freedom stays below with this probability.
+    """Return the quantile of Student's t with this many degrees of freedom.
 
     Found by halving on the distribution function, to the last bits. Raises ValueError outside of 0.5 <= p < 1 or
     below 1 degree of freedom.
@@ -179,7 +179,7 @@ def t_quantile(probability: float, freedom: int) -> float:
 
 
 def _t_below(value: float, freedom: int) -> float:
-    """Return the probability of less than `value` >= 0."""
+    """Return the probability of a value below `value` >= 0."""
     return 1 - _beta(freedom / (freedom + value * value), freedom / 2, 0.5) / 2
 
 

@@ -1,9 +1,9 @@
-"""Two versions side by side on the tasks of one suite.
+"""Compare two versions on the tasks of one suite.
 
     outcomes of each version ──► pairs: the same task, scored for both ──► gain with interval, cost of each
 
-A task counts only if both versions have a score for it. A task that one of them failed is in neither mean; the share
-of failed slots says how many those are. Both must be outcomes of the same suite: only there do equal indexes mean equal
+A task counts only if both versions have a score for it. A task that one of them failed is in neither mean; the share of
+failed slots shows their number. Both must be outcomes of the same suite: only there do equal indexes mean equal
 questions.
 """
 
@@ -39,9 +39,9 @@ class Comparison:
     success_against: float
     success_gain: MeanDifference
     tokens_ratio: float | None
-    """Completion tokens per response, first over second; None too if the second wrote none."""
+    """Completion tokens per response, first over second; also None if the second wrote none."""
     latency_ratio: float | None
-    """Of the medians: a slow first round, which is normal, must not make a version look slow."""
+    """Ratio of the medians: a slow first round, which is normal, must not make a version look slow."""
 
     def metrics(self) -> dict[str, float]:
         """Return the figures that are numbers, by name."""
@@ -60,7 +60,7 @@ class Comparison:
 
 
 def pairs(first: Iterable[Outcome], second: Iterable[Outcome]) -> list[Pair]:
-    """Return the tasks that both were scored on, by index."""
+    """Return the tasks scored for both, by index."""
     by_index = {outcome.index: outcome for outcome in first if outcome.reward is not None}
     other = {outcome.index: outcome for outcome in second if outcome.reward is not None}
     return [Pair(by_index[index], other[index]) for index in sorted(by_index.keys() & other.keys())]

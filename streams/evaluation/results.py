@@ -1,14 +1,14 @@
-"""How well a version did on the tasks of a suite.
+"""Results of a version on the tasks of a suite.
 
     groups of pinned eval tasks ──► one outcome per task ──► the suite is complete ──► adapters (evaluated)
 
 An eval task belongs to a suite (`metadata["suite"]` of `metadata["suite_size"]` tasks, of which it is number
-`metadata["suite_index"]`) and is pinned to a version. Each task leaves one group, so a suite is done when there are
-groups of that many different tasks. A response without a score counts as failed and is in no mean: a missing
-reward is missing, never 0.
+`metadata["suite_index"]`) and is pinned to a version. Each task leaves one group, so a suite is done once that many
+different tasks have groups. A response without a score counts as failed and is in no mean: a missing reward is missing,
+never 0.
 
     n, failed             scored responses; slots without a score, and all slots of a task that another version answered
-    success, exact        share of right answers: two names for one figure. Right is what the task's metadata says
+    success, exact        share of right answers: two names for one figure. The task's metadata decides
                           (`success_reward`, the least reward), else what the environment says, else 1.0 from source
                           `exact`, else a reward of 1.0
     mean_reward, tokens, latency_ms
@@ -17,9 +17,8 @@ reward is missing, never 0.
 
 Means are over tasks, of the mean over each task's scored responses: a task counts once, however many responses it has.
 
-A suite without `suite_index` gets metrics, but no outcomes: nothing tells which of its tasks are the same as another
-version's. The row holds an outcome per task until the suite is done, and is written again for each task: suites.py has
-the limit that follows.
+A suite without `suite_index` gets metrics, but no outcomes: its tasks cannot be matched with another version's. The row
+holds an outcome per task until the suite is done, and is rewritten for each task: suites.py has the resulting limit.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from streams.worker.table_rows import pack, unpack
 STAGE = "rollouts"
 ROW_VERSION = 4
 DUST = 1e-6
-"""A sum of weights may miss what it stands for by rounding: 0.7 + 0.2 + 0.1 is less than 1."""
+"""Tolerance for rounding in a sum of weights: 0.7 + 0.2 + 0.1 is less than 1."""
 
 
 class TaskResult(NamedTuple):
@@ -54,7 +53,7 @@ class TaskResult(NamedTuple):
     tokens: int = 0
     latency_ms: float = 0.0
     prompt_tokens: int = 0
-    """That the policy read: prompts, and what tools answered."""
+    """Tokens that the policy read: prompts, and tool results."""
     sampled_tokens: int = 0
     failed_tools: int = 0
     recoveries: int = 0
@@ -66,15 +65,14 @@ class SuiteResults:
 
     size: int
     tasks: Mapping[str, TaskResult] = field(default_factory=dict)
-    """By index; by short id of the task where it has none. Empty again once the suite is done."""
+    """Outcomes by index, or by short task id without one. Empty again once the suite is done."""
     last_at: int = 0
     done: bool = False
 
 
 def suite_key(group: AdvantagedGroup) -> bytes | None:
-    """Return the key of the suite that `group` counts for; None if it counts for none.
-
-    Raises ContradictoryEvent if it names a suite and no version.
+    """Return the key of the suite that `group` counts for, or None. Raises ContradictoryEvent if it names a suite but
+    no version.
     """
     if group.purpose != "eval" or "suite" not in group.metadata:
         return None
@@ -84,8 +82,8 @@ def suite_key(group: AdvantagedGroup) -> bytes | None:
 def count(suite: SuiteResults | None, group: AdvantagedGroup) -> tuple[SuiteResults, Sequence[AdapterEvent]]:
     """Return the suite after `group`, which `suite_key` gave a key, and its result if that was the last one.
 
-    Raises ContradictoryEvent if the group's suite_size or suite_index is not a count, the size is not the one the suite
-    began with, the index is not below it, or its success_reward is not a number.
+    Raises ContradictoryEvent if the group's suite_size or suite_index is not a count, the size differs from the suite's
+    first one, the index is not below it, or its success_reward is not a number.
     """
     size = _count(group, "suite_size")
     suite = suite or SuiteResults(size=size)
@@ -129,7 +127,7 @@ def _task_result(group: AdvantagedGroup) -> TaskResult:
         right=sum(is_right(response, least) for response in responses),
         reward=math.fsum(response.reward for response in responses),
         tokens=sum(response.completion_tokens for response in responses),
-        # rounded, or this measurement would take more of the row than everything else
+        # rounded, or this value would take more of the row than everything else
         latency_ms=round(math.fsum(response.latency_ms for response in responses), 1),
         prompt_tokens=sum(group.tokens_read(response) for response in responses),
         sampled_tokens=sum(response.tokens_written for response in responses),
@@ -139,7 +137,7 @@ def _task_result(group: AdvantagedGroup) -> TaskResult:
 
 
 def is_right(response: GroupResponse, least: float | None = None) -> bool:
-    """Return whether a scored response is right; `least` is the least reward of one that is, if the task says it."""
+    """Return whether a scored response is right; `least` is the minimum reward of a right one, if the task sets it."""
     if least is not None:
         return response.reward >= least - DUST
     if response.success is not None:
@@ -148,7 +146,7 @@ def is_right(response: GroupResponse, least: float | None = None) -> bool:
 
 
 def _least_reward(group: AdvantagedGroup) -> float | None:
-    """Return the least reward of a right answer, if the task says it."""
+    """Return the minimum reward of a right answer, if the task sets it."""
     text = group.metadata.get(SUCCESS_REWARD)
     if text is None:
         return None

@@ -1,9 +1,9 @@
-"""Whether one arm's mean is above the other's, valid at every look.
+"""Test whether one arm's mean is above the other's, valid at every look.
 
     one number a group ──► Arm: count, mean, spread ──► interval of candidate - primary, step by step ──► low, high
 
 The interval is an asymptotic confidence sequence: with probability 1 - alpha it holds the true difference at every
-look, so one may look after every group and stop when it pleases. An ordinary 95% interval that is looked at so often
+look, so one may look after every group and stop at any time. An ordinary 95% interval that is looked at so often
 excludes the truth sooner or later. The boundary is Robbins' normal mixture (Annals of Mathematical Statistics 41,
 1970), in the form of Howard, Ramdas, McAuliffe, Sekhon, "Time-uniform, nonparametric, nonasymptotic confidence
 sequences" (Annals of Statistics 49, 2021, equation 14); with estimated variances it is that of Waudby-Smith, Arbour,
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 BURN_IN = 10
-"""Groups of each arm below which there is no interval, whatever the settings say."""
+"""Minimum groups of each arm for an interval, whatever the settings."""
 TIGHTEST = 50.0
 """Effective groups, n m / (n + m), at which the interval is tightest for its time: 100 of each arm, or 53 and 950."""
 NO_SPREAD = 1e-9
@@ -105,15 +105,14 @@ def interval(steps: Sequence[ArmPair], alpha: float) -> ConfidenceSequence | Non
 
 
 def boundary(time: float, alpha: float) -> float:
-    """Return what a standard Brownian motion stays below in size, at all times at once, with probability 1 - alpha."""
+    """Return the bound that the size of a standard Brownian motion never exceeds with probability 1 - alpha."""
     rho = TIGHTEST / _at_tightest(alpha)
     return math.sqrt((time + rho) * math.log((time + rho) / (rho * alpha**2)))
 
 
 def estimate(steps: Sequence[ArmPair]) -> float | None:
-    """Return the difference of the means over the steps that have both arms, each weighed by its groups; None without.
-
-    The weight is n m / (n + m): what `interval` uses while the variances are equal.
+    """Return the difference of the means over the steps that have both arms, weighted by their groups; None without
+    any. The weight is n m / (n + m), as in `interval` while the variances are equal.
     """
     weighed = _weighted_means(steps)
     return None if weighed is None else weighed[0] - weighed[1]
@@ -149,7 +148,7 @@ def _variance(arms: Sequence[Arm]) -> float:
 
 
 def _common_variance(pairs: Sequence[ArmPair]) -> float | None:
-    """Return the variance of both arms together within each step; None if that is nothing but rounding."""
+    """Return the variance of both arms together within each step; None if it is only rounding."""
     spread = math.fsum(pair.candidate.spread + pair.primary.spread + _spread_between_arms(pair) for pair in pairs)
     groups = sum(arm.n for pair in pairs for arm in pair)
     size = math.fsum(arm.n * arm.mean**2 for pair in pairs for arm in pair) / groups

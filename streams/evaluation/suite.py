@@ -1,4 +1,4 @@
-"""A suite: the held-out questions every version is asked, in a fixed order, under a name that identifies them."""
+"""A suite: held-out questions for every version, in a fixed order, under a name that identifies them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from schemas.events import Task
 from streams.evaluation.expectations import Expectation
 
 JOB_SUITE = "job/"
-"""Prefix of the suites of jobs, whose questions the job itself holds out."""
+"""Prefix of the suites of jobs, for which the job itself holds out the questions."""
 SUCCESS_REWARD = "success_reward"
-"""Metadata of a task: the least reward of a right answer, where that is not for the source `exact` to say."""
+"""Metadata key of a task: the minimum reward of a right answer, if the source `exact` does not decide it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class Suite:
     questions: tuple[Task, ...]
     """Not pinned to a version yet. The index of a question pairs the outcomes of two versions."""
     thresholds: Mapping[str, Mapping[str, float]]
-    """By scenario: the lowest `success` and `mean_reward` with which the guard promotes a version."""
+    """Minimum `success` and `mean_reward`, by scenario, with which the guard promotes a version."""
     expectations: Mapping[str, Expectation] = field(default_factory=dict)
-    """Of the columns of rows to train on; no part of the name."""
+    """Expectations about columns of training rows; not part of the name."""
 
 
 def generated_name(generator: str, count: int, seed: int, options: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Evaluate an adapter version on a suite of held-out tasks.
 
     suite, version ──► `eval` tasks pinned to that version ──► (the loop) ──► `evaluated`
-    trained        ──► the guard's suite is due ──► tasks for it, and for the primary it will be compared with
+    trained        ──► the guard's suite is due ──► tasks for it, and for the primary to compare with
 
 The tasks go through the same agents and scorers as all others; their version is pinned, so the score is exactly that
 adapter's. Ids are derived from suite, policy, version and index: submitting a suite twice adds nothing.
@@ -18,7 +18,7 @@ from streams.evaluation.suite import Suite
 from streams.settings.model import Guard
 
 TURN = 16
-"""Tasks of one version before those of the next: a round of the policy agent, which answers with one version."""
+"""Number of tasks of one version before those of the next: a round of the policy agent, which uses one version."""
 
 
 def evaluation(
@@ -56,7 +56,7 @@ def in_turns(
 
 
 def is_due(event: AdapterEvent, rule: Guard) -> bool:
-    """Return whether the guard evaluates the version in `event`: each `rule.every`th that was trained."""
+    """Return whether the guard evaluates the version in `event`: each `rule.every`th trained one."""
     return event.kind == "trained" and event.version % rule.every == 0
 
 

@@ -28,7 +28,7 @@ from streams.kafka.topics import topics
 from streams.settings.model import Settings
 
 QUIET_S = 15.0
-"""Without anything new for this long, the wait reports which stage makes no progress."""
+"""After this long without news, the wait reports which stage makes no progress."""
 MOVING = {
     "responses": "no response has come: run `streamward policy` with policy.name={policy}",
     "rewards": "responses come and no rewards: run `streamward scoring`",
@@ -57,13 +57,13 @@ def choose(state: AdapterState, version: int | None, against: Sequence[int], *, 
 
 
 def open_versions(state: AdapterState, suite: str, versions: Sequence[int]) -> list[int]:
-    """Return those of `versions` that have no result of the suite yet."""
+    """Return those of `versions` without a result of the suite."""
     return [version for version in versions if suite not in state.versions[version].evaluated]
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitedResults:
-    """The versions of a policy whose results on a suite are to come."""
+    """The versions of a policy that await results on a suite."""
 
     policy: str
     suite: str
@@ -80,7 +80,7 @@ def wait(
 ) -> AdapterState:
     """Return the state of the policy once every version has its result, or once `stop` is set.
 
-    `report` gets a sentence whenever nothing has come for `quiet_s`: the progress, and the stage that makes none.
+    `report` gets a sentence after each `quiet_s` without news: the progress, and the stage that makes none.
     Raises as `adapters.read_state`.
     """
     policy, versions = awaited.policy, awaited.versions
@@ -117,7 +117,7 @@ def _task_of(group: AdvantagedGroup | Poison, awaited: AwaitedResults) -> tuple[
 
 
 def _starts(settings: Settings, policy: str) -> dict[TopicPartition, int]:
-    """Return where to read: the policy's adapters from their beginning, its groups from here on."""
+    """Return the offsets to read from: the policy's adapters from the beginning, its groups from now on."""
     partition = partition_of(policy, settings.topics.policy_partitions)
     first = topics(settings.topics)["adapters"].name
     bounds = admin.offsets(settings, ["adapters", "groups"])
