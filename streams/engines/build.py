@@ -34,13 +34,13 @@ ENGINES = {
         "streams.engines.vllm.vllm_tokens:build_tokens",
     ),
 }
-"""Each value of policy.engine, and how it is built."""
+"""The builder for each value of policy.engine."""
 
 
 def build(settings: Settings, capacity: int | None = None) -> Engine:
-    """Return the engine that `settings.policy` asks for, serving version 0. Raises SettingsError if it cannot start.
+    """Return the engine in `settings.policy`, serving version 0. Raises SettingsError if it cannot start.
 
-    `capacity` versions stay in memory; None: those that one policy needs.
+    `capacity` versions stay in memory; None: as many as one policy needs.
     """
     import_libraries(settings)
     engine: Engine = _load(ENGINES[settings.policy.engine].rounds)(settings, capacity)
@@ -48,7 +48,7 @@ def build(settings: Settings, capacity: int | None = None) -> Engine:
 
 
 def build_tokens(settings: Settings) -> tuple[TokenEngine, Rendering]:
-    """Return the token engine that `settings.policy` asks for, and what turns messages into its tokens.
+    """Return the token engine in `settings.policy`, and the rendering that turns messages into its tokens.
 
     Raises SettingsError if it cannot start.
     """

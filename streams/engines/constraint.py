@@ -1,12 +1,10 @@
-"""The grammar of an answer: it says, after each of its tokens, which may follow.
+"""The grammar of an answer: it decides, after each token, which tokens may follow.
 
     grammar (Lark) ──► compiled for an engine's tokens ──► Constraint ──► AllowedTokens, one for each row
 
-The tokens that may not follow are taken out before one is drawn, so that a constrained answer is drawn from another
-distribution than the policy's. Its logprobs are the policy's own all the same (decoding_row.py), and it bears no loss.
-
-llguidance compiles a grammar in milliseconds and finds what may follow in less than one. It is imported with the first
-constraint.
+Forbidden tokens are removed before one is drawn, so a constrained answer is drawn from another distribution than the
+policy's. Its logprobs are still the policy's own (decoding_row.py), and it bears no loss. llguidance compiles a grammar
+in milliseconds and finds the allowed tokens in less than one. It is imported with the first constraint.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 FRAME = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?|\n +\d+ \| .*", re.DOTALL)
-"""What llguidance writes around an error: places in a grammar that no user sees."""
+"""Text that llguidance adds to an error: places in a grammar that no user sees."""
 
 
 class AllowedTokens:
-    """Which tokens may follow those that an answer has. One thread at a time."""
+    """The tokens that may follow in an answer. For one thread at a time."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
@@ -67,7 +65,8 @@ class ConstraintCompiler:
         self._tokenizer: LLTokenizer | None = None
 
     def compile(self, grammar: str) -> Constraint:
-        """Return the constraint. Raises EventError (bad_constraint) that says what the grammar has and cannot have."""
+        """Return the constraint. Raises EventError (bad_constraint), which names the unsupported part of the
+        grammar."""
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self._vocabulary(), LLMatcher.grammar_from_lark(grammar), log_level=0)
@@ -80,7 +79,7 @@ class ConstraintCompiler:
             if self._tokenizer is None:
                 try:
                     self._tokenizer = self._make_tokenizer()
-                except Exception as exc:  # whatever a tokenizer.json holds that the library does not read
+                except Exception as exc:  # a tokenizer.json may hold anything that the library cannot read
                     error = f"the model's tokenizer cannot be constrained: {exc}; leave the form of the answer open"
                     raise EventError(error, reason="bad_constraint") from exc
             return self._tokenizer

@@ -1,11 +1,11 @@
-"""The thread that decodes: it takes up what was submitted between two steps, and nothing hangs when a step fails.
+"""The decoding thread: it admits new streams between two steps, and none hangs when a step fails.
 
     submit, post (any thread) ──► inbox ──► admit ──► step, step, ... ──► streams end
                                               ▲  cancelled ones are dropped between steps
 
-What a step is, a `Decoder` says: this file knows threads, and no model. If a step raises, every open stream ends with
-that error, the decoder forgets all of them, and the next generation finds it empty: one that exhausts the memory
-takes its neighbours with it, and not the process.
+A `Decoder` defines the step: this file handles threads, not models. If a step raises, every open stream ends with that
+error, the decoder forgets all of them, and the next generation finds it empty: a generation that exhausts the memory
+ends its neighbours, but not the process.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ log = logging.getLogger(__name__)
 
 
 class Decoder(Protocol):
-    """What the loop drives; only its thread calls these."""
+    """Interface that the loop drives, from its own thread only."""
 
     def admit(self, stream: TokenStream) -> None:
-        """Take a stream up; it may wait before it is run."""
+        """Accept a stream; it may wait before it is run."""
 
     def drop(self, stream: TokenStream) -> None:
         """Forget a stream that was cancelled."""
 
     def step(self) -> None:
-        """Push the next token of whatever streams have one, and finish those that are done."""
+        """Push the next tokens to their streams, and finish those that are done."""
 
     def clear(self) -> None:
-        """Forget every stream, and all that a failed step may have left unfinished."""
+        """Forget every stream, and everything that a failed step may have left unfinished."""
 
 
 class DecodingLoop:
@@ -54,7 +54,7 @@ class DecodingLoop:
         self._thread.start()
 
     def submit(self, stream: TokenStream) -> TokenStream:
-        """Have the stream answered. Raises RefusedError once the loop is closed."""
+        """Queue the stream for an answer. Raises RefusedError once the loop is closed."""
         with self._changed:
             if self._closing:
                 raise RefusedError("the engine is closed and takes no more generations; start another")
@@ -71,14 +71,14 @@ class DecodingLoop:
     def call(self, order: Callable[[], T]) -> T:
         """Return what `order` returns on the decoding thread, before its next step.
 
-        Raises what it raises, and RefusedError once the loop is closed.
+        Raises its errors, and RefusedError once the loop is closed.
         """
         result: Future[T] = Future()
 
         def run() -> None:
             try:
                 result.set_result(order())
-            except Exception as exc:  # whatever it is, it is raised in the caller
+            except Exception as exc:  # any error is raised in the caller
                 result.set_exception(exc)
 
         with self._changed:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The turns taken so far, as far as they matter for the next."""
+    """The past turns that matter for the next."""
 
     now: float = 0.0
     """Virtual time: the start tag of the last turn."""

@@ -1,12 +1,12 @@
-"""Find prompts that the model cannot answer, before a sample of any is paid for.
+"""Find prompts that the model cannot answer before any is sampled.
 
     tasks, model.base ──► the files of the model on this machine ──► (task, reason), …
 
 The tokenizer, which takes seconds to load, is read only if a prompt may be too long or has tool calls, or the chat
 template refuses any messages.
 
-Not covered: a base that is not on this machine, an image without transformers, servers with a shorter context, and what
-agents and episodes ask.
+Not covered: a base that is not on this machine, an image without transformers, servers with a shorter context, and the
+prompts of agents and episodes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from streams.errors import EventError
 from streams.settings.model import Settings
 
 TEMPLATE_BYTES = 512
-"""Most that a template is taken to add to a conversation, and to each message."""
+"""Assumed maximum that a template adds to a conversation, and to each message."""
 REFUSES = "raise_exception"
-"""What a template that refuses messages calls."""
+"""Function that a template calls to refuse messages."""
 
 
 def unanswerable_prompts(settings: Settings, tasks: Iterable[Task]) -> Iterator[tuple[Task, str]]:
-    """Yield each task whose prompt the chat template refuses or cuts, or the context does not hold, and the reason.
+    """Yield each task with a prompt that the chat template refuses or cuts, or that exceeds the context, and the
+    reason.
 
     Raises SettingsError if the tokenizer is needed and cannot be loaded.
     """

@@ -6,10 +6,10 @@
 Token ids are those that were sampled, never re-tokenized text. Each has one logprob, under the distribution it was
 sampled from (temperature and top_p applied). The engine reports which version it served; the policy agent chooses it.
 
-The policy agent samples tasks in rounds; agents' calls are streams. A round could be made of streams, and is not, since
-that was measured: 1.3 to 1.5 times the CPU time with the model in this process (a prompt's slots share one copy of its
-keys and values in a round), twice with the scripted engine, and nine times or more of the client's with vLLM, whose
-request for all slots of a task can also be tried again as a whole (`make bench BENCH=sampling`).
+The policy agent samples tasks in rounds; agents' calls are streams. A round could be made of streams, but measurements
+speak against it: 1.3 to 1.5 times the CPU time with the model in this process (a prompt's slots share one copy of its
+keys and values in a round), twice with the scripted engine, and nine times or more of the client's with vLLM, where the
+request for all slots of a task can also be retried as a whole (`make bench BENCH=sampling`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SamplingRequest:
     sampling_id: str
     task: Task
     trace: Context | None = None
-    """Of the task, for an engine that sends requests to servers."""
+    """Trace of the task, for an engine that sends requests to servers."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -55,7 +55,7 @@ class SamplingRequest:
 
 
 class TokenCounts(NamedTuple):
-    """How many tokens an answer took, as the server of an outside model counted them."""
+    """Token counts of an answer, from the server of an outside model."""
 
     prompt: int
     completion: int
@@ -73,11 +73,11 @@ class Completion:
     logprobs: tuple[float, ...]  # nats, float32 values, one per completion token
     error: str | None = None
     counts: TokenCounts | None = None
-    """Of an outside model, whose tokens are known by number alone; None: they are here."""
+    """Token counts of an outside model's answer; None: the tokens are here."""
 
 
 NONE = -1
-"""The version that an engine serves of a policy while another policy's adapter is in it."""
+"""Version that an engine reports for a policy while it serves another policy's adapter."""
 
 
 class Engine(Protocol):
@@ -89,7 +89,7 @@ class Engine(Protocol):
 
     @property
     def served_version(self) -> int:
-        """The adapter version the engine says it serves now; 0 is the base model, NONE another policy's."""
+        """The adapter version that the engine reports as served; 0 is the base model, NONE another policy's."""
 
     def serve(self, version: int, adapter: Path | None) -> None:
         """Serve `version` from its verified local folder; version 0 has none. On EventError it keeps the old one."""
@@ -119,22 +119,22 @@ class EngineCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextScores:
-    """How likely a model finds the tokens of a text: nats, of temperature 1 over all tokens."""
+    """Logprobs of a text's tokens under a model: nats, at temperature 1 over all tokens."""
 
     logprobs: tuple[float, ...]
-    """One per token but the first, which nothing comes before."""
+    """One per token except the first, which nothing precedes."""
     likeliest: tuple[tuple[tuple[int, float], ...], ...]
-    """Of each place but the first, and of the one after the text: tokens and logprobs, the likeliest first."""
+    """Likeliest tokens with logprobs, in order, at each place except the first, and at the one after the text."""
 
 
 class TokenEngine(Protocol):
-    """Tokens in, tokens out: a model that answers any number of generations side by side. Any thread may call it."""
+    """Tokens in, tokens out: a model that answers any number of generations concurrently. Any thread may call it."""
 
     name: str
     base_digest: str
     tokenizer_digest: str
     context_tokens: int
-    """Most tokens of a prompt and its answer together."""
+    """Maximum tokens of a prompt and its answer together."""
     token_table: TokenTable
 
     def load(self, version: int, adapter: Path | None) -> None:
@@ -153,13 +153,13 @@ class TokenEngine(Protocol):
         """
 
     def score(self, version: int, tokens: tuple[int, ...], top: int) -> TextScores:
-        """Return how likely each token is after those before it, and the `top` likeliest of each place; it blocks.
+        """Return the logprob of each token after those before it, and the `top` likeliest of each place; it blocks.
 
         Raises as `submit` does; EventError (cannot_score) from an engine that has no logprobs of a text.
         """
 
     def counts(self) -> EngineCounts:
-        """Return what it is doing."""
+        """Return the present work."""
 
     def close(self) -> None:
         """End every generation that is not done with an error, and release everything the engine holds."""
@@ -179,7 +179,7 @@ class MixedEngine(Protocol):
     """An `Engine` that answers for several versions, of several policies, in one round."""
 
     def sample_mixed(self, parts: Sequence[EnginePart]) -> list[list[list[Completion]]]:
-        """Return what `serve` and `sample` would give for each part, to rounding. The served version stays.
+        """Return the results of `serve` and `sample` for each part, up to rounding. The served version stays.
 
         Raises EventError (bad_adapter) if an adapter cannot be used.
         """
@@ -213,7 +213,7 @@ def check_generation(generation: Generation, engine: TokenEngine, versions: Coll
 
 
 def check_folder(version: int, adapter: Path | None) -> None:
-    """Raise EventError (bad_adapter) unless this can be the folder of this version."""
+    """Raise EventError (bad_adapter) if this cannot be the folder of this version."""
     if (adapter is None) != (version == 0) or (adapter and not adapter.is_dir()):
         raise EventError(
             f"adapter version {version}: its folder is {adapter}; expected none for version 0, else one that exists"
@@ -236,7 +236,7 @@ def failed_slot(slot: int, error: str) -> Completion:
 
 
 def failed_slots(request: SamplingRequest, error: str) -> list[Completion]:
-    """Return the answer to a request of which every slot failed for good."""
+    """Return the answer to a request in which every slot failed for good."""
     return [failed_slot(slot, error) for slot in range(request.task.group_size)]
 
 

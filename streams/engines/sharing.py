@@ -1,13 +1,13 @@
-"""One engine for many policies: in rounds by turns, and in streams together.
+"""One engine for many policies: rounds take turns, and streams run together.
 
-policy ──► EngineShare.serve, sample ──► SharedEngine: whose adapter is in the engine now? ──► engine
+policy ──► EngineShare.serve, sample ──► SharedEngine: is its adapter in the engine now? ────► engine
                                             └── another policy's: exchanged first
 several policies ──► sample_mixed: one round, each row by its own policy's adapter
 
 policy, version ──► TokenEngineShare ──► a number that no other version has ──► token engine: rows of all policies
                                                                                in one pass
 
-What a token engine calls version 0 is the base model, which all policies share.
+Version 0 of a token engine is the base model, which all policies share.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from streams.observability.metrics import Meter
 
 
 class SharedEngine:
-    """An engine, and the policy whose adapter it serves."""
+    """An engine, and the policy that it serves."""
 
     def __init__(self, engine: Engine, capacity: int, meter: Meter) -> None:
-        """`capacity`: how many versions the engine keeps in memory."""
+        """`capacity`: number of versions that the engine keeps in memory."""
         self.engine = engine
         self.owner: str | None = None
         """The policy that is served."""
         self._capacity, self._meter = capacity, meter
         self._folders: dict[str, tuple[int, Path | None]] = {}
-        """The version and folder that each policy was served by last."""
+        """The last served version and folder of each policy."""
         self._resident: OrderedDict[tuple[str, int], None] = OrderedDict({("", 0): None})
-        """The versions in its memory, the one unused for longest first; the base model belongs to no policy."""
+        """The versions in its memory, the least recently used first; the base model belongs to no policy."""
 
     def share(self, policy: str) -> EngineShare:
         """Return the engine as this policy sees it."""
         return EngineShare(self, policy)
 
     def serve(self, policy: str, version: int, adapter: Path | None) -> None:
-        """Exchange what is served. Raises as `Engine.serve`, and then keeps what was served."""
+        """Serve another version. Raises as `Engine.serve`, and then keeps the old one."""
         began = time.perf_counter()
         self.engine.serve(version, adapter)
         self.owner, self._folders[policy] = policy, (version, adapter)
@@ -78,7 +78,7 @@ class SharedEngine:
         return isinstance(self.engine, MixedEngine)
 
     def sample_mixed(self, rounds: Mapping[str, Sequence[SamplingRequest]]) -> list[list[list[Completion]]]:
-        """Answer requests of several policies in one round, each by the version that it was served by last."""
+        """Answer requests of several policies in one round, each by its last served version."""
         engine = self.engine
         if not isinstance(engine, MixedEngine):
             raise TypeError(f"engine {engine.name} answers for one version at a time")
@@ -88,7 +88,7 @@ class SharedEngine:
 
 
 class EngineShare:
-    """An `Engine` that other policies use, too. Its builder closes it."""
+    """A policy's view of an `Engine` that others use, too. Its builder closes it."""
 
     def __init__(self, shared: SharedEngine, policy: str) -> None:
         engine = shared.engine
@@ -97,7 +97,7 @@ class EngineShare:
 
     @property
     def served_version(self) -> int:
-        """The version of this policy that the engine says it serves now; NONE while it serves another policy."""
+        """The version of this policy that the engine reports as served; NONE while it serves another policy."""
         return self._shared.engine.served_version if self._shared.owner == self._policy else NONE
 
     def serve(self, version: int, adapter: Path | None) -> None:
@@ -113,7 +113,7 @@ class EngineShare:
 
 
 class SharedTokenEngine:
-    """A token engine, and the numbers that it knows adapters by. Any thread may call it."""
+    """A token engine, and its numbers for adapters. Any thread may call it."""
 
     def __init__(self, engine: TokenEngine) -> None:
         self.engine = engine
@@ -124,13 +124,13 @@ class SharedTokenEngine:
         return TokenEngineShare(self, policy)
 
     def unused_number(self) -> int:
-        """Return a number that nothing was loaded under."""
+        """Return an unused number."""
         with self._lock:
             return next(self._unused)
 
 
 class TokenEngineShare:
-    """A `TokenEngine` that other policies use, too, each with version numbers of its own. Its builder closes it."""
+    """A policy's view of a `TokenEngine` that others use, too, with its own version numbers. Its builder closes it."""
 
     def __init__(self, shared: SharedTokenEngine, policy: str) -> None:
         engine = shared.engine
@@ -139,7 +139,7 @@ class TokenEngineShare:
         self.context_tokens = engine.context_tokens
         self._shared, self._engine, self._policy = shared, engine, policy
         self._numbers = {0: 0}
-        """What the engine calls each version that is loaded."""
+        """The engine's number of each loaded version."""
 
     def load(self, version: int, adapter: Path | None) -> None:
         """Make a version of this policy ready; see `TokenEngine.load`."""
@@ -147,7 +147,7 @@ class TokenEngineShare:
             return
         number = self._shared.unused_number()
         self._engine.load(number, adapter)
-        self.context_tokens = self._engine.context_tokens  # of servers it may be known only now
+        self.context_tokens = self._engine.context_tokens  # with servers it may be known only now
         self._numbers[version] = number
 
     def unload(self, version: int) -> None:
@@ -169,14 +169,14 @@ class TokenEngineShare:
         return self._engine.score(self._number(version), tokens, top)
 
     def counts(self) -> EngineCounts:
-        """Return what the engine is doing, for all of its policies."""
+        """Return the engine's present work, for all policies."""
         return self._engine.counts()
 
     def close(self) -> None:
         """Release nothing."""
 
     def _number(self, version: int) -> int:
-        """Return what the engine calls a version. Raises EventError if it is not loaded."""
+        """Return the engine's number of a version. Raises EventError if it is not loaded."""
         number = self._numbers.get(version)
         if number is None:
             raise EventError(f"version {version} of {self._policy} is not loaded; load it", reason="unknown_version")

@@ -1,10 +1,10 @@
-"""One generation on its way: what was asked, and the tokens as they are drawn.
+"""One generation in progress: the request, and the tokens as they are drawn.
 
     any thread: submit(Generation) ──► TokenStream ◄── push, finish: the thread that decodes
                                            └────► for, async for, batches: (token, logprob); cancel()
 
-Tokens stay in the stream, so a reader that comes late, or reads twice, misses none. A generation that fails is data, as
-a failed slot is: it ends with "error", and `error` says why.
+Tokens stay in the stream, so a reader that comes late, or reads twice, misses none. A failed generation is data, like a
+failed slot: it ends with "error", and `error` says why.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from streams.engines.constraint import Constraint
 
 Ending = Literal["stop", "length", "cancelled", "error"]
 Drawn = tuple[int, float]
-"""A token, and its logprob in nats: the policy's own, also where a constraint left out others (decoding_row.py)."""
+"""A token, and its logprob in nats: the policy's own, even if a constraint removed others (decoding_row.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One answer to draw. Its tokens are a function of these fields and the weights, whatever else is decoded."""
+    """One answer to draw. Its tokens are a function of only these fields and the weights."""
 
     prompt_token_ids: tuple[int, ...]
     sampling: Sampling
@@ -33,13 +33,14 @@ class Generation:
     """Seeds the random numbers, with the slot and the number of the token; see `protocol.uniform`."""
     slot: int = 0
     version: int = 0
-    """Of the adapter, which must be loaded; 0 is the base model."""
+    """Version of the adapter, which must be loaded; 0 is the base model."""
     constraint: Constraint | None = None
     """The grammar of the answer, compiled by the engine that answers; None: free."""
     conversation: str = ""
-    """Key of the conversation that it continues: of several servers, the one that has its beginning cached answers."""
+    """Key of the conversation that it continues: of several servers, the one with its beginning in the cache
+    answers."""
     owner: str = ""
-    """The policy, where an engine answers for several: waiting generations begin by turns of the policies."""
+    """The policy, if an engine answers for several: waiting generations begin round-robin by policy."""
 
 
 class TokenStream:
@@ -48,9 +49,10 @@ class TokenStream:
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
         self.drawn: list[Drawn] = []
-        """All tokens so far, the one that ends a turn included when it was drawn."""
+        """All tokens so far, including a drawn end of turn."""
         self.cached_tokens = 0
-        """The prompt's tokens that were not run, as their keys and values were cached. Set before the first token."""
+        """Number of prompt tokens that were not run, as their keys and values were cached. Set before the first
+        token."""
         self.ending: Ending | None = None
         self.error: str | None = None
         self.stop: str | None = None
@@ -67,13 +69,13 @@ class TokenStream:
         return self.ending is not None
 
     def cancel(self) -> None:
-        """Ask for an end after the step in progress; nothing happens to one that has ended."""
+        """Request its end after the step in progress; no effect after its end."""
         self.cancelled = True
         if self.when_cancelled is not None:
             self.when_cancelled()
 
     def __iter__(self) -> Iterator[Drawn]:
-        """Yield each token as soon as it is there, from the first; block until the end."""
+        """Yield each token as soon as it is drawn, from the first; block until the end."""
         start = 0
         while True:
             with self._changed:
@@ -86,13 +88,13 @@ class TokenStream:
                 return
 
     async def __aiter__(self) -> AsyncIterator[Drawn]:
-        """Yield each token as soon as it is there, from the first, without blocking the event loop."""
+        """Yield each token as soon as it is drawn, from the first, without blocking the event loop."""
         async for fresh in self.batches():
             for drawn in fresh:
                 yield drawn
 
     async def batches(self) -> AsyncIterator[list[Drawn]]:
-        """Yield what has come since the last time, as soon as there is any; a loop that is busy gets more at once."""
+        """Yield the new tokens as soon as any are drawn; a busy loop gets more at once."""
         loop, news = asyncio.get_running_loop(), asyncio.Event()
         is_woken, start = False, 0
 
@@ -122,7 +124,7 @@ class TokenStream:
     # --- for the engine ----------------------------------------------------------------------------------------------
 
     def push(self, token: int, logprob: float) -> None:
-        """Append a token; nothing happens to one that has ended."""
+        """Append a token; no effect after its end."""
         with self._changed:
             if self.ending is None:
                 self.drawn.append((token, logprob))

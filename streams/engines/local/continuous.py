@@ -1,21 +1,20 @@
-"""Answer any number of generations with a model in this process, each from the moment it comes.
+"""Answer any number of generations with a model in this process, starting each as soon as it comes.
 
     submit (any thread) ──► waiting ──► running ──► done ──► its keys and values are kept for the next turn
                                            │
-           one pass a step: the next token of every row that decodes, and a piece of the prompts that are not run yet
+           one pass a step: the next token of every row that decodes, and a piece of the unfinished prompts
 
-Rows are admitted between two steps, also beside a long prompt, of which a step runs a piece. A prompt runs only what
-lies behind the longest beginning whose keys and values are kept, or in a running row; one that shares more with a
+Rows are admitted between two steps, also during a long prompt, of which each step runs a piece. A prompt runs only the
+part after the longest beginning with keys and values that are kept or in a running row; one that shares more with a
 prompt still being run waits for that, so the slots of one prompt run it once. Rows of several adapter versions are in
-one pass, each with its own factors beside the shared weights (lora.py).
+one pass, each with its own factors next to the shared weights (lora.py).
 
-Tokens depend on the draw key, the slot and their number alone (decoding_row.py), so they are those of
-`TransformersEngine.sample`, as far as rounding allows: logprobs agree to self_check.AGREEMENT. When memory runs out,
-kept prefixes go first, then the youngest row waits again with what it has drawn.
+Tokens depend only on the draw key, the slot and their number (decoding_row.py), so they are those of
+`TransformersEngine.sample`, except for rounding: logprobs agree to self_check.AGREEMENT. When memory runs out, kept
+prefixes go first, then the youngest row waits again and keeps its tokens. Texts are scored one at a time in a separate
+cache, which holds the keys and values of one context beyond the bound.
 
-A text is scored in a cache of its own, one at a time: beyond the bound it holds the keys and values of one context.
-
-Not covered: rows that share a beginning have a copy each while they run.
+Not covered: rows that share a beginning each have a copy while they run.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from streams.engines.token_stream import Generation, TokenStream
 from streams.settings.model import Settings
 
 CACHE_BYTES = 1 << 30
-"""Most bytes of keys and values, of running rows and kept prefixes together; at least one full context is allowed."""
+"""Maximum bytes of keys and values of running rows and kept prefixes; at least one full context is allowed."""
 
 
 class ContinuousEngine:
@@ -58,9 +57,8 @@ class ContinuousEngine:
     ) -> None:
         """Take over `base`: nothing else may run its model until `close`. `threads` 0 uses all cores.
 
-        `weight`: of the turns of an owner (`Generation.owner`) while those of several wait for a row.
-
-        Raises SettingsError for a model without chat template, or whose attention cannot be packed.
+        `weight`: that of an owner's turns (`Generation.owner`) while several owners wait for a row. Raises
+        SettingsError for a model without chat template, or with attention that cannot be packed.
         """
         self.base_digest, self.tokenizer_digest = base.base_digest, base.tokenizer_digest
         self._model: Any = base.model
@@ -108,7 +106,7 @@ class ContinuousEngine:
         return text.scores()
 
     def counts(self) -> EngineCounts:
-        """Return what it is doing."""
+        """Return the present work."""
         return self._decoder.counts()
 
     def close(self) -> None:

@@ -1,15 +1,15 @@
-"""One answer while it is decoded: draw its next token, independent of what else is in the batch, and see if it is done.
+"""One answer while it is decoded: draw its next token, independent of other rows, and check whether it is done.
 
     logits ──► / temperature ──► top_p ──► cumulative sums ──► the token under u        u = sha256(key, slot, step)
                                                                      └──► an end of turn, a stop text, or no room left
 
 The random number of a draw is a function of key, slot and step, not of a generator's state, so a slot gets the same
-tokens in any batch (up to rounding of the logits), and again after a restart or when it was put back. One number per
+tokens in any batch (up to rounding of the logits), and again after a restart or a second wait. One number per
 draw suffices: it goes through the inverse of the cumulative distribution. Logprobs are those of the distribution that
 was drawn from. There are no penalties, no top_k and no min_p: the trainer would have to know them too.
 
-A constraint leaves tokens out before one is drawn. The logprob of the one that is drawn is the policy's own, at the
-row's temperature and with no token left out: not that of the draw, but what others compute for the same token.
+A constraint removes tokens before one is drawn. The logprob of the drawn token is the policy's own, at the row's
+temperature and with no token removed: not that of the draw, but the one computed elsewhere for the same token.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DecodingRow:
     allowed: AllowedTokens | None = None  # the tokens that may come next; None: all
 
     def append(self, token: int, logprob: float, prompts: Prompts) -> None:
-        """Take a token that was drawn, and finish if it is the last one."""
+        """Append a drawn token, and finish if it is the last one."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         if self.allowed is not None:

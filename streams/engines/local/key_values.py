@@ -1,7 +1,7 @@
-"""Keys and values of single rows, and those that are cached for the next turn of a conversation.
+"""Keys and values of single rows, some of them cached for the next turn of a conversation.
 
 a row is done ──► cached, by version and tokens ──► the next prompt that begins with them continues in the same memory
-                      │ the longest unused leaves     └ one that shares only a beginning gets a copy of that
+                      │ least recently used leaves    └ one that shares only a beginning gets a copy of that
                       ▼ when the bound is reached
 """
 
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 BLOCK = 64
-"""Room grows by a quarter, and at least by so many tokens."""
+"""Room grows by a quarter, and by at least this many tokens."""
 
 
 class CacheShape(NamedTuple):
-    """What one token's keys and values look like in this model."""
+    """The layout of one token's keys and values in this model."""
 
     layers: int
     heads: int  # of keys and values
@@ -49,12 +49,12 @@ class KeyValues:
     def __init__(self, shape: CacheShape) -> None:
         self._shape = shape
         self.length = 0
-        """Tokens whose keys and values are there."""
+        """Tokens with stored keys and values."""
         self.data = self._empty(0)  # [layers, keys and values, heads, capacity, width]
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, room for more tokens included."""
+        """Bytes held, including room for more tokens."""
         return int(self.data.nbytes)
 
     def grown_bytes(self, count: int) -> int:
@@ -92,12 +92,12 @@ Tokens = npt.NDArray[np.int32]
 
 
 def as_tokens(ids: Sequence[int]) -> Tokens:
-    """Return token ids as `common_length` compares them."""
+    """Return token ids in the form for `common_length`."""
     return np.array(ids, dtype=np.int32)
 
 
 def common_length(left: Tokens, right: Tokens) -> int:
-    """Return how many tokens both begin with.
+    """Return the length of the common beginning.
 
     >>> common_length(as_tokens([1, 2, 3]), as_tokens([1, 2, 4, 5]))
     2
@@ -117,7 +117,7 @@ class CachedPrefix:
 
 
 class PrefixStore:
-    """Cached prefixes, the one unused for longest first."""
+    """Cached prefixes, the least recently used first."""
 
     def __init__(self) -> None:
         self._prefixes: list[CachedPrefix] = []
@@ -125,11 +125,11 @@ class PrefixStore:
 
     @property
     def tokens(self) -> int:
-        """Tokens whose keys and values are stored."""
+        """Number of tokens with stored keys and values."""
         return sum(len(prefix.tokens) for prefix in tuple(self._prefixes))
 
     def find(self, owner: object, tokens: Tokens) -> tuple[CachedPrefix | None, int]:
-        """Return the prefix of `owner` that shares the most tokens, and how many those are."""
+        """Return the prefix of `owner` that shares the most tokens, and their number."""
         longest: CachedPrefix | None = None
         length = 0
         for prefix in self._of_owner(owner):
@@ -161,7 +161,7 @@ class PrefixStore:
         self.nbytes -= prefix.cache.nbytes
 
     def shrink(self, most_bytes: int) -> None:
-        """Remove those unused for longest until at most so many bytes are stored."""
+        """Remove the least recently used until at most this many bytes are stored."""
         while self._prefixes and self.nbytes > most_bytes:
             self.remove(self._prefixes[0])
 

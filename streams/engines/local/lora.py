@@ -1,11 +1,11 @@
-"""Apply a LoRA adapter beside the weights of the base model.
+"""Apply a LoRA adapter next to the weights of the base model.
 
     adapter_config.json + adapter_model.safetensors ──► checked ──► y = W x + (alpha / r) B A x, per linear module
 
 Nothing is merged: a new version costs a few megabytes and a swap of hooks, the base weights stay shared between
 processes, and the arithmetic equals the trainer's (LoRA, arXiv:2106.09685 section 4.1). An adapter is checked
-completely before it replaces the old one. Other things peft can put into an adapter (DoRA, trained biases, embeddings,
-rank patterns) are refused.
+completely before it replaces the old one. Other features of peft's adapters (DoRA, trained biases, embeddings, rank
+patterns) are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streams.errors import EventError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""What peft puts before the name of a module."""
+"""Prefix of peft for the name of a module."""
 NOT_APPLIED = (
     "use_dora",
     "use_qalora",
@@ -47,14 +47,14 @@ NOT_APPLIED = (
 
 
 class LoraPair(NamedTuple):
-    """The two factors of one module, as they are multiplied."""
+    """The two factors of one module, in the form for multiplication."""
 
     a: Tensor  # [in, r]
     b: Tensor  # [r, out], scaled
 
 
 Span = tuple[slice, Mapping[str, LoraPair]]
-"""Neighbouring rows or tokens of a pass, and what is added to the modules for them, by name."""
+"""Neighbouring rows or tokens of a pass, and the factors added to the modules for them, by name."""
 
 
 def read_lora(folder: Path, model: nn.Module) -> dict[str, LoraPair]:
@@ -120,7 +120,7 @@ def _bad(folder: Path, error: str, remedy: str) -> EventError:
 
 
 class BatchedLora:
-    """Adapters side by side in a batch [rows, tokens, d]: each changes its own rows, until removed."""
+    """Several adapters in a batch [rows, tokens, d]: each changes its own rows, until removed."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -128,7 +128,7 @@ class BatchedLora:
         self._spans: Sequence[Span] = ()
 
     def use(self, spans: Sequence[Span]) -> None:
-        """Apply these from now on: rows of the batch, and what is added to the modules for them."""
+        """Apply these from now on: rows of the batch, and the factors added to the modules for them."""
         self._spans = spans
         changed = {name for _, pairs in spans for name in pairs}
         for name in self._hooks.keys() - changed:
@@ -157,7 +157,7 @@ class BatchedLora:
 
 
 class PackedLora(BatchedLora):
-    """Adapters side by side in a packed pass [1, tokens, d]: each changes the tokens of its own rows."""
+    """Several adapters in a packed pass [1, tokens, d]: each changes the tokens of its own rows."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -165,7 +165,7 @@ class PackedLora(BatchedLora):
         self._head_spans: Sequence[Span] = ()
 
     def use_packed(self, tokens: Sequence[Span], logits: Sequence[Span]) -> None:
-        """Apply these from now on: to which tokens of the pass, and to which of those that logits are computed for."""
+        """Apply these from now on to tokens of the pass, and to those of them with logits."""
         self._head_spans = logits
         self.use(tokens)
 
@@ -177,6 +177,6 @@ class PackedLora(BatchedLora):
 
 
 def _add(pair: LoraPair, inputs: Tensor, output: Tensor, span: slice) -> None:
-    """Add to `span` of the output, in place, what the adapter makes of the same part of the inputs."""
+    """Add, in place, the adapter's output for `span` of the inputs to the same part of the output."""
     low = inputs[span].reshape(-1, pair.a.shape[0]) @ pair.a
     output[span].view(-1, pair.b.shape[1]).addmm_(low, pair.b)

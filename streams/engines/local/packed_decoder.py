@@ -1,11 +1,11 @@
-"""Decide what each step of continuous decoding runs, and keep its keys and values within their bound.
+"""Choose the tokens that each step of continuous decoding runs, and keep its keys and values within their bound.
 
     waiting ──► running ──► done ──► kept
-       ▲           │ the youngest, when memory runs out; it resumes later with what it has drawn
+       ▲           │ the youngest, when memory runs out; it resumes later and keeps its tokens
        └───────────┘
 
-A step is one pass over the next token of every row that decodes, and pieces of the prompts of those that do not yet.
-One thread calls this: that of the decoding loop.
+A step is one pass over the next token of every decoding row, and pieces of the prompts of the other rows. Only the
+decoding loop's thread calls this.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from streams.engines.rendering.prompts import Prompts
 from streams.engines.token_stream import TokenStream
 
 MOST_ROWS = 64
-"""Most rows run together: bounds the logits. The others wait."""
+"""Maximum rows run together, which bounds the logits. The others wait."""
 PIECE_BESIDE = 64
-"""Most tokens of prompts in a step beside rows that decode: so long do these wait for their next token."""
+"""Maximum tokens of prompts in a step with decoding rows, which wait that long for their next token."""
 PIECE_ALONE = 512
-"""The same when no row decodes: longer pieces are quicker, and a new row waits for no more than one."""
+"""The same when no row decodes: longer pieces are quicker, and a new row waits for at most one."""
 SMALLEST_PIECE = 16
 """Several prompts share a piece evenly, but none gets less than this."""
 SHORTEST_REUSED = 8
-"""A shared beginning with fewer tokens is not worth a copy, nor to wait for."""
+"""A shared beginning with fewer tokens is not worth a copy or a wait."""
 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class LoadedVersion:
-    """An adapter version in memory; what was computed with it belongs to this object, not to its number."""
+    """An adapter version in memory; cached results belong to this object, not to its number."""
 
     folder: Path | None
     pairs: Mapping[str, LoraPair]
@@ -75,12 +75,12 @@ class PackedRow:
 
     @property
     def pending(self) -> int:
-        """Tokens that have no keys and values yet; 1 in a row that decodes."""
+        """Tokens without keys and values yet; 1 in a decoding row."""
         return len(self.tokens) - self.cache.length
 
 
 Piece = tuple[PackedRow, int]
-"""A row, and how many of its pending tokens a step runs."""
+"""A row, and the number of its pending tokens that a step runs."""
 
 
 class PackedDecoder:
@@ -94,7 +94,7 @@ class PackedDecoder:
         cache_bytes: int,
         weight: Callable[[str], float] = lambda _: 1.0,
     ) -> None:
-        """Take the model, and `versions`, which another thread may change. `weight`: of an owner's turns."""
+        """Take the model, and `versions`, which another thread may change. `weight`: that of an owner's turns."""
         self._model, self._prompts, self._versions = model, prompts, versions
         self._shape = CacheShape.read(model)
         self._most_bytes = max(cache_bytes, (prompts.context_tokens + BLOCK) * self._shape.token_bytes)
@@ -122,7 +122,7 @@ class PackedDecoder:
         self._waiting.append(PackedRow(stream, row, loaded, KeyValues(self._shape), as_tokens(prompt)))
 
     def drop(self, stream: TokenStream) -> None:
-        """Forget a stream that was cancelled; what it has computed is kept as if it were done."""
+        """Forget a cancelled stream; its keys and values are kept as if it were done."""
         self._waiting = [row for row in self._waiting if row.stream is not stream]
         for row in [row for row in self._running if row.stream is stream]:
             self._release(row)
@@ -144,7 +144,7 @@ class PackedDecoder:
             self._advance(row)
 
     def text(self, version: int, tokens: tuple[int, ...], top: int) -> ScoredText:
-        """Return a text that is to be scored with a version; any thread may call this."""
+        """Return a text to be scored with a version; any thread may call this."""
         return ScoredText(self._versions[version].pairs, tokens, top, KeyValues(self._shape))
 
     def run_text(self, text: ScoredText) -> None:
@@ -157,7 +157,7 @@ class PackedDecoder:
             text.take(packed.run(self._model, piece, torch.arange(len(piece), device=piece.device)).float())
 
     def forget(self, loaded: LoadedVersion) -> None:
-        """Let go of what was kept for a version that is no longer served."""
+        """Release the cache of a version that is no longer served."""
         self._prefixes.forget(loaded)
 
     def close(self) -> None:
@@ -166,7 +166,7 @@ class PackedDecoder:
         self._lora.remove()
 
     def counts(self) -> EngineCounts:
-        """Return what it is doing; any thread may call this."""
+        """Return the present work; any thread may call this."""
         return EngineCounts(
             rows_running=len(self._running),
             rows_waiting=len(self._waiting),
@@ -180,7 +180,7 @@ class PackedDecoder:
     # --- admission ---------------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Admit those that wait, by turns of their owners and in the order of each, while there is room."""
+        """Admit waiting streams, taking owners in turn and each owner's in order, until the room is used."""
         for row in self._by_turns():
             if len(self._running) == MOST_ROWS:
                 return
@@ -206,7 +206,7 @@ class PackedDecoder:
                 del queues[owner]
 
     def _source(self, row: PackedRow) -> tuple[CachedPrefix | PackedRow | None, int]:
-        """Return where the row's beginning has been computed, and how much of it; one token is always left to run."""
+        """Return the source and length of the row's computed beginning; at least one token is left to run."""
         source: CachedPrefix | PackedRow | None
         source, shared = self._prefixes.find(row.loaded, row.tokens)
         for other in self._running:
@@ -218,7 +218,7 @@ class PackedDecoder:
         return (source, shared) if shared >= SHORTEST_REUSED else (None, 0)
 
     def _soon_shared(self, row: PackedRow) -> int:
-        """Return how much of the row's beginning a prompt that is being run will have, and does not have yet."""
+        """Return how much of the row's beginning a running prompt will compute but has not computed yet."""
         longest = 0
         for other in self._running:
             if other.loaded is row.loaded and other.pending > 1:
@@ -245,7 +245,7 @@ class PackedDecoder:
     # --- a step ------------------------------------------------------------------------------------------------------
 
     def _pieces(self) -> list[Piece]:
-        """Return what to run: a token of each row that decodes, and the prompts' even shares of a piece."""
+        """Return the tokens to run: one of each decoding row, and the prompts' even shares of a piece."""
         decoding = [row for row in self._running if row.pending == 1]
         prefilling = [row for row in self._running if row.pending > 1]
         left = PIECE_BESIDE if decoding else PIECE_ALONE
@@ -271,7 +271,7 @@ class PackedDecoder:
             pieces = [piece for piece in pieces if piece[0] is not youngest]
 
     def _run(self, pieces: Sequence[Piece]) -> tuple[list[PackedRow], Tensor]:
-        """Run the pieces; return the rows that have all their tokens run, and the logits after them [rows, V]."""
+        """Run the pieces; return the rows with all tokens run, and the logits after them [rows, V]."""
         counts = [count for _, count in pieces]
         ready = [row for row, count in pieces if count == row.pending]
         ends = [end for end, (row, count) in zip(accumulate(counts), pieces, strict=True) if count == row.pending]
@@ -288,7 +288,7 @@ class PackedDecoder:
         return ready, logits
 
     def _advance(self, row: PackedRow) -> None:
-        """Hand the row's new token to its stream, and end the row if it is done."""
+        """Push the row's new token to its stream, and end the row if it is done."""
         answer, stream = row.row, row.stream
         if answer.finish == "error":
             self._running.remove(row)  # and its keys and values with it: they may not be finite
@@ -302,7 +302,7 @@ class PackedDecoder:
             stream.finish(answer.finish, stop=None if answer.stop is None else answer.stop.stop)
 
     def _release(self, row: PackedRow) -> None:
-        """End the row, and keep what it has computed for the next turn, if its version is still served."""
+        """End the row, and cache its keys and values for the next turn, if its version is still served."""
         self._running.remove(row)
         if self._versions.get(row.stream.generation.version) is row.loaded:
             self._prefixes.keep(row.loaded, row.tokens[: row.cache.length], row.cache)
@@ -318,7 +318,7 @@ class PackedDecoder:
         return logits_in_pieces(self._model, prompts, answers, prompt_of_row)
 
     def check_adapter(self, loaded: LoadedVersion) -> None:
-        """Raise EventError (bad_adapter) if the model answers nothing with an adapter."""
+        """Raise EventError (bad_adapter) if the model's logits with an adapter are not finite."""
 
         def run(ids: Tensor) -> Tensor:
             count = len(ids)
@@ -330,7 +330,7 @@ class PackedDecoder:
 
 
 def _spans(pieces: Sequence[Piece]) -> list[Span]:
-    """Return the neighbouring tokens that are changed by one version, and how."""
+    """Return the runs of tokens that one version changes, each with its factors."""
     spans, begin = [], 0
     for loaded, neighbours in groupby(pieces, key=lambda piece: piece[0].loaded):
         end = begin + sum(count for _, count in neighbours)

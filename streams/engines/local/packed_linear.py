@@ -1,11 +1,12 @@
 """Linear layers for small batches (2 to 15 rows) at little more than the cost of one row.
 
-    weight ──► laid out once as oneDNN reads it ──► y = x W^T, up to MOST_ROWS rows
+    weight ──► laid out once for oneDNN ──────────► y = x W^T, up to MOST_ROWS rows
 
-A step of decoding has a row for each answer in progress. Torch multiplies by MKL, which reads the whole weight anew
+A step of decoding has a row for each answer in progress. Torch multiplies by MKL, which reads the whole weight again
 for each of 4 to 15 rows; 8 of them take 2.4 times the CPU time of one, and 1.4 times here (SmolLM2-135M). Pieces of
 prompts in the same step make more rows: from 64 to 1,024, MKL takes as long on an Intel Xeon, and 15 to 30 % longer on
-an AMD EPYC. It costs a copy of the weights. Only float32 on a CPU gains, and only what oneDNN supports is changed.
+an AMD EPYC. It costs a copy of the weights. Only float32 on a CPU gains, and only layers that oneDNN supports are
+changed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 MOST_ROWS = 1024
-"""More than a step of decoding has; beyond, torch's own product is used."""
+"""More rows than a step of decoding has; above it, torch's own product is used."""
 
 
 class PackedLinears:

@@ -3,8 +3,8 @@
     rows          a: 1 token   b: 1 token   c: 40 of its prompt's tokens
     the pass      [1, 42]: linear layers see 42 tokens; attention takes each row's queries to that row's own cache
 
-A row's keys and values are one tensor of its own (key_values.py), so a row is admitted, put aside or dropped without
-touching the others. The heads that share a key head follow one another as queries of it: nothing is repeated.
+Each row has its own tensor of keys and values (key_values.py), so a row is admitted, set aside or dropped without
+touching the others. Heads that share a key head are consecutive queries of it: nothing is repeated.
 
 It only works for attention that is softmax(q k) v over all earlier tokens: no sliding windows, soft caps or state
 spaces. At its start the engine compares it with plain forwards, and refuses a model for which they differ.
@@ -30,7 +30,7 @@ ATTENTION = "streamward_packed"
 
 
 class PackedPass(Cache):  # type: ignore[misc]
-    """The caches of the rows of one pass, and where each row's new tokens are."""
+    """The caches of the rows of one pass, and the places of each row's new tokens."""
 
     def __init__(self, caches: Sequence[KeyValues], counts: Sequence[int]) -> None:
         """Make room for `counts[i]` new tokens in `caches[i]`; each count is at least 1."""
@@ -76,7 +76,8 @@ class PackedPass(Cache):  # type: ignore[misc]
         return key_states, value_states
 
     def masks(self, per_key: int) -> list[Tensor | None]:
-        """Return, for each row, what is added to the scores of its new tokens, `per_key` query heads to a key head."""
+        """Return, for each row, the mask added to the scores of its new tokens, with `per_key` query heads per key
+        head."""
         if per_key not in self._masks:  # the same in every layer of a model
             pairs = zip(self._caches, self.counts, strict=True)
             self._masks[per_key] = [_causal_mask(cache, count, per_key) for cache, count in pairs]
@@ -88,7 +89,7 @@ class PackedPass(Cache):  # type: ignore[misc]
 
 
 def _causal_mask(cache: KeyValues, count: int, per_key: int) -> Tensor | None:
-    """Return 0 or, for a token that comes later, -inf: [per_key * count, tokens]; None for one, which sees all."""
+    """Return 0 or, for a later token, -inf: [per_key * count, tokens]; None for a single token, which sees all."""
     if count == 1:
         return None
     mask = cache.data.new_full((count, cache.length + count), -torch.inf).triu(cache.length + 1)

@@ -1,13 +1,13 @@
-"""Answer prompts of tokens side by side, each as if it were alone.
+"""Answer prompts of tokens together, each as if it were alone.
 
     requests ──► equal prompts, run once in pieces ──► scores of their places, first tokens
                                    └──► a copy of the keys and values for each answer ──► a token a pass ──► done
 
-A pass runs a piece of some prompts and a token of each answer (packed_pass.py). The result of a row depends on the row
-alone: linear layers by row_linear.py, attention by row, pieces that always begin at the same places of a prompt, draws
+A pass runs a piece of some prompts and a token of each answer (packed_pass.py). The result of a row depends only on the
+row: linear layers by row_linear.py, attention by row, pieces that always begin at the same places of a prompt, draws
 one by one. So the order in which rows are admitted, and how many, changes no bit.
 
-Equal prompts are found by their tokens: programs that sample a prompt many times do so by calls of one sample each.
+Equal prompts are found by their tokens: programs often sample one prompt by many calls of one sample each.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from streams.engines.local.packed_pass import PackedPass
 from streams.engines.local.prompt_scores import DrawnSequence, PlaceScores, PromptDraw
 
 PIECE_TOKENS = 512
-"""Tokens of a prompt that a pass runs at most, and of all prompts in a pass: bounds the logits in memory."""
+"""Maximum tokens of one prompt, and of all prompts, in a pass: bounds the logits in memory."""
 MOST_ROWS = 64
-"""Answers that are decoded side by side; the others wait."""
+"""Maximum answers that are decoded together; the others wait."""
 CACHE_BYTES = 1 << 30
-"""Most bytes of the keys and values of prompts and answers that run; one of them always does."""
+"""Maximum bytes of keys and values of running prompts and answers; at least one always runs."""
 Reason = Literal["stop", "length"] | None
 
 
 @dataclass(slots=True)
 class BatchRequest:
-    """A request, and what it has so far."""
+    """A request, and its results so far."""
 
     request: PromptDraw
     room: int
-    """Tokens that an answer may have."""
+    """Maximum tokens of an answer."""
     scores: PlaceScores
     sequences: list[DrawnSequence]
     prompt_is_run: bool = False
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing of it is left to run."""
+        """Whether it is complete."""
         return self.prompt_is_run and all(sequence.reason is not None for sequence in self.sequences)
 
 
 @dataclass(slots=True)
 class PromptRow:
-    """A prompt that is run once for the requests that have it."""
+    """A prompt that is run once for all requests with it."""
 
     ids: Tensor
     requests: list[int]
@@ -76,10 +76,9 @@ class AnswerRow:
 def run_pieces(
     model: Any, caches: Sequence[KeyValues], pieces: Sequence[Tensor], keeps: Sequence[int]
 ) -> Sequence[Tensor]:
-    """Run what comes next in each row; return the logits [kept, V] after the last tokens of each, float32.
-
-    Functions of single numbers are computed for 32 at once, and for what is left over by other code. So a pass with an
-    odd number of tokens has another one, and no row of a common width is left over.
+    """Run the next tokens of each row; return the logits [kept, V] after the last tokens of each, float32. Functions of
+    single numbers are computed for 32 at once, and by other code for the remainder. So an odd number of tokens is
+    padded by one, and no row of a common width falls in the remainder.
     """
     ids, caches = torch.cat(tuple(pieces)), list(caches)
     counts = [len(piece) for piece in pieces]
@@ -93,7 +92,7 @@ def run_pieces(
 
 
 class PromptBatch:
-    """Requests that are answered with the weights that the model has; call `step` until nothing `is_left`."""
+    """Requests that are answered with the model's present weights; call `step` until nothing `is_left`."""
 
     def __init__(
         self,
@@ -116,7 +115,7 @@ class PromptBatch:
         self._waiting = deque(row_of.values())
         self._prompts: list[PromptRow] = []
         self._run: list[PromptRow] = []
-        """Prompts that are run, and whose answers wait."""
+        """Prompts that are run, with answers that wait."""
         self._answers: list[AnswerRow] = []
 
     @property
@@ -160,7 +159,7 @@ class PromptBatch:
     # --- what runs ----------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Begin what there is room for: answers first, whose prompts hold memory, then prompts."""
+        """Start as many rows as have room: answers first, since their prompts hold memory, then prompts."""
         for row in self._run:
             while row.waiting and len(self._answers) < MOST_ROWS:
                 index, number = row.waiting[0]
@@ -178,12 +177,12 @@ class PromptBatch:
             self._prompts.append(self._waiting.popleft())
 
     def _bytes(self) -> int:
-        """Return the bytes that what runs may come to need."""
+        """Return the maximum bytes that running rows may need."""
         prompts = sum(len(row.ids) for row in (*self._prompts, *self._run)) * self._shape.token_bytes
         return prompts + sum(answer.most_bytes for answer in self._answers)
 
     def _pieces(self) -> list[tuple[PromptRow, int]]:
-        """Return the pieces of prompts that are run now: whole ones, as many as fit, and at least one."""
+        """Return the pieces of prompts to run now: whole ones, as many as fit, and at least one."""
         pieces: list[tuple[PromptRow, int]] = []
         left = PIECE_TOKENS
         for row in self._prompts:
@@ -197,7 +196,7 @@ class PromptBatch:
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def _begin_answers(self, row: PromptRow, logits: Tensor) -> Iterator[int]:
-        """Draw the first token of each answer to a prompt that is run; those that are not done wait for a copy."""
+        """Draw the first token of each answer to a finished prompt; unfinished answers wait for a copy."""
         self._prompts.remove(row)
         logprobs = logits.log_softmax(-1)
         for index in row.requests:

@@ -1,10 +1,10 @@
-"""Answer prompts of tokens, with the logprobs of whatever is asked for: a function of its arguments.
+"""Answer prompts of tokens with the requested logprobs: a function of its arguments.
 
     adapter, requests ──► PromptBatch: one pass for all of them ──► an answer to each, as soon as it is done
 
-The same request gives the same bits alone, next to any others, and after whatever restart; tests hold it to that. The
-sampler also compares both when it starts, and once for each shape of adapter. Where they differ (other devices and
-number formats, other libraries) requests are answered one by one, which costs time and changes nothing else.
+The same request gives the same bits alone, next to any others, and after any restart; tests ensure that. The sampler
+also compares both when it starts, and once for each shape of adapter. Where they differ (other devices and number
+formats, other libraries) requests are answered one by one, which costs time and changes nothing else.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from streams.engines.rendering.prompts import Prompts
 from streams.errors import CallError
 
 COMPANIES = (1, 3, 16, 130)
-"""Tokens of another row, next to which a row is compared with itself alone."""
+"""Numbers of tokens of the other row in the comparison."""
 PROBE_TOKENS = 6
-"""Of the row that is compared."""
+"""Number of tokens of the row that is compared."""
 NO_ADAPTER = RowAdapter({})
 log = logging.getLogger(__name__)
 
@@ -45,14 +45,15 @@ class DrawnPrompt:
 
     sequences: list[DrawnSequence]
     prompt: Mapping[str, Array]
-    """By name: prompt_logprobs [P] with NaN in the first place, prompt_topk_tokens and _logprobs [P, k], alt tokens."""
+    """Scores by name: prompt_logprobs [P] with NaN in the first place, prompt_topk_tokens and _logprobs [P, k], alt
+    tokens."""
 
 
 class PromptSampler:
-    """Answers prompts of tokens. Its base is its own, as that of every engine."""
+    """Answers prompts of tokens. It owns its base, like every engine."""
 
     def __init__(self, base: Base, threads: int, capacity: int) -> None:
-        """`capacity` adapters stay in memory. Raises SettingsError for a model whose attention cannot be packed."""
+        """`capacity` adapters stay in memory. Raises SettingsError for a model with attention that cannot be packed."""
         torch.set_num_threads(threads or os.cpu_count() or 1)
         self._model: Any = base.model
         self._prompts, self._table, self._capacity = Prompts(base), base.token_table, capacity
@@ -69,7 +70,7 @@ class PromptSampler:
         self._model.config._attn_implementation = self._plain_attention
 
     def draw(self, adapter: Path | None, request: PromptDraw) -> DrawnPrompt:
-        """Return the answers with the adapter of a folder; None: the base model's.
+        """Return the answers with the adapter in a folder; None: with the base model.
 
         Raises CallError for a prompt that cannot be answered, EventError for an adapter that cannot be used.
         """
@@ -90,7 +91,7 @@ class PromptSampler:
                     yield part[place], DrawnPrompt(state.sequences, state.scores.arrays())
 
     def room(self, request: PromptDraw) -> int:
-        """Return how many tokens an answer may have. Raises CallError for a prompt that cannot be answered."""
+        """Return the maximum tokens of an answer. Raises CallError for a prompt that cannot be answered."""
         if (unknown := self._table.first_unknown(request.prompt)) is not None or not request.prompt:
             content = "no tokens" if unknown is None else f"id {unknown}"
             raise CallError("invalid", f"the prompt has {content}; ids are 0 to {self._table.size - 1}", "prompt")
@@ -110,7 +111,7 @@ class PromptSampler:
     # --- adapters -----------------------------------------------------------------------------------------------------
 
     def _load(self, adapter: Path | None) -> RowAdapter:
-        """Return an adapter that is in memory from now on; the one unused for longest leaves. Raises EventError."""
+        """Load an adapter into memory and return it; the least recently used leaves. Raises EventError."""
         if adapter is None:
             return NO_ADAPTER
         loaded = self._adapters.pop(adapter, None)

@@ -1,6 +1,5 @@
-"""What the logits of a pass say of one prompt: scores of its places, and the next token of an answer.
-
-Logprobs are those of the model itself: of temperature 1 over all tokens, however a token was drawn.
+"""Scores of a prompt's places, and the next token of an answer, from the logits of a pass. Logprobs are the model's
+own: at temperature 1 over all tokens, however a token was drawn.
 """
 
 from __future__ import annotations
@@ -18,41 +17,41 @@ from streams.engines.local.decoding_row import draw
 from streams.engines.protocol import uniform
 
 NO_TARGET = -1
-"""A place of `targets` that asks for nothing."""
+"""A place of `targets` without a request."""
 PROMPT_DRAWS = "prompt"
-"""Part of the key of what is drawn in the places of a prompt."""
+"""Part of the key of draws at the places of a prompt."""
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptDraw:
-    """A prompt, and how it is to be answered."""
+    """A prompt, and the options of its answer."""
 
     prompt: tuple[int, ...]
     key: str
     """Seeds the random numbers."""
     samples: int = 1
     max_tokens: int | None = None
-    """None: as many as fit the context."""
+    """Maximum tokens; None: as many as fit the context."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int | None = None
     stop_tokens: frozenset[int] | None = None
-    """None: those that end an answer of this model."""
+    """Ids that end an answer; None: the model's own."""
     stop_texts: tuple[str, ...] = ()
     scores_prompt: bool = False
     top_prompt: int = 0
-    """How many of the likeliest tokens to name in each place of the prompt."""
+    """Number of likeliest tokens to name at each place of the prompt."""
     top_sampled: int = 0
-    """The same of the answers."""
+    """The same for the answers."""
     prompt_draws: int = 0
-    """How many tokens to draw in each place of the prompt."""
+    """Number of tokens to draw at each place of the prompt."""
     targets: NDArray[np.int64] | None = None
-    """[P - 1, K]: tokens to score in the places of the prompt, the first one left out."""
+    """[P - 1, K]: tokens to score at the places of the prompt, except the first."""
 
     @property
     def scores_places(self) -> bool:
-        """Whether anything about the places of the prompt is asked for."""
+        """Whether the request includes scores of the prompt's places."""
         return bool(self.scores_prompt or self.top_prompt or self.prompt_draws or self.targets is not None)
 
 
@@ -64,7 +63,7 @@ class DrawnSequence:
     logprobs: list[float] = field(default_factory=list)
     reason: Literal["stop", "length"] | None = None
     top: list[tuple[Array, Array]] = field(default_factory=list)
-    """Of each token, the likeliest tokens and their logprobs."""
+    """The likeliest tokens, with logprobs, at each token's place."""
 
     def append(self, request: PromptDraw, number: int, logits: Tensor, logprobs: Tensor) -> None:
         """Draw the next token of the answer with this number by logits [1, V] and their logprobs."""
@@ -83,7 +82,7 @@ class PlaceScores:
         self._parts: dict[str, list[Array]] = {}
 
     def take(self, begin: int, logits: Tensor) -> None:
-        """Take the logits [T, V] after the tokens from `begin` on: those of each are about the next place."""
+        """Take the logits [T, V] after the tokens from `begin` on, each of which is about the next place."""
         if not self._request.scores_places:
             return
         logits = logits[: len(self._ids) - 1 - begin]
@@ -112,7 +111,7 @@ class PlaceScores:
             yield "prompt_alt_logprobs", logprobs.gather(1, tokens).cpu().numpy()
 
     def arrays(self) -> dict[str, Array]:
-        """Return them whole: what is about every place of the prompt has a first row that nothing came before."""
+        """Return the complete scores, with a first row for the place that nothing precedes."""
         whole: dict[str, Array] = {}
         for name, parts in self._parts.items():
             array = np.concatenate(parts)
@@ -134,7 +133,7 @@ def draw_tokens(request: PromptDraw, logits: Tensor, numbers: list[float]) -> Te
 
 
 def _top(logprobs: Tensor, count: int) -> tuple[Array, Array] | None:
-    """Return the likeliest tokens of each row and their logprobs, the likeliest first; None if none are asked for."""
+    """Return the likeliest tokens of each row and their logprobs, the likeliest first; None if none are requested."""
     if not count:
         return None
     values, tokens = logprobs.topk(count, dim=-1)

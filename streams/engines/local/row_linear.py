@@ -1,10 +1,10 @@
-"""Linear layers, with an adapter, whose rows do not depend on how many others are multiplied with them.
+"""Linear layers with an adapter, of which each row's result is independent of the number of other rows.
 
-    inputs [rows, K] ──► at least 2 rows ──► oneDNN: x W^T + (alpha / r) x A^T B^T ──► the bits it has alone
+    inputs [rows, K] ──► at least 2 rows ──► oneDNN: x W^T + (alpha / r) x A^T B^T ──► the same bits as alone
 
 A library of linear algebra chooses its kernel by the number of rows, and kernels add in different orders. MKL has
 others for 1 to 11 rows than for more; oneDNN, with a weight laid out once, has one for 2 rows and more. No library
-promises that, so an engine that relies on it compares rows alone and in company when it starts (prompt_sampler.py).
+guarantees that, so an engine that relies on it compares rows alone and with others when it starts (prompt_sampler.py).
 
 Only float32 on a CPU is multiplied by oneDNN; other layers and devices keep torch's own product.
 """
@@ -35,7 +35,7 @@ class RowAdapter(dict[str, tuple[Product, Product]]):
 
 
 class RowLinears:
-    """A model's linear layers, multiplied so until `remove`, with the adapter that `use` names."""
+    """A model's linear layers, multiplied in this way until `remove`, with the adapter of `use`."""
 
     def __init__(self, model: nn.Module) -> None:
         self._adapter: Mapping[str, tuple[Product, Product]] = {}

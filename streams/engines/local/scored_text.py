@@ -21,7 +21,7 @@ class ScoredText:
 
     def __init__(self, pairs: Mapping[str, LoraPair], tokens: tuple[int, ...], top: int, cache: KeyValues) -> None:
         self.pairs, self.cache = pairs, cache
-        """The adapter that it is scored with, and a cache that nothing else uses."""
+        """The adapter for scoring, and a cache of its own for this text."""
         self._ids, self._top = torch.tensor(tokens, device=cache.data.device), top
         request = PromptDraw(prompt=tokens, key="", scores_prompt=True, top_prompt=top)
         self._places = PlaceScores(request, self._ids)
@@ -29,7 +29,7 @@ class ScoredText:
 
     @property
     def is_run(self) -> bool:
-        """Whether no token of it is left."""
+        """Whether all its tokens were run."""
         return self.cache.length == len(self._ids)
 
     def piece(self, most: int) -> Tensor:
@@ -44,7 +44,7 @@ class ScoredText:
             self._next = tokens.tolist(), logprobs.tolist()
 
     def scores(self) -> TextScores:
-        """Return what it comes to."""
+        """Return the scores."""
         arrays = self._places.arrays()
         rows = zip(arrays["prompt_topk_tokens"][1:].tolist(), arrays["prompt_topk_logprobs"][1:].tolist(), strict=True)
         likeliest = (tuple(zip(*row, strict=True)) for row in (*rows, self._next))

@@ -1,4 +1,4 @@
-"""Refuse a model that an engine's own way of decoding would get wrong, and an adapter that answers nothing.
+"""Refuse a model that an engine would decode wrongly, and an adapter with logits that are not finite.
 
 fixed prompts and answers ──► the engine's way ──┐
                           └──► plain forwards ───┴──► they agree, or the engine does not start
@@ -16,7 +16,7 @@ from torch import Tensor
 from streams.errors import SettingsError
 
 AGREEMENT = 1e-3
-"""Nats by which two ways of running may differ in float32."""
+"""Nats by which two ways of decoding may differ in float32."""
 AGREEMENT_HALF = 0.5
 """The same in bfloat16, which has three digits."""
 
@@ -33,7 +33,7 @@ Decode = Callable[
 
 
 def is_finite(model: Any, run: Callable[[Tensor], Tensor]) -> bool:
-    """Return whether `run` gives finite logits for a prompt: numbers may be finite, and products of them not."""
+    """Return whether `run` gives finite logits for a prompt: finite numbers may have infinite products."""
     ids = torch.tensor(PROMPT, device=model.device) % model.get_input_embeddings().num_embeddings
     with torch.inference_mode():
         return bool(run(ids).isfinite().all())

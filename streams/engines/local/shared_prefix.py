@@ -1,7 +1,7 @@
 """Decode many slots on one copy of their prompt.
 
     prompt cache   [tasks, heads, P, d]   run once a task, never repeated ──┐
-    own cache      [rows,  heads, t, d]   what each slot has written ───────┴─► attention of rows on both
+    own cache      [rows,  heads, t, d]   the tokens of each slot ──────────┴─► attention of rows on both
 
 The slots of a task share the keys and values of their prompt, so the queries of all its slots are one matrix against
 it: the scores over the prompt and over a slot's own tokens are concatenated before the softmax. This is exact, not an
@@ -46,7 +46,7 @@ class FanOut(Cache):  # type: ignore[misc]
         self._place(task_of_row)
 
     def _place(self, task_of_row: Tensor) -> None:
-        """Give each row its cell in the grid task x slot; rows of a task stand together."""
+        """Give each row its cell in the grid task x slot; rows of a task are adjacent."""
         counts = torch.bincount(task_of_row, minlength=self.bias.shape[0])
         first = counts.cumsum(0) - counts
         self.task_of_row = task_of_row
@@ -70,7 +70,7 @@ class FanOut(Cache):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write this step's keys and values [rows, kv heads, 1, d]; return the rows' own, prompt not included."""
+        """Write this step's keys and values [rows, kv heads, 1, d]; return the rows' own, without the prompt."""
         keys, values = self.own_keys[layer_idx], self.own_values[layer_idx]
         keys[:, :, self.length - 1 : self.length] = key_states
         values[:, :, self.length - 1 : self.length] = value_states
@@ -81,7 +81,7 @@ class FanOut(Cache):  # type: ignore[misc]
         return int(self.bias.shape[1]) + self.length
 
     def keep(self, rows: Tensor) -> None:
-        """Forget every row but `rows` [kept] (ascending), and every task that has none left."""
+        """Forget every row except `rows` [kept] (ascending), and every task without rows."""
         tasks, task_of_row = torch.unique_consecutive(self.task_of_row[rows], return_inverse=True)
         if len(tasks) < self.bias.shape[0]:
             self.bias = self.bias[tasks]

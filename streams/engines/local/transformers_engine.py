@@ -5,15 +5,14 @@
                         a row leaves when it is done ◄── one token for every row ◄──────────────────────────┘
 
 A prompt is run once however many slots it has (shared_prefix.py), the beginning that all prompts share (system message,
-template) is run once per adapter version, and an adapter is applied beside the weights (lora.py). The last few versions
-stay in memory, so that two that take turns are swapped without reading files. What a slot draws depends on its key,
-slot and step (decoding_row.py), not on its neighbours.
+template) is run once per adapter version, and an adapter is applied next to the weights (lora.py). The last few
+versions stay in memory, so that two that alternate are swapped without reading files. A slot's draws depend on its key,
+slot and step (decoding_row.py), not on its neighbours. A round may have requests of several versions, of one policy or
+of several: rows of one version are adjacent, and each version's factors are applied to its own rows (lora.py). The
+weights are read once for all of them, which takes most of a step's time; a row draws from the distribution that it
+would have alone, up to rounding.
 
-A round may have requests of several versions, of one policy or of several: rows of one version stand together, and each
-version's factors are applied to its own rows (lora.py). The weights are read once for all of them, which is what
-a step takes its time for; a row draws from the distribution that it would have alone, to rounding.
-
-Requests do not join a running round: the policy agent hands over the next round when this one is done (continuous.py
+Requests do not join a running round: the policy agent sends the next round when this one is done (continuous.py
 admits them at any step, and takes 1.3 to 1.5 times as long for a round; `make bench BENCH=sampling` measures both). All
 tensors are on one device.
 """
@@ -43,16 +42,16 @@ from streams.errors import EventError
 from streams.settings.model import Settings
 
 CACHE_BYTES = 1 << 30
-"""Most bytes of keys and values that rows decoded together may need; further requests are decoded after them."""
+"""Maximum bytes of keys and values of rows decoded together; further requests are decoded after them."""
 PREFILL_TOKENS = 8192
-"""Most prompt tokens run together, padding not counted: bounds the activations."""
+"""Maximum prompt tokens run together, without padding: bounds the activations."""
 ROUND_ROWS = 256
-"""Most slots decoded together: bounds the logits."""
+"""Maximum slots decoded together: bounds the logits."""
 SHORTEST_SHARED = 8
-"""A shared beginning with fewer tokens than this is not worth a pass of its own."""
+"""A shared beginning with fewer tokens than this is not worth a separate pass."""
 CAPACITY = 3
-"""Versions whose factors and cached beginning of prompts stay in memory: primary, candidate, and a pinned one. In a
-fleet, whose policies take turns, there are fleet.states."""
+"""Number of versions that keep factors and the cached beginning of prompts in memory: primary, candidate, and a pinned
+one. A fleet, where policies take turns, keeps fleet.states."""
 COMPACT_SHARE = 8
 """Finished rows are removed once they are at least 1 / this of the rows in the step."""
 
@@ -64,19 +63,19 @@ class ResidentVersion:
     folder: Path | None
     pairs: Mapping[str, LoraPair]
     beginning: tuple[int, ...] = ()
-    """The beginning that all prompts share, as far as it was run under this version."""
+    """The part of the prompts' shared beginning that was run under this version."""
     cache: DynamicCache | None = None
     """Its keys and values."""
     last_prompt: tuple[int, ...] = ()
 
 
 class RoundVersions(NamedTuple):
-    """The versions of a round, and which of them answers each request."""
+    """The versions of a round, and the one that answers each request."""
 
     lora: BatchedLora
     versions: Sequence[ResidentVersion]
     version_of: Sequence[int]
-    """By request: the index of its version."""
+    """Index of the version of each request."""
 
     def apply(self, requests: Sequence[int]) -> None:
         """Have each row of a batch changed by its version; `requests` are those of the rows."""
@@ -87,13 +86,13 @@ class RoundVersions(NamedTuple):
         self.lora.use(spans)
 
     def counts(self, requests: Sequence[int]) -> list[tuple[ResidentVersion, int]]:
-        """Return each version with the number of its requests, which stand together."""
+        """Return each version with the number of its requests, which are adjacent."""
         groups = itertools.groupby(requests, key=lambda request: self.version_of[request])
         return [(self.versions[index], len(list(group))) for index, group in groups]
 
 
 class TransformersEngine:
-    """Serves a `Base` and one adapter at a time, of one policy or of several by turns."""
+    """Serves a `Base` and one adapter at a time, of one policy or of several in turn."""
 
     name = "transformers"
 
@@ -102,7 +101,7 @@ class TransformersEngine:
 
         `capacity` versions stay in memory.
 
-        Raises SettingsError for a model without chat template, or whose attention cannot be fanned out.
+        Raises SettingsError for a model without chat template, or with attention that cannot be fanned out.
         """
         self.base_digest, self.tokenizer_digest = base.base_digest, base.tokenizer_digest
         self.served_version = 0
@@ -110,7 +109,7 @@ class TransformersEngine:
         self._lora = BatchedLora(self._model)
         self._served, self._capacity = ResidentVersion(None, {}), capacity
         self._resident: dict[tuple[int, Path | None], ResidentVersion] = {(0, None): self._served}
-        """In the order in which they were last served. Several policies may have a version of one number."""
+        """Versions in the order in which they were last served. Several policies may have the same version number."""
         torch.set_num_threads(threads or os.cpu_count() or 1)
         self._prompts = Prompts(base)
         self.context_tokens = self._prompts.context_tokens
@@ -122,7 +121,7 @@ class TransformersEngine:
         self._served, self.served_version = self._load(version, adapter), version
 
     def _load(self, version: int, adapter: Path | None) -> ResidentVersion:
-        """Return a version that is in memory from now on; the one unused for longest leaves. Raises EventError."""
+        """Load a version into memory and return it; the least recently used leaves. Raises EventError."""
         check_folder(version, adapter)
         resident = self._resident.pop((version, adapter), None)
         if resident is None:
@@ -134,7 +133,7 @@ class TransformersEngine:
         return resident
 
     def _check_adapter(self, version: ResidentVersion) -> None:
-        """Raise EventError (bad_adapter) if the model answers nothing with an adapter."""
+        """Raise EventError (bad_adapter) if the model's logits with an adapter are not finite."""
         self._lora.use([(slice(0, 1), version.pairs)])
         if version.folder and not is_finite(self._model, lambda ids: self._model(input_ids=ids[None]).logits):
             raise overflows(version.folder)
@@ -157,7 +156,7 @@ class TransformersEngine:
         return [list(itertools.islice(answers, len(part.requests))) for part in parts]
 
     def _one_version(self, requests: int) -> RoundVersions:
-        """Return a round in which the served version answers so many requests."""
+        """Return a round in which the served version answers this many requests."""
         return RoundVersions(self._lora, [self._served], [0] * requests)
 
     def _answer(self, requests: Sequence[SamplingRequest], versions: RoundVersions) -> list[list[Completion]]:
@@ -230,11 +229,11 @@ class TransformersEngine:
     ) -> tuple[tuple[int, ...], DynamicCache]:
         """Return the beginning that all prompts share, and its cache, expanded to one row per prompt.
 
-        `versions`: those of the prompts, each with the number of its own.
+        `versions`: those of the prompts, each with its number of prompts.
         """
         last_prompts = [version.last_prompt for version, _ in versions if version.last_prompt]
         shared = _common([*prompts, *last_prompts])
-        shared = shared[: min(map(len, prompts)) - 1]  # each prompt keeps a token of its own, for logits
+        shared = shared[: min(map(len, prompts)) - 1]  # each prompt keeps at least one own token, for logits
         start = 0
         for version, count in versions:
             version.last_prompt = prompts[start]
@@ -262,7 +261,7 @@ class TransformersEngine:
     # --- decoding ----------------------------------------------------------------------------------------------------
 
     def _decode(self, rows: Sequence[DecodingRow], versions: RoundVersions) -> None:
-        """Decode `rows`; those of one request must be adjacent, and those of one version."""
+        """Decode `rows`; those of one request, and of one version, must be adjacent."""
         first = [index for index, row in enumerate(rows) if index == 0 or rows[index - 1].request != row.request]
         ends = [*first[1:], len(rows)]
         counts = torch.tensor([end - start for start, end in zip(first, ends, strict=True)], device=self._model.device)
@@ -337,18 +336,18 @@ def build_engine(settings: Settings, capacity: int | None) -> TransformersEngine
 
 
 def _common(prompts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return what all of them begin with.
+    """Return the common beginning of all.
 
     >>> _common([(1, 2, 3), (1, 2, 4), (1, 2)])
     (1, 2)
     """
-    low, high = min(prompts), max(prompts)  # in the order of a dictionary, what these two share all share
+    low, high = min(prompts), max(prompts)  # in sorted order, all share what these two share
     length = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
     return low[:length]
 
 
 def _is_nearly(beginning: tuple[int, ...], shared: tuple[int, ...]) -> bool:
-    """Whether `beginning` can stand for `shared`: it begins it, and little would be gained by running the rest."""
+    """Whether `beginning` can be used for `shared`: it is a prefix, and running the rest would gain little."""
     return shared[: len(beginning)] == beginning and len(shared) - len(beginning) < SHORTEST_SHARED
 
 

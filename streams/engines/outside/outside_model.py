@@ -2,15 +2,15 @@
 
     SamplingRequest ──► POST {url}/chat/completions, once a slot ──► text, the server's counts of tokens ──► Completion
 
-Only `outside.url` is asked: an event may name any URL, and prompts, with a key, are sent nowhere else. The key is in
-the environment alone (`outside.key_env`). A task of a tenant is sent only if `outside.tenants` has it.
+Only `outside.url` is used: an event may name any URL, but prompts and the key are sent nowhere else. The key is only in
+the environment (`outside.key_env`). A tenant's task is sent only if `outside.tenants` has the tenant.
 
-An answer has a text and counts of tokens, no tokens and no logprobs, so it can be scored and compared, and never
+An answer has a text and token counts, but no tokens and no logprobs, so it can be scored and compared, but never
 trained on: its group enters no batch (streams/stages/batches.py). An answer without counts is a failed slot, since its
-cost would not be known; so is one that was filtered, or calls a tool.
+cost would be unknown; so is one that was filtered, or calls a tool.
 
-Not covered: tools, which tasks that the policy answers directly do not have; and whether the server's model is the same
-as yesterday.
+Not covered: tools, which tasks that the policy answers directly do not have; and detecting a change of the server's
+model.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from streams.settings.model import Outside
 MOST_BYTES = 4 * 1024 * 1024
 """Longest answer accepted."""
 AGAIN = (408, 409, 425, 429)
-"""Statuses after which the same request may succeed, like those of a server that fails."""
+"""Statuses after which the same request may succeed, in addition to server errors."""
 FIRST_WAIT_S = 0.5
-"""Before the first retry; doubled for each."""
+"""Delay before the first retry; doubled for each."""
 ENDS: dict[object, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 def check(model: OutsideModel, rule: Outside) -> None:
-    """Return if this model may be asked here. Raises EventError (outside_url)."""
+    """Check that this model may be used here. Raises EventError (outside_url)."""
     if rule.url is None or model.url != rule.url.rstrip("/"):
         expected = "it is not set" if rule.url is None else f"it is {rule.url}"
         raise EventError(
@@ -52,7 +52,7 @@ def check(model: OutsideModel, rule: Outside) -> None:
 
 
 def identity(model: OutsideModel) -> str:
-    """Return what a response records in place of digests of weights and tokenizer: a digest of URL and name."""
+    """Return the digest of URL and name that a response records instead of those of weights and tokenizer."""
     return hashlib.sha256(f"{model.url}\x1f{model.model}".encode()).hexdigest()
 
 
@@ -68,7 +68,7 @@ class OutsideModels:
     """Answers of outside models. Call `close` at the end."""
 
     def __init__(self, rule: Outside) -> None:
-        """Connect to nothing yet."""
+        """Do not connect yet."""
         self._rule = rule
         headers = bearer(os.environ.get(rule.key_env), rule.key_env)
         self._client = new_client(headers=headers, follow_redirects=False)
@@ -80,9 +80,8 @@ class OutsideModels:
         self._client.close()
 
     def sample(self, model: OutsideModel, requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
-        """Answer every slot of every request; a slot that the server does not answer has failed.
-
-        Raises EventError (outside_url) for a model that may not be asked.
+        """Answer every slot of every request; a slot that the server does not answer has failed. Raises EventError
+        (outside_url) for a model that may not be used.
         """
         check(model, self._rule)
         answers = [
@@ -97,7 +96,7 @@ class OutsideModels:
         ]
 
     def ask(self, model: OutsideModel, messages: Sequence[Message], max_tokens: int) -> str:
-        """Return a short answer, to see that the model is there. Raises EventError with the server's words."""
+        """Return a short answer, to check that the model works. Raises EventError with the server's message."""
         check(model, self._rule)
         body = self._body(model, messages, {"max_tokens": max_tokens, "max_completion_tokens": max_tokens})
         try:
@@ -112,7 +111,7 @@ class OutsideModels:
         )
 
     def _slot(self, model: OutsideModel, request: SamplingRequest, slot: int) -> Completion:
-        """Return the answer to one slot, tried `outside.retries` times again."""
+        """Return the answer to one slot, after up to `outside.retries` retries."""
         sampling = request.sampling
         body = self._body(
             model,
@@ -136,7 +135,7 @@ class OutsideModels:
         raise AssertionError("not reached")
 
     def _body(self, model: OutsideModel, messages: Sequence[Message], values: dict[str, Any]) -> dict[str, Any]:
-        """Return a request with those of `values` that the server takes (`outside.parameters`)."""
+        """Return a request with those of `values` that the server accepts (`outside.parameters`)."""
         taken = {name: values[name] for name in self._rule.request_parameters if values.get(name) is not None}
         return {"model": model.model, "messages": [_plain(message) for message in messages], **taken}
 
@@ -161,7 +160,8 @@ class OutsideModels:
 
 
 def _completion(answer: Any, slot: int) -> Completion:
-    """Return the answer in a chat completion. Raises ValueError, LookupError, TypeError, AttributeError for none."""
+    """Return the answer in a chat completion. Raises ValueError, LookupError, TypeError, AttributeError for a malformed
+    one."""
     choice, usage = answer["choices"][0], answer.get("usage") or {}
     ending, prompt, written = choice.get("finish_reason"), usage.get("prompt_tokens"), usage.get("completion_tokens")
     if ending not in ENDS:
@@ -189,7 +189,7 @@ def _is_count(number: object) -> TypeGuard[int]:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """Return a message as chat completions take it, without what is not set."""
+    """Return a message in the form of chat completions, without unset fields."""
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in message.tool_calls

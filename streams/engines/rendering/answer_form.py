@@ -2,7 +2,7 @@
 
     response_format, tool_choice, … ──► AnswerForm ──► grammar (Lark, as llguidance reads it) ──► constraint.py
 
-Spaces are free where JSON has them free, up to MOST_SPACES: a small model would otherwise write spaces to its end.
+Spaces are allowed where JSON allows them, up to MOST_SPACES: a small model would otherwise write only spaces.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from schemas.events import Tool
 from streams.engines.rendering.tool_calls import ToolCallFormat
 
 MOST_SPACES = 24
-"""Most spaces and line breaks in a row between the parts of JSON."""
+"""Maximum consecutive spaces and line breaks between the parts of JSON."""
 JSON_OBJECT = '{"type":"object"}'
 """The schema of any JSON object."""
 
@@ -33,7 +33,7 @@ class AnswerForm:
     """Whether it may make several calls."""
 
     def __str__(self) -> str:
-        """Return it as JSON, as the log has it."""
+        """Return it as JSON, in the form of the log."""
         fields: dict[str, object] = {} if self.schema is None else {"schema": json_text.parse(self.schema)}
         if self.tools:
             fields |= {"tools": self.tools, "several": self.several}
@@ -58,12 +58,12 @@ def grammar_of(form: AnswerForm, tools: Sequence[Tool], calls: ToolCallFormat | 
 
 
 def schema_alone(schema: str, *, is_object: bool = False) -> str:
-    """Return the grammar of JSON of this schema, to see whether it can be forced."""
+    """Return the grammar of JSON of this schema, to check whether it can be forced."""
     return f"start: {of_schema(schema, is_object=is_object)}\n"
 
 
 def of_schema(schema: str, *, is_object: bool = False) -> str:
-    """Return what a rule says of JSON of this schema; `is_object`: it is one, even where the schema does not say so."""
+    """Return the rule for JSON of this schema; `is_object`: it is an object, even if the schema does not say so."""
     value = json_text.parse(schema)
     if isinstance(value, dict):
         value = value | ({"type": "object"} if is_object and "$ref" not in value else {})

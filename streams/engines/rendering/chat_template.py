@@ -1,10 +1,10 @@
 """A model's own chat template and tokenizer: the one place where messages become text, and text tokens.
 
 The contents of messages are data: the name of a control token in them stays text. Stand-ins (stand_ins.py) show which
-characters of a rendered conversation come from messages; control_tokens.py makes tokens of it. A conversation of which
-the template leaves out a tool, a call or its result is refused (left_out.py).
+characters of a rendered conversation come from messages; control_tokens.py makes tokens of it. A conversation is
+refused if the template leaves out a tool, a call or its result (left_out.py).
 
-Not covered: the prompt of a completion (/v1/completions). It is no conversation, but a text with all its tokens and
+Not covered: the prompt of a completion (/v1/completions). It is not a conversation, but a text with all its tokens and
 those that the tokenizer adds.
 """
 
@@ -22,7 +22,7 @@ from streams.engines.rendering.stand_ins import StandIns, sources_of
 
 
 class ChatTemplate:
-    """Renders messages, and tokenizes what it rendered."""
+    """Renders messages, and tokenizes the result."""
 
     def __init__(self, tokenizer: Any) -> None:
         """`tokenizer` is one of transformers, with a chat template."""
@@ -33,9 +33,8 @@ class ChatTemplate:
         self._edges = StandIns({MESSAGE: edges, ANSWER: edges}, "\n".join(self._names[MESSAGE]))
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answer: bool = True) -> str:
-        """Return the conversation as text; `answer`: up to where the next answer begins. Raises what the template does.
-
-        Raises ValueError for tool calls or tools that are no JSON.
+        """Return the conversation as text; `answer`: up to the beginning of the next answer. Raises the template's
+        errors, and ValueError for tool calls or tools that are not JSON.
         """
         return self._text(_Chat.of(messages, tools, answer))
 
@@ -46,9 +45,9 @@ class ChatTemplate:
 
         Raises as `render`, and EventError (tools_unsupported) if the template leaves out a tool, a call or its result.
 
-        First whatever a name may begin or end with has stand-ins, so that a name is found even where a template puts
-        its parts together. Templates that look for <think> and the like in a message then write something else: with
-        them only whole names have. Raises ValueError if a template looks for those, too.
+        First every possible beginning or end of a name has stand-ins, so that a name is found even if a template joins
+        its parts. Templates that search a message for <think> or similar then write something else: for them only whole
+        names have stand-ins. Raises ValueError if a template searches for those, too.
         """
         chat = _Chat.of(messages, tools, answer)
         text = self._text(chat)
@@ -63,7 +62,7 @@ class ChatTemplate:
             sources = self._sources(
                 text, chat.with_stand_ins(_stand_ins_for(self._names[MESSAGE], self._names[ANSWER]))
             )
-        if sources is None:  # reasoning that a template takes out of an answer is where it looks for it
+        if sources is None:  # reasoning that a template removes from an answer stays where it looks for it
             written = [name for name in self._names[ANSWER] if name in text]
             of_answers = [name for name in written if self._is_separable(text, chat, (), (name,))]
             sources = self._sources(text, chat.with_stand_ins(_stand_ins_for(self._names[MESSAGE], of_answers)))
@@ -86,9 +85,8 @@ class ChatTemplate:
 
     @cached_property
     def end(self) -> int | None:
-        """The control token that the template writes after an answer; None if it writes none there.
-
-        Some write one only where another message follows.
+        """The control token that the template writes after an answer, or None. Some write one only if another message
+        follows.
         """
         question, answer = Message(role="user", content="a question"), Message(role="assistant", content="an answer")
         for conversation in ([question, answer], [question, answer, question]):
@@ -107,20 +105,20 @@ class ChatTemplate:
         """Control tokens that the template writes around a question."""
         try:
             tokens = self.tokens(self.render([Message(role="user", content="a question")]))
-        except Exception:  # a template is a program, and may want more than a question
+        except Exception:  # a template is a program, and may need more than a question
             return frozenset()
         return frozenset(filter(self._control.has, tokens))
 
     @cached_property
     def inseparable(self) -> tuple[str, ...]:
-        """Names that a user cannot say, since the template looks for them in messages."""
+        """Names that a user cannot write, since the template looks for them in messages."""
 
         def is_refused(*names: str) -> bool:
             try:
                 self.render_with_sources([Message(role="user", content="x".join(("", *names, "")))])
             except ValueError:
                 return True
-            except Exception:  # a template is a program: whatever it raises, it does so without names, too
+            except Exception:  # a template is a program: it may raise anything, and does so without names, too
                 return False
             return False
 
@@ -145,7 +143,7 @@ class ChatTemplate:
 
 
 class _Chat(NamedTuple):
-    """A conversation as chat templates take it."""
+    """A conversation in the form for chat templates."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
@@ -157,7 +155,7 @@ class _Chat(NamedTuple):
         return cls([_as_dictionary(message) for message in messages], [_as_function(tool) for tool in tools], answer)
 
     def with_stand_ins(self, stand_ins: StandIns) -> _Chat:
-        """Return it with stand-ins for what messages and tools say."""
+        """Return it with stand-ins for the content of messages and tools."""
         messages = [stand_ins.message(fields) for fields in self.messages]
         return _Chat(messages, [stand_ins.value(tool) for tool in self.tools], self.answer)
 
@@ -168,7 +166,7 @@ def _stand_ins_for(names: Iterable[str], answer_names: Iterable[str]) -> StandIn
 
 
 def _as_function(tool: Tool) -> dict[str, Any]:
-    """Return the tool as chat templates expect it. Raises ValueError if its parameters are no JSON."""
+    """Return the tool as chat templates expect it. Raises ValueError if its parameters are not JSON."""
     function = {"name": tool.name, "description": tool.description, "parameters": json_text.parse(tool.parameters)}
     return {"type": "function", "function": function}
 

@@ -1,12 +1,12 @@
-"""Control tokens: which they are, and tokenizing text in which their names may be mere text.
+"""Find control tokens, and tokenize text in which their names may be plain text.
 
     text, source of each character ──► tokenizer ──► a control token made of a message's characters?
                                                        no:  the ids as they are
-                                                       yes: what lies between the template's own control tokens is
+                                                       yes: the text between the template's own control tokens is
                                                             tokenized again, by a tokenizer that has none
 
 Text without such a name keeps the ids that the tokenizer gives it. An unknown word stays the unknown token. A tokenizer
-that normalizes text may read ＜think＞ or <THINK> as the token <think>: only its very name is one.
+that normalizes text may read ＜think＞ or <THINK> as the token <think>: only its exact name is one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, Literal, NamedTuple
 
 Source = Literal[1, 2]
 MESSAGE: Source = 1
-"""Of what a user, a tool or a document says: no control token at all is made of it."""
+"""Source of text from a user, a tool or a document: it never becomes a control token."""
 ANSWER: Source = 2
-"""Of an earlier answer: it may have tokens such as <think>, which answers are written with, but no special ones."""
+"""Source of an earlier answer: it may have tokens such as <think>, which are used in answers, but no special ones."""
 FENCE = "\U0010ffff\U0010fffe"
-"""Put before text that follows a control token, for tokenizers that write the beginning of a text differently."""
+"""Put before text that follows a control token, for tokenizers that encode the beginning of a text differently."""
 
 
 class RenderedText(NamedTuple):
@@ -32,7 +32,7 @@ class RenderedText(NamedTuple):
 
     text: str
     sources: bytes = b""
-    """MESSAGE, ANSWER or, for all else, 0, by character; empty if no message can have made a control token."""
+    """MESSAGE, ANSWER or otherwise 0, by character; empty if no message can have made a control token."""
 
     def since(self, place: int) -> RenderedText:
         """Return the text from `place` on."""
@@ -49,7 +49,7 @@ class ControlTokens:
     def __init__(self, tokenizer: Any) -> None:
         """Tokens of more than spaces that are special, in the template, or between bars as <|fim_prefix|> are control.
 
-        Not other added ones: a word of a trade or a tag of HTML is text.
+        Other added ones are not: a technical term or an HTML tag is text.
         """
         self._tokenizer = tokenizer
         template = json.dumps(tokenizer.chat_template, ensure_ascii=False)
@@ -69,7 +69,8 @@ class ControlTokens:
         return token in self._names
 
     def first_in(self, text: str) -> int | None:
-        """Return the control token that a template's text begins with; None for any other text, an unknown word too."""
+        """Return the control token at the beginning of a template's text; None for other text, including an unknown
+        word."""
         tokens = self.tokens(text)
         name = self._names.get(tokens[0]) if tokens else None
         return tokens[0] if name is not None and text.startswith(name) else None
@@ -79,7 +80,7 @@ class ControlTokens:
         return frozenset(name for number, name in self._names.items() if self._is_barred(number, source))
 
     def tokens(self, text: str, sources: bytes = b"") -> tuple[int, ...]:
-        """Return the tokens of `text`, none added; without `sources` all of it is the template's.
+        """Return the tokens of `text`, none added; without `sources` all of it comes from the template.
 
         Raises ValueError for FENCE in it.
         """
@@ -108,7 +109,7 @@ class ControlTokens:
         return source == MESSAGE or (source == ANSWER and token in self._special)
 
     def _is_forged(self, token: int, written: RenderedText) -> bool:
-        """Return whether a message says this token, or text that the tokenizer only takes for its name."""
+        """Return whether a message contains this token's name, or text that the tokenizer reads as it."""
         if self._is_normalizing and token != self._tokenizer.unk_token_id and self._names[token] not in written.text:
             return True
         return any(self._is_barred(token, source) for source in written.sources)
@@ -138,7 +139,7 @@ class ControlTokens:
         return tokenizer
 
     def _without_names(self, model: dict[str, Any]) -> dict[str, Any]:
-        """Return a model whose words have the same ids, without the names; the word for what is unknown stays."""
+        """Return a model with the same ids for words, without the names; the unknown word stays."""
         names = set(self._names.values()) - {model.get("unk_token")}
         vocabulary, unknown = model["vocab"], model.get("unk_id")
         if isinstance(vocabulary, list):
@@ -156,5 +157,5 @@ class ControlTokens:
 
 
 def any_of(names: Iterable[str]) -> re.Pattern[str]:
-    """Return what matches each of the names, the longest first, and nothing if there are none."""
+    """Return a pattern that matches the names, the longest first, and nothing without names."""
     return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")

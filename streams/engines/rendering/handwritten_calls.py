@@ -10,7 +10,7 @@ from streams.engines.rendering.tool_calls import FORMATS, HermesCalls
 
 
 def read_handwritten(text: str, name: str) -> Message:
-    """Return an answer that a person writes in the place of a model; without a call that can be read, it is text.
+    """Return an answer that a person writes instead of a model; without a readable call, it is text.
 
     `name` tells its calls from those of others.
 

@@ -1,11 +1,10 @@
-"""Refuse a conversation of which a chat template leaves out a tool, a tool call or its result.
+"""Refuse a conversation if the chat template leaves out a tool, a tool call or its result.
 
     messages, tools ──► a mark after each name, argument and result ──► template ──► a mark is missing? EventError
 
-Templates drop what they do not know without a word, and then different histories are one prompt. Texts are not searched
-for, unless the template refuses the marks: the name of a call may also be a word of the question.
-
-Not covered: a text next to a call, and tools of which the template writes the name alone.
+Templates silently drop unknown parts, and then different histories are one prompt. Texts are searched for only if the
+template refuses the marks: the name of a call may also be a word of the question. Not covered: a text next to a call,
+and tools of which the template writes only the name.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from schemas.faults import excerpt
 from streams.errors import EventError
 
 Fields = list[dict[str, Any]]
-"""Messages or tools, as chat templates take them."""
+"""Messages or tools, in the form for chat templates."""
 
 
 def check_all_written(text: str, messages: Fields, tools: Fields, render: Callable[[Fields, Fields], str]) -> None:
@@ -27,7 +26,7 @@ def check_all_written(text: str, messages: Fields, tools: Fields, render: Callab
     parts: list[tuple[str, str, str]] = []  # what it is, its mark, its own text
 
     def mark(value: Any, part: str) -> Any:
-        """Return a value with marks; a number, true, false and null are replaced by theirs."""
+        """Return a value with marks, which replace numbers, true, false and null."""
         if isinstance(value, dict):
             return {mark(key, part): mark(item, part) for key, item in value.items()}
         if isinstance(value, list):

@@ -29,10 +29,10 @@ class StopMatch(NamedTuple):
 
 
 class PromptRenderer:
-    """A tokenizer, and what its prompts have to fit: the ids that the model has, and its context."""
+    """A tokenizer, and the limits of its prompts: the model's ids, and its context."""
 
     def __init__(self, tokenizer: Any, token_table: TokenTable, context_tokens: int) -> None:
-        """Raises SettingsError without a chat template, or if it writes a token that the model does not have."""
+        """Raises SettingsError without a chat template, or if that writes a token that the model does not have."""
         if not tokenizer.chat_template:
             raise SettingsError("model.base: its tokenizer has no chat template; set it to an instruct or chat model")
         self._tokenizer, self.template, self.token_table = tokenizer, ChatTemplate(tokenizer), token_table
@@ -59,7 +59,7 @@ class PromptRenderer:
             raise EventError(error, reason="prompt_too_long")
         try:
             tokens = self.render_tokens(messages)
-        except EventError:  # what the template leaves out
+        except EventError:  # the parts that the template leaves out
             raise
         except Exception as exc:  # a template is a program, and a task chooses what it runs on
             error = f"the chat template refuses the messages: {exc}; check their roles and order"
@@ -74,7 +74,7 @@ class PromptRenderer:
         return tokens
 
     def render_tokens(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the conversation as tokens, up to where the answer begins. Raises what the chat template raises."""
+        """Return the conversation as tokens, up to the beginning of the answer. Raises the chat template's errors."""
         return self.template.ids(messages)
 
 
@@ -88,7 +88,7 @@ class Prompts(PromptRenderer):
         super().__init__(base.tokenizer, base.token_table, min(window for window in windows if window))
 
     def plain(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of `text` alone."""
+        """Return the tokens of only `text`."""
         return self.template.tokens(text)
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -97,7 +97,7 @@ class Prompts(PromptRenderer):
         return str(self._tokenizer.decode(list(spoken), skip_special_tokens=True))
 
     def first_stop(self, tokens: Sequence[int], stops: Sequence[str]) -> StopMatch | None:
-        """Return the first stop text in a completion, None if there is none."""
+        """Return the first stop text in a completion, or None."""
         if not stops:
             return None
         text = self.text(tokens)

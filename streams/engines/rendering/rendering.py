@@ -1,4 +1,4 @@
-"""What turns the messages of a conversation into a model's tokens, and its tokens into messages.
+"""Interface for turning the messages of a conversation into a model's tokens, and back.
 
 messages, tools ──► Rendering ──► tokens of the prompt ──► TokenEngine ──► tokens of the answer ──► Message
 """
@@ -18,14 +18,14 @@ class Rendering(Protocol):
     template_digest: str
     tokenizer_digest: str
     markers: tuple[str, ...]
-    """Texts that a tool call may begin with."""
+    """Texts with which a tool call may begin."""
     call_end: str | None
-    """The text that each of several tool calls ends with; "": an answer has one at most; None: no text ends them."""
+    """The text that ends each of several tool calls; "": an answer has at most one; None: no text ends them."""
     longest_token: int
-    """Most characters that one token stands for."""
+    """Maximum characters of one token."""
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
-        """Return a conversation up to where the answer begins. Raises EventError if the template refuses it."""
+        """Return a conversation up to the beginning of the answer. Raises EventError if the template refuses it."""
 
     def extend(
         self,
@@ -35,7 +35,7 @@ class Rendering(Protocol):
         new: Sequence[Message],
         tools: Sequence[Tool],
     ) -> tuple[int, ...] | str:
-        """Return the tokens after `recorded`, or why the template does not leave those as they are.
+        """Return the tokens after `recorded`, or why the template changes those.
 
         `before` is the conversation of `recorded`; its last message is the answer, which is complete if `finished`.
         """
@@ -43,16 +43,17 @@ class Rendering(Protocol):
     def parse(
         self, token_ids: Sequence[int], tools: Sequence[Tool], turn_id: str, stop: str | None = None
     ) -> tuple[Message, str | None]:
-        """Return the answer in these tokens, before `stop`, and why a tool call in it cannot be read, if one cannot."""
+        """Return the answer in these tokens, before `stop`, and why a tool call in it cannot be read, if so."""
 
     def grammar(self, form: AnswerForm, tools: Sequence[Tool]) -> str:
         """Return the grammar of an answer of this form, for `TokenEngine.constrain`."""
 
     def plain(self, text: str, special_tokens: bool = False) -> tuple[int, ...]:
-        """Return the tokens of `text`; `special_tokens`: with those that the tokenizer puts around a text, as <s>."""
+        """Return the tokens of `text`; `special_tokens`: with those that the tokenizer adds around a text, such as
+        <s>."""
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens, without those that stand for no text."""
+        """Return the text of tokens, without those that have no text."""
 
     def token_bytes(self, token: int) -> bytes:
-        """Return what a token adds to the text."""
+        """Return a token's text."""

@@ -1,11 +1,11 @@
-"""Characters that stand in for those of messages, to tell which of a template's words come from them.
+"""Characters that stand in for those of messages, to find which words of a template come from messages.
 
-    messages ──► some characters of what they say, each replaced by one of private use ──► template ──► text
+    messages ──► some characters of their texts, each replaced by one of private use ───► template ──► text
                                                                                                          │
     the same characters in the same places as in the text of the messages themselves? sources ◄──────────┘
 
-A template is a program over messages, which may also trim, cut, repeat or quote what they say. What it writes is not
-searched for their texts: each character shows where it is from.
+A template is a program over messages, which may also trim, cut, repeat or quote their texts. Its output is not searched
+for their texts: each character shows its origin.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import Any, NamedTuple
 from streams.engines.rendering.control_tokens import ANSWER, MESSAGE, Source
 
 FIRST: dict[Source, int] = {MESSAGE: 0xF0000, ANSWER: 0x100000}
-"""Where the characters begin that stand in for the first 65,536 of Unicode."""
+"""First of the characters that stand in for the first 65,536 of Unicode."""
 SOURCES = {first: source for source, first in FIRST.items()}
 STAND_INS = re.compile("[\U000f0000-\U0010ffff]")
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython", "model"})
-"""Roles that a template may write into a control token of its own, as in <|user|>. Any other is what a message says."""
+"""Roles that a template may write into its own control token, such as <|user|>. Any other role is message text."""
 NO_SPACE = re.compile(r"\S")
 
 
 class StandIns(NamedTuple):
-    """Which characters are replaced."""
+    """Selects the characters to replace."""
 
     patterns: dict[Source, re.Pattern[str]]
     inside: str = ""
-    """A text whose parts are replaced as a whole where a field has nothing else."""
+    """Texts that are replaced as a whole if a field has nothing else."""
 
     def message(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return a message, as templates take it, with stand-ins."""
+        """Return a message, in the form for templates, with stand-ins."""
         source = ANSWER if fields["role"] == "assistant" else MESSAGE
         replaced = {
             name: self.value(value, source if name == "content" else MESSAGE, name) for name, value in fields.items()

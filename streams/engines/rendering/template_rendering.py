@@ -1,18 +1,17 @@
-"""Conversations to tokens and back, by the model's own chat template, without touching what was sampled.
+"""Conversations to tokens and back, by the model's own chat template, without changing sampled tokens.
 
     recorded prompt and answer, verbatim ──┬──► the next prompt
     render the conversation with the new   │
     messages ──► the text after the ───────┘
     answer ──► tokens
 
-An answer is never tokenized again: decoding and encoding sampled tokens may give others. So the next prompt is what the
-log has, followed by what the template writes after the answer: its end of turn, the new messages, and the beginning of
-the next answer. Where the answer ends in the template's text is found by a mark put in its place.
+An answer is never tokenized again: decoding and encoding sampled tokens may give others. So the next prompt is the
+recorded tokens, followed by the template's text after the answer: its end of turn, the new messages, and the beginning
+of the next answer. The end of the answer in the template's text is found by a mark put in its place.
 
-A template may write earlier turns differently once there are new ones: without their reasoning, with another system
-prompt or date, with a text twice. Then the recorded tokens are not what the template would have the model see, and
-`extend` returns the reason in place of tokens. An end-of-turn token that was sampled stays, whichever of them the
-template writes there.
+A template may write earlier turns differently when new ones follow: without their reasoning, with another system prompt
+or date, with a text twice. Then the recorded tokens differ from the template's, and `extend` returns the reason instead
+of tokens. An end-of-turn token that was sampled stays, whichever of them the template writes there.
 
 Tokens are made for the new messages only. The text is rendered whole, since a template is a program over all messages.
 """
@@ -36,14 +35,14 @@ from streams.errors import EventError, SettingsError
 
 T = TypeVar("T")
 RULE = 1
-"""Part of the template's digest; raise it when `extend` gives other tokens."""
+"""Part of the template's digest; increment it when `extend` gives other tokens."""
 
 
 class ChatRendering:
     """A `Rendering` by a chat template."""
 
     def __init__(self, tokenizer: Any, token_table: TokenTable, tokenizer_digest: str) -> None:
-        """Raises SettingsError for a tokenizer that cannot be used."""
+        """Raises SettingsError for an unusable tokenizer."""
         if not tokenizer.chat_template or not tokenizer.is_fast:
             raise SettingsError(
                 "model.base: expected a chat template and a tokenizer.json, and one of them is missing; "
@@ -69,7 +68,7 @@ class ChatRendering:
         self._bytes = _byte_alphabet() if '"ByteLevel"' in json.dumps(json.loads(core)["decoder"]) else {}
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
-        """Return a conversation up to where the answer begins. Raises EventError if the template refuses it."""
+        """Return a conversation up to the beginning of the answer. Raises EventError if the template refuses it."""
         rendered = self._apply(self._template.render_with_sources, messages, tools)
         if tools or any(message.tool_calls for message in messages):
             self._check_calls()
@@ -83,7 +82,7 @@ class ChatRendering:
         new: Sequence[Message],
         tools: Sequence[Tool],
     ) -> tuple[int, ...] | str:
-        """Return the tokens after `recorded`, or why the template does not leave those as they are.
+        """Return the tokens after `recorded`, or why the template changes those.
 
         `before` is the conversation of `recorded`; its last message is the answer, which is complete if `finished`.
         """
@@ -103,9 +102,8 @@ class ChatRendering:
     def parse(
         self, token_ids: Sequence[int], tools: Sequence[Tool], turn_id: str, stop: str | None = None
     ) -> tuple[Message, str | None]:
-        """Return the answer in these tokens, before `stop`, and why a tool call in it cannot be read, if one cannot.
-
-        Of a call's arguments it is only checked that they are a JSON object: the agent that offers a tool judges them.
+        """Return the answer in these tokens, before `stop`, and why a tool call in it cannot be read, if so. A call's
+        arguments are only checked to be a JSON object: the agent that offers the tool judges them.
         """
         text = self.text(token_ids)
         if not tools or self._calls is None:
@@ -119,20 +117,21 @@ class ChatRendering:
         return grammar_of(form, tools, self._calls, self._special)
 
     def plain(self, text: str, special_tokens: bool = False) -> tuple[int, ...]:
-        """Return the tokens of `text`; `special_tokens`: with those that the tokenizer puts around a text, as <s>."""
+        """Return the tokens of `text`; `special_tokens`: with those that the tokenizer adds around a text, such as
+        <s>."""
         return tuple(self._tokenizer(text)["input_ids"]) if special_tokens else self._template.tokens(text)
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens, without those that stand for no text."""
+        """Return the text of tokens, without those that have no text."""
         spoken = [token for token in token_ids if token not in self._silent]
         return str(self._tokenizer.decode(spoken, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def token_bytes(self, token: int) -> bytes:
-        """Return what a token adds to the text; of a token that is part of a character, its bytes."""
+        """Return a token's text; for a token that is part of a character, its bytes."""
         if token in self._silent:
             return b""
         name = self._tokenizer.convert_ids_to_tokens(token)
-        if name is None:  # not of this tokenizer
+        if name is None:  # not a token of this tokenizer
             return b""
         if self._bytes:
             values = [self._bytes.get(character) for character in name]
@@ -150,10 +149,10 @@ class ChatRendering:
     def _apply(
         self, render: Callable[..., T], messages: Sequence[Message], tools: Sequence[Tool], *, answer: bool = True
     ) -> T:
-        """Return what `render`, of the template, returns. Raises EventError."""
+        """Return the result of `render`, a function of the template. Raises EventError."""
         try:
             return render([self._with_template_ids(message) for message in messages], tools, answer=answer)
-        except EventError:  # what the template leaves out
+        except EventError:  # the parts that the template leaves out
             raise
         except Exception as exc:  # a template is a program, and a client chooses what it runs on
             error = f"the chat template refuses the messages: {exc}; check their roles, order and tool calls"
@@ -187,13 +186,13 @@ class ChatRendering:
         return rendered.since(len(whole) - len(after))
 
     def _text_after_call(self, text: str, close: str) -> str:
-        """Return `text` from where a turn ends that ends with a tool call. Raises EventError."""
+        """Return `text` from the end of a turn that ends with a tool call. Raises EventError."""
         places = [text.find(end) for end in (close, *self._ends.values()) if end.strip() and end in text]
         _check(bool(places), "it does not show where a tool call ends")
         return text[min(places) :]
 
     def _close(self, earlier: Sequence[Message], tools: Sequence[Tool]) -> str:
-        """Return what the template writes after the text of the last answer. Raises EventError."""
+        """Return the template's text after the last answer. Raises EventError."""
         mark, _ = _two_marks(self._render(earlier, tools))
         text = self._render((*earlier, Message(role="assistant", content=mark)), tools, answer=False)
         return text.rpartition(mark)[2]
@@ -208,7 +207,7 @@ class ChatRendering:
             )
 
     def _with_template_ids(self, message: Message) -> Message:
-        """Return the message with its ids as the template takes them."""
+        """Return the message with ids in the template's form."""
         if self._calls is None or not (message.tool_calls or message.tool_call_id):
             return message
         result_of = message.tool_call_id
@@ -250,7 +249,7 @@ def _two_marks(text: str) -> tuple[str, str]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte of each character by which byte-level tokenizers write bytes, as GPT-2 does."""
+    """Return the byte for each character with which byte-level tokenizers such as GPT-2's write bytes."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     shifted = [byte for byte in range(256) if byte not in printed]
     return {chr(byte): byte for byte in printed} | {chr(256 + n): byte for n, byte in enumerate(shifted)}

@@ -1,4 +1,4 @@
-"""One table of a model's ids: which end an answer, which may be drawn, and which are never text.
+"""One table of a model's ids: those that end an answer, may be drawn, or are never text.
 
     tokenizer, chat template ──┐
     generation config ─────────┼──► TokenTable ──► engines, trainer, tuning, rendering, `streamward doctor`
@@ -24,21 +24,21 @@ class TokenTable:
     """The ids of one model."""
 
     ends: Mapping[int, tuple[EndOrigin, ...]]
-    """Ids that end an answer, each with everything that names it as an end."""
+    """Ids that end an answer, each with all sources that name it as an end."""
     size: int
-    """Ids from here on have no token, or no row."""
+    """Ids from here on lack a token or a row."""
     unassigned: frozenset[int] = frozenset()
     """Ids below `size` that have no token."""
     rows: int
-    """Rows of the head, as the model is stored."""
+    """Rows of the head in the stored model."""
     rowless: Mapping[int, str]
     """Tokens from `size` on, which the tokenizer has and the model does not, with their names."""
     undrawable_ends: tuple[int, ...] = ()
-    """Ids that the generation config names as ends, and that cannot be drawn."""
+    """Ids that the generation config names as ends, but that cannot be drawn."""
     special: frozenset[int] = frozenset()
     """Special tokens of the tokenizer: they are never text."""
     pad: int = 0
-    """Fills up the rows of a batch. It has no loss, also where it is an end, which has."""
+    """Pads the rows of a batch. Padding has no loss, even if the same id as an end has."""
 
     @classmethod
     def of(cls, tokenizer: Any, rows: int | None = None, generation_ends: Iterable[int] = ()) -> TokenTable:
@@ -71,17 +71,17 @@ class TokenTable:
 
     @classmethod
     def of_ids(cls, size: int, ends: Iterable[int]) -> TokenTable:
-        """Return the table of a model of which each id below `size` is a token."""
+        """Return the table of a model in which each id below `size` is a token."""
         return cls(ends={end: ("tokenizer",) for end in ends}, size=size, rows=size, rowless={})
 
     @property
     def drawable(self) -> int:
-        """How many ids may be drawn."""
+        """Number of ids that may be drawn."""
         return self.size - len(self.unassigned)
 
     @property
     def without_token(self) -> tuple[int, ...]:
-        """Ids that have a row and no token."""
+        """Ids that have a row but no token."""
         return (*sorted(self.unassigned), *range(self.size, self.rows))
 
     @property

@@ -4,9 +4,9 @@
     Llama 3.1 to 3.3        {"name": "weather", "parameters": {"city": "Ulm"}}
     Mistral                 [TOOL_CALLS][{"name": "weather", "arguments": {"city": "Ulm"}, "id": "9dPkq3aZb"}]
 
-The chat template of a model shows which one it has (template_rendering.py). Nothing is repaired: an answer with a call
-that cannot be read is text, with the reason. The ids of calls are made of the turn's id, so the same call in a later
-turn has another.
+The chat template of a model shows which one it has (template_rendering.py). Nothing is repaired: an answer with an
+unreadable call is text, with the reason. The ids of calls derive from the turn's id, so the same call in a later turn
+has another id.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from schemas import json_text
 from schemas.events import Message, ToolCall, derive_id
 
 MOST_CALLS = 16
-"""Most calls in an answer that has to be one of calls: a small model would otherwise make them to its end."""
+"""Maximum calls in an answer that must be calls: a small model would otherwise never stop making them."""
 EXCERPT = 80
-"""Most characters of a call that cannot be read in the reason."""
+"""Maximum characters of an unreadable call in the reason."""
 
 
 class ReadAnswer(NamedTuple):
@@ -33,36 +33,36 @@ class ReadAnswer(NamedTuple):
 
 
 class WrittenCall(NamedTuple):
-    """A call, and where in the answer it ends."""
+    """A call, and its end in the answer."""
 
     name: str
     arguments: dict[str, object]
     call_id: str | None
-    """As the model wrote it, if its format has ids."""
+    """Its id as the model wrote it, if its format has ids."""
     end: int
-    """Where the text after it begins."""
+    """Place at which the text after it begins."""
 
 
 class UnreadableCall(ValueError):
     """A call cannot be read."""
 
     def __init__(self, number: int, place: int, reason: str) -> None:
-        """`number`: counted from 1; `place`: where it begins."""
+        """`number`: counted from 1; `place`: its beginning."""
         super().__init__(reason)
         self.number, self.place = number, place
 
 
 class ToolCallFormat(ABC):
-    """How one family of models writes calls."""
+    """The format in which one family of models writes calls."""
 
     markers: tuple[str, ...]
-    """Texts that a call may begin with; while an answer is streamed, what follows one is held back."""
+    """Texts with which a call may begin; while an answer is streamed, the text after one is held back."""
     end: str | None = None
-    """The text that each call ends with; None: the answer does not show where the first of several ends."""
+    """The text that ends each call; None: the answer does not show where the first of several ends."""
     single: bool = False
-    """Whether an answer has one call at most."""
+    """Whether an answer has at most one call."""
     special: str | None = None
-    """A token that belongs to the text here, and is left out of it otherwise."""
+    """A token that is part of the text in this format, but otherwise left out."""
 
     def read(self, text: str, turn_id: str) -> ReadAnswer:
         """Return the answer in `text`: the text before the first call, and the calls."""
@@ -85,7 +85,8 @@ class ToolCallFormat(ABC):
         return ReadAnswer(Message(role="assistant", content=text[:begin].rstrip(), tool_calls=calls), None)
 
     def read_until(self, text: str, stop: str | None, turn_id: str) -> ReadAnswer:
-        """Return the answer in `text`, which a stop text ended: `stop` is no part of it, unless a call ends with it."""
+        """Return the answer in `text`, which a stop text ended: `stop` is not part of it, unless a call ends with
+        it."""
         if stop is None:
             return self.read(text, turn_id)
         before = text.partition(stop)[0]
@@ -93,18 +94,17 @@ class ToolCallFormat(ABC):
         return answer if answer.reply.tool_calls or answer.malformed else self.read(before, turn_id)
 
     def template_id(self, call_id: str) -> str:
-        """Return the id of a call as these models' templates take it."""
+        """Return the id of a call in the form for these models' templates."""
         return call_id
 
     @abstractmethod
     def one_call(self, name: str, arguments: str) -> str:
-        """Return what a grammar says of a call; `arguments` is the name of their rule."""
+        """Return the grammar of a call; `arguments` is the name of their rule."""
 
     @abstractmethod
     def all_calls(self, parallel: bool, special: int | None) -> str:
-        """Return what a grammar says of an answer of calls, each a `call`; `special`: the id of the token `special`.
-
-        `parallel`: there may be more than one.
+        """Return the grammar of an answer of calls, each a `call`; `special`: the id of the token `special`.
+        `parallel`: several calls are allowed.
         """
 
     @abstractmethod
@@ -187,7 +187,7 @@ class MistralCalls(ToolCallFormat):
     special = begin
 
     def template_id(self, call_id: str) -> str:
-        """Return the id if it can be one here, else one that is made of it."""
+        """Return the id if it is valid here, else one derived from it."""
         fits = len(call_id) == 9 and call_id.isascii() and call_id.isalnum()
         return call_id if fits else sha256(call_id.encode()).hexdigest()[:9]
 
@@ -225,7 +225,7 @@ FORMATS: tuple[ToolCallFormat, ...] = (HermesCalls(), LlamaCalls(), MistralCalls
 
 
 def _read(text: str, start: int, keys: set[str], *, ids: bool = False) -> WrittenCall:
-    """Return the call at `start`. Raises ValueError, also for what the log and its readers cannot hold."""
+    """Return the call at `start`. Raises ValueError, also for values that the log and its readers cannot hold."""
     value, end = json_text.parse_first(text, start)
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
@@ -243,7 +243,7 @@ def _read(text: str, start: int, keys: set[str], *, ids: bool = False) -> Writte
 
 
 def _rule(head: str, arguments: str, tail: str) -> str:
-    """Return what a grammar says of the rule `arguments` between two texts."""
+    """Return the grammar of the rule `arguments` between two texts."""
     return f"{json.dumps(head)} {arguments} {json.dumps(tail)}"
 
 
@@ -252,7 +252,7 @@ def _quote(name: str) -> str:
 
 
 def _end_of_mark(text: str, start: int, mark: str) -> int:
-    """Return where a mark ends, which may follow spaces. Raises ValueError if something else is there."""
+    """Return the end of a mark, which may follow spaces. Raises ValueError for any other text."""
     begin = _skip(text, start)
     if not text.startswith(mark, begin):
         raise ValueError(f"{mark} is missing")
@@ -260,7 +260,7 @@ def _end_of_mark(text: str, start: int, mark: str) -> int:
 
 
 def _skip(text: str, start: int) -> int:
-    """Return the first place from `start` on that is no space."""
+    """Return the first place from `start` on that is not a space."""
     return len(text) - len(text[start:].lstrip())
 
 

@@ -10,7 +10,7 @@ A rule changes the answers of one version, to one scenario, or both; if several 
 
     {"accuracy": 0.5, "rules": [{"version": 2, "accuracy": 1}, {"version": 2, "scenario": "long", "answers": "wrong"}]}
 
-A conversation has no verifier. There `replies` decide, and without one that fits the last line comes back as an echo:
+A conversation has no verifier. There `replies` decide, and if none fits, the last line is echoed:
 
     {"replies": [{"when": "weather", "reply": "<tool_call>...</tool_call>"}, {"when": "sunny", "reply": "Wear a hat."}]}
 
@@ -52,7 +52,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class ScriptRule(Section):
-    """An exception for one version or scenario; what it leaves out is as in the script."""
+    """An exception for one version or scenario; omitted values are those of the script."""
 
     version: Count | None = Field(None, description="for this version only")
     scenario: str | None = Field(None, description="for tasks of this scenario only")
@@ -62,7 +62,7 @@ class ScriptRule(Section):
 
 
 class ScriptReply(Section):
-    """A reply to a conversation that contains `when`; of several, the one whose `when` comes last counts."""
+    """A reply to a conversation that contains `when`; of several, the one with the last `when` in it counts."""
 
     when: str = Field(description="a text of the conversation")
     reply: str
@@ -89,7 +89,7 @@ class Script(Section):
             if rule.version in (None, version) and rule.scenario in (None, scenario):
                 changed |= rule.model_dump(exclude={"version", "scenario"}, exclude_none=True)
         if "accuracy" in changed:
-            changed["accuracy_per_version"] = 0.0  # it is that of this version
+            changed["accuracy_per_version"] = 0.0  # it is this version's
         return self.model_copy(update=changed) if changed else self
 
     def check_fail_rate(self, draw_key: str, slot: int) -> None:
@@ -102,7 +102,7 @@ def read_script(text: str) -> Script:
     """Return the script in a JSON object. Raises SettingsError on an unknown key or a bad value."""
     try:
         return Script.model_validate(json_text.parse(text))
-    except ValueError as exc:  # ValidationError and JSONDecodeError are both
+    except ValueError as exc:  # ValidationError and JSONDecodeError are ValueErrors
         raise SettingsError(
             f"policy.script: {_explain(exc)}; expected a JSON object with any of {', '.join(Script.model_fields)}"
         ) from exc
@@ -121,7 +121,7 @@ class ScriptedEngine:
         self.served_version = 0
 
     def serve(self, version: int, adapter: Path | None) -> None:
-        """Pretend to serve `version`. Raises EventError (bad_adapter) if its folder is not there."""
+        """Pretend to serve `version`. Raises EventError (bad_adapter) if its folder is missing."""
         check_folder(version, adapter)
         self.served_version = version
 
@@ -154,7 +154,7 @@ class ScriptedEngine:
         )
 
     def _text(self, request: SamplingRequest, slot: int) -> str:
-        """Return the text of an answer. Raises EventError if the task has no answer that could be given."""
+        """Return the text of an answer. Raises EventError if the task has no known answer."""
         script = self.script.by(self.served_version, request.task.scenario)
         text = "" if script.answers == "nothing" else request.messages[-1].content
         if script.answers in ("oracle", "wrong"):
@@ -183,7 +183,7 @@ def lines_of(messages: Sequence[Message]) -> str:
 
 
 def spell(text: str, sampling: Sampling) -> tuple[tuple[int, ...], Literal["stop", "length"], str | None]:
-    """Return the tokens of an answer, how it ends, and the stop text that ends it, which is not among the tokens."""
+    """Return the tokens of an answer, how it ends, and the stop text that ends it, which is not in the tokens."""
     places = [(place, stop) for stop in sampling.stop if stop and (place := text.find(stop)) >= 0]
     place, stop = min(places, default=(len(text), None))
     tokens = (*text[:place].encode(), END_OF_TURN)

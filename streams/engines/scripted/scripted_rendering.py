@@ -1,4 +1,4 @@
-"""Conversations as the scripted engine reads them: a line for each message, in bytes.
+"""Render conversations for the scripted engine: a line for each message, in bytes.
 
 tools: [...] ⏎ user: hello ⏎ assistant: <answer> END_OF_TURN ⏎ tool: 7 ⏎ assistant:
 """
@@ -25,7 +25,7 @@ class ScriptedRendering:
     longest_token = 1
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
-        """Return the tokens of a conversation, up to where the answer begins."""
+        """Return the tokens of a conversation, up to the beginning of the answer."""
         offered = f"tools: {json.dumps([asdict(tool) for tool in tools])}\n" if tools else ""
         return self.plain(offered + lines_of(messages) + "assistant: ")
 
@@ -54,7 +54,7 @@ class ScriptedRendering:
         return grammar_of(form, tools, CALLS, None)
 
     def plain(self, text: str, special_tokens: bool = False) -> tuple[int, ...]:
-        """Return the tokens of `text` alone: none are put around it."""
+        """Return the tokens of only `text`: none are added around it."""
         return tuple(text.encode())
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -62,5 +62,5 @@ class ScriptedRendering:
         return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """Return what a token adds to the text."""
+        """Return a token's text."""
         return b"" if token == END_OF_TURN else bytes((token,))

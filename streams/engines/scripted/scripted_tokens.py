@@ -1,9 +1,9 @@
 """Answer generations by the script, a token a step, without weights: thousands of calls a second.
 
-    prompt tokens = bytes ──► the script's replies, else an echo ──► bytes, END_OF_TURN ──► streams, by turns
+    prompt tokens = bytes ──► the script's replies, else an echo ──► bytes, END_OF_TURN ──► streams, in turn
 
-The same thread, admission and cancelling as with a model, so what is measured or tested here is everything around one.
-A constraint holds here, too: the script's reply as far as it is allowed, and then the tokens that end it soonest.
+Thread, admission and cancelling are the same as with a model, so this measures and tests everything around one. A
+constraint applies here, too: the allowed part of the script's reply, and then the tokens that end it soonest.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from streams.errors import EventError
 from streams.settings.model import Settings
 
 LONGEST_NAP_S = 0.001
-"""While every row waits for its latency: new rows and cancelled ones are looked at so often."""
+"""How often new and cancelled rows are checked while every row waits for its latency."""
 
 
 @dataclass(slots=True)
 class ScriptedRow:
-    """A stream and the answer it is going to get."""
+    """A stream and its coming answer."""
 
     stream: TokenStream
     next_at: float  # monotonic seconds
@@ -83,12 +83,12 @@ class ScriptedTokenEngine:
         return self._loop.submit(TokenStream(generation))
 
     def score(self, version: int, tokens: tuple[int, ...], top: int) -> TextScores:
-        """Refuse: what a script answers has no likelihood."""
+        """Refuse: a script's answers have no likelihood."""
         error = "policy.engine=scripted has no weights, so it cannot say how likely a text is"
         raise EventError(f"{error}; use policy.engine=transformers", reason="cannot_score")
 
     def counts(self) -> EngineCounts:
-        """Return what it is doing."""
+        """Return the present work."""
         return EngineCounts(rows_running=len(self._decoder.rows), tokens_drawn=self._decoder.tokens_drawn)
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class ScriptedDecoder:
         self.rows = deque(row for row in self.rows if row.stream is not stream)
 
     def step(self) -> None:
-        """Push a token to every row whose time has come."""
+        """Push a token to every row that is due."""
         now = time.monotonic()
         soonest = min((row.next_at for row in self.rows), default=now)
         if soonest > now:
@@ -165,7 +165,7 @@ class ScriptedDecoder:
 
 
 def reply(script: Script, generation: Generation) -> tuple[str, float]:
-    """Return what the script replies to a conversation, and the milliseconds from one of its tokens to the next."""
+    """Return the script's reply to a conversation, and the milliseconds between its tokens."""
     prompt = bytes(token for token in generation.prompt_token_ids if token < END_OF_TURN).decode(errors="replace")
     script = script.by(generation.version, "")
     matches = [(prompt.rfind(rule.when), rule) for rule in script.replies]
@@ -185,7 +185,7 @@ def _echo(prompt: str) -> str:
 
 
 def allowed_text(text: str, allowed: AllowedTokens, max_tokens: int) -> str:
-    """Return as much of `text` as is allowed, and then the shortest end there is; at most `max_tokens` of it."""
+    """Return the allowed part of `text`, and then the shortest possible end; at most `max_tokens`."""
     script, tokens = iter(text.encode()), list[int]()
     while len(tokens) < max_tokens:
         mask = allowed.mask()
@@ -208,7 +208,7 @@ def _shortest_end(mask: bytes) -> int:
 
 
 class ScriptedVocabulary:
-    """The scripted engine's vocabulary, as llguidance asks for one."""
+    """The scripted engine's vocabulary in llguidance's form."""
 
     eos_token_id, bos_token_id = END_OF_TURN, None
     tokens = (*(bytes((byte,)) for byte in range(END_OF_TURN)), b"<end of turn>")

@@ -3,13 +3,13 @@
     prompt ids, sampling ──► POST /v1/completions ──► n choices ──► model, prompt ids, lengths checked ──► [Completion]
                                                   └─► chunks ──► model, prompt ids, logprobs checked ──► tokens
 
-The request states everything that changes the distribution, also what is off: a server fills gaps from the model's
-generation_config.json, where some models have a top_k or a repetition penalty. A bias keeps ids that have a row and no
-token from being drawn. Text is decoded here from the token ids, the same way for every engine; tokens after an end of
-turn or a stop text are dropped.
+The request states everything that changes the distribution, including disabled options: a server fills gaps from the
+model's generation_config.json, where some models have a top_k or a repetition penalty. A bias keeps ids that have a row
+but no token from being drawn. Text is decoded here from the token ids, the same way for every engine; tokens after an
+end of turn or a stop text are dropped.
 
-The server draws, seeded by the task's seed or else the sampling id (slot i by seed + i, as vLLM counts): a repeated try
-draws the same tokens, so slow answers are not less likely to be kept. The draws differ from those of the `transformers`
+The server draws, seeded by the task's seed or else the sampling id (slot i by seed + i, as vLLM counts): a retry draws
+the same tokens, so slow answers are not less likely to be kept. The draws differ from those of the `transformers`
 engine, and may differ between servers by rounding.
 """
 
@@ -30,25 +30,25 @@ from streams.engines.token_stream import Drawn, Generation
 from streams.errors import BadAnswer, ServerError
 
 COLDEST = 0.01
-"""vLLM silently raises a temperature between 0 and this to this."""
+"""vLLM silently raises a positive temperature below this to it."""
 SEED_BITS = 62
-"""vLLM takes a signed 64-bit seed, and adds the slot to it."""
+"""vLLM accepts a signed 64-bit seed, and adds the slot to it."""
 FLOORED = -9000.0
 """vLLM writes -9999 for a logprob of minus infinity, which no drawn token has."""
 SLACK = 1e-4
 """A logprob may be this far above 0 by rounding (nats); it counts as 0."""
 NEVER = -100
-"""The least bias of a logit that vLLM takes."""
+"""The lowest bias of a logit that vLLM accepts."""
 
 
 def seed_of(draw_key: str) -> int:
-    """Return the seed of slot 0 of what has this key, 0 to 2^62 - 1."""
+    """Return the seed of slot 0 for this key, 0 to 2^62 - 1."""
     digest = hashlib.sha256(draw_key.encode()).digest()
     return int.from_bytes(digest[:8], "big") >> (64 - SEED_BITS)
 
 
 def completions_body(request: SamplingRequest, prompt: Sequence[int], room: int, table: TokenTable) -> dict[str, Any]:
-    """Return the request for all slots of a task, without the model; `room` is the most tokens of each."""
+    """Return the request for all slots of a task, without the model; `room` is the maximum tokens of each."""
     sampling = request.sampling
     return {
         **_sampling_body(sampling, prompt, room, table),
@@ -61,7 +61,7 @@ def completions_body(request: SamplingRequest, prompt: Sequence[int], room: int,
 def stream_body(generation: Generation, room: int, table: TokenTable) -> dict[str, Any]:
     """Return the request for one streamed answer, without the model.
 
-    Without its stop texts: the reader of the tokens looks for them as every engine does, and ends the request.
+    It has no stop texts: the reader of the tokens looks for them, as in every engine, and ends the request.
     """
     return {
         **_sampling_body(generation.sampling, generation.prompt_token_ids, room, table),
@@ -79,7 +79,7 @@ def _sampling_body(sampling: Sampling, prompt: Sequence[int], room: int, table: 
         "temperature": sampling.temperature,
         "top_p": sampling.top_p if sampling.temperature > 0 else 1.0,
         "stop_token_ids": sorted(table.ends),
-        "logprobs": 0,  # of the drawn token alone
+        "logprobs": 0,  # of only the drawn token
         "return_token_ids": True,
         **bias,
         **PLAIN,
@@ -87,7 +87,7 @@ def _sampling_body(sampling: Sampling, prompt: Sequence[int], room: int, table: 
 
 
 def _choice_count(request: SamplingRequest) -> int:
-    """Return how many choices to request: greedy answers are equal, and vLLM gives one."""
+    """Return the number of choices to request: greedy answers are equal, and vLLM gives one."""
     return request.task.group_size if request.sampling.temperature > 0 else 1
 
 
@@ -103,7 +103,7 @@ PLAIN = {
     "add_special_tokens": False,
     "skip_special_tokens": True,
 }
-"""What would change the distribution or the prompt, each turned off."""
+"""Options that would change the distribution or the prompt, each turned off."""
 
 
 def needs_processed(sampling: Sampling, table: TokenTable) -> bool:
@@ -126,7 +126,7 @@ def processed_needed(sampling: Sampling, table: TokenTable, url: str) -> str:
 
 
 def unanswerable(sampling: Sampling) -> str | None:
-    """Return why no vLLM server can draw like this, None if one can."""
+    """Return why no vLLM server can draw like this, or None."""
     if 0 < sampling.temperature < COLDEST:
         return (
             f"temperature {sampling.temperature:g} is one that vLLM raises to {COLDEST:g} in silence; ask for 0 "
@@ -236,7 +236,7 @@ def _check_prompt(choice: dict[str, Any], prompt: Sequence[int]) -> None:
 
 
 def prompt_logprobs(answer: Any, *, model: str, prompt: Sequence[int]) -> list[float]:
-    """Return the logprob of every prompt token but the first. Raises BadAnswer if one is missing."""
+    """Return the logprob of every prompt token except the first. Raises BadAnswer if one is missing."""
     _check(isinstance(answer, dict) and answer.get("model") == model, f"it is no answer of model {model!r}")
     try:
         choice = answer["choices"][0]

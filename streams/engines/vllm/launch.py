@@ -31,9 +31,9 @@ BASE = "base"
 """The server's name for the base model."""
 MODULE = "vllm.entrypoints.openai.api_server"
 START_S = 300.0
-"""Until it answers; half a minute for a small model on a CPU."""
+"""Time limit until it answers; a small model on a CPU takes half a minute."""
 QUOTED_LINES = 30
-"""Lines of its output that an error quotes."""
+"""Number of lines of its output that an error quotes."""
 
 
 def python_with_vllm() -> Path:
@@ -67,7 +67,7 @@ def command(python: Path, model: Path, port: int, *, rank: int, options: Sequenc
 
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What --max-lora-rank may be."""
+"""Allowed values of --max-lora-rank."""
 
 
 def environment() -> dict[str, str]:

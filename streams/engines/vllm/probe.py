@@ -1,18 +1,18 @@
 """Detect which weights a server answers with, from the logprobs of a fixed text.
 
-    base, adapter ──► one forward pass here ──► what the adapter changes, predicted ──┐
+    base, adapter ──► one forward pass here ──► the adapter's change, predicted ──────┐
                                                                                       ├──► served, or not
-    server ──► prompt_logprobs of the base and of the adapter ──► what it changed ────┘
+    server ──► prompt_logprobs of the base and of the adapter ──► its change ─────────┘
 
 A server lists an adapter once it is loaded; whether it applies it shows only in the numbers. The change from base to
 adapter is compared, so that the server's own rounding (bfloat16, other kernels) partly cancels. Three root mean squares
 over the tokens of the text decide, in nats:
 
-    moved     what the server changed                  less than a quarter of `size`: it answered with the base
-    apart     by how much that is not as predicted     more than it may be: it answered with something else
-    size      the predicted change                     next to nothing (B = 0, say): nobody could tell, so not refused
+    moved     the server's change                      less than a quarter of `size`: it answered with the base
+    apart     its difference from the prediction       above the limit: it answered with something else
+    size      the predicted change                     almost 0 (such as B = 0): undetectable, so not refused
 
-`apart` may be four times the noise, which is how far the server's base is from ours, or a tenth of the size.
+`apart` may be four times the noise, which is the distance of the server's base from ours, or a tenth of the size.
 
 It cannot detect a server that answers probes with other weights than tasks. Under bfloat16 it cannot tell versions that
 differ by less than the rounding, nor a base if other requests in the same batch alter the rounding by more.
@@ -34,18 +34,18 @@ REPLY = (
     "51. Adding from the left, 12 and 34 make 46, and 5 more make 51. A list of three words: river, yellow, seven. "
     "In other news, the weather was said to be mild, 20 degrees by noon, so 8 of the 15 boats left the harbour."
 )
-"""Sums, prose and numbers, so that whatever an adapter changes shows somewhere."""
+"""Sums, prose and numbers, so that any change by an adapter shows somewhere."""
 MOST_TOKENS = 128
-"""Of the probe; one prefill."""
+"""Tokens of the probe; one prefill."""
 NOISE_FLOOR = 1e-4
 """Nats by which two correct implementations differ in float32; measured noise counts as at least this."""
 SAME_BASE = 0.25
-"""Root mean square in nats up to which two sets of base logprobs are of one model: bfloat16 stays below a third of it,
-another model or another tokenizer is off by whole nats."""
+"""Root mean square in nats up to which two sets of base logprobs belong to one model: bfloat16 stays below a third of
+it, another model or another tokenizer is off by whole nats."""
 MOVED = 0.25
-"""A server that changed less than this share of the predicted size changed nothing."""
+"""A change below this share of the predicted size counts as none."""
 APART, NEAR = 4.0, 0.1
-"""A change may differ from the predicted one by APART times the noise, or by NEAR of its size."""
+"""A change may differ from the predicted one by APART times the noise, or by the share NEAR of its size."""
 
 
 class Probe:
@@ -58,7 +58,7 @@ class Probe:
         self.base_logprobs = self._logprobs()
 
     def logprobs(self, adapter: Path) -> list[float]:
-        """Return the logprob of each token but the first under the adapter. Raises EventError (bad_adapter)."""
+        """Return the logprob of each token except the first under the adapter. Raises EventError (bad_adapter)."""
         from streams.engines.local.lora import BatchedLora, read_lora
 
         lora = BatchedLora(self._model)
@@ -107,7 +107,7 @@ class WeightChange:
 
 
 def noise(expected: Sequence[float], reported: Sequence[float]) -> float:
-    """Return by how much a server's logprobs differ from the expected ones, nats, root mean square.
+    """Return the root mean square difference, in nats, of a server's logprobs from the expected ones.
 
     >>> noise([-1.0, -2.0], [-1.5, -1.5])
     0.5

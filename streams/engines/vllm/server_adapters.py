@@ -44,16 +44,16 @@ log = logging.getLogger("streamward.vllm")
 
 MOST_THREADS = 256
 UNLOAD_S = 5.0
-"""An adapter that a server does not unload within this stays loaded, which only costs memory."""
+"""Time limit for a server to unload an adapter; if exceeded, it stays loaded, which only costs memory."""
 
 
 class VllmAdapters:
-    """The servers in `policy.servers`, and what they serve. One thread at a time puts and loads."""
+    """The servers in `policy.servers`, and their adapters. One thread at a time puts and loads."""
 
     def __init__(self, policy: Policy, base: Base) -> None:
         """Verify the servers with `base`; nothing else may run its model until `close`.
 
-        Raises SettingsError if one wants another key, has no model to ask for, serves another base than model.base, or
+        Raises SettingsError if one requires another key, has no model, serves another base than model.base, or
         the folder cannot be written; if none reports the logprobs that model.base needs; StreamwardError if none
         answers.
         """
@@ -121,7 +121,7 @@ class VllmAdapters:
             raise not_served(loaded, exc, served) from exc
 
     def load_now(self, loaded: Loaded) -> None:
-        """Have at least one server serve the adapter, and wait for none that is unreachable.
+        """Have at least one server serve the adapter, without waiting for unreachable ones.
 
         Raises EventError: not_served, or store_unreachable if one that could not be asked may serve it later.
         """
@@ -138,10 +138,10 @@ class VllmAdapters:
         raise not_served(loaded, failures[-1], 0) from failures[-1]
 
     def request(self, server: VllmServer, loaded: Loaded | None, sampling: Sampling, send: Callable[[str], T]) -> T:
-        """Return what `send` does with the model's name, once this server is verified to serve `loaded`.
+        """Return the result of `send` with the model's name, once this server is verified to serve `loaded`.
 
-        Raises WrongModel if the server cannot draw like this, BadAnswer if it has lost the adapter, and whatever
-        `Proof.ready` and `send` raise.
+        Raises WrongModel if the server cannot draw like this, BadAnswer if it has lost the adapter, and the errors of
+        `Proof.ready` and `send`.
         """
         model = self.proof.ready(server, loaded)
         table = self.prompts.token_table
@@ -173,7 +173,7 @@ class VllmAdapters:
         return any(loaded.name in server.verified for server in self.servers.servers)
 
     def _verify_everywhere(self, loaded: Loaded | None) -> list[ModelServerError]:
-        """Load and verify on every server ahead of its first task, as far as possible, and return the failures."""
+        """Try to load and verify on every server ahead of its first task, and return the failures."""
         failures = self._loaders.map(lambda server: self._verify(server, loaded), self.servers.servers)
         return [failure for failure in failures if failure is not None]
 

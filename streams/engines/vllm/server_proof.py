@@ -1,10 +1,10 @@
-"""Verify a vLLM server before use: which base, which logprobs, and which adapter it serves.
+"""Verify a vLLM server before use: its base, its kind of logprobs, and its adapter.
 
     server ──► the models it lists ──► its base on the probe ──► logprobs of the draw? ──► introduced
                                        an adapter: loaded, listed, as predicted on the probe ──► verified
 
 Results, failures included, are remembered until the server was unreachable or has lost an adapter, which is when it may
-have been restarted: asking again would not change its weights.
+have been restarted: another request would not change its weights.
 
 An adapter that another agent loaded under our name (which carries the hash of the files) with other bytes is refused,
 not replaced: vLLM caches prompt prefixes by name.
@@ -27,9 +27,9 @@ from streams.settings.model import Policy
 log = logging.getLogger("streamward.vllm")
 
 UNSURE = -0.05
-"""Nats; a first token at most this likely shows whether logprobs are before or after top_p."""
+"""Nats; a first token with at most this logprob shows whether logprobs are before or after top_p."""
 PROBED = (3, 6, 12, 24, 48, 96)
-"""Lengths of prefixes of the probe to try, until the model is unsure of the next token."""
+"""Lengths of prefixes of the probe, tried until the model is unsure of the next token."""
 
 
 @dataclass(eq=False, slots=True)
@@ -47,19 +47,18 @@ class Proof:
     """Verifies servers. Threads share it."""
 
     def __init__(self, policy: Policy, probe: Probe | None, prompts: Prompts) -> None:
-        """`probe` has the predictions of our own weights; without it, what a server lists is trusted."""
+        """`probe` has the predictions of our own weights; without it, a server's list is trusted."""
         self.context_tokens = prompts.context_tokens
-        """Context length that model.base and every server verified so far have."""
+        """Context length of model.base and every server verified so far."""
         self._policy, self._probe = policy, probe
         self._ids = probe.tokens if probe else prompts.plain(QUESTION)
         without_token = len(prompts.token_table.without_token)
         self._padding = f"; {without_token} ids without a token have a share in them" if without_token else ""
 
     def ready(self, server: VllmServer, loaded: Loaded | None) -> str:
-        """Return the model name to ask for, once `server` is verified to serve `loaded` (None: the base) under it.
-
-        Raises WrongModel if it does not, SettingsError if it takes no adapters, ServerUnavailable if it does not
-        answer, BadAnswer if what it sends cannot be checked.
+        """Return the model name to request, once `server` is verified to serve `loaded` (None: the base) under it.
+        Raises WrongModel if it does not, SettingsError if it accepts no adapters, ServerUnavailable if it does not
+        answer, BadAnswer if its answer cannot be checked.
         """
         with server.lock:
             for adapter in ("", loaded.name if loaded else ""):
@@ -78,7 +77,7 @@ class Proof:
             return loaded.name if loaded else str(server.base)
 
     def _introduce(self, server: VllmServer) -> None:
-        """Find out the name of its base, whether it is model.base, and which logprobs it reports."""
+        """Find the name of its base, and check that it is model.base and which logprobs it reports."""
         cards = _cards(server)
         bases = [name for name, card in cards.items() if not card.get("parent")]
         expected = self._policy.server_model
@@ -166,10 +165,9 @@ class Proof:
         return prompt_logprobs(answer, model=model, prompt=self._ids)
 
     def _reports_processed(self, server: VllmServer, model: str) -> bool:
-        """Return whether its logprobs are those after temperature and top_p. Raises WrongModel if they are no logprobs.
-
-        With a top_p near 0 one token is left: its logprob is 0 after top_p, and what greedy decoding reports before.
-        If the model is too sure at every length tried, they are taken for those before.
+        """Return whether its logprobs are those after temperature and top_p. Raises WrongModel if they are not
+        logprobs. With a top_p near 0 one token is left: its logprob is 0 after top_p, and that of greedy decoding
+        before. If the model is too sure at every length tried, they count as those before.
         """
         for length in PROBED:
             body = {"model": model, "prompt": list(self._ids[:length]), "max_tokens": 1, "logprobs": 1, **PLAIN}
@@ -183,11 +181,11 @@ class Proof:
 
 
 def _cards(server: VllmServer) -> dict[str, dict[str, Any]]:
-    """Return what a server lists, by name."""
+    """Return a server's models, by name."""
     answer = server.ask("GET", "/v1/models")
     try:
         cards = {str(card["id"]): dict(card) for card in answer["data"]}
-        "".join(cards).encode()  # what cannot be sent names no model
+        "".join(cards).encode()  # a name that cannot be sent is not a model's
         return cards
     except (LookupError, TypeError, ValueError) as exc:
         raise BadAnswer(f"{server.url}/v1/models lists no models but {str(answer)[:100]!r}") from exc

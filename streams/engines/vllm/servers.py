@@ -1,4 +1,4 @@
-"""Requests to one of several vLLM servers over HTTP, retried where that may help.
+"""Requests to one of several vLLM servers over HTTP, retried if that may help.
 
     a task ──► the server its prompt hashes to (rendezvous), or the least busy one ──► at most N in flight ──► answer
                   ▲                                                                                             │
@@ -8,8 +8,8 @@ The same prompt goes to the same server, which has its beginning in its prefix c
 own prompts move. A server that does not answer is paused and asked again later, up to a limit. `Retry-After` sets the
 pause: nothing is sent to the server meanwhile, which is the back-pressure.
 
-Name the servers themselves: a proxy in front of several looks like one server, and forgets on which of them it loaded
-an adapter.
+List the servers themselves: a proxy in front of several looks like one server, and forgets which of them loaded an
+adapter.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 8.0
 LONGEST_RETRY_AFTER_S = 60.0
 FAR_OFF = 4
-"""A server with this many more tasks in flight than the least busy one gives its prompt away."""
+"""A server with this many more tasks in flight than the least busy one loses its prompt to that."""
 HEALTH_TIMEOUT_S = 5.0
 CONNECT_S = 5.0
-"""A reachable machine accepts a connection at once, however busy its server is."""
+"""Time limit for a connection, which a reachable machine accepts at once, however busy its server is."""
 BUSY = {429, 502, 503, 504}
 
 
@@ -69,7 +69,7 @@ class VllmServer:
         self._answers, self._is_alone = 0, False
 
     def forget(self) -> None:
-        """Forget all that was verified: it may be another process than before."""
+        """Forget all verified facts: it may be another process now."""
         self.base: str | None = None
         """Its name for the base model; None: not verified yet."""
         self.base_logprobs: list[float] = []  # of the probe
@@ -83,7 +83,7 @@ class VllmServer:
         return self.base is not None and not self.is_processed
 
     def is_paused(self) -> bool:
-        """Return whether nothing should be sent to it now."""
+        """Return whether it is paused."""
         return self.paused_until > time.monotonic()
 
     @contextmanager
@@ -102,7 +102,7 @@ class VllmServer:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Be an answer in progress; it begins when no thread holds the server `alone`."""
+        """Count as an answer in progress, once no thread holds the server `alone`."""
         with self._turns:
             self._turns.wait_for(lambda: not self._is_alone)
             self._answers += 1
@@ -115,7 +115,7 @@ class VllmServer:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Let the answers in progress end, and hold those that come.
+        """Let the answers in progress end, and hold new ones.
 
         vLLM 0.32.0 exits on a CPU when a request for the logprobs of a prompt shares a step with an adapter's answers.
         """
@@ -154,8 +154,8 @@ class VllmServer:
     ) -> Any:
         """Return its answer, decoded if it is JSON. `timeout_s` defaults to policy.server_timeout_s.
 
-        `trace` is passed on to a server that is traced too. Raises ModelServerError, in any of its branches but
-        WrongModel; SettingsError if it wants another key.
+        `trace` is passed on to a server that is traced too. Raises ModelServerError, in any of its branches except
+        WrongModel; SettingsError if it requires another key.
         """
         limit_s = timeout_s or self._timeout_s
         request: dict[str, Any] = {"json": body, "headers": http_headers_of(trace)}
@@ -171,8 +171,8 @@ class VllmServer:
     ) -> Generator[Any, None, None]:
         """Yield the events of a streamed answer as they come; close it early, and the server stops.
 
-        `begun` gets what ends the request from another thread. Raises as `ask` does, and BadAnswer if the answer ends
-        without saying so.
+        `begun` gets a function that ends the request from another thread. Raises as `ask` does, and BadAnswer if the
+        answer breaks off.
         """
         with self._in_time(path, self._timeout_s) as (deadline, limits):
             begun(deadline)
@@ -204,7 +204,7 @@ class VllmServer:
             ) from exc
 
     def _check(self, response: httpx.Response, path: str) -> None:
-        """Raise the error that an unsuccessful response means."""
+        """Raise the error for an unsuccessful response."""
         if response.status_code == 200:
             self.falls = 0
             return
@@ -256,9 +256,9 @@ class VllmServers:
     def run(self, key: bytes, job: Callable[[VllmServer], T]) -> T:
         """Return the result of `job` on the server that `key` belongs to, or on another one.
 
-        On ServerUnavailable it waits, up to the time that all tries may take. ServerError and BadAnswer are tried
-        again, elsewhere if possible. On WrongModel it uses the other servers. Raises the last of these when nothing
-        helps (StreamwardError for ServerUnavailable), and whatever else `job` raises.
+        On ServerUnavailable it waits, up to the time limit of all attempts. ServerError and BadAnswer are retried,
+        elsewhere if possible. On WrongModel it uses the other servers. Raises the last of these if all attempts fail
+        (StreamwardError for ServerUnavailable), and any other error of `job`.
         """
         deadline = time.monotonic() + self._outage_s
         tries, avoided, unfit = 0, None, list[VllmServer]()
@@ -315,7 +315,7 @@ def rendezvous(key: bytes, url: str) -> bytes:
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:
-    """Return the pause that the server asks for, None if it names none (or a date, which needs two clocks to agree)."""
+    """Return the pause that the server requests; None without one (or for a date, which needs two clocks to agree)."""
     try:
         seconds = float(response.headers.get("retry-after", ""))
     except ValueError:

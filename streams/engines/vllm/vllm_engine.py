@@ -16,8 +16,8 @@ that has rows without a token, are only answered by servers that are. On a CPU i
 well: version 0.32.0 ends when a seeded prompt is run in two parts there (it rewinds a generator that a CPU cannot
 rewind). launch.py starts a server with all of this.
 
-Rounds are not made of streams (vllm_tokens.py): one request for all slots of a task takes a ninth of the client's CPU
-time that a stream for each slot takes, with 12 tokens a slot, and a twentieth with 128; and it can be tried again as a
+Rounds are not made of streams (vllm_tokens.py): compared with a stream for each slot, one request for all slots of a
+task takes a ninth of the client's CPU time with 12 tokens a slot, and a twentieth with 128; and it can be retried as a
 whole, so that a server that fails in the middle of its answers loses no task.
 
 An agent killed by SIGKILL leaves its copies in policy.server_folder, and its names on the servers.
@@ -40,7 +40,7 @@ from streams.errors import BadAnswer, EventError, RequestRejected, ServerError, 
 from streams.settings.model import Settings
 
 CAPACITY = 4
-"""Versions of a policy that stay loaded: the primary, a candidate, the one before, and one that a task is pinned to."""
+"""Number of a policy's versions that stay loaded: the primary, a candidate, the previous one, and a pinned one."""
 
 
 class VllmEngine:
@@ -51,7 +51,7 @@ class VllmEngine:
     def __init__(self, settings: Settings, capacity: int | None = None) -> None:
         """Load the base (for the probe's predictions) and verify the servers. `capacity` versions stay loaded.
 
-        Raises SettingsError if one wants another key, has no model to ask for, serves another base than model.base, or
+        Raises SettingsError if one requires another key, has no model, serves another base than model.base, or
         the folder cannot be written; StreamwardError if none answers.
         """
         base = load_base(settings.model.model_copy(update={"device": "cpu"}))
@@ -117,7 +117,8 @@ class VllmEngine:
     def sample_mixed(self, parts: Sequence[EnginePart]) -> list[list[list[Completion]]]:
         """Answer requests of several versions in one round; see `MixedEngine`. Raises as `serve` and `sample`.
 
-        The base model answers apart: vLLM 0.32.0 on a CPU answers for it with the weights of adapters in the same step.
+        The base model answers separately: vLLM 0.32.0 on a CPU answers for it with the weights of adapters in the same
+        step.
         """
         loaded = [None if part.adapter is None else self._load(part.version, part.adapter) for part in parts]
         jobs: list[list[Future[list[Completion]]]] = [[] for _ in parts]

@@ -8,10 +8,8 @@
 A conversation goes to the same server each time (servers.py), which has its beginning in its prefix cache. The prompt
 is rendered here and sent as ids. Stop texts are looked for here, as the in-process engine does, so that the record does
 not depend on which engine answered. The draws do: vLLM has its own random numbers, seeded by draw key and slot. An
-answer of which a token was seen is not tried again: it ends with an error.
-
-Not covered: forms that are forced on an answer. vLLM's logprobs are those after its grammar has left tokens out, and
-the log has the policy's own.
+answer with a token that was already seen is not retried: it ends with an error. Not covered: forced forms of an answer.
+vLLM's logprobs are those after its grammar has removed tokens, but the log needs the policy's own.
 """
 
 from __future__ import annotations
@@ -62,11 +60,11 @@ class StreamedAnswer:
 
     @property
     def name(self) -> str:
-        """Of its adapter; empty for the base."""
+        """Name of its adapter; empty for the base."""
         return "" if self.loaded is None else self.loaded.name
 
     def begin(self, request: RequestDeadline) -> None:
-        """Take what ends the request; an answer that has ended meanwhile ends it."""
+        """Store the function that ends the request; call it if the answer has already ended."""
         self._request = request
         if self.stream.done:
             request.end()
@@ -91,7 +89,7 @@ class VllmTokenEngine:
         self.context_tokens, self.token_table = self._proof.context_tokens, base.token_table
         self._versions: dict[int, Loaded | None] = {0: None}
         self._lock, self._changing = threading.Lock(), threading.Lock()
-        """For what follows, and for loading and unloading on the servers."""
+        """Guards the fields below, and loading and unloading on the servers."""
         self._open = set[StreamedAnswer]()
         self._users = Counter[str]()
         """Open answers, by the name of their adapter."""
@@ -154,7 +152,7 @@ class VllmTokenEngine:
         return answer.stream
 
     def score(self, version: int, tokens: tuple[int, ...], top: int) -> TextScores:
-        """Refuse: vLLM's servers speak the protocol of scores themselves."""
+        """Refuse: vLLM's servers offer scores by their own protocol."""
         error = "policy.engine=vllm scores no texts here"
         way_out = (
             "send the call to a server of policy.servers, which answers echo itself, or use policy.engine=transformers"
@@ -162,7 +160,7 @@ class VllmTokenEngine:
         raise EventError(f"{error}; {way_out}", reason="cannot_score")
 
     def counts(self) -> EngineCounts:
-        """Return what it is doing; what a server's cache has, only the server knows."""
+        """Return the present work; the content of a server's cache is unknown here."""
         running = sum(server.in_flight for server in self._adapters.servers.servers)
         return EngineCounts(
             rows_running=running,
@@ -185,7 +183,7 @@ class VllmTokenEngine:
     # --- one answer --------------------------------------------------------------------------------------------------
 
     def _answer(self, answer: StreamedAnswer) -> None:
-        """Fill a stream, whatever happens."""
+        """Fill a stream, and end it in any case."""
         generation, stream = answer.stream.generation, answer.stream
         key = generation.conversation or str(generation.prompt_token_ids)
         try:
@@ -193,14 +191,14 @@ class VllmTokenEngine:
                 self._adapters.servers.run(key.encode(), lambda server: self._fill_from(server, answer))
         except StreamwardError as exc:
             stream.finish("error", error=str(exc))
-        except Exception as exc:  # whatever it is, the readers of the stream must be told
+        except Exception as exc:  # the readers of the stream must get any error
             log.exception("a generation failed")
             stream.finish("error", error=f"{type(exc).__name__}: {exc}")
         finally:
             self._forget(answer)
 
     def _fill_from(self, server: VllmServer, answer: StreamedAnswer) -> None:
-        """Have one server fill a stream. Raises what may be tried again, while nothing of the answer was seen."""
+        """Have one server fill a stream. Raises errors that allow a retry, while no token was seen."""
         stream = answer.stream
         if stream.done:
             return
@@ -217,7 +215,7 @@ class VllmTokenEngine:
                 server.pause(exc)
 
     def _stream(self, server: VllmServer, model: str, answer: StreamedAnswer) -> None:
-        """Push what a server draws, up to the end. Raises as `VllmServer.stream` does."""
+        """Push a server's tokens, up to the end. Raises as `VllmServer.stream` does."""
         stream, generation = answer.stream, answer.stream.generation
         prompt = generation.prompt_token_ids
         room = min(generation.sampling.max_tokens, self._proof.context_tokens - len(prompt))
