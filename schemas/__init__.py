@@ -1,1 +1,1 @@
-"""The words Streamward speaks: its events, their Avro schemas, and the bytes on the wire."""
+"""Streamward's events, their Avro schemas, and their bytes on the wire."""

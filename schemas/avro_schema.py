@@ -7,11 +7,11 @@
     dict[str, X] -> map            tuple[X, ...] -> array         X | None -> ["null", X], default null
     TokenIds, Logprobs, LossMask, Octets -> bytes, with their layout in the attribute `layout` and in the doc
 
-Bytes are only what is per token, and Octets. Fixed, decimal, uuid and time types are not used: bulk decoders cannot be
-trusted with them.
+Bytes are used only for values per token and for Octets. Fixed, decimal, uuid and time types are not used: bulk decoders
+do not handle them reliably.
 
-Not covered: unions of two non-null types, and enums (a new symbol would break older readers; a Literal is a string
-whose values are checked on both ends).
+Not covered: unions of two non-null types, and enums (a new symbol would break older readers; a Literal is a string with
+values that are checked on both ends).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from schemas.tokens import VIEWS
 
 NAMESPACE = "streamward"
 LAYOUT = "layout"
-"""The attribute of a `bytes` type that says how its items are stored; Avro ignores it."""
+"""The attribute of a `bytes` type that describes the layout of its items; Avro ignores it."""
 _PRIMITIVES: dict[type, str] = {str: "string", int: "long", float: "double", bool: "boolean"}
 
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 from schemas.events import AdvantagedGroup, ResponseTurn, Reward, Task, derive_id
 
 POLICY_LAG = "policy_lag"
-"""Metadata of a group sampled by adapters of another run: how many versions its sampler was behind the newest one when
+"""Metadata of a group sampled by adapters of another run: by how many versions its sampler was behind the newest when
 the group was complete. Version numbers of that run mean nothing in this one."""
 
 PINNED = "pinned_version"
-"""Metadata of a group whose task named the version that had to answer: that version."""
+"""Metadata of a group with a pinned task: the version that had to answer."""
 
 IMPORTED = "imported."
 """Prefix of the entries in a recipe that give the origin of an imported version."""
@@ -21,32 +21,33 @@ FRAMEWORK, FRAMEWORK_VERSION, TRAINED_BY = (
     IMPORTED + name for name in ("framework", "framework_version", "trained_by")
 )
 OPTIMIZER = "optimizer_state"
-"""The entry of a recipe whose step began with a fresh optimizer, after a version that was imported or tuned."""
+"""The recipe entry of a step that began with a fresh optimizer, after an imported or tuned version."""
 
 FEEDBACK = "feedback/"
 """Prefix of the source of a reward that is feedback on an answer. No task requests it, so no group waits for or counts
-it; it is in the log for queries and exports. Its `response_id` is the id of the answer: a response, a trajectory (the
+it; it is stored for queries and exports. Its `response_id` is the id of the answer: a response, a trajectory (the
 same id, if the trajectory is that of a task), or one turn."""
 FEEDBACK_VERSION = "feedback/1"
 """The `scorer_version` of such a reward."""
 
 THREAD = "thread"
-"""Metadata of a turn: the thread whose run it is, as the Agent Protocol has them."""
+"""Metadata of a turn: the thread of its run, in the sense of the Agent Protocol."""
 THREAD_TASK, TASK_PARTS = "task_id", "task_parts"
-"""Metadata of a `changed` event of a thread: the task that its messages are of, and which parts of it, `question` and
-`answer`, the thread then has."""
+"""Metadata of a `changed` event of a thread: the task of its messages, and the parts of it, `question` and `answer`,
+that the thread then has."""
 FAILED_TOOLS = "failed_tools"
-"""Metadata of a turn: the ids of the calls whose results its client sent as failed, a JSON array."""
+"""Metadata of a turn: the ids of the calls with results that its client sent as failed, a JSON array."""
 
 CONTAMINATION_ALLOWED_BY = "contamination_allowed_by"
-"""Metadata of a job and of its tasks, a version or a data set: who let it train on questions that a suite holds out."""
+"""Metadata of a job and its tasks, a version or a data set: the user who allowed training on a suite's held-out
+questions."""
 
 TOOL_IDS = "tool_ids"
 """Metadata of a task or an agent: the tools of the registry that it names, each as ID@DIGEST."""
 
 
 def tool_ids(metadata: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the ids of the registered tools that metadata name.
+    """Return the ids of the registered tools in metadata.
 
     >>> tool_ids({TOOL_IDS: "sums@2c26 docs.search@b46b"})
     ('sums', 'docs.search')
@@ -55,37 +56,37 @@ def tool_ids(metadata: Mapping[str, str]) -> tuple[str, ...]:
 
 
 SOURCE_SHA256 = "formula_sha256", "credit_sha256"
-"""Metadata of a group whose formula or credit rule is a function of the user's own: the checksum of its source file."""
+"""Metadata of a group with a user's own formula or credit rule: the checksum of its source file."""
 
 UNCHANGED = "unchanged"
-"""The metric of a `trained` event that is 1 if the version answers as its parent does: none of its weights changed."""
+"""The metric of a `trained` event that is 1 if the version answers like its parent: none of its weights changed."""
 
 OUTSIDE = "outside_model"
-"""Why a batch leaves out a group that an outside model answered: there are no tokens of it to train on."""
+"""Why a batch leaves out a group that an outside model answered: it has no tokens to train on."""
 
 OUTSIDE_ENGINE = "outside"
-"""The `engine` of a response that an outside model gave: it has a text, and counts of tokens that its server made."""
+"""The `engine` of an outside model's response, which has a text, and token counts from its server."""
 
 COST = "cost_usd"
-"""What something cost: a component of a score, as a judge's has it, and metadata of a response of an outside model."""
+"""The cost: a component of a score, such as a judge's, and metadata of an outside model's response."""
 
 SELFPLAY_RUN = "selfplay_run"
-"""Metadata of a task of self-play: the crossing that is its run."""
+"""Metadata of a self-play task: the crossing that runs it."""
 SELFPLAY_TASKS = "tasks"
-"""Evidence of such a crossing: how many tasks its run asks."""
+"""Evidence of such a crossing: the number of tasks in its run."""
 
 UNRANKED = "unranked"
-"""Why a slot has no score where a source compares all responses to a task: one of its siblings never came."""
+"""Why a slot has no score if a source compares all responses to a task: a sibling never came."""
 
 ABSTAINED = "abstained"
 """Why a slot has no score: none of its sources has an opinion."""
 
 UNSCORED = ("response_failed", "score_failed", "unanswered", UNRANKED, "unscored", ABSTAINED)
-"""Reasons to leave out a slot that has no score; any other reason is that of a whole dropped group."""
+"""Reasons to leave out a slot that has no score; any other reason applies to a whole dropped group."""
 
 
 SCORELESS = ("score_failed", "no_judge", "module_not_listed")
-"""Reasons of dead letters of the scoring stage: the response has no score, and can still get one."""
+"""Reasons of dead letters of the scoring stage: the response has no score, but can still get one."""
 
 
 def trained_elsewhere(recipe: Mapping[str, str]) -> str | None:
@@ -106,13 +107,13 @@ class RatedAnswer(NamedTuple):
     task_id: str
     policy: str
     slot: int
-    """0 where no task was submitted."""
+    """0 if no task was submitted."""
     created_at: int
-    """Milliseconds since the epoch: no opinion of it is older."""
+    """Milliseconds since the epoch: feedback cannot be older."""
 
 
 def feedback(answer: RatedAnswer, value: float, *, source: str, reason: str | None, now_ms: int) -> Reward:
-    """Return feedback as a reward. Each source gives one reward to an answer."""
+    """Return feedback as a reward. Each source gives an answer one reward."""
     name = FEEDBACK + source
     return Reward(
         reward_id=derive_id(answer.answer_id, name),
@@ -129,7 +130,7 @@ def feedback(answer: RatedAnswer, value: float, *, source: str, reason: str | No
 
 
 def tool_failures(turns: Sequence[ResponseTurn]) -> tuple[int, int]:
-    """Return how many tool calls the environment could not use, and how many of these one followed which it could.
+    """Return the number of tool calls that the environment could not use, and of those that a usable one followed.
 
     >>> call = lambda number, ok: ResponseTurn(number=number, start=0, end=0, tool="add", ok=ok)
     >>> tool_failures([call(0, False), call(1, True), call(2, False)])
@@ -153,18 +154,18 @@ def has_scores(group: AdvantagedGroup) -> bool:
 
 
 EARLIEST_MS, LATEST_MS = 1_293_840_000_000, 4_102_444_800_000
-"""The years 2011, before Kafka, and 2100: a record time outside is one in seconds or microseconds, or none."""
+"""The years 2011, before Kafka, and 2100: a record time outside is in seconds or microseconds, or missing."""
 
 
 def task_time_ms(task: Task, timestamp_ms: int) -> int:
-    """Return when a task was recorded: the time of its record, or if that can be none, of the task itself."""
+    """Return when a task was recorded: the time of its record, or if that is impossible, of the task itself."""
     return timestamp_ms if EARLIEST_MS <= timestamp_ms < LATEST_MS else task.created_at
 
 
 def deadline_ms(task: Task, timestamp_ms: int, default_s: float) -> int | None:
     """Return the time (ms since the epoch) after which nothing recorded counts for `task`; None if none is known.
 
-    A task without a deadline of its own gets `default_s` seconds (0: no limit) from the timestamp of a record, so that
+    A task without its own deadline gets `default_s` seconds (0: no limit) from the timestamp of a record, so that
     every reader computes the same: its own record, or for a `train` task, which may be held back for the trainer, its
     first response that counts. Until then a `train` task waits, however long.
     """

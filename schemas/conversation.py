@@ -1,10 +1,10 @@
-"""Messages and tools as they come from outside, read in one way at every entrance.
+"""Parse messages and tools from outside, in the same way at every entry point.
 
     a task's line, an example to tune on, a question of a job, a call of chat ──► MessageIn ──► Message
 
-Both writings of a call are read: OpenAI's, with `function`, and a task's own, {"id", "name", "arguments"}. Null is
-absent, `developer` is `system`, parts of text are joined by line breaks, and empty arguments are `{}`. Images, sound,
-refusals, and arguments that are no object are refused.
+Both forms of a call are read: OpenAI's, with `function`, and a task's own, {"id", "name", "arguments"}. Null is absent,
+`developer` is `system`, parts of text are joined by line breaks, and empty arguments are `{}`. Images, sound, refusals,
+and arguments that are not an object are refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MEDIA = frozenset(
         *("file", "input_file", "document"),
     }
 )
-"""Types of parts that are no text."""
+"""Types of parts that are not text."""
 
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ Content = Annotated[list[Part], BeforeValidator(_parts, json_schema_input_type=s
 
 
 class JsonTextBudget:
-    """How many values the JSON texts in a value may have together; the `context` in which it is validated."""
+    """Maximum number of values in the JSON texts of a value, together; the `context` of its validation."""
 
     def __init__(self, values: int) -> None:
         self._left = values

@@ -1,14 +1,14 @@
-"""Events to the plain values that an Avro encoder takes, and back from those that a decoder gives.
+"""Convert events to the plain values for an Avro encoder, and back from those of a decoder.
 
     event ──► checked ──► dicts, lists, numbers, text, bytes ──► raised ──► event
-                └─ EncodeError, with the path to the field         └─ the same, for what a decoder lets through
+                └─ EncodeError, with the path to the field         └─ the same, for values that a decoder accepts
 
-Python's types promise nothing at run time, and a decoder checks less than an encoder should: a bool in place of a
+Python's types guarantee nothing at run time, and a decoder checks less than an encoder should: a bool instead of a
 number, a NaN, a 33rd bit and half a token are caught here. Rules between fields are in `schemas.events.problems`.
 
 Each dataclass has two functions, one for each way. Their code is generated from its fields, as `dataclasses` generates
 `__init__`, since every record passes one of them: the usual value of a field is recognised in place, any other is given
-to the careful function of its type. Only when that refuses it, the path to the field is found.
+to the careful function of its type. Only if that refuses it, the path to the field is determined.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from schemas.tokens import VIEWS
 
 
 class EncodeError(ValueError):
-    """A value is not what its schema says; the message names the field."""
+    """A value does not match its schema; the message names the field."""
 
 
 class _Wrong(Exception):
@@ -32,7 +32,8 @@ class _Wrong(Exception):
 
 
 def to_plain(event: Any) -> dict[str, Any]:
-    """Return the plain values of an event, for fastavro. Raises EncodeError: field, what is expected, what it holds."""
+    """Return the plain values of an event, for fastavro. Raises EncodeError with the field, the expected and the actual
+    value."""
     kind: Any = type(event)
     try:
         return _lowering(kind)(event)
@@ -183,7 +184,7 @@ def _item(shape: Shape) -> Shape:
 
 
 class _Source:
-    """The body of a function that is being generated, and the objects that it names."""
+    """The body of a generated function, and the objects that it names."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -249,7 +250,7 @@ def _refuse() -> None:
 
 
 SURE = 1e308
-"""Up to here a float is certainly finite, and a NaN is not up to here."""
+"""A float of at most this is certainly finite, and a NaN fails this comparison."""
 
 
 @cache
@@ -285,7 +286,7 @@ def _raise_plain(shape: Shape, value: str, source: _Source) -> str:
     if _is_record(base):
         return f"{source.name(_raising(base))}({value})"
     if base in (str, bool) or (base is dict and _item(shape).base is str):
-        return value  # a decoder gives nothing else
+        return value  # a decoder gives no other value
     usual = {
         int: f"{_bounds(shape)[0]} <= {value} <= {_bounds(shape)[1]}",
         float: f"{-SURE!r} <= {value} <= {SURE!r}",

@@ -2,22 +2,20 @@
 
     Task ──► Response ──► Reward ──► AdvantagedGroup ──► Batch ──► AdapterEvent
        └─► Turn ─┘               ▲ GroupControl                    DeadLetter (from anywhere)
-           TrajectoryEvent, AgentEvent: whose turns they are
-    ExperimentEvent: a replay of others, in a log of its own
-    JobEvent: training that somebody ordered, and how far it is; what a tenant has spent in a month that is closed
-    CurationEvent, DatasetEvent, TriggerEvent: which runs are good enough to learn from, the data sets made of them, and
-    what started a retraining
-    TrainingCall, TrainingResult: what a training loop of somebody else's calls for, one call at a time, and its answers
-    SampleEvent, QueueEvent: samples of another trainer's queue, and who may write to it
-    PromptEvent: versions of a prompt, and which of them a name means
-    MemoryEvent, ThreadEvent: what agents remember, and conversations with them, run by run
-    ToolEvent: tools that tasks and agents name, their endpoints, and which description a person accepted
-    AccessEvent, RequestEvent: who may call, and as what; who did, and what came of it
+           TrajectoryEvent, AgentEvent: the run and the agent of turns
+    ExperimentEvent: a replay of others, in a log of its own JobEvent: ordered training, and its progress; a tenant's
+    spending in a closed month CurationEvent, DatasetEvent, TriggerEvent: runs that are good enough to learn from, the
+    data sets made of them, and the cause of a retraining TrainingCall, TrainingResult: the calls of a third-party
+    training loop, one at a time, and their results SampleEvent, QueueEvent: samples of another trainer's queue, and the
+    right to write to it PromptEvent: versions of a prompt, and the version of each name MemoryEvent, ThreadEvent: the
+    memory of agents, and conversations with them, run by run ToolEvent: tools that tasks and agents name, their
+    endpoints, and the accepted descriptions AccessEvent, RequestEvent: principals and their roles; their requests, and
+    the outcomes
 
-These frozen dataclasses are the only definition of an event. The Avro files in `avro/` are derived from them
-(`python -m schemas.generate`), `lock.json` gives each its id for ever, and a test fails when the two drift. Times are
-milliseconds since the epoch, UTC. Ids are derived from what a record is about (UUID version 5, RFC 9562 section 5.5),
-so the same fact sent twice has the same id.
+These frozen dataclasses are the only definition of an event. The Avro files in `avro/` are derived from them (`python
+-m schemas.generate`), `lock.json` gives each its id for ever, and a test fails when the two drift. Times are
+milliseconds since the epoch, UTC. Ids are derived from a record's subject (UUID version 5, RFC 9562 section 5.5), so
+the same fact sent twice has the same id.
 
 `problems(event)` has the rules that a type cannot express, and is called both before a write and after a read. Whether
 an event agrees with its siblings takes two events, so the stage that has both decides.
@@ -247,7 +245,8 @@ EVENTS: tuple[type[Event], ...] = (
 
 
 def problems(event: Event) -> Iterator[str]:
-    """Return one sentence for each rule `event` breaks: what, expected and got, and what to do. None means good."""
+    """Return one sentence for each rule `event` breaks: the field, expected and actual value, and the way out. None
+    means good."""
     match event:
         case Response():
             return response_problems(event)

@@ -1,4 +1,4 @@
-"""Values from outside as pydantic models, and the words of a fault, the same at every entrance.
+"""Values from outside as pydantic models, and the same wording of faults at every entry point.
 
     class Line(OutsideObject): …        strict types, no unknown fields, no NaN; null is absent
     ValidationError ──► faults ──► ValueFault(kind, path, message): `messages[0].role: Input should be … (got 'wizard')`
@@ -20,20 +20,20 @@ from pydantic.annotated_handlers import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 SHOWN_CHARACTERS = 80
-"""Most characters of a wrong value in a message."""
+"""Maximum characters of a wrong value in a message."""
 LONGEST_PATH = 500
-"""Most characters of a path; that of an unknown field is as long as its sender likes."""
+"""Maximum characters of a path; a sender may choose any length for an unknown field."""
 MOST_FAULTS = 100
-"""Most faults of one value that are worded; a value may have as many as parts."""
+"""Maximum faults reported for one value, which may have as many as parts."""
 IN_DESCRIPTION = "x-streamward"
-"""Where the description of the HTTP interface says of a field that it is refused or ignored."""
+"""Key in the description of the HTTP interface for a field that is refused or ignored."""
 
 
 WORDS = {
     **dict.fromkeys(("list_type", "tuple_type"), "expected a list"),
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "expected an object"),
 }
-"""Of errors that pydantic words after the type that it reads into."""
+"""Types of errors that pydantic words after the target type."""
 
 
 class OutsideObject(BaseModel):
@@ -89,19 +89,19 @@ class Refused:
 
 
 def refusal(why: str) -> PydanticCustomError:
-    """Return what a validator raises for a value that is well formed and not supported."""
+    """Return the error of a validator for a value that is well formed but not supported."""
     return PydanticCustomError("refused", "{why}", {"why": why})
 
 
 class ValueFault(NamedTuple):
-    """One thing that is wrong with a value."""
+    """One fault of a value."""
 
     kind: Literal["invalid", "missing", "unknown", "refused"]
     path: str
-    """Of the part that is wrong, as `messages[0].content`; empty: the whole."""
+    """Path of the wrong part, such as `messages[0].content`; empty: the whole."""
     message: str
     hint: str = ""
-    """Of an unknown field: the name that is probably meant, or all there are in its place."""
+    """For an unknown field, the probably intended name, or all valid ones."""
     reason: str = ""
     """The message without the value."""
 
@@ -112,7 +112,7 @@ class ValueFault(NamedTuple):
 
 
 def faults(exc: ValidationError, model: Any, value: Any, inside: str = "") -> Iterator[ValueFault]:
-    """Yield the faults that `model` found in `value`, whose own path is `inside`; MOST_FAULTS at most."""
+    """Yield the faults that `model` found in `value` at the path `inside`; at most MOST_FAULTS."""
     for error in exc.errors(include_url=False)[:MOST_FAULTS]:
         path = excerpt_of(_path_in(inside, path_of(error["loc"], value)), LONGEST_PATH)
         reason = error["msg"]
@@ -131,19 +131,19 @@ def faults(exc: ValidationError, model: Any, value: Any, inside: str = "") -> It
 
 
 def excerpt(value: Any) -> str:
-    """Return a value for a message, cut where it is long."""
+    """Return a value for a message, shortened if long."""
     if isinstance(value, str):
         value = value[: SHOWN_CHARACTERS + 1]
     return excerpt_of(repr(value), SHOWN_CHARACTERS)
 
 
 def excerpt_of(text: str, length: int) -> str:
-    """Return a text, cut where it has more characters than that."""
+    """Return a text, cut to this many characters."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def path_of(location: tuple[int | str, ...], value: Any) -> str:
-    """Return where an error is, without the names of alternatives that pydantic adds to the keys."""
+    """Return the path of an error, without the names of alternatives that pydantic adds to the keys."""
     path = ""
     for n, step in enumerate(location):
         rest = location[n + 1 :]
@@ -168,7 +168,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def nearest_own(name: str, names: Iterable[str]) -> str:
-    """Return the hint for a misspelt name of the log that begins with a tenant's and a dot: among names of that tenant.
+    """Return the hint for a misspelt name that begins with a tenant and a dot, among names of that tenant.
 
     >>> nearest_own("red.sumz", ["red.sums", "blue.sums", "opal"]), nearest_own("red.x", ["blue.x"])
     ('did you mean red.sums? known: red.sums', 'known: none')
@@ -191,7 +191,7 @@ def _path_in(path: str, rest: str) -> str:
 
 
 def _hint(model: Any, location: tuple[int | str, ...]) -> str:
-    """Return what an unknown field is probably called: a name that is like it, or all that there are in its place."""
+    """Return the probable name of an unknown field: a similar name, or all valid ones."""
     models = list(_models(model))
     for step in location[:-1]:
         fields = (field for each in models for name, field in each.model_fields.items() if step in (name, field.alias))

@@ -1,12 +1,12 @@
-"""The text of a file from outside: UTF-8, with or without a byte order mark, whatever its line ends.
+"""Read the text of a file from outside: UTF-8, with or without a byte order mark, with any line ends.
 
     bytes ──► whole_text  ──► text                          TOML, YAML, secrets
     bytes ──► text_lines  ──► (number, line), …             JSON lines: files, stdin, uploads
     line  ──► json_object ──► {…}
     path  ──► open_table  ──► a file for the csv module
 
-A mark is left out, so that a file with it means what the file without it means. Another encoding or a packed file is
-one error for the file, which names it and the way out; a stray byte is an error of its line.
+A mark is removed, so that it makes no difference. Another encoding or a compressed file is one error for the file,
+which names it and the way out; a stray byte is an error of its line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PACKED = {
     b"PK\x03\x04": "it is a ZIP archive or a spreadsheet; unpack it, or save the sheet as CSV",
     b"PAR1": "it is Parquet; a table of tasks needs a name that ends in .parquet, and all else is text",
 }
-"""What a file is that begins so; longer beginnings come first."""
+"""Types of files by their first bytes; longer ones come first."""
 
 _OPENINGS = (b"{", b"[", b"[{")
 """Lines that begin a JSON value which ends in another line."""
@@ -43,7 +43,7 @@ _SEVERAL_LINES = "JSON over several lines; `jq -c . FILE` (of an array, `jq -c '
 
 
 class FileTextError(ValueError):
-    """A file that is no UTF-8 text; `line` is the line of the fault, None if the whole file is another thing."""
+    """A file that is not UTF-8 text; `line` is the line of the fault, None if it is another type of file."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message)
@@ -86,8 +86,8 @@ def text_lines(parts: bytes | Iterable[bytes | str]) -> Iterator[tuple[int, byte
 
 
 def json_objects(raw: bytes, *, most_values: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (number, object) of each line of a file. Raises FileTextError for the first that has none, or more values
-    than that.
+    """Yield (number, object) of each line of a file. Raises FileTextError for the first line without one, or with too
+    many values.
     """
     for number, line in text_lines(raw):
         try:
@@ -98,7 +98,7 @@ def json_objects(raw: bytes, *, most_values: int | None = None) -> Iterator[tupl
 
 
 def json_object(line: bytes | str, *, most_values: int | None = None) -> dict[str, Any]:
-    """Return the object in a line of JSON lines. Raises ValueError that says what the line is instead."""
+    """Return the object in a line of JSON lines. Raises ValueError, which names the line's actual content."""
     try:
         text = line if isinstance(line, str) else line.decode()
         value = json_text.parse(text, most_values=most_values)
@@ -127,13 +127,13 @@ def open_table(path: Path) -> TextIO:
 
 
 def stray_byte_of(text: str) -> str | None:
-    """Return what is wrong with text from `open_table` that has a stray byte."""
+    """Return the fault of text from `open_table` with a stray byte."""
     stray = next((char for char in text if "\udc80" <= char <= "\udcff"), None)
     return None if stray is None else f"not UTF-8: byte 0x{ord(stray) - 0xDC00:x}; {_SAVE_AS_UTF_8}"
 
 
 def check_encoding(head: bytes) -> None:
-    """Raise FileTextError if a file that begins so is another encoding or no text."""
+    """Raise FileTextError if the first bytes show another encoding or no text."""
     for beginning, message in _PACKED.items():
         if head.startswith(beginning):
             raise FileTextError(message)
@@ -157,7 +157,7 @@ def _stray_byte(exc: UnicodeDecodeError, start_of_line: int = 0) -> str:
 
 
 def _json_way_out(text: str, fault: int) -> str:
-    """Return what to do about a line whose JSON is wrong from the character `fault` on."""
+    """Return the way out for a line with wrong JSON from the character `fault` on."""
     content = text.strip()
     if content.encode(errors="surrogatepass") in _OPENINGS:
         return f"it seems to be {_SEVERAL_LINES}"

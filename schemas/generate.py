@@ -53,7 +53,7 @@ def _event(name: str) -> type[Any]:
 
 
 def _schemas(events: Sequence[type[Any]], check: bool) -> tuple[list[dict[str, Any]], list[str]]:
-    """Write what changed of events that are in one folder, and return its lock."""
+    """Write the changed files of the events in one folder, and return its lock."""
     folder, first_id = versions.folder_of(events[0]), versions.first_id_of(events[0])
     lock_path = folder / "lock.json"
     lock: list[dict[str, Any]] = json.loads(lock_path.read_text(encoding="utf-8")) if lock_path.exists() else []

@@ -1,4 +1,4 @@
-"""The id that a record is written with, and the schema that the id in a frame means.
+"""Map schemas to the ids in records, and ids in frames to schemas.
 
     schema ──► id_of ──► id in the frame             id in the frame, event of the topic ──► schema_of ──► schema
 
@@ -36,18 +36,18 @@ MAX_LEARNED = 10_000
 """Maximum of looked-up ids in memory, since any producer may write any id."""
 
 Ask = Callable[[int], str | None]
-"""Returns the schema of an id as text, None if there is none. It may wait for the registry, or raise."""
+"""Returns the schema of an id as text, or None. It may wait for the registry, or raise."""
 
 
 class LockIds:
     """The ids of lock.json. Nothing has to be looked up."""
 
     def id_of(self, schema: Schema) -> int:
-        """Return the id that records with this schema are written with."""
+        """Return the id for writing records with this schema."""
         return schema.id
 
     def schema_of(self, event: str, schema_id: int) -> Schema | None:
-        """Return the schema of this id in a topic of `event`, or None; it may turn out to be of another event."""
+        """Return the schema of this id in a topic of `event`, or None; it may belong to another event."""
         return versions.files().by_id(schema_id)
 
     def ids_meaning(self, schema: Schema) -> frozenset[int]:
@@ -79,13 +79,13 @@ class RegistryIds(LockIds):
     """The ids that a registry gave."""
 
     def __init__(self, registered: Iterable[RegistryVersion], ask: Ask, *, url: str, own_ids: bool = True) -> None:
-        """Use the versions that the registry at `url` has under our subjects; `ask` it about any other id."""
+        """Use the versions that the registry at `url` has under our subjects; `ask` is called for any other id."""
         self._ask, self._url, self._own_ids = ask, url, own_ids
         self._registered: dict[str, dict[int, Schema | None]] = {}
         self._anywhere: dict[int, Schema | None] = {}
         """The same for all subjects: an id means one schema, whatever subject it is in."""
         self._written: dict[int, int] = {}
-        """The registry's id by our own."""
+        """The registry's ids by our own."""
         self._learned: dict[int, Schema | None] = {}
         exact: set[int] = set()
         for version in registered:
@@ -228,7 +228,7 @@ _of_this_process = _ProcessIds(LOCK_IDS)
 
 
 def current() -> LockIds:
-    """Return the ids that this process writes and reads with. Raises what finding them out raises."""
+    """Return the ids that this process writes and reads with. Raises the errors of finding them."""
     return _of_this_process.get()
 
 

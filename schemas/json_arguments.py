@@ -1,9 +1,9 @@
-"""Arguments that an assistant sent as their JSON text: the value, where the schema of the tool takes no text.
+"""Parse arguments that an assistant sent as JSON text, if the schema of the tool accepts no text.
 
     "[1, 2]" for an array, "4" for an integer ──► [1, 2], 4      '{"a": 1}' for a string ──► as it is
 
-One rule for every tool, at any depth. A text that is no JSON, or JSON of another type than the schema takes, stays a
-text, and is refused as one by the check of the arguments.
+One rule for every tool, at any depth. A text that is not JSON, or is JSON of a type that the schema does not accept,
+stays a text, and the check of the arguments refuses it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from schemas import json_text
 
 DEPTH = 8
-"""Levels of a schema that are followed; a schema may refer to itself."""
+"""Maximum levels of a schema that are followed; a schema may refer to itself."""
 
 
 def from_json_texts(value: Any, schema: Mapping[str, Any]) -> Any:
-    """Return arguments with each text that `schema`, a JSON Schema, has as something else read as JSON.
+    """Return arguments with each text that is not a string in `schema`, a JSON Schema, read as JSON.
 
     >>> from_json_texts({"texts": '["11"]', "note": "[1]"}, {"properties": {"texts": {"type": "array"}, "note": {}}})
     {'texts': ['11'], 'note': '[1]'}
@@ -61,7 +61,7 @@ def _variants(schema: Any, definitions: Mapping[str, Any], depth: int) -> list[M
 
 
 def _types(schema: Mapping[str, Any]) -> list[str]:
-    """Return the types of JSON that a schema takes; "string" is one of them if it does not say."""
+    """Return the JSON types that a schema accepts, including "string" if it names none."""
     types = schema.get("type", "string")
     return types if isinstance(types, list) else [types]
 

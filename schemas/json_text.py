@@ -1,4 +1,4 @@
-"""JSON text: the value of an untrusted one, or ValueError, whatever it holds; and a value as one line."""
+"""Parse untrusted JSON text, with ValueError for any fault, and write a value as one line."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections import Counter
 from typing import Any
 
 FEW_VALUES = 50
-"""So many are counted without a look at what is inside of strings."""
+"""Number of values that are counted without looking inside strings."""
 _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
-"""How half of a surrogate pair is written in JSON; whole pairs are written so, too."""
+"""The JSON escape of half of a surrogate pair; whole pairs use it, too."""
 _MAY_BE_INFINITE = re.compile(r"NaN|Infinity|[eE]\+?\d{3}|\d{309}")
 _BRACKET = re.compile(r"[][{}]")
 
 
 class RepeatedKeyError(ValueError):
-    """An object has a key twice: JSON lets it in, and readers differ in which of them counts."""
+    """An object has a key twice: JSON allows it, but readers differ in which one counts."""
 
 
 class ExtentError(ValueError):
-    """A text has too many values, or is nested too deeply, to be parsed for its sender."""
+    """A text has too many values, or is nested too deeply, to be parsed."""
 
 
 def parse(text: str | bytes, *, most_values: int | None = None) -> Any:
@@ -44,12 +44,12 @@ def parse(text: str | bytes, *, most_values: int | None = None) -> Any:
 
 
 def may_be_infinite(text: str | bytes) -> bool:
-    """Return whether a text may have a number that JSON has not, which `check_finite` finds out of what was read."""
+    """Return whether a text may have a number that JSON does not allow; `check_finite` then checks the value."""
     return _MAY_BE_INFINITE.search(_decode(text)) is not None
 
 
 def check_finite(value: Any) -> None:
-    """Raise ValueError if `value`, which was read from JSON, has a number that JSON has not.
+    """Raise ValueError if `value`, read from JSON, has a number that JSON does not allow.
 
     Python also reads NaN, and 1e999 as infinity.
     """
@@ -60,18 +60,17 @@ def check_finite(value: Any) -> None:
 
 
 def check_extent(text: str | bytes, most_values: int, most_levels: int | None = None, most_numbers: int = 0) -> int:
-    """Return how many values a text has, at most: objects, lists, and what is in them.
-
-    With `most_numbers` so many more may be numbers or words; the others are objects, lists and strings.
-    The text is only searched, which takes a fraction of the time of parsing it. Of text that is not JSON, as much is
-    counted as a parser would read. Raises ExtentError for more values or levels than that, UnicodeDecodeError.
+    """Return an upper bound of the number of values in a text: objects, lists, and their items. With `most_numbers`
+    this many more may be numbers or words; the others are objects, lists and strings. The text is only searched, which
+    takes a fraction of the time of parsing it. Of text that is not JSON, as much is counted as a parser would read.
+    Raises ExtentError for more values or levels than that, UnicodeDecodeError.
     """
     text = _decode(text)
     if (values := _values(text)) <= min(most_values, FEW_VALUES):
         return values
     text = text.replace("\\\\", "").replace('\\"', "")
     too_many = f"it has more than {most_values:,} values"
-    if (quotes := text.count('"')) > 4 * most_values:  # a value is one string at most, and its key another
+    if (quotes := text.count('"')) > 4 * most_values:  # a value is at most one string, and its key another
         raise ExtentError(too_many)
     structure = "".join(text.split('"')[::2])
     if (values := _values(structure)) > most_values + most_numbers:
@@ -114,7 +113,8 @@ def parse_first(text: str, start: int) -> tuple[Any, int]:
 
 
 def one_line(value: Any, **options: Any) -> str:
-    """Return a value as one line, also for readers to whom U+0085, U+2028 and U+2029 end one, as Python's `splitlines`.
+    """Return a value as one line, also for readers for which U+0085, U+2028 and U+2029 end one, like Python's
+    `splitlines`.
 
     `options` are those of `json.dumps`.
     """

@@ -1,4 +1,4 @@
-"""Older versions of protocols: how their clients are recognised, and the sentence that answers them.
+"""Recognise clients of older protocol versions, and answer them with a helpful sentence.
 
 a path without a route ──► older_path ──► the sentence of its error
 a method, a header, a field, a role of an older version ──► sentence ──► the error of its own protocol
@@ -50,7 +50,7 @@ A2A_METHODS = {
     "tasks/pushNotificationConfig/delete": "DeleteTaskPushNotificationConfig",
     "agent/getAuthenticatedExtendedCard": "GetExtendedAgentCard",
 }
-"""Methods of A2A 0.2 and 0.3, and what they are called since."""
+"""Methods of A2A 0.2 and 0.3, with their present names."""
 RESPONSES = ("OpenAI's Responses API", "send the conversation to POST /v1/responses; /acp has threads with a memory")
 PATHS: tuple[tuple[str, OlderForm], ...] = (
     (r".*/v1/(assistants|threads)(/.*)?", OlderForm("OpenAI's Assistants API", *RESPONSES)),
@@ -95,5 +95,5 @@ PATHS: tuple[tuple[str, OlderForm], ...] = (
 
 
 def older_path(path: str) -> OlderForm | None:
-    """Return the older form that has this path, if there is one."""
+    """Return the older form with this path, if any."""
     return next((form for pattern, form in PATHS if re.fullmatch(pattern, path)), None)

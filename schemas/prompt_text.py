@@ -2,11 +2,11 @@
 
     template, values ──► {{name}} ──► the value as text ──► message
 
-A `{{` without its `}}` is refused: no model reads a typing error. A value is data. It is put in and never looked at
-again: braces in it are braces, and nothing in it is run. The name of a control token in it stays text, as in every
-message (streams/engines/rendering/chat_template.py).
+A `{{` without its `}}` is refused: no model reads a typing error. A value is data. It is inserted and never parsed:
+braces in it are braces, and nothing in it is run. The name of a control token in it stays text, as in every message
+(streams/engines/rendering/chat_template.py).
 
-A text has as many bytes in any process and any year: numbers are written as JSON writes them, objects in their order.
+A text has the same bytes in every process and release: numbers are written as in JSON, objects in their order.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 VariableType = Literal["string", "integer", "number", "boolean", "json"]
-"""What a value may be; json: anything that JSON can say."""
+"""Types of values; json: anything that JSON can express."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-"""What a variable may be called."""
+"""Valid names of variables."""
 MOST_BYTES = 64 * 1024
-"""Of the texts of a prompt together, in UTF-8."""
+"""Maximum bytes of a prompt's texts together, in UTF-8."""
 MOST_PLACES = 100
-"""Of variables in the texts of a prompt together."""
+"""Maximum number of variables in a prompt's texts together."""
 _PLACE = re.compile(r"\{\{([^{}]*)\}\}")
 
 
@@ -37,7 +37,7 @@ class Variable(Protocol):
 
     @property
     def type(self) -> VariableType:
-        """What its value may be."""
+        """The type of its value."""
 
 
 def names_in(template: str) -> list[str]:
@@ -50,7 +50,7 @@ def names_in(template: str) -> list[str]:
 
 
 def template_problems(texts: Sequence[str], variables: Sequence[Variable]) -> Iterator[str]:
-    """Yield what is wrong with the texts of a prompt and the variables that it declares; of too much only that."""
+    """Yield the faults of a prompt's texts and declared variables; if they are too large, only that."""
     if (size := sum(len(text.encode(errors="replace")) for text in texts)) > MOST_BYTES:
         yield f"its texts have {size:,} bytes; expected at most {MOST_BYTES:,}"
         return
@@ -84,7 +84,7 @@ def template_problems(texts: Sequence[str], variables: Sequence[Variable]) -> It
 
 
 def _unclosed_offset(text: str) -> int | None:
-    """Return where the first `{{` is that begins no place; None if there is none."""
+    """Return the place of the first `{{` that begins no variable, or None."""
     offset = text.find("{{")
     while offset >= 0:
         if (match := _PLACE.match(text, offset)) is None:
@@ -94,7 +94,7 @@ def _unclosed_offset(text: str) -> int | None:
 
 
 def value_problems(variables: Sequence[Variable], values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the values of a prompt's variables."""
+    """Yield the faults of the values of a prompt's variables."""
     declared = {variable.name: variable.type for variable in variables}
     for name, kind in declared.items():
         if name not in values:
@@ -108,7 +108,7 @@ def value_problems(variables: Sequence[Variable], values: Mapping[str, Any]) -> 
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
-    """Return a text with the values in place of its variables. Raises KeyError without one.
+    """Return a text with its variables replaced by values. Raises KeyError for a missing one.
 
     >>> render("{{a}} + {{b}}", {"a": "{{b}}", "b": 2})
     '{{b}} + 2'
@@ -126,7 +126,7 @@ def value_text(value: Any) -> str:
 
 
 def types_of(template: Iterable[str]) -> dict[str, VariableType]:
-    """Return the variables of texts for which no type was declared: each is a string."""
+    """Return the variables of texts without a declared type, as strings."""
     return {name: "string" for text in template for name in names_in(text)}
 
 
@@ -140,7 +140,7 @@ _EXPECTED: dict[VariableType, str] = {
 
 
 def _why_not(kind: VariableType, value: Any) -> str | None:
-    """Return what a value is, if it is none of this type."""
+    """Return the type of a value if it is not this one."""
     match kind:
         case "string":
             fits = isinstance(value, str)

@@ -1,4 +1,4 @@
-"""Events to bytes and back, in Confluent framing.
+"""Convert events to bytes and back, in Confluent framing.
 
     event ──► checked ──► 0x00 | schema id, 4 bytes big-endian | Avro body ──► event, or Poison
 
@@ -6,7 +6,7 @@ Writing is strict: a wrong type, an integer out of range, a NaN reward or a bool
 producer. Reading never raises: bytes that cannot be used come back as `Poison`, with a short reason and a sentence, and
 the reader decides (Streamward sends them to `dead-letters`).
 
-`schemas.ids` says what the id in a frame means; with a Schema Registry it may have to ask, and raises if it cannot.
+`schemas.ids` resolves the id in a frame; with a Schema Registry it may need a request, and raises if that fails.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Poison:
 def encode(event: events.Event) -> bytes:
     """Return the framed bytes of `event` under the newest schema of its type.
 
-    Raises EncodeError, naming the field, what is expected and what it holds.
+    Raises EncodeError, naming the field, the expected and the actual value.
     """
     plain = to_plain(event)
     broken = next(events.problems(event), None)
@@ -62,7 +62,7 @@ def encode_values(kind: Any, values: dict[str, Any]) -> bytes:
 def decode(payload: bytes | None, expected: type[E]) -> E | Poison:
     """Return the event in `payload`, read as the newest version of `expected`, or a Poison.
 
-    Never raises for the content of a payload; only as a look-up in a Schema Registry does.
+    Never raises for the content of a payload; only a look-up in a Schema Registry may raise.
     """
     kind: Any = expected
     if (problem := event_sizes.excess(payload, kind)) is not None:
@@ -79,7 +79,7 @@ def decode(payload: bytes | None, expected: type[E]) -> E | Poison:
     if isinstance(plain, Poison):
         return plain
     try:
-        # Avro decoders accept integers beyond 32 bits, NaN and any text: what could not be written is not read
+        # Avro decoders accept integers beyond 32 bits, NaN and any text: values that cannot be written are refused
         event: E = from_plain(expected, plain)
     except EncodeError as exc:
         return Poison("contradictory", f"{exc}. Check what wrote it")
@@ -90,9 +90,9 @@ def decode(payload: bytes | None, expected: type[E]) -> E | Poison:
 class _Newest(NamedTuple):
     schema: versions.Schema
     frame: bytes
-    """Of records to write."""
+    """Frame of records to write."""
     frames: frozenset[bytes]
-    """All that are known to mean this schema."""
+    """All frames that are known to mean this schema."""
 
 
 @cache
@@ -104,7 +104,7 @@ def _newest(kind: Any, schema_ids: LockIds) -> _Newest:
 
 
 def _body(payload: bytes, writer: versions.Schema, reader: versions.Schema | None) -> Any:
-    """Return the decoded body of a payload, or the Poison that says why there is none. Never raises."""
+    """Return the decoded body of a payload, or the Poison that says why it has none. Never raises."""
     body = io.BytesIO(payload)
     body.seek(FRAME.size)
     try:

@@ -4,7 +4,7 @@
                                     little-endian, whatever the machine
 
 So a record of a thousand tokens is read and written as a few values, not as thousands. The views compare and hash by
-their bytes, their items are plain Python numbers, and a slice is a view of the same kind. A view that exists is sound:
+their bytes, their items are plain Python numbers, and a slice is a view of the same kind. An existing view is sound:
 its bytes are checked when it is made, at C speed.
 """
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 V = TypeVar("V", int, float, bool)
 
 MAX_LOGPROB = 2.0**-10
-"""Nats; rounding may lift a logprob so far above 0. A power of 2 is the same number in 32 bits and in 64."""
+"""Nats by which rounding may lift a logprob above 0. A power of 2 is the same number in 32 bits and in 64."""
 MAX_REPR = 8
-"""Maximum of items in a repr; of a longer view, three are printed."""
+"""Maximum items in a repr; of a longer view, three are printed."""
 _HIGH_BYTES = bytes(range(0x80, 0xFF))
 """The last byte of every float32 from -1.7e38 to -0.0, and of no other."""
 
@@ -45,14 +45,15 @@ class PerToken(Sequence[V]):
     """Types of the items that `of` takes."""
 
     def __init__(self, data: bytes = b"") -> None:
-        """View these bytes. Raises ValueError if they break a rule: where, what is expected, and what is there."""
+        """View these bytes. Raises ValueError if they break a rule, with the place, the expected and the actual
+        value."""
         if self._is_unsound(data):
             raise ValueError(f"{type(self).__name__}{self._problem(data)}")
         _put(self, data)
 
     @classmethod
     def of(cls, values: Iterable[V]) -> Self:
-        """Return a view of these numbers. Raises ValueError for the first that is none, or out of range."""
+        """Return a view of these numbers. Raises ValueError for the first that is not a number, or out of range."""
         items = tuple(values)
         if not set(map(type, items)) <= cls.TYPES:
             place, odd = next((i, item) for i, item in enumerate(items) if type(item) not in cls.TYPES)
@@ -129,7 +130,7 @@ class PerToken(Sequence[V]):
     @classmethod
     @abstractmethod
     def _broken(cls, item: V) -> str | None:
-        """Return what is expected of an item that breaks a rule, None of any other."""
+        """Return the expectation that an item breaks, or None."""
 
 
 _put = PerToken.data.__set__  # type: ignore[attr-defined]  # the slot's own, which `__setattr__` does not stop
@@ -215,7 +216,7 @@ class LossMask(PerToken[bool]):
 
 
 class Octets(PerToken[int]):
-    """Bytes that mean something to their owner alone, e.g. a tensor's. All are sound.
+    """Bytes with a meaning only to their owner, e.g. a tensor's. All are sound.
 
     >>> Octets.of([1, 255]).data
     b'\\x01\\xff'

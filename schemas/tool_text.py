@@ -3,8 +3,8 @@
     module:function · https://host/path · mcp:SERVER · environment:NAME ──► endpoint_kind
     name, description and JSON Schema of each tool it offers ──► offer_digest ──► pinned when a person accepts it
 
-The digest is of the texts that a model reads. A server that describes its tools otherwise has another digest,
-whatever it calls its version.
+The digest covers the texts that a model reads. A server that describes its tools differently has another digest,
+whatever its version.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ OWN_ID = re.compile(r"mcp:[a-z]{1,40}")
 OFFERED_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 """The name of a call, as models write it."""
 MOST_TOOLS = 200
-"""That one endpoint offers."""
+"""Maximum number of tools of one endpoint."""
 MOST_CHARACTERS = 100_000
-"""Of descriptions and schemas together: they become part of prompts."""
+"""Maximum size of descriptions and schemas together: they become part of prompts."""
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _URL = re.compile(r"https?://[^\s/?#@]+(?:/[^\s?#@]*)?")
-"""Without a user, a query and a fragment, where secrets are often written."""
+"""URLs without user, query and fragment, which often contain secrets."""
 FORMS = "module:function, http(s)://host/path, mcp:SERVER or environment:NAME"
 
 
 class OfferedTool(Protocol):
-    """A tool as a model reads it."""
+    """The tool's texts that a model reads."""
 
     @property
     def name(self) -> str:
-        """The name of calls."""
+        """The name in calls."""
 
     @property
     def description(self) -> str:
@@ -64,7 +64,7 @@ class PromptMessage(Protocol):
 
 
 def endpoint_kind(endpoint: str) -> EndpointKind:
-    """Return the kind of an endpoint. Raises ValueError that names the forms there are.
+    """Return the kind of an endpoint. Raises ValueError, which names the valid forms.
 
     >>> endpoint_kind("mcp:https://docs.example/mcp")
     'mcp'
@@ -92,7 +92,7 @@ def offer_digest(tools: Sequence[OfferedTool], messages: Sequence[PromptMessage]
 
 
 def offer_problems(tools: Sequence[OfferedTool]) -> Iterator[str]:
-    """Yield what is wrong with tools that one endpoint offers."""
+    """Yield the faults of the tools of one endpoint."""
     if len(tools) > MOST_TOOLS:
         yield f"there are {len(tools)} tools; expected at most {MOST_TOOLS}"
     for name in _duplicates(tool.name for tool in tools):
@@ -131,7 +131,7 @@ def _duplicates(names: Iterable[str]) -> list[str]:
 
 
 def _canonical(schema: str) -> str:
-    """Return a schema as bytes that do not depend on white space and the order of keys; no JSON as it is."""
+    """Return a schema as bytes that do not depend on white space and the order of keys; other text unchanged."""
     try:
         value = json_text.parse(schema)
     except ValueError:

@@ -1,11 +1,11 @@
-"""Every schema version that records may carry, by id.
+"""Every schema version that records may have, by id.
 
     avro/<Event>/<version>.avsc, lock.json ──► SchemaVersions ──► id of an event, schema of an id
 
 An id, once given, means the same schema for ever: `lock.json` is only appended to and has the sha256 of each file, so
 an edited schema is found when it is loaded. Services only read these files.
 
-A plugin has such files next to the module of its events, with ids from a range of its own (`first_id_of`).
+A plugin has such files next to the module of its events, with ids from its own range (`first_id_of`).
 
 `check` is FULL_TRANSITIVE in Confluent's words: every version can read every other, old or new. Old trainers read new
 topics, and new code reads offset 0.
@@ -33,7 +33,7 @@ FIRST_ID = 1001
 """The first id. Smaller ids belong to schemas from before release 0.2.0, which nothing reads any more, and to Schema
 Registries, which count from 1, so that their ids do not collide with ours."""
 FIRST_PLUGIN_ID, IDS_OF_A_PLUGIN = 1 << 24, 1 << 8
-"""Where the ids of plugins begin, and how many each of 2^22 ranges has."""
+"""First id of plugins, and the size of each of their 2^22 ranges."""
 
 
 class SchemaError(Exception):
@@ -106,7 +106,7 @@ class SchemaVersions:
         return Schema(id=number, event=entry["event"], version=entry["version"], sha256=entry["sha256"], text=text)
 
     def add(self, others: SchemaVersions) -> None:
-        """Take in the schemas of a plugin. Raises SchemaError if one has the id or the event of another."""
+        """Take in the schemas of a plugin. Raises SchemaError if its id or event is taken."""
         for schema in others.schemas.values():
             if schema.event in self._newest or schema.id in self.schemas:
                 raise SchemaError(f"event {schema.event} or its schema id {schema.id} is another's; rename the event")
@@ -114,7 +114,7 @@ class SchemaVersions:
         self._newest |= others._newest
 
     def newest(self, event: type[Any]) -> Schema:
-        """Return the schema that events of this type are written with."""
+        """Return the schema for writing events of this type."""
         return self._newest[event.__name__]
 
     def by_id(self, schema_id: int) -> Schema | None:
@@ -149,7 +149,7 @@ def _package(event: type[Any]) -> str:
 
 
 def add_plugin(events: Collection[type[Any]]) -> None:
-    """Read and write these events of a plugin, too. Raises SchemaError if their schema files are not theirs."""
+    """Read and write these events of a plugin, too. Raises SchemaError if their schema files do not match."""
     for folder, first_id in {(folder_of(event), first_id_of(event)) for event in events}:
         if folder != FOLDER:
             files().add(SchemaVersions(folder, first_id))
@@ -176,7 +176,7 @@ def check(schemas: SchemaVersions) -> Iterator[str]:
 
 @lru_cache(maxsize=4096)
 def cannot_read(reader: str, writer: str) -> str | None:
-    """Return the reason that one schema cannot read records of another, both as text; None if it can."""
+    """Return why one schema cannot read records of another, both as text; None if it can."""
     import avro.compatibility
     import avro.errors
 
