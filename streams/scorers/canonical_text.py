@@ -1,14 +1,14 @@
-"""A text as a reader sees it: what cannot be seen makes no answer wrong.
+"""Canonical text: invisible differences make no answer wrong.
 
     composed and decomposed letters ──► composed (NFC)         spaces of any width ──► a space
     \\r\\n, \\r, line separators      ──► \\n                    zero-width characters, byte order marks ──► nothing
 
-`exact`, `numeric`, `math`, `regex` and `format` read answers and responses so. What can be seen stays: curly quotes,
-full-width digits, dashes, superscripts and ligatures are other characters, since x² is not x2. `numeric` and `math`
-read those that are digits, signs or fractions.
+`exact`, `numeric`, `math`, `regex` and `format` read answers and responses in this form. Visible differences stay:
+curly quotes, full-width digits, dashes, superscripts and ligatures are other characters, since x² is not x2. `numeric`
+and `math` also read those that are digits, signs or fractions.
 
-A zero-width joiner between letters or emoji stays, where it is a part of spelling, and so do marks that turn the
-direction of a text round (U+202D, U+202E) and invisible operators between digits.
+A zero-width joiner between letters or emoji stays, where it is a part of spelling, and so do marks that reverse the
+direction of a text (U+202D, U+202E) and invisible operators between digits.
 
 Duplicates, near duplicates and held-out questions are compared in a wider form, `comparison_form`: without anything
 invisible, with plain characters for full-width ones and ligatures, and with Latin ones for those of other scripts that
@@ -27,7 +27,7 @@ _SPACES = "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2
 _INVISIBLE = "\u00ad\u061c\u180e\u200b\u200e\u200f\u202a\u202b\u202c\u2060\u2066\u2067\u2068\u2069\ufeff"
 _CHARACTERS = str.maketrans(_SPACES, " " * len(_SPACES), _INVISIBLE)
 _JOINERS = re.compile("(?<![^\x00-\x7f])[\u200c\u200d]+|[\u200c\u200d]+(?![^\x00-\x7f])")
-"""Next to a character of ASCII, or at an end, they change nothing."""
+"""Characters that change nothing next to an ASCII character or at an end."""
 
 
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -69,7 +69,7 @@ def printable_text(text: str) -> str:
 
 
 def comparison_form(text: str) -> str:
-    r"""Return `text` as it is compared with others, in the case in which it is written.
+    r"""Return `text` in the form for comparison, without changing its case.
 
     >>> comparison_form("Wh\u0430t is the cap\u200bital of Ｆrance?")
     'What is the capital of France?'

@@ -4,7 +4,7 @@
     tools         the share of turns with a usable action                        0 to 1
     verified      whether the goal was reached                                   1 or 0
 
-All of them read what the log has of the episode, so an old run can be scored again with other settings. A verdict's
+All of them read the episode's log, so an old run can be scored again with other settings. A verdict's
 steps sum to its value, so more turns score higher only where the environment rewards them.
 """
 
@@ -40,11 +40,11 @@ def environment(task: Task, response: Response, settings: EnvironmentOptions) ->
 
 
 def tools(task: Task, response: Response, settings: ScorerOptions) -> Verdict:
-    """Return the share of turns whose action the environment could use, of those that say so.
+    """Return the share of turns with a usable action, among turns with a result.
 
         value = sum over turns k of ok_k / n
 
-    Raises ScoreError(no_environment) if none says so.
+    Raises ScoreError(no_environment) if no turn has a result.
     """
     usable = [turn.ok for turn in response.turns if turn.ok is not None]
     if not usable:
@@ -54,7 +54,7 @@ def tools(task: Task, response: Response, settings: ScorerOptions) -> Verdict:
 
 
 def verified(task: Task, response: Response, settings: ScorerOptions) -> Verdict:
-    """Return 1 if the environment says that the goal was reached, else 0. Raises ScoreError(no_environment)."""
+    """Return 1 if the environment reports that the goal was reached, else 0. Raises ScoreError(no_environment)."""
     return Verdict(_success(response, "verified"))
 
 

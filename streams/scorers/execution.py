@@ -3,8 +3,8 @@
     task, response, source ──► parts ──► inline | worker process | judge ──► ScoreOutcome(value | error, version, …)
 
 A failed score is an outcome with an error, never 0 and never an exception. Threads may call `score` at the same time;
-`start` has threads of its own, some for worker processes and others for the judge, in which tasks take turns: one with
-many responses to a pattern that never ends delays another for at most one time limit.
+`start` has its own threads, some for worker processes and others for the judge, in which tasks take turns: one with
+many responses to an endless pattern delays another for at most one time limit.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ NOT_LISTED = "module_not_listed"
 """Reason of a score and of a dead letter: the settings do not let the module of an entry point be imported."""
 JUDGE_THREADS = 8
 MAX_TIMEOUTS = 3
-"""Of one task and source, in worker processes; its further responses fail at once."""
+"""Timeouts of one task and source, in worker processes, after which its further responses fail at once."""
 REMEMBERED = 10_000
-"""Tasks and sources whose timeouts are counted; the oldest is forgotten."""
+"""Number of tasks and sources with counted timeouts; the oldest is forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreOutcome:
-    """The result of one reward source for one response: a value, an error and its reason, or neither: no opinion."""
+    """The result of one reward source for one response: a value, an error and its reason, or neither, without an
+    opinion."""
 
     value: float | None
     error: str | None = None
@@ -64,7 +65,7 @@ class ScoreOutcome:
     components: dict[str, float] = field(default_factory=dict)
     rationale: str | None = None
     steps: tuple[float, ...] = ()
-    """The value of each turn of the response; empty: only the whole is judged."""
+    """The value of each turn of the response; empty: only the whole is scored."""
     latency_ms: float
     tries: int
 
@@ -112,7 +113,7 @@ class Scorers:
             return True  # it fails at once
 
     def missing(self, sources: Iterable[RewardSource]) -> MissingScorer | None:
-        """Return the first thing that this process lacks to score with these; None if it can."""
+        """Return the first requirement of these that this process lacks, or None."""
         for part in parts_of(sources):
             if find(part.name).home == "judge" and (error := missing_setting(self._scoring)) is not None:
                 return MissingScorer("no_judge", error)
@@ -121,13 +122,13 @@ class Scorers:
         return None
 
     def load(self, sources: Iterable[RewardSource]) -> None:
-        """Import each function that these name, in a worker process. Raises ScoreError for the first that fails."""
+        """Import each function named by these, in a worker process. Raises ScoreError for the first that fails."""
         for name in dict.fromkeys(part.name for part in parts_of(sources)):
             if ":" in name:
                 self._sandbox.load(name)
 
     def start(self, task: Task, source: RewardSource, job: Callable[[], T]) -> Future[T]:
-        """Run `job`, which scores with `source`, in a thread for such scorers, when it is the task's turn."""
+        """Run `job`, which scores with `source`, in a thread for such scorers, in the task's turn."""
         asks = any(find(part.name).home == "judge" for part in parts_of([source]))
         return (self._judging if asks else self._working).submit(task.task_id, job)
 
@@ -160,7 +161,7 @@ class Scorers:
     def rank(
         self, task: Task, responses: Sequence[Response], source: RewardSource, *, trace: Context | None = None
     ) -> list[ScoreOutcome]:
-        """Return one outcome for each response, of a source that compares them; a failure is one of all of them."""
+        """Return one outcome for each response, from a source that compares them; a failure is the outcome of all."""
         started, tries = time.perf_counter(), 1
         try:
             settings = options(RankingOptions, parts(source)[0].settings, source.name)
@@ -182,11 +183,11 @@ class Scorers:
         ]
 
     def stop(self) -> None:
-        """No further tries: scores that run end at their first failure."""
+        """Stop retrying: running scores end at their first failure."""
         self._stopping.set()
 
     def close(self) -> None:
-        """End workers and connections; what `start` has not begun is cancelled."""
+        """End workers and connections; jobs of `start` that have not begun are cancelled."""
         self.stop()
         self._working.cancel()
         self._judging.cancel()
@@ -226,7 +227,7 @@ class Scorers:
         return check_steps(check_verdict(verdict, part.name), response, part.name)
 
     def _import_refusal(self, name: str) -> str | None:
-        """Return why the module of an entry point may not be imported; None if it may, or if it is none."""
+        """Return why the module of an entry point may not be imported; None if it may, or is not an entry point."""
         module, colon, _ = name.partition(":")
         if not colon or self._scoring.lists(module):
             return None
@@ -293,7 +294,7 @@ def _exception_error(name: str, exc: Exception) -> ScoreError:
 
 
 def parts_of(sources: Iterable[RewardSource]) -> Iterator[MixPart]:
-    """Yield the parts of each source, but for those that fail for good, whoever scores them."""
+    """Yield the parts of each source, except those that fail for good in any process."""
     for source in sources:
         with contextlib.suppress(ScoreError):
             yield from parts(source)

@@ -42,7 +42,7 @@ class TurnPool:
         return future
 
     def cancel(self) -> None:
-        """Accept no more jobs, and cancel those that wait."""
+        """Accept no more jobs, and cancel waiting ones."""
         with self._changed:
             self._closed = True
             waiting = [future for queue in self._queues.values() for future, _ in queue]
@@ -52,7 +52,7 @@ class TurnPool:
             future.cancel()
 
     def join(self) -> None:
-        """Wait for the jobs that run; call `cancel` first."""
+        """Wait for the running jobs; call `cancel` first."""
         for thread in self._threads:
             thread.join()
 

@@ -1,10 +1,10 @@
-"""reasoning-gym's own verifiers.
+"""Score with reasoning-gym's own verifiers.
 
     verifier {"dataset": NAME, "config": {…}, "entry": {…}}, text ──► the dataset's score_answer ──► 0 to 1
 
-The generator stores the dataset's entry in the task, so scoring draws nothing. Some verifiers run a computer algebra
-system on the model's text, hence the worker process. The generator refuses datasets whose entries cannot be stored as
-JSON (arc_agi, rearc).
+The generator stores the dataset's entry in the task, so scoring needs no random numbers. Some verifiers run a computer
+algebra system on the model's text, hence the worker process. The generator refuses datasets whose entries cannot be
+stored as JSON (arc_agi, rearc).
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def package() -> Any:
 
 @cache
 def families() -> dict[str, dict[str, Any]]:
-    """Return every data set with its options and their defaults; null where it has none. Raises as `package`."""
+    """Return every data set with its options and their defaults; null for an option without one. Raises as
+    `package`."""
     chosen = ("seed", "size")  # of any data set, and chosen by the generator
     return {
         name: {option.name: _default(option) for option in fields(config) if option.name not in chosen}

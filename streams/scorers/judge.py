@@ -3,13 +3,13 @@
     question, answer, reference, rubric ──► POST {judge_url}/chat/completions ──► {"score": 7, "reason": "…"} ──► 0 to 1
 
 The judge answers with exactly one JSON object, and its score must be within the given scale; anything else is a failed
-score, never a guess. What it thinks before it answers is no verdict. The time limit covers the whole answer
-(streams/http_client.py). A score, or its failure, has as components how often the judge was asked, the tokens that this
-took, and with prices the cost.
+score, never a guess. Its thoughts before the answer are not a verdict. The time limit covers the whole answer
+(streams/http_client.py). A score, or its failure, has as components the number of requests to the judge, their tokens,
+and with prices the cost.
 
 A response can try to forge its verdict. The tags around it carry a boundary that is drawn for each request, so it
 cannot close them; an object that the response contains word for word is a quotation, and does not count. It can still
-persuade: keep the judge's share of the reward small where the policy may learn to flatter, or combine it with a scorer
+persuade: keep the judge's share of the reward small if the policy may learn to flatter, or combine it with a scorer
 that does not read prose.
 """
 
@@ -117,12 +117,12 @@ def prompt(task: Task, response: Response, settings: JudgeOptions, boundary: str
 
 
 def conversation_of(task: Task) -> str:
-    """Return the messages of a task as a judge sees them."""
+    """Return the messages of a task in the form for a judge."""
     return "\n\n".join(f"{message.role}: {message.content}" for message in task.messages)
 
 
 def reference_of(task: Task, boundary: str) -> str:
-    """Return the right answer of a task as a judge sees it, empty if it has none. Raises ScoreError(bad_verifier)."""
+    """Return the right answer of a task in the form for a judge; empty without one. Raises ScoreError(bad_verifier)."""
     verifier = json_object(task.verifier, f"task {task.task_id}: verifier", reason="bad_verifier")
     if "answer" not in verifier:
         return ""

@@ -1,9 +1,9 @@
 """The client of a judge's server: one question, one answer, or an error with the way out.
 
-    JudgeQuestion ──► POST {judge_url}/chat/completions ──► JudgeReply: the bytes, and what they took
-    JudgeReply ──► what it says when it has thought ──► own_object: the JSON object that is no quotation
+    JudgeQuestion ──► POST {judge_url}/chat/completions ──► JudgeReply: the bytes, tokens and cost
+    JudgeReply ──► its text after the thoughts ──► own_object: the JSON object that is not a quotation
 
-The scorer `judge` and the judge of transcripts (streams/improve/curation) ask with it, so the limits, prices and
+The scorer `judge` and the judge of transcripts (streams/improve/curation) use it, so the limits, prices and
 parameters of `scoring.judge_*` and the protection from forged verdicts are the same for both. The time limit covers the
 whole answer (streams/http_client.py).
 """
@@ -23,7 +23,7 @@ from streams.settings.model import JUDGE_PARAMETERS, Scoring
 MAX_ANSWER_BYTES = 1024 * 1024
 """Longest answer accepted."""
 MAX_BRACES = 1000
-"""Most opening braces in what the judge says: each may begin an object."""
+"""Maximum opening braces in the judge's text: each may begin an object."""
 _AGAIN = {408, 409, 425, 429}
 _THOUGHT = re.compile(
     r"(?:\s*[<\[◁](think|thinking|thought|reasoning)[>\]▷].*?(?:[<\[◁]/\1[>\]▷]|\Z))+", re.DOTALL | re.IGNORECASE
@@ -40,9 +40,9 @@ _SPENT = re.compile(
     re.IGNORECASE,
 )
 _ENDS = (None, "stop", "eos_token", "stop_sequence", "end_turn")
-"""How servers say that an answer ended by itself."""
+"""Finish reasons with which servers mark a complete answer."""
 _OF_REQUEST = {400, 413, 422}
-"""Statuses that are about one request, e.g. a prompt that is too long: others may be answered."""
+"""Statuses about one request, e.g. a prompt that is too long: others may be answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +53,13 @@ class JudgeQuestion:
     max_tokens: int
     """Of the whole answer."""
     limit: str
-    """The setting that this is, for messages."""
+    """The setting that provides it, for messages."""
     json_mode: bool = True
     """Ask the server for JSON (`response_format`)."""
 
 
 class JudgeReply(NamedTuple):
-    """What the judge's server answered."""
+    """The answer of the judge's server."""
 
     answer: bytes
     spent: dict[str, float]
@@ -67,7 +67,7 @@ class JudgeReply(NamedTuple):
 
 
 def missing_setting(scoring: Scoring) -> str | None:
-    """Return what is missing to ask the judge, with the way out; None if nothing is."""
+    """Return the missing setting for the judge, with the way out, or None."""
     if scoring.judge_url is not None and scoring.judge_model is not None:
         return None
     return (
@@ -93,7 +93,7 @@ class JudgeClient:
         self._client = new_client(headers=bearer(key, "scoring.judge_key"))
 
     def ask(self, question: JudgeQuestion, trace: Context | None = None) -> JudgeReply:
-        """Return what the judge's server answers. `trace` is passed on to a judge that is traced too.
+        """Return the answer of the judge's server. `trace` is passed on to a judge that is traced too.
 
         Raises ScoreError: judge_unreachable, timeout, judge_refused, judge_parameter, judge_budget, judge_answer.
         """
@@ -141,7 +141,7 @@ class JudgeClient:
         return answer
 
     def _refusal(self, status: int, answer: bytes, body: dict[str, Any], question: JudgeQuestion) -> ScoreError:
-        """Return the error of an answer that is none, with the way out."""
+        """Return the error of a response that is not an answer, with the way out."""
         text, said = answer.decode(errors="replace"), f"HTTP {status}: {_start(answer)}"
         if status == 402 or (400 <= status < 500 and _SPENT.search(text)):
             return ScoreError(
@@ -170,7 +170,7 @@ class JudgeClient:
         return refusal
 
     def _usage(self, answer: bytes) -> dict[str, float]:
-        """Return the tokens that an answer says it took, if it does, and what they cost."""
+        """Return the tokens that an answer reports, if any, and their cost."""
         try:
             usage = json.loads(answer).get("usage")
         except (ValueError, AttributeError, RecursionError):  # `parse` refuses it
@@ -183,7 +183,7 @@ class JudgeClient:
 
 
 def _named_parameter(text: str, body: dict[str, Any]) -> str | None:
-    """Return the parameter of a request that an error speaks of; None if it speaks of none."""
+    """Return the parameter of a request that an error names, or None."""
     names = (name for name in body if name in JUDGE_PARAMETERS)
     return next((name for name in names if re.search(rf"\b{name}\b", text)), None)
 
@@ -195,7 +195,7 @@ def _without(name: str, parameters: Sequence[str]) -> str:
 
 
 def text_of(reply: bytes, question: JudgeQuestion, url: str) -> str:
-    """Return what a judge says after its thought, from a chat completion. Raises ScoreError(judge_answer)."""
+    """Return a judge's text after its thoughts, from a chat completion. Raises ScoreError(judge_answer)."""
     try:
         choice = json.loads(reply)["choices"][0]
         message = choice["message"]
@@ -212,10 +212,9 @@ def text_of(reply: bytes, question: JudgeQuestion, url: str) -> str:
 
 
 def own_object(content: str, key: str, quotable: str, url: str) -> dict[str, Any]:
-    """Return the one JSON object with `key` in what a judge says, apart from those in `quotable` word for word.
-
-    White space and escapes aside, since what is quoted may be inside a JSON text; other text around it is ignored.
-    Raises ScoreError(judge_answer); a retry may succeed.
+    """Return the one JSON object with `key` in a judge's text that is not in `quotable` word for word. White space and
+    escapes are ignored, since a quotation may be inside a JSON text; so is other text around it. Raises
+    ScoreError(judge_answer); a retry may succeed.
     """
     quoted = _bare(quotable)
     own = [value for text, value in _objects(content, key, url) if _bare(text) not in quoted]
@@ -232,7 +231,7 @@ def _bare(text: str) -> str:
 
 
 def model_of(reply: bytes) -> str | None:
-    """Return the model that a chat completion names; None if it names none."""
+    """Return the model that a chat completion names, or None."""
     try:
         model = json.loads(reply).get("model")
     except (ValueError, AttributeError, RecursionError):  # `text_of` refuses it
@@ -254,14 +253,14 @@ def _check_end(finish_reason: Any, question: JudgeQuestion, url: str) -> None:
 
 
 def _content_of(content: Any) -> str:
-    """Return the text of a message's content, which some servers send in parts; empty if it has none."""
+    """Return the text of a message's content, which some servers send in parts; empty without one."""
     if isinstance(content, list):
         content = "".join(part.get("text") or "" for part in content if part.get("type") == "text")
     return content if isinstance(content, str) else ""
 
 
 def _without_thought(content: str) -> str:
-    """Return what the judge says after its thought, whose opening tag some servers leave out."""
+    """Return the judge's text after its thoughts, of which some servers leave out the opening tag."""
     if thought := _THOUGHT.match(content):
         return content[thought.end() :]
     after = content.rpartition("</think>")[2]
@@ -269,7 +268,7 @@ def _without_thought(content: str) -> str:
 
 
 def _objects(content: str, key: str, url: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (text, value) of each JSON object in `content` that has `key`, those inside another one too."""
+    """Yield (text, value) of each JSON object in `content` that has `key`, including nested ones."""
     inside: list[dict[str, Any]] = []
 
     def remember(value: dict[str, Any]) -> dict[str, Any]:
@@ -292,7 +291,7 @@ def _objects(content: str, key: str, url: str) -> Iterator[tuple[str, dict[str, 
 
 
 def unreadable(message: str) -> ScoreError:
-    """Return the error of an answer that is no verdict."""
+    """Return the error of an answer that is not a verdict."""
     return ScoreError(message + "; try a larger model, or another template", reason="judge_answer", again=True)
 
 

@@ -1,12 +1,12 @@
-r"""Mathematics: a formula, a set, an interval, a fraction or a number means the same as the answer.
+r"""Mathematics: whether a formula, a set, an interval, a fraction or a number equals the answer.
 
-    text ──► the last \boxed{}, what follows "answer is", or the formula ──► numbers, else math-verify ──► 1 or 0
+    text ──► the last \boxed{}, the text after "answer is", or the formula ──► numbers, else math-verify ──► 1 or 0
 
 Two numbers are compared exactly, as `numeric` does; for everything else math-verify (Hugging Face, Apache 2.0) reads
 LaTeX and asks sympy whether both are equal. Its own time limits use the alarm of the process, so they are switched off:
 this runs in a worker process, which the parent ends.
 
-Not covered: the library takes upper and lower case of a letter for the same.
+Not covered: the library treats upper and lower case of a letter as the same.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, answers
 MAX_CHARACTERS = 1_000
 """Longest formula; a longer one is not read."""
 DIGITS = 12
-"""After the point, to which a root or π and a decimal number have to agree."""
+"""Digits after the point to which a root or π must agree with a decimal number."""
 _ANSWER = re.compile(r"\banswer\b[*_]*(?:\s+is)?\s*[:=]?[*_]*\s*(?P<answer>[^\n]+)", re.IGNORECASE)
 _FORMULA = re.compile(r"\$\$?(?P<dollars>[^$]+)\$\$?|\\[(\[](?P<brackets>(?:[^\\]|\\[^()\[\]])+)\\[)\]]")
 _TOO_LARGE = re.compile(r"\^\s*+\{?[^{}^]{0,20}(?:\^|\d{4})|(?<!\d)\d{4,}+\s*+(?:\}\s*+)?!|!\s*+(?:\)\s*+)?!|\*\*")
-"""Powers of powers, and factorials, that sympy would compute to the last digit."""
+"""Powers of powers, and factorials, which sympy would compute to the last digit."""
 _IGNORED = re.compile(
     r"\d\s*+(?:_|(?:\\text\s*+\{\s*+)?(?:st|nd|rd|th)\b)|\\[lcd]?dots|\.\.\.|…|\b(?:not|wrong|incorrect|false|except)\b",
     re.IGNORECASE,
@@ -66,7 +66,7 @@ def mathematics(task: Task, response: Response, settings: Mathematics) -> Verdic
 
 
 def formula_answers(task: Task) -> tuple[str, ...]:
-    """Return the answers of a task, of which none is half a formula. Raises ScoreError(bad_verifier)."""
+    """Return the answers of a task, and refuse partial formulas. Raises ScoreError(bad_verifier)."""
     right = answers(task, "math")
     for answer in right:
         parts = _ESCAPED.sub("", answer)
@@ -119,7 +119,7 @@ def _is_equal(answer: str, text: str, task_id: str) -> bool:
 
 
 def _formulas(text: str) -> list[Any]:
-    """Return what the library reads in a formula; nothing for one that would take all time or memory."""
+    """Return the library's reading of a formula; nothing for one that would exhaust time or memory."""
     for pattern, latex in _PLAIN:
         text = pattern.sub(latex, text)
     if len(text) > MAX_CHARACTERS or _TOO_LARGE.search(text) or not text.strip():

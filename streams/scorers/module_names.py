@@ -1,7 +1,7 @@
 """Check that the modules of scoring.modules in the working folder are the ones that these names import.
 
-The working folder is looked through last, so a file there that is called like an installed module hides nothing: the
-installed one would be imported in its place.
+The working folder is searched last, so a file there with the name of an installed module is never imported: the
+installed one is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streams.settings.model import Scoring
 
 
 def check_module_names(scoring: Scoring) -> None:
-    """Raise SettingsError for a listed module of the working folder whose name is taken, or is none."""
+    """Raise SettingsError for a listed module of the working folder with a name that is taken or invalid."""
     folder = Path.cwd()
     packages = dict.fromkeys(name.partition(".")[0] for name in scoring.importable) if "." in scoring.importable else {}
     for name in filter(None, packages):
@@ -30,7 +30,7 @@ def check_module_names(scoring: Scoring) -> None:
 
 
 def is_in_reach(name: str, scoring: Scoring) -> bool:
-    """Return whether the module of `module:function` is listed, and a worker process of this one would find it."""
+    """Return whether the module of `module:function` is listed, and a worker process would find it."""
     module = name.partition(":")[0]
     if not scoring.lists(module):
         return False
@@ -40,7 +40,7 @@ def is_in_reach(name: str, scoring: Scoring) -> bool:
 
 
 def _origin(name: str, folder: Path) -> str | None:
-    """Return from where a worker process would import a module, the working folder aside; None: from nowhere else."""
+    """Return where a worker process would import a module from, except the working folder; None: nowhere."""
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = [entry for entry in sys.path if entry and (entry in named or Path(entry) != folder)]
     for spec in (BuiltinImporter.find_spec(name), FrozenImporter.find_spec(name), PathFinder.find_spec(name, path)):

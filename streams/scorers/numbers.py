@@ -1,11 +1,11 @@
-r"""Numbers as people and models write them.
+r"""Read numbers as people and models write them.
 
     -1,234.5   1 234 567   3/4   2½   \frac{3}{4}   3×10^8   50%   $5 million   12 km/h   \boxed{7}  ──► WrittenNumber
 
-`read` wants a number and nothing else. `pick` looks for the first or last one of a longer text, and never cuts it out
-of a longer expression: `2x`, `10-5`, `√5`, `3 or 4`, `<5` and `not 5` are no numbers, and where the answer would be one
-of these there is no answer. A box is read as a whole, unless it is a part of something: `-\boxed{5}`, `\boxed{5}^2`. An
-ambiguous writing is no number either: a wrong reading would reward a wrong answer.
+`read` accepts only a number. `pick` looks for the first or last one of a longer text, and never cuts it out of a longer
+expression: `2x`, `10-5`, `√5`, `3 or 4`, `<5` and `not 5` are not numbers, and an answer that would be one of these is
+missing. A box is read as a whole, unless it is a part of something: `-\boxed{5}`, `\boxed{5}^2`. An ambiguous writing
+is not a number either: a wrong reading would reward a wrong answer.
 
 A comma or a point before three digits is read as in English: 1,234 is more than a thousand, 1.234 is less than two.
 `50%` is one half. Units are compared and not converted: 1 km is not 1000 m.
@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 from streams.scorers.canonical_text import canonical_text
 
 MAX_CHARACTERS = 20_000
-"""Of a longer text only the begin or the end is looked at; as a whole it is no number."""
+"""Only the beginning or end of a longer text is searched; as a whole it is not a number."""
 MAX_EXPONENT = 10_000
 """Larger powers would take all memory."""
 _CONTEXT = 60
@@ -70,7 +70,7 @@ _SIGNS = str.maketrans("−‐‑‒–⁄∕’＇∗٪٫٬", "-----//''*%.,")
 
 
 def _plain(text: str) -> str:
-    """Return a text with LaTeX, markup and Unicode's other writings of digits, signs and fractions made plain."""
+    """Return a text with LaTeX, markup and Unicode variants of digits, signs and fractions made plain."""
     text = _RAISED.sub(lambda raised: "^" + raised[0], canonical_text(text))
     text = _LOWERED.sub(lambda lowered: f"_{{{lowered[0]}}}", _IN_CIRCLES.sub("\n", text))
     text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text)
@@ -127,7 +127,7 @@ class WrittenNumber:
 
 
 def _number(match: re.Match[str]) -> WrittenNumber | None:
-    """Return what a match of _NUMBER says; None if nothing is written so."""
+    """Return the number in a match of _NUMBER, or None."""
     part = match.groupdict()
     if (part["sign"] and part["minus"]) or (part["money"] and part["unit"]):
         return None
@@ -158,7 +158,7 @@ def _magnitude(part: dict[str, str | None]) -> Fraction | None:
 
 
 def _decimal_digits(digits: str) -> str:
-    """Return digits without what groups them, and with a decimal point."""
+    """Return digits without group separators, and with a decimal point."""
     digits = re.sub("[ '_]", "", digits)
     if re.fullmatch(_ENGLISH, digits) and not digits.startswith("0"):
         return digits.replace(",", "")
@@ -168,7 +168,7 @@ def _decimal_digits(digits: str) -> str:
 
 
 def read(text: str) -> WrittenNumber | None:
-    r"""Return the number that a text is; None if it is something else, or has more in it.
+    r"""Return the number that a text consists of; None for any other text.
 
     >>> read(r"$\frac{3}{4}$"), read("3 or 4")
     (WrittenNumber(value=Fraction(3, 4), unit=''), None)
@@ -189,7 +189,7 @@ def _bare(text: str) -> str:
 # --- a number in a longer text ----------------------------------------------------------------------------------------
 
 _OPERATORS = "-+×/^÷±√∛≠!|%‰‱∞\u2200-\u2233\u2236-\u223b\u223d-\u22ff\u2a00-\u2aff"
-"""In a class of characters, those that join numbers; from \u2200 on, mathematical operators but for ∴, ∵ and ∼."""
+"""Characters, for a class, that join numbers; from \u2200 on, mathematical operators except ∴, ∵ and ∼."""
 _TENS = "twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
 _BEFORE = re.compile(
     rf"(?:\b(?:minus|negative|plus|times|over|under|below|above|beyond|by|than|(?:root|half|power|quarter)\s+of|sqrt|cbrt|"
@@ -198,7 +198,7 @@ _BEFORE = re.compile(
     rf"|\\[A-Za-z]+|[<>!]=|[{_OPERATORS}<>\[{{}}\\*°])[^\S\n]*$",
     re.IGNORECASE,
 )
-"""Text that makes a longer expression of the number after it."""
+"""Text that joins the number after it to a longer expression."""
 _AFTER = re.compile(
     r"[^\S\n]*(?:(?:minus|plus|times|over|mod|pi|squared|cubed|factorial|divided|multiplied|to\s+the|choose|point|half|"
     r"and\s+a|dozen|hundredths?|thousandths?|percentage|lakhs?|crores?|[mb]n|[mb]ln|[KMB]|twice|"
@@ -206,7 +206,7 @@ _AFTER = re.compile(
     r"(?:is|was)\s+(?:not|wrong|incorrect|false)|[xyzijentkbα-ω])(?!\w)"
     rf"|[-+]\s*(?:\d|\w\b|[(\\√$])|\+(?!\s*\w)|(?![-+])[{_OPERATORS}<>\[\]{{}}\\*°′]|\((?:mod\b|(?![A-Za-z]{{2}})))"
 )
-"""Text that makes a longer expression of the number before it."""
+"""Text that joins the number before it to a longer expression."""
 _GLUED_BEFORE = re.compile(r"\w$|\d[.,:'、—―]$|\w[-+]$|(?<!\w)[—―]$|\d\s*,?\s*\.\.+\s*,?\s*$|\\[lcd]?dots\s*,\s*$")
 _GLUED_AFTER = re.compile(
     r"[\w(]|[.,:'、—―](?:\d|\\(?:overline|dot|bar))|-\w|,\s*(?:\.\.|\\[lcd]?dots)|\.\.+\s*,?\s*\d"
@@ -217,7 +217,7 @@ _JOINED = re.compile(
     r"[^\S\n]*+(?:[,;&、|]|(?<= ): )?[^\S\n]*+(?:\b(?:and|or|to|through|versus|vs|of|out of|in|per)\b)?[^\S\n]*",
     re.IGNORECASE,
 )
-"""Between two numbers, this makes one list or range of them."""
+"""Text that makes one list or range of the two numbers around it."""
 _ENUMERATED = re.compile(r"(?:^|\n)[^\S\n]*\(?$")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BEFORE_BOX = re.compile(
@@ -232,7 +232,7 @@ _AFTER_BOX = re.compile(
 
 
 class _Box(NamedTuple):
-    """A box, and where it begins and ends."""
+    """A box, with its beginning and end."""
 
     start: int
     end: int
@@ -240,7 +240,7 @@ class _Box(NamedTuple):
 
 
 def pick(text: str, which: Literal["first", "last"]) -> WrittenNumber | None:
-    """Return the first or last number of a text, of its boxes if it has some; None if what is there is no number.
+    """Return the first or last number of a text, of its boxes if it has any; None if it is not a number.
 
     >>> pick("7 apples and 2.5 kg of pears", "last"), pick("so it is 2x", "last")
     (WrittenNumber(value=Fraction(5, 2), unit='kg'), None)
@@ -265,9 +265,8 @@ def pick(text: str, which: Literal["first", "last"]) -> WrittenNumber | None:
 
 
 def box_content(text: str, which: Literal["first", "last"] = "last") -> str | None:
-    r"""Return what is in the first or last outermost \boxed{} of a text; None if there is none.
-
-    Empty for a box that is no whole answer: cut off, a part of something longer, or joined to another.
+    r"""Return the content of the first or last outermost \boxed{} of a text; None without one. Empty for a box that is
+    not a whole answer: cut off, a part of something longer, or joined to another.
 
     >>> box_content(r"\boxed{5}, not \boxed{6}", "first"), box_content(r"-\boxed{7}"), box_content(r"\boxed{8}^2")
     ('5', '', '')

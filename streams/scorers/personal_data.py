@@ -1,4 +1,4 @@
-"""Find what looks like personal data or a secret in a text: patterns, with a checksum where there is one.
+"""Find possible personal data and secrets in a text: patterns, with a checksum where one exists.
 
     text ──► recognisers by name ──► PersonalSpan, … ──► redact: [email], [card], …
 
@@ -28,7 +28,7 @@ class PersonalSpan(NamedTuple):
 
 class _Recogniser(NamedTuple):
     hint: str
-    """A character that the text needs: most texts are done with it."""
+    """A character that the text must contain, which rules out most texts."""
     pattern: re.Pattern[str]
     holds: Callable[[str], bool] = lambda _: True
 
@@ -79,15 +79,15 @@ RECOGNISERS: dict[Kind, _Recogniser] = {
     "ssn": _Recogniser("-", re.compile(_SSN)),
     "secret": _Recogniser("", re.compile(_KEY)),
 }
-"""By kind; where two overlap, the one before counts."""
+"""Recognisers by kind; if two overlap, the earlier one counts."""
 _DIGIT = re.compile(r"\d\D?\d\D?\d")
 _SECRET_HINT = re.compile(r"[-_]|AKIA")
 _HINT = re.compile(r"[\d@_-]|AKIA")
-"""What a text with any kind has in it."""
+"""Matches in any text that has one of the kinds."""
 
 
 def find(text: str, kinds: Sequence[Kind] = KINDS) -> list[PersonalSpan]:
-    """Return the places of these kinds, in order, none over another.
+    """Return the places of these kinds, in order, without overlaps.
 
     >>> [span.kind for span in find("Ask ann@example.org, or +49 30 901820; card 4111 1111 1111 1111.")]
     ['email', 'phone', 'card']

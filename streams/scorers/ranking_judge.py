@@ -1,18 +1,17 @@
 """A language model that ranks all responses to a task in one request.
 
-    question, answers in an order of their own ──► POST {judge_url}/chat/completions ──► {"ranks": [2, 1, 2]}
+    question, answers in random order ───────────► POST {judge_url}/chat/completions ──► {"ranks": [2, 1, 2]}
     ranks, 1 for the best, ties allowed ──► share of the others that each response beats, a tie counting half: 0 to 1
 
 GRPO compares the responses to one task only with each other, and a model tells better which of two is better than how
 good one is. A tie of all is 0.5 for each, so such a group teaches nothing.
 
-It has the protection of `judge`: answers are data within tags whose boundary they cannot know, an object that one of
-them contains word for word is a quotation, and anything but one list of ranks for all of them is a failed score of all.
-The order is drawn from the sampling's id, so that no slot is always shown first; it is recorded as each response's
-component `place`. The boundary is drawn from the id and the answers, so a request that is made again, because an agent
-was killed, is the same request, to the byte.
-
-What the request took is divided evenly among the responses: their components add up to it.
+It has the protection of `judge`: answers are data within tags with a boundary that they cannot know, an object that one
+of them contains word for word is a quotation, and anything except one list of ranks for all of them is a failed score
+of all. The order is drawn from the sampling's id, so that no slot is always shown first; it is recorded as each
+response's component `place`. The boundary is drawn from the id and the answers, so a request that is repeated after an
+agent was killed has the same bytes. The tokens and cost of the request are divided evenly among the responses: their
+components add up to them.
 
 Not covered: a group that the scorer ranks in parts, since its prompt is too long for the judge.
 """
@@ -141,7 +140,7 @@ def prompt(task: Task, shown: Sequence[Response], settings: RankingOptions) -> s
 
 
 def read_ranks(value: object, count: int, url: str) -> list[int]:
-    """Return the ranks that a judge gave. Raises ScoreError(judge_answer) if they are not one for each answer."""
+    """Return a judge's ranks. Raises ScoreError(judge_answer) if they are not one for each answer."""
     if (
         not isinstance(value, list)
         or len(value) != count
@@ -154,7 +153,7 @@ def read_ranks(value: object, count: int, url: str) -> list[int]:
 
 
 def shares_beaten(ranks: Sequence[int]) -> list[float]:
-    """Return for each rank the share of the others that are worse, where an equal one counts half.
+    """Return for each rank the share of the others that are worse, counting an equal one half.
 
     >>> shares_beaten([1, 3, 2]), shares_beaten([1, 1, 2]), shares_beaten([2, 2])
     ([1.0, 0.0, 0.5], [0.75, 0.75, 0.0], [0.5, 0.5])
@@ -164,5 +163,5 @@ def shares_beaten(ranks: Sequence[int]) -> list[float]:
 
 
 def share_of_each(spent: dict[str, float], count: int) -> dict[str, float]:
-    """Return each response's part of what a request took."""
+    """Return each response's share of a request's tokens and cost."""
     return {name: number / count for name, number in spent.items()}

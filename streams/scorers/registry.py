@@ -1,10 +1,10 @@
-"""The scorers by name, and where each one may run.
+"""The scorers by name, with the place where each may run.
 
     name ──► Scorer(version, settings, function, home)        inline | sandbox | judge
 
 `inline` scorers are built in and quick. `sandbox` scorers can hang, crash or exhaust memory (a pattern, a computer
-algebra system, a user's function) and run in a worker process. `judge` waits for another server. A version string says
-which code gave a score: when the code changes, raise the version.
+algebra system, a user's function) and run in a worker process. `judge` waits for another server. A version string
+identifies the code of a score: when the code changes, increment the version.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from streams.scorers.verdict import (
 
 Home = Literal["inline", "sandbox", "judge"]
 CACHED_CHARACTERS = 10_000
-"""Longest settings that are kept once checked: a record may hold some of 4 MiB, and memory is bounded."""
+"""Longest checked settings that are cached: a record may hold 4 MiB of them, and memory is bounded."""
 _ENTRY_POINT = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
@@ -56,7 +56,7 @@ class Scorer:
     """Whether it compares all responses to a task, so that it cannot score one."""
 
     def __call__(self, task: Task, response: Response, settings: dict[str, Any]) -> Verdict:
-        """Return the verdict, as a finite number, here and now. Raises ScoreError, or whatever the function raises."""
+        """Return the verdict, a finite number, in this process. Raises ScoreError, or the function's errors."""
         if self.function is None:
             raise ScoreError(f"{self.name} cannot be called here; use streams.scorers.Scorers", reason="exception")
         checked_settings = settings if self.options is None else options(self.options, settings, self.name)
@@ -125,7 +125,7 @@ def find(name: str) -> Scorer:
 def load(name: str) -> Scorer:
     """Return a scorer ready to be called; an entry point is imported, so call this in a worker process only.
 
-    Raises ScoreError(unknown_scorer) if the module or the function is not there, or is not marked as a scorer.
+    Raises ScoreError(unknown_scorer) if the module or function does not exist, or is not marked as a scorer.
     """
     scorer = find(name)
     if name in SCORERS:
@@ -158,7 +158,7 @@ def load(name: str) -> Scorer:
 
 
 def parts(source: RewardSource) -> tuple[MixPart, ...]:
-    """Return the scorers of a reward source, settings checked: the parts of a mix, or itself alone.
+    """Return the scorers of a reward source, settings checked: the parts of a mix, or only itself.
 
     Raises ScoreError: unknown_scorer, bad_settings.
     """
@@ -202,7 +202,7 @@ def compares_group(name: str) -> bool:
 
 
 def named_sources(options: Iterable[str]) -> tuple[RewardSource, ...]:
-    """Return the reward sources that `--scorer NAME` or `--scorer NAME=JSON` name. Raises SettingsError.
+    """Return the reward sources in `--scorer NAME` or `--scorer NAME=JSON`. Raises SettingsError.
 
     >>> named_sources(['length={"limit": 6}'])[0].settings
     '{"limit": 6}'
@@ -226,7 +226,7 @@ def blend(mixed: Sequence[MixPart], verdicts: list[Verdict]) -> Verdict:
     """Return the weighted sum of the parts, rounded once.
 
     Components: each part's value under its label, and the part's own components as label.name. Steps: their weighted
-    sum, too; a part without steps judges the whole, and adds nothing to them. A part that abstains adds nothing; if all
+    sum, too; a part without steps scores the whole, and adds nothing to them. A part that abstains adds nothing; if all
     do, so does the mix.
     """
     values = [

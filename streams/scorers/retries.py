@@ -1,4 +1,4 @@
-"""Try again what may succeed, with growing pauses, and add up what the tries took.
+"""Retry attempts that may succeed, with growing pauses, and add up their costs.
 
 once() ──► a value ──► Tries          ScoreError that may pass ──► pause ──► once() again, `retries` times at most
 """
@@ -15,16 +15,16 @@ T = TypeVar("T")
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
-"""Longest pause between two tries; the first is doubled each time."""
+"""Longest pause between two attempts; the first is doubled each time."""
 
 
 class Tries(NamedTuple, Generic[T]):
-    """The value that a try gave at last."""
+    """The value of the successful attempt."""
 
     value: T
     tries: int
     spent: dict[str, float]
-    """By those that failed, e.g. a judge's tokens."""
+    """Components of the failed attempts, e.g. a judge's tokens."""
 
 
 def persist(
@@ -33,9 +33,8 @@ def persist(
     stopping: threading.Event,
     on_failure: Callable[[ScoreError], None] = lambda exc: None,
 ) -> Tries[T]:
-    """Return what `once` returns at last; `on_failure` is called with each error.
-
-    Raises the last ScoreError, with the number of tries and what all of them took; the first once `stopping` is set.
+    """Return the first result of `once`; `on_failure` is called with each error. Raises the last ScoreError, with the
+    number and the components of all attempts; the first error once `stopping` is set.
     """
     spent: dict[str, float] = {}
     for tries in range(1, retries + 2):
@@ -51,7 +50,7 @@ def persist(
 
 
 def sum_of(components: Mapping[str, float], spent: Mapping[str, float]) -> dict[str, float]:
-    """Return components with what earlier tries took."""
+    """Return components including those of earlier attempts."""
     return dict(components) | {name: number + components.get(name, 0.0) for name, number in spent.items()}
 
 

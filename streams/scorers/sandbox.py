@@ -7,8 +7,8 @@ worker imported has changed since. Workers are started when first needed, so a d
 nothing.
 
 A worker serves one score after another, so a scorer may leave something behind: a forked process, a thread, bytes in
-the pipe (streams/processes/worker_pipe.py). A score that crashed a used worker is tried again in a fresh one, and there
-it counts. There is no protection against hostile code, and no limit on CPU, disk and network.
+the pipe (streams/processes/worker_pipe.py). A score that crashed a used worker is retried in a fresh one, and that
+result counts. It does not protect against hostile code, and does not limit CPU, disk and network.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 SCORER = WorkerKind("streams.scorers.scorer_worker", "a scorer's worker", "scoring.timeout_s")
 MEMORY_BYTES = 2 * 1024**3
-"""Of data one worker may have."""
+"""Maximum data of one worker."""
 
 
 class Sandbox:
@@ -44,7 +44,7 @@ class Sandbox:
         variables: str = "",
         memory_bytes: int = MEMORY_BYTES,
     ) -> None:
-        """`folders` are looked for modules in, after all that the interpreter knows; `variables`: scoring.variables."""
+        """`folders` are searched for modules after the interpreter's own path; `variables`: scoring.variables."""
         self.timeout_s = timeout_s
         self._folders, self._variables = tuple(folders), variables
         self._memory_bytes = memory_bytes
@@ -55,9 +55,8 @@ class Sandbox:
             self._free.put(None)
 
     def score(self, name: str, settings: dict[str, Any], task: Task, response: Response) -> Verdict:
-        """Return the verdict of the scorer called `name`.
-
-        Raises ScoreError: timeout, crashed, memory, exception, not_a_number, and what the scorer itself gave as reason.
+        """Return the verdict of the scorer `name`. Raises ScoreError: timeout, crashed, memory, exception,
+        not_a_number, and the scorer's own reasons.
         """
         worker = self._free.get()
         try:
@@ -92,7 +91,7 @@ class Sandbox:
             self._free.put(worker)
 
     def load(self, name: str) -> None:
-        """Import the scorer called `name`, in a worker of its own. Raises ScoreError if that fails."""
+        """Import the scorer `name` in a separate worker. Raises ScoreError if that fails."""
         worker, request_id = ScorerProcess(self._folders, self._variables), token_hex(16)
         try:
             worker.load(name, request_id, pickle.dumps((request_id, self._memory_bytes, name, {}, None, None)))
@@ -104,12 +103,12 @@ class Sandbox:
         self._alive.discard(worker)
 
     def close(self) -> None:
-        """Kill the workers; scores that still run end as crashed."""
+        """Kill the workers; running scores end as crashed."""
         self._closed = True
         for worker in list(self._alive):
             worker.kill()
         with contextlib.suppress(queue.Empty):
-            while True:  # workers at rest; the caller of a busy one disposes of it
+            while True:  # idle workers; the caller of a busy one disposes of it
                 idle = self._free.get_nowait()
                 if idle is not None:
                     idle.dispose()
@@ -117,18 +116,18 @@ class Sandbox:
 
 _KILLING = {"timeout", "crashed", "memory"}
 _INHERITED = {"crashed", "memory"}
-"""What an earlier scorer in the same worker may be to blame for."""
+"""An error that an earlier scorer in the same worker may have caused."""
 
 
 class _ModuleChanged(Exception):
-    """A file that a worker imported has changed since: the worker is of no use any more."""
+    """A file that a worker imported has changed since, so the worker must be replaced."""
 
 
 class ScorerProcess(WorkerProcess):
     """A process that scores."""
 
     def __init__(self, folders: Sequence[str], variables: str) -> None:
-        """`folders` are where it looks for modules last. Raises ScoreError if it does not start."""
+        """`folders` are searched last for modules. Raises ScoreError if it does not start."""
         self.scores = 0
         """Scores begun so far."""
         with _score_errors():
@@ -175,7 +174,7 @@ def _score_errors() -> Iterator[None]:
 
 
 def _failure(name: str, answer: dict[str, Any]) -> Exception:
-    """Return the error that an answer tells."""
+    """Return the error in an answer."""
     try:
         error, reason, again = str(answer["error"]), str(answer["reason"]), bool(answer["again"])
         return ScoreError(error, reason=reason, again=again, version=str(answer["version"]))

@@ -1,9 +1,8 @@
-"""Find functions named as scorers that cannot be loaded, before a sample is paid for.
+"""Find functions named as scorers that cannot be loaded, before anything is sampled.
 
-    tasks, scoring.modules ──► module:function, its module in reach ──► loaded in a worker process ──► reason
+    tasks, scoring.modules ──► module:function, its module found ─────► loaded in a worker process ──► reason
 
-A module that is not listed or not in reach here is no refusal but a doubt: the settings and the folder of the scoring
-agents may be others.
+A module that is not listed or not found here is only a doubt: the scoring agents may have other settings and folders.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _loadable: set[tuple[str, str]] = set()
 
 
 def unusable_scorer(scoring: Scoring, sources: Iterable[RewardSource]) -> str | None:
-    """Return why the first function that these name cannot score; None if none is known to fail."""
+    """Return why the first function named by these cannot score; None if none is known to fail."""
     names = dict.fromkeys(part.name for part in parts_of(sources) if ":" in part.name)
     unknown = [name for name in names if (scoring.modules, name) not in _loadable and is_in_reach(name, scoring)]
     if not unknown:
@@ -38,7 +37,7 @@ def unusable_scorer(scoring: Scoring, sources: Iterable[RewardSource]) -> str | 
 
 
 def doubtful_scorer(scoring: Scoring, sources: Iterable[RewardSource]) -> str | None:
-    """Return what a scoring agent like this process would lack to score with these; None if nothing."""
+    """Return the requirement of these that a scoring agent like this process would lack, or None."""
     parts = list(parts_of(sources))
     try:
         with Scorers(scoring) as scorers:

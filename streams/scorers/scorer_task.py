@@ -1,4 +1,4 @@
-"""The task as a user's scorer gets it: with the verifier as a mapping."""
+"""The task for a user's scorer, with the verifier as a mapping."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streams.scorers.verdict import json_object
 
 
 class ScorerTask:
-    """Every field of a `Task`; `verifier` is a dict, and `verifier_text` the JSON text that the log has.
+    """Every field of a `Task`; `verifier` is a dict, and `verifier_text` the JSON text in the log.
 
     >>> task = ScorerTask(Task(task_id="t", created_at=0, policy="p", verifier='{"answer": "11"}'))
     >>> task.verifier["answer"], task.verifier_text, task.policy
@@ -22,12 +22,12 @@ class ScorerTask:
 
     @cached_property
     def verifier(self) -> dict[str, Any]:
-        """The right answer and its settings. Raises ScoreError(bad_verifier) if it is no JSON object."""
+        """The right answer and its settings. Raises ScoreError(bad_verifier) if it is not a JSON object."""
         return json_object(self._task.verifier, f"task {self._task.task_id}: verifier", reason="bad_verifier")
 
     @property
     def verifier_text(self) -> str:
-        """The verifier as the log has it."""
+        """The verifier's text in the log."""
         return self._task.verifier
 
     def __getattr__(self, name: str) -> Any:

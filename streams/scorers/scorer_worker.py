@@ -1,10 +1,10 @@
-"""The worker process of the sandbox: one score at a time, then the next.
+"""The worker process of the sandbox, which computes one score at a time.
 
     stdin   pickle (id, memory, name, settings, task, response)      from the parent, which is trusted
     stdout  JSON {"id", …} with "changed" | "prepared" | "value", … | "reason", "error", …
 
-The pipes are those of streams/processes/worker_pipe.py. A worker that imported a file which has changed since says so
-instead of scoring, and is replaced by one that imports it again.
+The pipes are those of streams/processes/worker_pipe.py. A worker reports a change of an imported file instead of
+scoring, and is replaced by one that imports it again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from streams.scorers.verdict import ScoreError
 
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _imported: dict[str, int] = {}
-"""Files that scorers imported, outside of the libraries, and when each had been changed, in ns."""
+"""Files that scorers imported, except libraries, with their times of modification in ns."""
 
 
 def main() -> None:
-    """Score until stdin ends. Arguments are folders to look for modules in, after all others."""
+    """Score until stdin ends. Arguments are folders that are searched last for modules."""
     sys.path.extend(sys.argv[1:])
     serve(_answer)
 

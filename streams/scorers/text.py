@@ -6,9 +6,9 @@
     format    the shape of an answer, right or wrong              1 or 0
     length    1 up to a free length, then falling to 0 at a limit
 
-When two texts are the same: canonical_text.py. How numbers are read: numbers.py. Format and length are for shaping, as
-small parts of a mix: they make wrong answers of a group differ in reward. For formulas use `math`; for equivalence of
-meaning ("eleven") reasoning-gym, an entry point or the judge.
+canonical_text.py defines equal texts, and numbers.py reads numbers. Format and length are for shaping, as small parts
+of a mix: they make wrong answers of a group differ in reward. For formulas use `math`; for equivalence of meaning
+("eleven") reasoning-gym, an entry point or the judge.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     task, response, settings ──► Verdict(value, components, rationale, steps)   or ScoreError(reason)
 
-A verdict is a finite number of at most MAX_REWARD in size. NaN, infinity, a bool or a text is an error, never a score:
-counting it as 0 would teach the model something that no scorer said. Every verdict (of a built-in scorer, a worker
-process, the judge) passes `check_verdict`.
+A verdict is a finite number of magnitude at most MAX_REWARD. NaN, infinity, a bool or a text is an error, never a
+score: counting it as 0 would teach the model a score that no scorer gave. Every verdict (of a built-in scorer, a
+worker process, the judge) passes `check_verdict`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Verdict:
     version: str = ""
     """The scorer, e.g. `exact/1`; filled in by the caller."""
     steps: tuple[float, ...] = ()
-    """The value of each turn of the response, in order; empty: only the whole is judged."""
+    """The value of each turn of the response, in order; empty: only the whole is scored."""
 
 
 class ScoreError(EventError):
@@ -64,9 +64,9 @@ class ScoreError(EventError):
         self.version = version
         """The scorer that failed, if known."""
         self.tries = 1
-        """How often it was tried."""
+        """Number of attempts."""
         self.spent: dict[str, float] = {}
-        """What the tries took, e.g. a judge's tokens: components of the failed score."""
+        """Components of the failed score from all attempts, e.g. a judge's tokens."""
         self.of_request = False
         """Whether a server refused this one request, and may answer others."""
 
@@ -177,7 +177,7 @@ def check_verdict(raw: Any, scorer: str) -> Verdict:
 
 
 def check_steps(verdict: Verdict, response: Response, scorer: str) -> Verdict:
-    """Return the verdict. Raises ScoreError(wrong_steps) if it is about other turns than the response has."""
+    """Return the verdict. Raises ScoreError(wrong_steps) if its turns differ from the response's."""
     if verdict.steps and len(verdict.steps) != len(response.turns):
         raise ScoreError(
             f"{scorer} gave {len(verdict.steps)} steps, and response {response.response_id} has {len(response.turns)} "
