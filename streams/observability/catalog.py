@@ -19,27 +19,27 @@ from streams.plugins.installed import plugin_entries
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 TIMES = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0)
-"""Upper bounds of buckets, seconds: of work."""
+"""Upper bounds of buckets: seconds of work."""
 AGES = (0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1800.0, 7200.0, 86400.0)
-"""… of waiting, which may take a day."""
+"Seconds of waiting, which may take a day."
 VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""… of versions behind."""
+"Numbers of versions by which a sampler is behind."
 CREDITS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-"""… of advantages, which are of the order of 1 where they are divided by a group's spread."""
+"Advantages, which are of the order of 1 if they are divided by a group's spread."
 
 LOOP: tuple[str, ...] = ("streams", "policy", "scoring", "train")
 """The processes of the loop, by the name of their command."""
 READERS: tuple[str, ...] = (*LOOP, "agents")
 """Those that read as a consumer group: the loop, and `agents run`."""
 IMPROVERS: tuple[str, ...] = ("curate", "datasets", "retrain", "selfplay")
-"""Those that learn from what was served: `curate follow`, `datasets follow`, `retrain follow`, `selfplay run`."""
+"""Those that learn from served runs: `curate follow`, `datasets follow`, `retrain follow`, `selfplay run`."""
 SERVED: tuple[str, ...] = (*READERS, "archive", "serve", "jobs", *IMPROVERS, "calls")
 """Those that serve metrics.port: these, `archive sync --follow`, the server of agents, the controller of jobs, and the
 worker of training calls. Processes of plugins do, too."""
 
 
 class Metric(NamedTuple):
-    """One metric: its name, its labels, and the processes that have it."""
+    """One metric, with its labels and the processes that export it."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]

@@ -6,7 +6,7 @@
 A connection carries one request, takes at most REQUEST_S from first to last byte, and there are at most
 MOST_CONNECTIONS: a client that is slow or silent can neither hold a thread for long nor keep a probe out.
 
-There is no TLS and no access control: it listens on the loopback address by default.
+It has no TLS and no access control, and listens on the loopback address by default.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 REQUEST_S = 10.0
-"""From accepting a connection to the last byte of its answer."""
+"""Time limit from accepting a connection to the last byte of its answer."""
 MOST_CONNECTIONS = 32
-"""Open at once; more are closed unanswered."""
+"""Maximum open connections; more are closed unanswered."""
 MOST_BODY_BYTES = 1 << 20
 """A larger body is not read."""
 _POLL_S = 0.05
@@ -34,7 +34,7 @@ log = logging.getLogger("streamward.http")
 Get = Callable[[str], tuple[int, str]]
 """Returns status and body for a path without its query."""
 Post = Callable[[str, bytes], tuple[int, str] | None]
-"""Returns the same for a path and what was sent, or None to refuse it."""
+"""Returns the same for a path and a body, or None to refuse it."""
 
 
 class Site(NamedTuple):
@@ -43,7 +43,7 @@ class Site(NamedTuple):
     get: Get
     content_type: str = "text/plain; charset=utf-8"
     refusal: tuple[int, str] = (405, "only GET is supported\n")
-    """The answer to PUT, PATCH and DELETE, and to a POST that is not a question."""
+    """The answer to PUT, PATCH and DELETE, and to a POST that is not a query."""
     post: Post = lambda path, body: None
 
 
@@ -72,12 +72,12 @@ class _HttpServer(ThreadingHTTPServer):
         super().__init__((host, port), _SiteRequest)
 
     def server_bind(self) -> None:
-        """Bind without resolving our own name, as http.server would: that can take a minute."""
+        """Bind without resolving our own name, which http.server does and which can take a minute."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own, unless too many are open."""
+        """Answer in a new thread, unless too many are open."""
         with self._lock:
             has_room = len(self._accepted) < MOST_CONNECTIONS
             if has_room:
@@ -103,7 +103,7 @@ class _HttpServer(ThreadingHTTPServer):
                     request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that left is no news."""
+        """Do not log a client that left."""
 
 
 class _SiteRequest(BaseHTTPRequestHandler):
@@ -111,11 +111,11 @@ class _SiteRequest(BaseHTTPRequestHandler):
     server_version, sys_version = "streamward", ""
 
     def do_GET(self) -> None:
-        """Answer with what the site has."""
+        """Answer from the site."""
         self._answer(self.server.site.get)
 
     def do_POST(self) -> None:
-        """Answer a question that has a body; refuse anything else."""
+        """Answer a query with a body; refuse anything else."""
         if (body := self._body()) is not None:
             site = self.server.site
             self._answer(lambda path: site.post(path, body) or site.refusal)
@@ -127,7 +127,7 @@ class _SiteRequest(BaseHTTPRequestHandler):
     do_PUT = do_DELETE = do_PATCH = _refuse
 
     def _body(self) -> bytes | None:
-        """Return what was sent, or None if it is refused as too large."""
+        """Return the body, or None if it is refused as too large."""
         length = self.headers.get("Content-Length") or "0"
         if length.isdecimal() and int(length) <= MOST_BODY_BYTES:
             return self.rfile.read(int(length))
@@ -151,4 +151,4 @@ class _SiteRequest(BaseHTTPRequestHandler):
         self.wfile.write(payload)
 
     def log_message(self, format: str, *args: object) -> None:
-        """A request is no news."""
+        """Do not log requests."""

@@ -32,7 +32,7 @@ FAUST_SERVICES = (
     "streams.worker.faust.faust_table",
     "streams.worker.faust.stall_watch",
 )
-"""Where mode logs for our own services, since it names loggers by module; what we log goes to `streamward.*`."""
+"""Mode's loggers for our own services, since it names loggers by module; our own lines go to `streamward.*`."""
 LEVELS = ("debug", "info", "warning", "error")
 
 Format = Literal["text", "json"]
@@ -51,7 +51,7 @@ LIBRARY_BURST = Burst(3, 10.0)
 FAUST_BURST = Burst(1, 30.0)
 """Without a broker, aiokafka prints dozens of lines a second."""
 ONCE = Burst(1, 3600.0)
-"""A process that runs for long repeats it after an hour."""
+"""A long-running process repeats it after an hour."""
 _TEMPLATE_CHARS = 80
 """The beginning that identifies a message: some libraries log finished sentences instead of templates."""
 
@@ -115,7 +115,7 @@ class RateLimit:
 
 
 class StderrLog(logging.Handler):
-    """Writes to whatever `sys.stderr` is at the time, so that a test that replaces it sees the lines."""
+    """Writes to the present `sys.stderr`, so that a test that replaces it sees the lines."""
 
     def __init__(self, level: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(level)
@@ -139,7 +139,7 @@ class StderrLog(logging.Handler):
             return
 
     def close(self) -> None:
-        """Print what is still held back."""
+        """Print the messages that are still held back."""
         for record in self._limit.end():
             self.emit(record)
         super().close()
@@ -164,7 +164,7 @@ class _TextFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One object per line; a key that has no value is left out."""
+    """One object per line; a key without a value is left out."""
 
     def format(self, record: logging.LogRecord) -> str:
         coordinates, trace = getattr(record, "at", None), getattr(record, "trace", None)

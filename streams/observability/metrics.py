@@ -30,10 +30,11 @@ from streams.settings.model import Settings
 
 CONTENT_TYPE = prometheus.CONTENT_TYPE_PLAIN_0_0_4
 MAX_SERIES = 200
-"""Series of one metric. Names of policies, sources and reasons come from events, which any producer may write."""
+"""Maximum series of one metric. Names of policies, sources and reasons come from events, which any producer may
+write."""
 OTHER = "other"
 SCHEMA_REGISTRY = "schema_registry"
-"""The condition of every process where schemas.registry_url is set."""
+"""The condition of every process if schemas.registry_url is set."""
 
 log = logging.getLogger("streamward.metrics")
 
@@ -43,7 +44,7 @@ prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Meter:
-    """The numbers of one process, its progress, and what it still waits for. Any thread may call it."""
+    """The numbers of one process, its progress, and its unmet conditions. Any thread may call it."""
 
     on = True
     """Whether metrics are served; costly values are computed only then."""
@@ -116,7 +117,7 @@ class Meter:
     # --- progress and readiness ---------------------------------------------------------------------------------------
 
     def begin(self, activity: str, *, within_s: float | None = None) -> None:
-        """Report what begins now. It may take `within_s`, seconds (default: metrics.stuck_s, which is the least)."""
+        """Report a new activity. It may take `within_s` seconds (default and minimum: metrics.stuck_s)."""
         self._activity, self._within_s = activity, self._stuck_s if within_s is None else max(within_s, self._stuck_s)
         self._began = self._heartbeat_at = time.monotonic()
 
@@ -129,7 +130,7 @@ class Meter:
         self._missing[condition] = ""
 
     def not_ready(self, condition: str, reason: str) -> None:
-        """Report the reason that a condition of readiness does not hold."""
+        """Report why a condition of readiness does not hold."""
         self._missing[condition] = reason
 
     # --- answers ------------------------------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ class Meter:
         for report in self._collectors:
             try:
                 report()
-            except Exception as exc:  # a client that is being closed, say: no reason to hide the rest
+            except Exception as exc:  # e.g. a client that is being closed: no reason to hide the rest
                 log.debug("a value is missing from this scrape: %r", exc)
                 self.add(catalog.SCRAPE_ERRORS)
         if self._missing:

@@ -6,8 +6,8 @@
 The span id of a record is derived from the id of its event, and the id of a trace that begins here from the event that
 began it. A process that writes the same event again after a crash therefore writes the same header, without any state.
 
-A malformed header is no trace, and never an error (W3C Trace Context, sections 3.2 and 4.3). A header of a later
-version than 00 is read as far as 00 goes, and passed on as 00.
+A malformed header is ignored, and never an error (W3C Trace Context, sections 3.2 and 4.3). Of a header of a later
+version than 00, the part that 00 defines is read, and passed on as 00.
 
 `tracestate` and `baggage` are not passed on.
 """
@@ -26,7 +26,7 @@ KNOWN_FLAGS = 0x03
 
 _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII | re.DOTALL)
 _MAX_CHARS = 512
-"""Longer headers are of no known version."""
+"""Longest header of any known version."""
 
 
 class Context(NamedTuple):
@@ -64,7 +64,7 @@ def parse(traceparent: str | bytes | None) -> Context | None:
 
 
 def of_headers(headers: Iterable[tuple[str, bytes | None]]) -> Context | None:
-    """Return the context in the headers of a record; None without one, and if there are two that differ."""
+    """Return the context in the headers of a record; None without one, or if two differ."""
     values = {value for name, value in headers if name == HEADER}
     return parse(values.pop()) if len(values) == 1 else None
 

@@ -7,8 +7,8 @@
 An alert is a query that always has an answer, a limit, and sometimes a second condition without which the first means
 nothing. `critical`: records are wrong, or the loop has stopped. `warning`: it works, but not as it should.
 
-There is no alert for a low reward (what is good depends on the task), for one lost replica of several (the cluster
-restarts it), or for free space of disks and buckets.
+Not covered: a low reward (a good one depends on the task), one lost replica of several (the cluster restarts it), and
+free space of disks and buckets.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Limit(NamedTuple):
 
     @property
     def condition(self) -> str:
-        """The query that answers only where the limit is passed."""
+        """A query that has a result only if the limit is passed."""
         return f"({self.query}) {self.sign} {self.than:g}"
 
 
@@ -60,7 +60,7 @@ class Alert(NamedTuple):
 
     @property
     def anchor(self) -> str:
-        """The heading of docs/operations.md, as a link has it: ProcessDown is process-down."""
+        """The heading in docs/operations.md as a link anchor: ProcessDown is process-down."""
         return re.sub(r"(?<!^)(?=[A-Z])", "-", self.name).lower()
 
 
@@ -264,7 +264,7 @@ ALERTS = (
 
 
 def rules() -> dict[str, Any]:
-    """Return the file of rules, as Prometheus and a PrometheusRule's spec have it."""
+    """Return the file of rules, in the form of Prometheus and a PrometheusRule's spec."""
     return {
         "groups": [
             {

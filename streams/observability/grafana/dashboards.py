@@ -1,10 +1,10 @@
-"""Six Grafana dashboards of the loop, and one of plugins, from `is it fine` down to single numbers.
+"""Six Grafana dashboards of the loop, and one of plugins, from overall health down to single numbers.
 
     DASHBOARDS ── model.py ──┬─► python -m streams.observability.grafana.dashboards ──► helm/dashboards/*.json
                              └─► streamward dashboards apply
 
 Docker compose and the chart use the same files. Every metric of catalog.py is on a panel or in an alert, and a panel's
-description is what that table says about its metrics. The broker's own metrics are left to its operator.
+description comes from that table. The broker's own metrics are left to its operator.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _growth_panel(title: str, metric: Metric, *labels: str, window: str) -> Pane
 
 
 def _gauge(title: str, unit: str, *metrics: Metric, label: str = "policy", zero: bool = False) -> Panel:
-    """The gauges of one label, side by side; with `zero`, 0 where there is no series."""
+    """The gauges of one label, next to each other; with `zero`, 0 for a missing series."""
     queries = []
     for metric in metrics:
         expression = largest(select(metric), label)

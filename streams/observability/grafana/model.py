@@ -3,7 +3,7 @@
     Dashboard ── rows of panels ── queries ──► model ──► helm/dashboards/*.json, Grafana's API
 
 Panels are laid out from left to right, three in a row, or six single numbers. Their ids count from 1, so that the same
-dashboard is the same bytes. At the top of each, the user chooses a data source, a namespace and a policy.
+dashboard has the same bytes. At the top of each, the user chooses a data source, a namespace and a policy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streams.observability import catalog
 from streams.observability.grafana.promql import restrict
 
 SCHEMA_VERSION = 39
-"""Of Grafana's model of a dashboard: that of Grafana 11, which later ones read."""
+"""Version of Grafana's dashboard model: that of Grafana 11, which later ones read."""
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 TAG = "streamward"
 WIDTH = 24
@@ -62,12 +62,12 @@ class Dashboard(NamedTuple):
 
     @property
     def panels(self) -> Iterator[Panel]:
-        """Every panel of it."""
+        """All its panels."""
         return (panel for row in self.rows for panel in row.panels)
 
 
 def model(dashboard: Dashboard) -> dict[str, Any]:
-    """Return a dashboard as Grafana stores it, without the id and version that Grafana adds."""
+    """Return Grafana's form of a dashboard, without the id and version that Grafana adds."""
     return {
         "uid": dashboard.uid,
         "title": f"Streamward: {dashboard.title}",

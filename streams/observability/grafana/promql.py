@@ -3,7 +3,7 @@
     Metric ──► select, per_second, quantile, growth, … ──► text of PromQL ──► dashboards.py, alerts.py
     restrict: any of them ──► the same for the namespace and policy chosen on a dashboard
 
-Every sum keeps `namespace`, which a cluster adds to what it scrapes, so that two releases under one Prometheus stay
+Every sum keeps `namespace`, which a cluster adds to scraped series, so that two releases under one Prometheus stay
 apart; elsewhere the label is absent. A metric that has no series before something happens answers 0 until then.
 tests/deploy/test_prometheus.py asks Prometheus whether the queries are right.
 """
@@ -45,7 +45,7 @@ def largest(inner: str, *labels: str) -> str:
 
 
 def or_zero(inner: str) -> str:
-    """Return `inner`, or one 0 where it has no series at all."""
+    """Return `inner`, or one 0 if it has no series at all."""
     return f"{inner} or on() vector(0)"
 
 
@@ -80,7 +80,7 @@ def growth(metric: Metric, *labels: str, window: str) -> str:
 
 
 def share(part: str, whole: str) -> str:
-    """Return part / whole; 0 where the part has no series, or the whole is 0."""
+    """Return part / whole; 0 if the part has no series, or the whole is 0."""
     return f"(({part}) or 0 * ({whole})) / (({whole}) > 0) or 0 * ({whole})"
 
 

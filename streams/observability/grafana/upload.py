@@ -32,7 +32,7 @@ class DashboardState(NamedTuple):
     state: str
     """same, missing or differs; after an apply: created, updated or same."""
     differences: tuple[str, ...] = ()
-    """Where, got and expected."""
+    """Path, actual and expected value of each difference."""
 
 
 class Grafana:

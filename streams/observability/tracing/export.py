@@ -4,9 +4,9 @@
       └ queue full: dropped, counted                       └ refused, unreachable: dropped, counted
 
 Spans get the ids of their records, so they are built as finished spans, without a TracerProvider. When the process
-ends, what is still queued gets CLOSE_S.
+ends, queued spans get CLOSE_S.
 
-Its packages are those of the extra `tracing`: this module is imported only when an endpoint is set. The exporter's own
+Its packages come with the extra `tracing`: this module is imported only when an endpoint is set. The exporter's own
 environment variables apply: OTEL_EXPORTER_OTLP_HEADERS (an access token), OTEL_EXPORTER_OTLP_CERTIFICATE,
 OTEL_EXPORTER_OTLP_COMPRESSION, OTEL_RESOURCE_ATTRIBUTES.
 
@@ -37,7 +37,7 @@ from streams.observability.tracing.spans import Span
 from streams.settings.model import Tracing
 
 BATCH_SPANS = 512
-"""Maximum of spans per request."""
+"""Maximum spans per request."""
 DELAY_S = 1.0
 """Maximum wait of a span for others of its request."""
 CLOSE_S = 3.0
@@ -70,7 +70,7 @@ class Exporter:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Send what is queued, for at most CLOSE_S. The processor's own limit is 30 s, and cannot be set."""
+        """Send queued spans, for at most CLOSE_S. The processor's own limit is 30 s, and cannot be set."""
         flush = threading.Thread(target=self._processor.shutdown, name="tracing-flush", daemon=True)
         flush.start()
         flush.join(CLOSE_S)
@@ -83,7 +83,7 @@ class Exporter:
 
 
 class _CountedQueue:
-    """The exporter that the processor calls. It counts what is queued, so that every dropped span is counted once."""
+    """The exporter that the processor calls. It counts queued spans, so that every dropped span is counted once."""
 
     def __init__(self, rule: Tracing, meter: Meter) -> None:
         url = rule.otlp_endpoint.rstrip("/")
@@ -94,7 +94,7 @@ class _CountedQueue:
         self._queued, self._closed = 0, False
 
     def has_room(self) -> bool:
-        """Whether one more span fits, which is then counted as queued; one that does not is counted as dropped."""
+        """Whether one more span fits. It is then counted as queued, otherwise as dropped."""
         with self._lock:
             if self._queued < self._limit and not self._closed:
                 self._queued += 1
@@ -110,7 +110,7 @@ class _CountedQueue:
             self._queued -= len(spans)
         try:
             result = self._exporter.export(spans)
-        except Exception:  # whatever a library does, the next spans may fare better
+        except Exception:  # after any error of a library, the next spans may succeed
             log.exception("%d spans cannot be sent", len(spans))
             result = SpanExportResult.FAILURE
         if result is not SpanExportResult.SUCCESS:
@@ -125,7 +125,7 @@ class _CountedQueue:
         return True
 
     def close(self) -> None:
-        """Send no more, and count what is still queued."""
+        """Stop sending, and count the queued spans."""
         with self._lock:
             self._closed, left = True, self._queued
         self._exporter.shutdown()  # ends a retry under way

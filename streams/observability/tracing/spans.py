@@ -3,15 +3,15 @@
     event, its trace, where and when it was written ──► Span ──► streams/observability/tracing/export.py
 
     Task             submit  by its producer, or by the agent that read it without a trace
-    Response         sample  one slot, for as long as its sampling took
+    Response         sample  one slot, for the duration of its sampling
     Reward           score   the score of one source
     AdvantagedGroup  join    from the first record of its task until it is written
     Batch            batch   from the oldest of its groups until it is written
     AdapterEvent     train   (kind trained) from loading its groups until it is announced
                      decide  any other kind: promoted, rejected, canary_started, …
 
-Attributes have the names of OpenTelemetry's semantic conventions for messaging and generative AI where those have one
-(both are in development), and begin with `streamward.` where not.
+Attributes have the names of OpenTelemetry's semantic conventions for messaging and generative AI if those have one
+(both are in development), and otherwise begin with `streamward.`.
 
 Texts are left out: no prompt, answer, rationale or token leaves the log this way.
 """
@@ -53,7 +53,7 @@ class Span(NamedTuple):
     ended_ms: float
     attributes: Mapping[str, Value]
     error: str | None
-    """The kind of failure, in a word; None without one."""
+    """The kind of failure in one word, or None."""
 
 
 def span_of(event: Event, trace: Trace, record: Coordinates, *, began_ms: float | None, ended_ms: float) -> Span:

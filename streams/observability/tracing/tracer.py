@@ -6,10 +6,10 @@
 A record is a span: it begins when the work on it began and ends when it is in the log, and its header names it. An
 event with one cause continues its trace. An event with many causes (a batch) begins its own trace with links to theirs.
 
-Without tracing.otlp_endpoint no span is sent and no trace begins: a record that follows from one with a trace gets the
-same header, unchanged, and all others none.
+Without tracing.otlp_endpoint no span is sent and no trace begins: a record caused by one with a trace gets the same
+header, unchanged, and all others none.
 
-Records that are copied on purpose: those of a replay have no trace, those of `dlq retry` keep their headers.
+Of deliberate copies, those of a replay have no trace, and those of `dlq retry` keep their headers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Tracer:
     # --- which trace --------------------------------------------------------------------------------------------------
 
     def of_task(self, task: Task, header: Context | None) -> Trace | None:
-        """Return the trace of a task whose record has this context; without one, the trace that it begins."""
+        """Return the trace of a task with this context in its record; without one, the trace that it begins."""
         return Trace(header) if header is not None else self.begins(task)
 
     def trace_of(self, task: Task, record: TracedRecord) -> Context | None:
@@ -86,7 +86,7 @@ class Tracer:
         return self._root(task)
 
     def follows(self, cause: Context | None, event_id: str) -> Trace | None:
-        """Return the trace of an event with one cause, whose record has the context `cause`."""
+        """Return the trace of an event with one cause, which has the context `cause` in its record."""
         return None if cause is None else Trace(trace_context.child(cause, event_id), cause)
 
     def joins(
@@ -137,7 +137,7 @@ class _TracingOff(Tracer):
     on = False
 
     def __init__(self) -> None:
-        """No trace begins here."""
+        """Begin no trace."""
 
     def follows(self, cause: Context | None, event_id: str) -> Trace | None:
         return None if cause is None else Trace(cause)
@@ -168,7 +168,7 @@ class _TracingOff(Tracer):
 
 
 OFF = _TracingOff()
-"""Without tracing.otlp_endpoint."""
+"""The tracer without tracing.otlp_endpoint."""
 
 
 @contextlib.contextmanager
