@@ -75,7 +75,7 @@ class TrainingQuery(RequestPart):
 
 
 class EnvironmentConfig(RequestPart):
-    """An environment with episodes to train on instead of questions."""
+    """An environment, whose episodes are trained on instead of questions."""
 
     name: str = Field(
         min_length=1, max_length=500, description="a built-in one, a reference that is allowed, or an entry's name"
