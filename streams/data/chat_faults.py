@@ -3,8 +3,8 @@
     {"messages": […], "tools": […]} ──► chat_problems ──► RowProblem(name, where and what), …
 
 The seven names from the cookbook are `data_type`, `missing_messages_list`, `message_missing_key`,
-`message_unrecognized_key`, `unrecognized_role`, `missing_content` and `example_missing_assistant_message`. Faults that
-the API refuses have our own names: `weight`, `tool_call_id`, `role_order`, `tools`.
+`message_unrecognized_key`, `unrecognized_role`, `missing_content` and `example_missing_assistant_message`. For faults
+that only the API refuses, the names are ours: `weight`, `tool_call_id`, `role_order`, `tools`.
 
 Not covered: images and sound: the model cannot read them, and `tune` refuses them.
 """

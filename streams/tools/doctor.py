@@ -3,7 +3,7 @@
     settings ──► broker, topics, trainer, agents, schemas, model, disk ──► findings: ok, warning, failed, skipped
 
 Each check yields findings and does not raise; one that cannot run, because an earlier one failed, is skipped. Nothing
-is changed: no topic is created, no model loaded or downloaded. Of the loop's processes it checks only the trainer,
+is changed: no topic is created, no model loaded or downloaded. It checks only two kinds of processes: the trainer,
 without which the others go idle, and those that answer tasks (`streamward status` shows all). Tasks that no process
 begins are listed. Policies that learn nothing, and scorers that fail, are listed with the likeliest cause.
 """

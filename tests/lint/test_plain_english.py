@@ -19,9 +19,9 @@ from tests.prose import SAY, TRANSLATED, Hit, Kind, Text, hits, page_texts, prog
 GENERATED = ("docs/cli.md", "docs/metrics.md", "docs/protocols.md", "helm/README.md")
 """Pages that are made of texts in the code: help texts, docstrings, comments on values."""
 CEILINGS: dict[Kind, int] = {
-    "page": 31,
-    "header": 94,
-    "docstring": 208,
+    "page": 30,
+    "header": 13,
+    "docstring": 85,
     "help": 0,
     "setting": 0,
     "message": 33,

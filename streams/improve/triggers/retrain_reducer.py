@@ -3,7 +3,7 @@
     RuleState, RuleEvidence, now ──► due ──► ticked: a time has come │ crossed: a reason and its evidence │ nothing
 
 `due` is a function: no clock, no I/O. An event has the number of those before it, so if two processes decide the same,
-the first in the log counts. A tick is written once for its time; of missed ticks only the newest is written. The first
+the first in the log counts. Each tick is written once; of several missed ticks only the newest is written. The first
 tick of a rule records when its schedule began, and starts nothing.
 
 Until the job of the last crossing has ended there is no other crossing; evidence is still folded. A crossing resets
