@@ -28,8 +28,9 @@ from streams.kafka import admin, times
 from streams.kafka.history import LogHistory
 from streams.settings.model import Model, Outside, Settings
 from tests.log.test_fine_tuning_over_http import gateway
-from tests.plugins.tuning.test_tuned_versions import again, command, verdicts
+from tests.plugins.tuning.test_tuned_versions import again, verdicts
 from tests.support.agent_server import settings_of
+from tests.support.commands import invoke
 from tests.support.log.judged_log import PROMPT, judge, served
 from tests.support.models.chat_tiny import base
 from tests.support.models.tiny_settings import settings
@@ -66,7 +67,7 @@ def test_sft_and_dpo_learn_the_sampled_tokens_of_a_data_set_and_are_reproduced(
 ) -> None:
     event = coach(settings, base, tmp_path / "sets")
     for method in ("sft", "dpo"):
-        result = command(settings, "tune", method, "--dataset", "coach", "--batch", "2")
+        result = invoke(settings, "tune", method, "--dataset", "coach", "--batch", "2")
         assert result.exit_code == 0, result.output
         assert json.loads(result.stdout)["dataset"] == f"coach@{event.digest}"
     sft, dpo = (made.tuning for made in versions(settings))
@@ -80,7 +81,7 @@ def test_sft_and_dpo_learn_the_sampled_tokens_of_a_data_set_and_are_reproduced(
     assert {answer.chains[0].context for pair in pairs for answer in pair.example} == {TokenIds.of(PROMPT)}
     judge(settings, "run-0-3", served(settings, "run-9", "Later?"), "reject")  # the set stays what it was
     assert verdicts(again(settings)) == [(1, True), (2, True)]
-    result = command(settings, "reproduce")
+    result = invoke(settings, "reproduce")
     assert (result.exit_code, json.loads(result.stdout)["equal"]) == (0, True)
 
 
@@ -127,9 +128,9 @@ def test_an_order_that_names_a_data_set_takes_no_other_examples(settings: Settin
         ordered(settings, event, dataset="coach", min_reward=1.0)
     with pytest.raises(JobRequestError, match="there is no data set 'other' here"):
         ordered(settings, None, dataset="other")
-    result = command(settings, "tune", "sft", "--dataset", "coach", "--min-reward", "1")
+    result = invoke(settings, "tune", "sft", "--dataset", "coach", "--min-reward", "1")
     assert (result.exit_code, "--min-reward and --dataset both choose" in result.stderr) == (2, True)
-    other = command(settings, "jobs", "start", "default", "--method", "sft", "--config", '{"dataset": "coch"}')
+    other = invoke(settings, "jobs", "start", "default", "--method", "sft", "--config", '{"dataset": "coch"}')
     assert other.exit_code == 3, other.output
 
 

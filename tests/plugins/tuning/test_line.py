@@ -22,7 +22,8 @@ from streams.engines.base_model import Base
 from streams.errors import RefusedError
 from streams.kafka.producer import Producer
 from streams.settings.model import Settings
-from tests.plugins.tuning.test_tuned_versions import about_adapters, again, command, made, verdicts
+from tests.plugins.tuning.test_tuned_versions import about_adapters, again, made, verdicts
+from tests.support.commands import invoke
 from tests.support.factories import outside
 from tests.support.models.chat_tiny import base
 from tests.support.models.tiny_log import trained, write
@@ -93,12 +94,12 @@ def test_batches_and_tuning_make_one_line_and_every_step_of_it_comes_out_equal(
     assert line(settings)[-1] == (8, 7, 4)
     assert verdicts(again(settings)) == [(number, True) for number in range(1, 9)]
     assert about_adapters(settings) == []
-    shown = command(settings, "adapters", "lineage", "5", "--output", "table").stdout
+    shown = invoke(settings, "adapters", "lineage", "5", "--output", "table").stdout
     assert "version 5 (trained), from version 4 by batches 2-2" in shown
-    compared = json.loads(command(settings, "adapters", "diff", "2", "6", "--output", "jsonl").stdout)
+    compared = json.loads(invoke(settings, "adapters", "diff", "2", "6", "--output", "jsonl").stdout)
     assert compared["batches_between"] == {"first": 1, "last": 3, "count": 3}
     sql = "SELECT DISTINCT version, batch FROM lineage WHERE batch IS NOT NULL ORDER BY version"
-    rows = command(settings, "query", sql, "--output", "jsonl").stdout.splitlines()
+    rows = invoke(settings, "query", sql, "--output", "jsonl").stdout.splitlines()
     assert [tuple(json.loads(row).values()) for row in rows] == [(2, 0), (3, 1), (5, 2), (6, 3), (8, 4)]
 
 
@@ -300,4 +301,4 @@ def test_a_trainer_and_a_tuner_killed_at_random_leave_one_line_that_is_made_agai
     assert all(parent == version - 1 for version, parent, _ in found)
     assert verdicts(again(settings)) == [(version, True) for version, _, _ in found]
     assert accounted(settings) <= {"superseded", "repeated"}
-    assert command(settings, "adapters", "list").exit_code == 0
+    assert invoke(settings, "adapters", "list").exit_code == 0
