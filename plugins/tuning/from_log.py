@@ -2,6 +2,7 @@
 
     groups of a policy ──► the first record of each ──► Curation ──► tokens whole? known? fit? ──► ChosenGroups
     Tuning of a version ──► its groups, by offset ─────────────────────────────────────────────► the same examples again
+    a build of a data set ──► its rows ─────────────────────────────────► known? fit? ──► FittingExamples
 
 Nothing is tokenized: an example has the tokens that were sampled. The model that sampled them need not be the one that
 is tuned; its tokenizer must be.
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from schemas.events import AdvantagedGroup, AnsweringAgent, Coordinates, TunedGroup, Tuning
 from schemas.serde import Poison
@@ -22,7 +24,7 @@ from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from trainer.examples.curation import Curation
-from trainer.examples.tuned_examples import TunedChain, TunedExample, answer_of
+from trainer.examples.tuned_examples import DatasetExamples, TunedChain, TunedExample, answer_of
 from trainer.step import group_tokens
 from trainer.step.group_checks import unknown_token
 from trainer.versions.announce import answering_agents
@@ -182,6 +184,32 @@ def _of_slots(group: AdvantagedGroup, slots: Sequence[int], method: str) -> list
     by_slot = {response.slot: response for response in group.responses}
     answers = [answer_of(group, by_slot[slot]) for slot in slots]
     return [tuple(answers)] if method == "dpo" else [(answer,) for answer in answers]
+
+
+class FittingExamples(NamedTuple):
+    """The examples that a model can be tuned on, and how many it cannot, by reason."""
+
+    examples: list[TunedExample]
+    left_out: Counter[str]
+
+
+def choose_rows(dataset: DatasetExamples, limits: TokenLimits) -> FittingExamples:
+    """Return the examples that fit the model. Raises NotFoundError if none does, and says why."""
+    examples: list[TunedExample] = []
+    left_out: Counter[str] = Counter()
+    for tokenizer_digest, example in dataset.rows:
+        other = tokenizer_digest != limits.tokenizer_digest
+        if (reason := "of another tokenizer" if other else unfit(example, limits)) is None:
+            examples.append(example)
+        else:
+            left_out[reason] += 1
+    if not examples:
+        reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.most_common()) or "it has none"
+        raise NotFoundError(
+            f"data set {dataset.dataset}@{dataset.digest[:12]}: none of {len(dataset.rows)} examples fits ({reasons}); "
+            "tune the model that sampled them, or build another set"
+        )
+    return FittingExamples(examples, left_out)
 
 
 def unfit(example: TunedExample, limits: TokenLimits) -> str | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plugins.tuning import from_dataset, from_log
+from plugins.tuning import from_log
 from plugins.tuning.tuned_version import limits_of, read_file, start_folder
 from plugins.tuning.tuner import Tuner, TuningSteps
 from schemas.events import AdapterEvent, Tuning
@@ -78,7 +78,7 @@ class TunedRemake(Remake):
         if tuning.dataset is not None:
             build = f"{tuning.dataset}@{tuning.dataset_digest}"
             dataset = dataset_rebuild.examples(self._settings, build, tuning.method, self._history)
-            return from_dataset.choose(dataset, limits_of(base)).examples
+            return from_log.choose_rows(dataset, limits_of(base)).examples
         return from_log.recorded_examples(self._settings, tuning, limits_of(base), self._history)
 
 

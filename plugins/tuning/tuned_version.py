@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from plugins.tuning import from_dataset, from_log
+from plugins.tuning import from_log
 from plugins.tuning.from_log import TokenLimits
 from plugins.tuning.tuner import Tuner, TuningStep, TuningSteps
 from schemas.events import AdapterEvent, AnsweringAgent, Tuning, TuningMethod, derive_id
@@ -295,7 +295,7 @@ def _examples(settings: Settings, order: TuningOrder, start: StartVersion, base:
         examples, looked_at, left_out = read.examples, None, read.left_out
         tuning = replace(tuning, file=read.name, file_sha256=read.sha256)
     elif order.dataset is not None:
-        (examples, left_out), looked_at = from_dataset.choose(order.dataset, limits_of(base)), None
+        (examples, left_out), looked_at = from_log.choose_rows(order.dataset, limits_of(base)), None
         agents = order.dataset.agents
         tuning = replace(tuning, dataset=order.dataset.dataset, dataset_digest=order.dataset.digest)
     else:
