@@ -5,8 +5,8 @@
 
 Tasks of a candidate that cannot be loaded go to the primary; they were not sampled yet, so the canary does not count
 them. A primary that cannot be loaded is replaced by the one before it. A pinned task is answered by its version
-whatever its status, since suites also ask rejected versions; only a retired one has no files any more. An outside
-model answers no task whose texts stay here (`serving_here`): the version before it does.
+whatever its status, since suites also ask rejected versions; only a retired one has no files any more. An outside model
+never answers a task with texts that stay here (`serving_here`): the version before it does.
 
 No Kafka, no clock, no weights. Each agent finds out for itself which versions it cannot load.
 """

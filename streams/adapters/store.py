@@ -11,7 +11,7 @@ store had then: in a store that was moved or copied since, the version is found 
 
 Only safetensors and JSON are accepted, since reading them runs no code. Pickles are refused when publishing and when
 fetching. With a verify key (streams/adapters/signing.py), nothing is fetched without its signature. The signature is
-not part of the adapter, whose identity is the hashes of its files; an existing signature is never replaced.
+not part of the adapter, which is identified by the hashes of its files; an existing signature is never replaced.
 
 All trainers of a policy make the same bytes of a version, so they share its folder. A tuning may want the number of a
 version that a trainer is making, and the log decides between them; so its folder is also named by its bytes, and no two

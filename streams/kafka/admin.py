@@ -4,7 +4,7 @@
              ──► describe, offsets, configs, check_topics ──► what exists now
              ──► read_topic ──► every record between a topic's offsets
 
-Topics are created and checked before any process starts: a Faust worker whose output topic is missing waits for ever.
+Topics are created and checked before any process starts: a Faust worker without its output topic waits for ever.
 An existing topic is never changed: added partitions would move keys, so a wrong count is refused.
 """
 

@@ -3,8 +3,8 @@
     topic ──► a thread that follows ──► the state of each name
     decide: state ──► event ──► topic ──► own fold has passed it ──► the state after it; another came first: once more
 
-Of two events that were decided against the same state the first in the partition takes effect, and the second changes
-nothing: compare and swap by the order of the log.
+If two events are based on the same state, the first in the partition takes effect and the second changes nothing:
+compare and swap by the order of the log.
 """
 
 from __future__ import annotations

@@ -21,11 +21,11 @@ PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 TIMES = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0)
 """Upper bounds of buckets: seconds of work."""
 AGES = (0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1800.0, 7200.0, 86400.0)
-"Seconds of waiting, which may take a day."
+"""Seconds of waiting, which may take a day."""
 VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
-"Numbers of versions by which a sampler is behind."
+"""Numbers of versions by which a sampler is behind."""
 CREDITS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-"Advantages, which are of the order of 1 if they are divided by a group's spread."
+"""Advantages, which are of the order of 1 if they are divided by a group's spread."""
 
 LOOP: tuple[str, ...] = ("streams", "policy", "scoring", "train")
 """The processes of the loop, by the name of their command."""

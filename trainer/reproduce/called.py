@@ -1,4 +1,4 @@
-"""Compute weights that a training loop saved again, from its calls alone, for `reproduce`.
+"""Recompute the weights that a training loop saved, only from its calls, for `reproduce`.
 
     adapters: trained, with origin ──► the model's calls before it ──► apply each again ──► sha256 against the log
                                        training-calls, training-results: failures, and the weights of each call

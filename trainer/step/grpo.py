@@ -6,7 +6,7 @@ Micro-batches only bound memory: their sum is the loss of the whole batch. `old`
 when the tokens were sampled, so the ratio covers both the age of the sampler and its arithmetic. TRL's GRPOTrainer
 prepares the model and runs the plain pass of models that cannot share prefixes; its own loss is the oracle of a test.
 
-A group whose advantages are all 0 adds nothing to the gradient (without a KL term), so the model is not run on it; its
+A group with only zero advantages adds nothing to the gradient (without a KL term), so the model is not run on it; its
 tokens and responses count in the means. The same holds for responses with a negative advantage under
 trainer.advantages=positive, with a KL term, too.
 

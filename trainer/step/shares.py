@@ -5,7 +5,7 @@
 
 The gradient of a share is a function of the weights, the batch and the number of the share: means are those of the
 whole batch. So N processes, or one that computes the shares in turn, give the same bytes. Another number of shares
-gives other last digits, since sums of floats depend on their order.
+changes the last digits, since sums of floats depend on their order.
 
 A group is never split between two shares: its responses share their prompt, which is run once.
 """

@@ -11,7 +11,7 @@ of the next answer. The end of the answer in the template's text is found by a m
 
 A template may write earlier turns differently when new ones follow: without their reasoning, with another system prompt
 or date, with a text twice. Then the recorded tokens differ from the template's, and `extend` returns the reason instead
-of tokens. An end-of-turn token that was sampled stays, whichever of them the template writes there.
+of tokens. A sampled end-of-turn token stays, even if the template writes another one there.
 
 Tokens are made for the new messages only. The text is rendered whole, since a template is a program over all messages.
 """

@@ -7,8 +7,8 @@ A consumer in any language finds the writer's schema of a record by the id in it
 schema. The ids are those of `schemas/lock.json`, the same everywhere, so any server will do; subjects are named by
 Confluent's TopicNameStrategy, with the topics of this deployment.
 
-Services never register schemas at run time, so any other POST, PUT and DELETE is refused. There is no TLS and there are
-no users: it serves what is public in the repository, on the loopback address by default.
+Services never register schemas at run time, so any other POST, PUT and DELETE is refused. It has no TLS and no users:
+it serves the repository's public files, on the loopback address by default.
 """
 
 from __future__ import annotations

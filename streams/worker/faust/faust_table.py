@@ -1,4 +1,4 @@
-"""A Faust table whose changelog can be recovered despite a zombie's rows.
+"""A Faust table with a changelog that can be recovered despite a zombie's rows.
 
     event ──► table[key] = row ──► changelog record, header `generation` ──► recovery: stale rows are skipped
                                                                                   └─► what they covered is written again

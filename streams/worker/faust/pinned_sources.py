@@ -4,7 +4,7 @@
                                                          └─ no ──► SettingsError, naming what changed
 
 A replacement is correct only for the source it was written against, so an upgrade must fail loudly and by name.
-Functions that these call are not pinned.
+Functions called by these are not pinned.
 """
 
 from __future__ import annotations

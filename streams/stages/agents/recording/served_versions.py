@@ -159,7 +159,7 @@ class ServedVersions:
         self._scratch = Scratch("served")
         self._versions: dict[str, PolicyVersions] = {}
         self._resident: OrderedDict[str, None] = OrderedDict()
-        """Policies whose adapters are in memory, the one unused for longest first."""
+        """Policies with adapters in memory, the least recently used first."""
         self._lock = threading.Lock()
         self._adapters = AdapterFollower(settings, outage, self.serves)
         partitions = settings.topics.policy_partitions
