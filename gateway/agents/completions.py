@@ -65,7 +65,9 @@ def _one_prompt(value: object) -> object:
     """Return the prompt of a list that holds one. Raises ValueError for a prompt of the log."""
     if isinstance(value, dict):
         raise ValueError(NO_PROMPTS)
-    return value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list) else value
+    first = value[0] if isinstance(value, list) and len(value) == 1 else None
+    is_tokens = isinstance(first, list) and all(isinstance(token, int) for token in first)
+    return first if is_tokens or isinstance(first, str) else value
 
 
 class CompletionsBody(Body):

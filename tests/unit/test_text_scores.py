@@ -196,6 +196,13 @@ def test_prompts_are_texts_or_tokens_one_or_several(prompt: Any, texts: list[Any
             completions.call(body(prompt=prompt, echo=False, max_tokens=1), CALLER)
 
 
+@pytest.mark.parametrize("prompt", [[["hi"]], [[[1, 2]]], [[]], [None], [1, "hi"]])
+def test_a_prompt_is_no_list_of_lists(prompt: Any) -> None:
+    """`[["hi"]]` was taken for the text in it, and the description says otherwise."""
+    with pytest.raises(CallError, match="prompt"):
+        body(prompt=prompt)
+
+
 def test_no_tokens_at_all_are_asked_for_with_echo_alone() -> None:
     with pytest.raises(CallError, match="set echo, or at least 1") as caught:
         completions.call(body(echo=None), CALLER)
