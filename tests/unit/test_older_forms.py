@@ -156,7 +156,7 @@ SDK = {
 
 def test_the_page_names_the_methods_of_langgraph_sdk_that_are_not_there_and_no_others() -> None:
     page = (DOCS / "agent-protocol.md").read_text(encoding="utf-8")
-    (sentence,) = re.findall(r"\*\*Of langgraph-sdk, not there\*\*.*?\n\n", page, re.DOTALL)
+    (sentence,) = re.findall(r"\*\*Not offered of langgraph-sdk\*\*.*?\n\n", page, re.DOTALL)
     requests = {name: [each.split() for each in calls.split(", ")] for name, calls in SDK.items()}
     missing = {
         name: {TABLE.find(method, f"/acp{path}") is None for method, path in calls} for name, calls in requests.items()

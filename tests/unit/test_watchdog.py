@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiokafka.errors import ConsumerStoppedError, IllegalStateError
 from faust.types import TP
 
 from streams.errors import EXIT_RESTART
@@ -98,6 +100,35 @@ def test_frozen_event_loop_ends_the_process_and_says_where_it_stands(
     asyncio.run(freeze())
     assert ended == [EXIT_RESTART]
     assert "time.sleep(0.5)" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("error", [IllegalStateError, ConsumerStoppedError])
+def test_a_look_that_meets_a_rebalance_or_a_stop_is_no_crash(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """A worker that was told to end while it looked ended with exit code 1."""
+    monkeypatch.setattr(stall_watch, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(stall_watch, "sight_of", lambda app: sight())
+    looked = asyncio.Event()
+
+    async def look_behind(_: Any) -> None:
+        looked.set()
+        raise error
+
+    class Busy:
+        should_stop, rebalancing, _consumer, consumer = False, False, True, None
+        ids = SimpleNamespace(look=lambda: None)
+
+    async def watch() -> BaseException | None:
+        dog = StallWatch(Busy(), look_behind, hole_s=10, stuck_s=60, frozen_s=60)
+        await dog.start()
+        await asyncio.wait_for(looked.wait(), 60)
+        await asyncio.sleep(0)
+        reason: BaseException | None = dog.crash_reason
+        await dog.stop()
+        return reason
+
+    assert asyncio.run(watch()) is None
 
 
 def test_a_stuck_worker_says_where_each_task_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from aiokafka.errors import IllegalStateError, KafkaError
+from aiokafka.errors import ConsumerStoppedError, IllegalStateError, KafkaError
 from faust.types import TP
 from faust.types.transports import ConsumerT
 from mode.services import Service
@@ -83,7 +83,7 @@ class StallWatch(Service):  # type: ignore[misc]  # mode is not typed
             except LogError as exc:
                 await self.app.crash(exc)
             if not self.app.rebalancing:
-                with contextlib.suppress(IllegalStateError):  # revoked meanwhile
+                with contextlib.suppress(IllegalStateError, ConsumerStoppedError):  # revoked, or the worker stops
                     await self._look_behind(self.app.consumer)
 
     async def _beat(self, watchdog: Watchdog) -> None:
