@@ -67,9 +67,7 @@ def test_worker_that_waits_for_a_topic_stops_at_once_when_it_is_told_to(bench: B
     worker = bench.start()
     wait_until(lambda: "waiting" in worker.log(), worker.log)
     worker.stop()
-    began = time.monotonic()
-    worker.ends(with_code=0)
-    assert time.monotonic() - began < 10
+    worker.ends(with_code=0)  # one that has waited in vain ends with another code
 
 
 @of_both_drivers

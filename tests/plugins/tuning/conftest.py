@@ -1,3 +1,3 @@
-"""The tiny model of tests/pipeline."""
+"""The tiny model, and the folder for commands, of tests/pipeline."""
 
-from tests.pipeline.conftest import base as base
+from tests.pipeline.conftest import base as base, folder as folder
