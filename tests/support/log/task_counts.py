@@ -65,7 +65,8 @@ class Log:
         sent = Counter(task_ids)
         groups = [group for _, group in self.read(AdvantagedGroup)]
         assert Counter(task.task_id for _, task in self.read(Task)) == sent
-        assert Counter(group.task_id for group in groups) == sent
+        grouped = Counter(group.task_id for group in groups)
+        assert grouped == sent, f"without a group: {sent - grouped}; more than once: {grouped - sent}"
         answers = {(record.at.partition, record.at.offset): one for record, one in self.read(Response)}
         rewards = {reward.response_id: reward.value for _, reward in self.read(Reward)}
         for group in groups:
