@@ -127,7 +127,7 @@ def test_two_workers_of_which_one_dies_apply_no_call_twice_and_lose_none(
 
 
 def test_a_model_with_many_calls_does_not_make_another_wait(kafka_bootstrap: str, tmp_path: Path, base: Base) -> None:
-    """Both have one partition, which the worker reads at once: of two, it may serve the first before it has the other."""
+    """Both have one partition: of two, a worker may serve the first before it has read the other."""
     settings = settings_in(tmp_path, kafka_bootstrap, base)
     numbers = [number for number in range(MODELS) if partition_of(model_name(SESSION, number), 2) == 0]
     long, short = loop_of(numbers[0]), loop_of(numbers[1])[:4]
