@@ -1,7 +1,7 @@
-"""The fold of the topic `jobs`: every job, and the monthly spending of every tenant, training calls included.
+"""The fold of the topic `jobs`: every job, and the monthly spending of every tenant, costs in other topics included.
 
 jobs: a record ──► its job before and after it, or a month that is closed
-training-results ──► what a call used
+topics with costs (TopicShape.cost) ──► the cost of a record
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import logging
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from schemas.events import JobEvent, TrainingResult
+from schemas.events import JobEvent
 from schemas.serde import Poison
 from streams.jobs.monthly_spending import MONTH_CLOSED, TenantMonths
 from streams.jobs.state import JobState, fold
 from streams.kafka.record import Record, cut
+from streams.kafka.topics import SHAPES, Topic
 
 log = logging.getLogger("streamward.jobs")
 
@@ -48,11 +49,11 @@ class AllJobs:
                 oldest.setdefault(job.policy, job)
         return oldest.values()
 
-    def take_call(self, record: Record) -> None:
-        """Count what a training call used, by a record of its result."""
-        result = record.decode_placed(TrainingResult, self._partitions)
-        if not isinstance(result, Poison):
-            self.months.calls.take(result)
+    def take_cost(self, record: Record, topic: Topic) -> None:
+        """Count the cost of a record of another topic than `jobs`."""
+        event, cost = record.decode_placed(topic.event, topic.partitions), SHAPES[topic.label].cost
+        if not isinstance(event, Poison) and cost is not None:
+            self.months.recorded.take(topic.label, cost(event))
 
     def take(self, record: Record) -> FoldedEvent | None:
         """Fold a record; return what it makes of its job. None, and a warning, if no job takes it; None for a month."""

@@ -1,7 +1,7 @@
 """Run jobs: fold the log, and write what each needs next.
 
     consumer group over `jobs` ──► which jobs are ours
-    jobs, adapters and training-results from their beginning,
+    jobs, adapters and topics with costs from their beginning,
     groups from where a job's figures end, dead letters
     from its newest event on                                   ──► due ──► tasks, jobs, adapters
 
@@ -45,12 +45,12 @@ from streams.kafka.reader import PartitionReader, read
 from streams.kafka.record import Record, TopicPartition, cut, partition_of, source_key
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
-from streams.kafka.topics import topics
+from streams.kafka.topics import WITH_COSTS, topics
 from streams.observability import metrics
 from streams.settings.model import Settings
 
-FROM_BEGINNING = ("jobs", "adapters", "training-results")
-"""Topics that are read from their first record: the last says what tenants' training calls cost."""
+FROM_BEGINNING = ("jobs", "adapters", *WITH_COSTS)
+"""Topics that are read from their first record: the last ones for the spending of tenants."""
 CLOCK_SKEW_MS = 60_000
 """How far the clocks of controllers may differ when `tasks` is searched by time."""
 CLOSING_S = 60.0
@@ -79,10 +79,10 @@ class JobController:
 
     def __init__(self, settings: Settings, outage: BrokerOutage) -> None:
         self._settings, self._outage = settings, outage
-        topic_of_label = topics(settings.topics)
-        self._names = {topic_of_label[label].name: label for label in (*FROM_BEGINNING, "groups", "dead-letters")}
-        self._groups = topic_of_label["groups"].name
-        self._jobs = topic_of_label["jobs"].name
+        by_label = topics(settings.topics)
+        self._topics = {by_label[label].name: by_label[label] for label in (*FROM_BEGINNING, "groups", "dead-letters")}
+        self._groups = by_label["groups"].name
+        self._jobs = by_label["jobs"].name
         self._all = AllJobs(settings.topics.policy_partitions)
         self._event_ms: dict[str, int] = {}
         """Timestamp of the newest event of each job."""
@@ -135,11 +135,11 @@ class JobController:
     # --- taking in ----------------------------------------------------------------------------------------------------
 
     def _take(self, record: Record) -> None:
-        label = self._names[record.at.topic]
-        if label == "jobs":
+        topic = self._topics[record.at.topic]
+        if (label := topic.label) == "jobs":
             self._on_job(record)
-        elif label == "training-results":
-            self._all.take_call(record)
+        elif label in WITH_COSTS:
+            self._all.take_cost(record, topic)
         elif label == "adapters":
             adapter = record.decode_placed(AdapterEvent, self._settings.topics.policy_partitions)
             if not isinstance(adapter, Poison):

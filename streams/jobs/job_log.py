@@ -1,7 +1,7 @@
 """Follow all jobs in the log, and write the commands of users.
 
     jobs ──► a thread that follows ──► JobState of each
-    training-results ──► what their tenants' calls used in each month
+    topics with costs (TopicShape.cost) ──► the spending of their tenants in each month
     start, pause, resume, cancel ──► event with the sequence it expects ──► jobs ──► own fold has passed it ──► answer
 
 A command is an event like the controller's: of two at once the second is refused with an error. With an Idempotency-Key
@@ -31,7 +31,7 @@ from streams.kafka.client import POLL_S
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.record import Record
 from streams.kafka.retry import BrokerOutage
-from streams.kafka.topics import topics
+from streams.kafka.topics import WITH_COSTS, topics
 from streams.settings.model import Settings
 
 JobCommandKind = Literal["paused", "resumed", "cancelled"]
@@ -54,13 +54,13 @@ class JobLog(FollowedTopic):
     """Every job, followed in a thread. Use as a context manager; methods may be called from any thread."""
 
     def __init__(self, settings: Settings, outage: BrokerOutage | None = None, *, with_months: bool = True) -> None:
-        """Without `with_months` jobs cannot be started and costs are unknown, but a log with many calls is read faster.
+        """Without `with_months` jobs cannot be started and costs are unknown, but topics with costs are not read.
 
         Raises NotFoundError without the topics, LogError if the broker does not answer.
         """
-        results = ("training-results",) if with_months else ()
-        super().__init__(settings, "jobs", *results, outage=outage)
-        self._results = topics(settings.topics)["training-results"].name
+        with_costs = WITH_COSTS if with_months else ()
+        super().__init__(settings, "jobs", *with_costs, outage=outage)
+        self._with_costs = {(topic := topics(settings.topics)[label]).name: topic for label in with_costs}
         self._has_months = with_months
         self._all = AllJobs(settings.topics.policy_partitions)
         self._events: dict[str, list[JobEvent]] = {}
@@ -104,7 +104,7 @@ class JobLog(FollowedTopic):
             return self._months.budget(tenant, time_ms, self._settings.jobs.tenant_month_usd)
 
     def costs(self, by: Sequence[CostName]) -> list[dict[str, Any]]:
-        """Return what jobs and calls have used, as `spending.costs` does."""
+        """Return what was used, as `spending.costs` does."""
         with self._changed:
             return spending.costs(self._months, by)
 
@@ -231,8 +231,8 @@ class JobLog(FollowedTopic):
     # --- following ----------------------------------------------------------------------------------------------------
 
     def _take(self, record: Record) -> None:
-        if record.at.topic == self._results:
-            self._all.take_call(record)
+        if (topic := self._with_costs.get(record.at.topic)) is not None:
+            self._all.take_cost(record, topic)
             return
         folded = self._all.take(record)
         if folded is not None and folded.took_effect:

@@ -2,7 +2,7 @@
 
     an event of a job that took effect ──► what it used since the one before ──► a month of its tenant
     month_closed ──► its figures, and by partition of `jobs` the offset up to which records are in them
-    the first result of a training call ──► what it used ──► the month in which it was written
+    a record of a topic with costs ──► its RecordCost ──► the month in which it was written
 
 Usage between two events of a job counts in the month of the later one. A month is closed by one record, and never
 changes afterwards: events after the offsets in that record count in the next open month, whatever their time. So the
@@ -10,7 +10,7 @@ figures do not depend on the order in which partitions are read.
 
 Jobs without a tenant belong to a tenant with an empty name. Usage of a job without prices has no cost.
 
-A closed month keeps the jobs' part for ever. Calls count as long as `training-results` has their results.
+A closed month keeps the jobs' part for ever. Other costs count as long as their topics keep the records.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from schemas.events import Coordinates, JobEvent, TrainingResult, derive_id
-from streams.calls.call_names import policy_of
+from schemas.events import Coordinates, JobEvent, derive_id
 from streams.jobs.state import JobState, JobUsage, cost_usd, usage_of
+from streams.topics.shape import RecordCost
 
 MONTH_CLOSED = "month_closed"
 LAST_MS = 253_402_300_799_999
@@ -64,19 +64,19 @@ class Spending(NamedTuple):
     cost_usd: float
 
 
-class CallGroup(NamedTuple):
-    """Training calls of one session and policy in one month."""
+class CostGroup(NamedTuple):
+    """Costs of one session and policy in one month."""
 
     tenant: str
     policy: str
-    """Of the model; empty: the base model sampled."""
+    """Empty: no policy."""
     session: str
     month: str
 
 
 @dataclass(slots=True)
 class MonthFigures:
-    """What a tenant's jobs and calls used in a month."""
+    """Usage of a tenant in a month."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -129,45 +129,46 @@ class MonthBudget(NamedTuple):
         return f"{spent:.4f} USD of {self.limit_usd:.4f} are spent that are for {self}"
 
 
-class CallMonths:
-    """The fold of what training calls used, by tenant, policy, session and month."""
+class RecordedCosts:
+    """The fold of the costs in other topics than `jobs`, by tenant, policy, session and month."""
 
     def __init__(self) -> None:
-        self._ended: set[str] = set()
-        self._groups: dict[CallGroup, MonthFigures] = {}
+        self._counted: set[tuple[str, str]] = set()
+        self._groups: dict[CostGroup, MonthFigures] = {}
         self._months: dict[tuple[str, str], MonthFigures] = {}
 
-    def take(self, result: TrainingResult) -> None:
-        """Count a result; of two of one call the first."""
-        if result.call_id in self._ended:
+    def take(self, label: str, cost: RecordCost) -> None:
+        """Count the cost of a record of a topic; of two records about the same work, the first."""
+        if (label, cost.work_id) in self._counted:
             return
-        self._ended.add(result.call_id)
-        usage = JobUsage(result.prompt_tokens, result.completion_tokens, result.trainer_s)
-        tenant, month = result.tenant or "", month_of(result.created_at)
-        policy = "" if result.model == result.session_id else policy_of(result.model)
-        cost = result.cost_usd or 0.0
-        self._groups.setdefault(CallGroup(tenant, policy, result.session_id, month), MonthFigures()).add(usage, cost)
-        self._months.setdefault((tenant, month), MonthFigures()).add(usage, cost)
+        self._counted.add((label, cost.work_id))
+        usage = JobUsage(cost.prompt_tokens, cost.completion_tokens, cost.trainer_s)
+        group = CostGroup(cost.tenant or "", cost.policy, cost.session, month_of(cost.created_at))
+        for figures in (
+            self._groups.setdefault(group, MonthFigures()),
+            self._months.setdefault((group.tenant, group.month), MonthFigures()),
+        ):
+            figures.add(usage, cost.cost_usd or 0.0)
 
     @property
     def tenants(self) -> set[str]:
-        """Every tenant that has called."""
+        """Every tenant with a cost."""
         return {tenant for tenant, _ in self._months}
 
     def figures(self, tenant: str, month: str) -> MonthFigures:
-        """Return what a tenant's calls used in a month."""
+        """Return the costs of a tenant in a month."""
         return self._months.get((tenant, month), MonthFigures())
 
-    def every(self) -> Iterator[tuple[CallGroup, MonthFigures]]:
-        """Yield what each session used for each policy in each month."""
+    def every(self) -> Iterator[tuple[CostGroup, MonthFigures]]:
+        """Yield the costs of each session and policy in each month."""
         yield from self._groups.items()
 
 
 class TenantMonths:
-    """The fold of what jobs and calls used, by tenant and month."""
+    """The fold of the usage of each tenant, by month."""
 
     def __init__(self) -> None:
-        self.calls = CallMonths()
+        self.recorded = RecordedCosts()
         self._spent: dict[str, list[Spending]] = {}
         self._closed: dict[tuple[str, str], ClosedMonth] = {}
         self._open: dict[tuple[str, str], MonthFigures] = {}
@@ -223,8 +224,8 @@ class TenantMonths:
 
     @property
     def tenants(self) -> Collection[str]:
-        """Every tenant that has ordered a job, or called."""
-        return self._spent.keys() | self.calls.tenants
+        """Every tenant that has ordered a job, or has other costs."""
+        return self._spent.keys() | self.recorded.tenants
 
     def is_closed(self, tenant: str, month: str) -> bool:
         """Return whether a month does not change any more."""
@@ -232,10 +233,10 @@ class TenantMonths:
 
     def figures(self, tenant: str, month: str) -> MonthFigures:
         """Return what was used in a month: by the jobs of a closed one, as it was recorded."""
-        closed, calls = self._closed.get((tenant, month)), self.calls.figures(tenant, month)
+        closed, recorded = self._closed.get((tenant, month)), self.recorded.figures(tenant, month)
         jobs = closed.figures if closed is not None else self._open.get((tenant, month), MonthFigures())
         whole = MonthFigures()
-        for part in (jobs, calls):
+        for part in (jobs, recorded):
             whole.add(JobUsage(part.prompt_tokens, part.completion_tokens, part.trainer_s), part.cost_usd)
         return whole
 

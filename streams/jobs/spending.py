@@ -1,4 +1,4 @@
-"""The cost of jobs and training calls, as a view of the fold of their usage.
+"""The cost of jobs and sessions, as a view of the fold of their usage.
 
 TenantMonths ──► what each event or session used, in the month that it counts in ──► rows by any of NAMES
 """
@@ -36,7 +36,7 @@ def costs(months: TenantMonths, by: Sequence[CostName]) -> list[dict[str, Any]]:
     for spending in months.every():
         key = _key(spending, months.month(spending), by)
         sums.setdefault(key, MonthFigures()).add(spending.usage, spending.cost_usd)
-    for group, used in months.calls.every():
+    for group, used in months.recorded.every():
         key = tuple(getattr(group, name, "") for name in by)  # they are of no job
         usage = JobUsage(used.prompt_tokens, used.completion_tokens, used.trainer_s)
         sums.setdefault(key, MonthFigures()).add(usage, used.cost_usd)

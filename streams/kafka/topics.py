@@ -87,6 +87,8 @@ PARTITIONED_AS_TASKS = tuple(label for label, shape in SHAPES.items() if shape.i
 """Topics keyed by task, so that everything about one task is in partitions of the same number."""
 KEYED_BY_TASK = tuple(label for label, shape in SHAPES.items() if shape.reader == JOIN)
 """Topics from which groups are made."""
+WITH_COSTS = tuple(label for label, shape in SHAPES.items() if shape.cost is not None)
+"""Topics whose records cost their tenants something; events of jobs have costs of their own."""
 _KEY_FIELDS: dict[Any, str] = {shape.event: shape.key for shape in SHAPES.values()}
 
 

@@ -1,6 +1,7 @@
 """Every fact about a topic, declared once.
 
-    TopicShape ──► topics apply, rights, SQL views, record lines, `events tail`, audit, chart, docs/architecture.md
+    TopicShape ──► topics apply, rights, SQL views, record lines, `events tail`, audit, spending of tenants, chart,
+                   docs/architecture.md
 
 A declaration without one of the facts, or with one that contradicts its event, is refused when it is made.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from schemas.events import Event
 from streams.output import Column
@@ -42,6 +43,24 @@ class LetterStage(NamedTuple):
     stage: str
 
 
+class RecordCost(NamedTuple):
+    """The cost of the work that a record reports. It counts in the month of `created_at`, for the tenant."""
+
+    work_id: str
+    """Of several records about the same work, the first counts."""
+    created_at: int
+    tenant: str | None
+    policy: str
+    """Empty: no policy."""
+    session: str
+    """What a tenant's user began, with all its work: a column of `streamward costs`."""
+    prompt_tokens: int
+    completion_tokens: int
+    trainer_s: float
+    cost_usd: float | None
+    """None: no prices were agreed."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TopicShape:
     """One topic of every deployment."""
@@ -70,6 +89,9 @@ class TopicShape:
     """A record in one line. Its arguments are fields of the event, and columns of the topic's view."""
     columns: tuple[Column, ...]
     """Columns of a table of its events."""
+    cost: Callable[[Any], RecordCost] | None = None
+    """The cost of an event of this topic, for the monthly spending of tenants; None: its records cost nothing, or the
+    events of jobs report it."""
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Keys that its writer may add to the copied metadata, with their meaning."""
 

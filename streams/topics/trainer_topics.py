@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from schemas import events
 from streams.output import Column
-from streams.topics.shape import OF_TENANT, TopicShape, short
+from streams.topics.shape import OF_TENANT, RecordCost, TopicShape, short
+
+
+def _cost(result: events.TrainingResult) -> RecordCost:
+    return RecordCost(
+        work_id=result.call_id,
+        created_at=result.created_at,
+        tenant=result.tenant,
+        policy="" if result.model == result.session_id else result.model.replace(":", "-"),
+        session=result.session_id,
+        prompt_tokens=result.prompt_tokens,
+        completion_tokens=result.completion_tokens,
+        trainer_s=result.trainer_s,
+        cost_usd=result.cost_usd,
+    )
+
 
 # fmt: off
 CALLS = (
@@ -28,7 +43,7 @@ CALLS = (
         label="training-results", event=events.TrainingResult, key="model", kept=False,
         written_by="the worker of calls", read_by="the server, the controller of jobs",
         tenant=OF_TENANT, reader=None, is_about="the result of a training call", audit="whole",
-        causes=("training-calls", "adapters"),
+        causes=("training-calls", "adapters"), cost=_cost,
         line=lambda kind, model, seq_id, error: f"{kind} {seq_id} of {model}: {error or 'done'}",
         columns=(
             Column("call", lambda e: short(e.call_id), 10),

@@ -18,6 +18,8 @@ from streams.jobs.all_jobs import AllJobs
 from streams.jobs.monthly_spending import CLOSES_AFTER_MS, month_after, month_of
 from streams.jobs.state import JobState, fold
 from streams.kafka.record import Record
+from streams.kafka.topics import WITH_COSTS, topics
+from streams.settings.model import Topics
 from tests.support.factories import job_event, job_spec
 from tests.support.log.whole_run import Written
 from tests.support.training_calls import MODEL, SESSION, numbered, result
@@ -33,8 +35,9 @@ def ms(text: str) -> int:
 def folded(records: Sequence[Record]) -> AllJobs:
     found = AllJobs(partitions=2)
     for record in records:
-        if record.at.topic == "log.training-results":
-            found.take_call(record)
+        label = record.at.topic.removeprefix("log.")
+        if label in WITH_COSTS:
+            found.take_cost(record, topics(Topics(prefix="log.", policy_partitions=2))[label])
         else:
             found.take(record)
     return found

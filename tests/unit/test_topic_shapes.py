@@ -15,8 +15,9 @@ from streams.tools.views.rights import LogRights
 from streams.topics.shape import ADMINS_ONLY, TopicShape
 from tests.support.factories import one_of_each
 
+OPTIONAL = ("metadata", "cost")
 FACTS = {
-    field.name: getattr(SHAPES["curation"], field.name) for field in fields(TopicShape) if field.name != "metadata"
+    field.name: getattr(SHAPES["curation"], field.name) for field in fields(TopicShape) if field.name not in OPTIONAL
 }
 
 
