@@ -158,14 +158,6 @@ class RpcErrorAnswer(Answer):
     id: None
 
 
-class TinkerErrorAnswer(Answer):
-    """Why a request has no other answer, as Tinker's SDK prints it."""
-
-    detail: str
-    category: Literal["user", "server"]
-    param: str | None
-
-
 class ThreadErrorAnswer(Answer):
     """Why a request has no other answer, as the Agent Protocol has it."""
 
@@ -269,19 +261,6 @@ class RpcDialect(Dialect):
         return RpcErrorAnswer(jsonrpc="2.0", error=RpcFailure(code=code, message=message, data=data), id=None)
 
 
-class TinkerDialect(Dialect):
-    """Errors as Tinker's SDK reads them. It sends again what got 408, 409, 429 or 5xx, for minutes."""
-
-    model = TinkerErrorAnswer
-
-    def problem(self, error: CallError) -> TinkerErrorAnswer:
-        category: Literal["user", "server"] = "server" if STATUS[error.kind] >= 500 else "user"
-        return TinkerErrorAnswer(detail=error.message, category=category, param=error.parameter)
-
-    def refusal(self, status: int, message: str) -> TinkerErrorAnswer:
-        return TinkerErrorAnswer(detail=message, category="server" if status >= 500 else "user", param=None)
-
-
 class AgentProtocolDialect(Dialect):
     """Errors as the Agent Protocol has them: what a request says wrong has status 422."""
 
@@ -299,7 +278,7 @@ class AgentProtocolDialect(Dialect):
 
 
 OPENAI, REST, MESSAGES, RPC = OpenAiDialect(), RestDialect(), MessagesDialect(), RpcDialect()
-TINKER, AGENT_PROTOCOL = TinkerDialect(), AgentProtocolDialect()
+AGENT_PROTOCOL = AgentProtocolDialect()
 
 
 # --- responses --------------------------------------------------------------------------------------------------------

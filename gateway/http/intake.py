@@ -97,7 +97,7 @@ class Intake:
             problem = f"Content-Encoding {coding[:40]}: expected {', '.join(CODINGS)}, or none"
             raise CallError("unsupported_media_type", problem) from None
         except ImportError:
-            problem = f"Content-Encoding {coding}: the server cannot read it; install streamward[tinker], or send gzip"
+            problem = f"Content-Encoding {coding}: the server cannot read it; install zstandard, or send gzip"
             raise CallError("unsupported_media_type", problem) from None
         except UnreadableError as exc:
             raise CallError("invalid", f"Content-Encoding {coding}: the body is none: {exc}") from exc

@@ -8,7 +8,7 @@ answers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
@@ -67,10 +67,8 @@ The paths of calls (`/v1/chat/completions`, `/v1/completions`, `/v1/responses`, 
 `/v1/models`) are also below `/agents/AGENT_ID` and `/agents/AGENT_ID/trajectories/TRAJECTORY_ID`, those of Streamward's
 own REST (`/finetune`, `/rl`, `/tasks`, `/rewards`, `/score`, `/groups`, `/query`, `/adapters`) below `/api/v1`.
 
-Described elsewhere, and not listed here: the Tinker API, also below `/api/v1` (docs/tinker.md has each route), the
-Agent Protocol below `/acp` and A2A below `/a2a` (docs/agent-protocol.md), MCP below `/mcp` (docs/mcp.md; `tools/list`
-describes it), and the page below `/page` (docs/page.md).
-"""
+Described elsewhere, and not listed here: MCP below `/mcp` (docs/mcp.md; `tools/list` describes it), the page below
+`/page` (docs/page.md)"""
 BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 """Pydantic's names of number bounds, where a validator comes first, by their JSON Schema names."""
 
@@ -83,12 +81,23 @@ def document(routes: Sequence[Route], *, title: str, version: str, keys: bool) -
             description.add(route)
     result = {
         "openapi": "3.1.0",
-        "info": {"title": title, "description": ABOUT, "version": version},
+        "info": {"title": title, "description": f"{ABOUT}{_elsewhere(routes)}.\n", "version": version},
         "paths": description.paths,
         "components": description.components(),
         **({"security": [{name: []} for name in KEYS]} if keys else {}),
     }
     return {name: _tidied(value) for name, value in result.items()}
+
+
+def _elsewhere(routes: Iterable[Route]) -> str:
+    """Return which pages describe the other routes."""
+    prefixes: dict[str, dict[str, None]] = {}
+    for interface in (route.interface for route in routes if route.interface.described_in):
+        prefixes.setdefault(interface.described_in, {}).update(dict.fromkeys(interface.prefixes))
+    return "".join(
+        f",\nother routes below {' and '.join(f'`{prefix}`' for prefix in below)} (docs/{page})"
+        for page, below in prefixes.items()
+    )
 
 
 class _Description:

@@ -56,6 +56,8 @@ class Interface:
     dialect: Dialect = errors.OPENAI
     described_in: str = ""
     """The page of docs/ that lists them and links their description; empty: they are in openapi.json."""
+    key_prefix: str = ""
+    """Its clients send only keys with this prefix, so users put it in front of ours; the door removes it."""
 
     def get(self, path: str, *, may: May, **declared: Any) -> Route:
         """Declare a route that reads."""
@@ -89,7 +91,6 @@ ANYWHERE = (503, 504)
 PLAIN = Interface()
 OPENAI = Interface(("/v1",))
 REST = Interface(("", "/api/v1"), errors.REST)
-TINKER = Interface(("/api/v1",), errors.TINKER, described_in="tinker.md")
 ACP = Interface(("/acp",), errors.AGENT_PROTOCOL, described_in="agent-protocol.md")
 A2A = Interface(("/a2a",), errors.RPC, described_in="agent-protocol.md")
 A2A_CARDS = Interface(("/a2a",), errors.REST, described_in="agent-protocol.md")
@@ -230,6 +231,7 @@ class RouteTable:
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)
+        self.key_prefixes = frozenset(route.interface.key_prefix for route in self.routes) - {""}
         self._patterns = [(compile_path(path)[0], route) for route in self.routes for path in route.paths]
         self._beginnings = [
             (f"{prefix}/{route.path.split('/')[1]}/", route.interface.dialect)

@@ -42,8 +42,6 @@ from streams.access.users import User
 from streams.errors import LogError
 from streams.kafka import times
 
-TINKER_PREFIX = "tml-"
-"""Tinker's SDK sends only keys with this prefix, so users give it ours with the prefix added."""
 READ_S = 1.0
 """Maximum time that a request with an unknown key waits for the log to be read."""
 UNLISTED: Action = "code.run"
@@ -82,6 +80,7 @@ class Door:
         requests: RecordsRequests | None = None,
     ) -> None:
         self._app, self._table, self._keys, self._limits, self._requests = app, table, keys, limits, requests
+        self._prefixes = table.key_prefixes
         self._reading: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,7 +105,9 @@ class Door:
             refusal = self._unwritable(record)
         else:
             record = RequestRecord.of(scope, may, agent_id or headers.get("x-agent-id"))
-            refusal = self._unwritable(record) or await self._refusal(record, cast(Action, may), sent_key(headers))
+            refusal = self._unwritable(record) or await self._refusal(
+                record, cast(Action, may), self._sent_key(headers)
+            )
         if record.decision.allowed and record.principal is not None:
             set_principal(scope, record.principal)
         await self._answer(record, refusal or self._app, scope, receive, send)
@@ -141,6 +142,12 @@ class Door:
         record.decision = decide_at_door(principal, action, record.agent_id)
         return None if record.decision.allowed else self._refuse(record, 403, record.decision.why)
 
+    def _sent_key(self, headers: Headers) -> str:
+        """Return the key or token of a request, without the prefix that its client requires; empty if it has none."""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        token = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        return next((token.removeprefix(prefix) for prefix in self._prefixes if token.startswith(prefix)), token)
+
     async def _find(self, secret: str) -> AccessKey | User | str:
         """Return the owner of a key, or why it is invalid. Raises LogError as `KnowsKeys.find`."""
         found = self._keys.find(secret)
@@ -160,10 +167,3 @@ class Door:
     def _refuse(self, record: RequestRecord, status: int, reason: str, retry_after_s: float | None = None) -> Response:
         record.decision = Decision(False, reason)
         return errors.refusal(status, reason, self._table.dialect(record.path), retry_after_s=retry_after_s)
-
-
-def sent_key(headers: Headers) -> str:
-    """Return the key or token of a request, without Tinker's prefix; empty if it has none."""
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    token = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-    return token.removeprefix(TINKER_PREFIX)

@@ -18,11 +18,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.http.errors import apart, json_response
-from gateway.http.route import TINKER
 from gateway.tinker.api_answers import CompletionsAnswer, EndedRequest, PendingAnswer
 from gateway.tinker.bodies import FutureBody, FuturesBody
 from gateway.tinker.call_log import CallLog, OpenCalls
 from gateway.tinker.call_results import json_of, result_response
+from gateway.tinker.interface import TINKER
 from gateway.tinker.tenant_calls import TenantCalls, request_text
 from schemas.events import TrainingCall
 from streams.calls.call_state import CallState

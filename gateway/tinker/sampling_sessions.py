@@ -13,11 +13,12 @@ from typing import Any
 
 from starlette.requests import Request
 
-from gateway.http.route import CONVERSATION, TINKER
+from gateway.http.route import CONVERSATION
 from gateway.tinker.api_answers import FutureAnswer, JoinAnswer, SamplerAnswer, SamplingSessionAnswer
 from gateway.tinker.base_names import base_names
 from gateway.tinker.bodies import JoinBody, SampleBody, SamplingSessionBody
 from gateway.tinker.call_log import OpenCalls
+from gateway.tinker.interface import TINKER
 from gateway.tinker.pass_calls import Array, input_tokens
 from gateway.tinker.tenant_calls import TenantCalls, request_text
 from gateway.tinker.training import check_base

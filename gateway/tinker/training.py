@@ -16,11 +16,11 @@ from starlette.requests import Request
 
 from gateway.http.errors import apart
 from gateway.http.intake import read_apart
-from gateway.http.route import TINKER
 from gateway.tinker.api_answers import FutureAnswer, InfoAnswer, ModelData, OptimizerAnswer
 from gateway.tinker.base_names import base_names
 from gateway.tinker.bodies import CreateModelBody, CustomLossBody, ModelBody, OptimStepBody
 from gateway.tinker.call_log import OpenCalls
+from gateway.tinker.interface import TINKER
 from gateway.tinker.pass_calls import PASS, PassCall, RefusedPass, read_pass
 from gateway.tinker.tenant_calls import TenantCalls, request_text
 from schemas.events import CallKind, TrainingCall

@@ -13,7 +13,6 @@ from typing import Literal, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.http.route import TINKER
 from gateway.tinker.api_answers import (
     CheckpointAnswer,
     CheckpointList,
@@ -23,6 +22,7 @@ from gateway.tinker.api_answers import (
 )
 from gateway.tinker.bodies import PageQuery, ScopeQuery, TtlBody
 from gateway.tinker.call_log import OpenCalls
+from gateway.tinker.interface import TINKER
 from gateway.tinker.tenant_calls import TenantCalls, request_text
 from gateway.tinker.training import MODELS
 from gateway.tinker.weights import CHECKPOINTS

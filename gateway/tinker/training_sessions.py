@@ -14,7 +14,6 @@ import uuid
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.http.route import TINKER
 from gateway.tinker.api_answers import (
     AcceptedAnswer,
     ApiHealth,
@@ -30,6 +29,7 @@ from gateway.tinker.api_answers import (
 from gateway.tinker.base_names import base_names
 from gateway.tinker.bodies import ConfigBody, FinishBody, HeartbeatBody, PageQuery, ScopeQuery, SessionBody
 from gateway.tinker.call_log import OpenCalls
+from gateway.tinker.interface import TINKER
 from gateway.tinker.tenant_calls import TenantCalls, digest, request_text
 from gateway.tinker.training_runs import page
 from streams.access.tenants.tenant_names import named

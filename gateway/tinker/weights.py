@@ -11,7 +11,6 @@ from typing import Any
 
 from starlette.requests import Request
 
-from gateway.http.route import TINKER
 from gateway.tinker.api_answers import CopyAnswer, FutureAnswer, OptimizerAnswer, WeightsInfo
 from gateway.tinker.bodies import (
     CopyWeightsBody,
@@ -22,6 +21,7 @@ from gateway.tinker.bodies import (
     SaveWeightsBody,
 )
 from gateway.tinker.call_log import OpenCalls
+from gateway.tinker.interface import TINKER
 from gateway.tinker.not_offered import ARCHIVE, refuse
 from gateway.tinker.tenant_calls import TenantCalls, request_text
 from gateway.tinker.training import MODELS, check_base, future_of

@@ -15,6 +15,7 @@ from gateway.http.application import Application
 from gateway.http.jsonrpc import METHOD_NOT_FOUND
 from gateway.http.limits import KeyLimits
 from gateway.http.principal import OF_ALL_TENANTS
+from gateway.http.route import Interface, RouteTable
 from gateway.jobs import rpc as jobs
 from gateway.page import app as page_app
 from gateway.page.login import PagePeople
@@ -66,14 +67,14 @@ class Known:
         self.keys |= self.unread
 
 
-def client(known: Known) -> TestClient:
+def client(known: Known, table: RouteTable = TABLE) -> TestClient:
     app = FastAPI()
 
     @app.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
     async def reached(path: str) -> dict[str, str]:
         return {"reached": path}
 
-    return TestClient(Door(app, TABLE, known, KeyLimits(Serve())))
+    return TestClient(Door(app, table, known, KeyLimits(Serve())))
 
 
 def application(hosts: Collection[str] = page_app.LOOPBACK) -> Application:
@@ -164,6 +165,14 @@ def test_who_asks_is_told_what_they_may_do() -> None:
 @pytest.mark.parametrize("headers", [BEARER, {"x-api-key": SECRET.text}, {"Authorization": f"bearer {SECRET.text}"}])
 def test_a_key_opens_as_every_client_sends_it(headers: dict[str, str]) -> None:
     assert client(Known("submitter")).post("/v1/chat/completions", headers=headers).status_code == 200
+
+
+def test_a_key_may_have_the_prefix_that_an_interface_declares_and_no_other() -> None:
+    table = RouteTable([*TABLE.routes, Interface(key_prefix="its-").get("/own", may="models.read")])
+    http = client(Known("viewer"), table)
+    sent = [f"its-{SECRET.text}", SECRET.text, f"other-{SECRET.text}", f"its-its-{SECRET.text}"]
+    got = [http.get("/own", headers={"x-api-key": key}).status_code for key in sent]
+    assert got == [200, 200, 401, 401]
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Basic abc"}, {"x-api-key": SECRET.text[:-1] + "t"}])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gateway.http.route import TINKER, routes_of
+from gateway.http.route import routes_of
 from gateway.rooms.routes import ROUTES
+from gateway.tinker.interface import TINKER
 from gateway.tinker.not_offered import TinkerNotOffered
 from streams.calls.call_forms import CUSTOM, LOSSES, PROVENANCE
 
