@@ -1,6 +1,6 @@
 """Serve the policy, or every policy of a fleet, to agents until it is asked to stop.
 
-settings ──► recorder, jobs, log, keys ──► rooms (rooms/routes.py) ──► Application, and the page ──► uvicorn
+settings ──► recorder, jobs, log, keys ──► rooms and parts (rooms/routes.py) ──► Application ──► uvicorn
 access ──► AccessLog ──► the door, with serve.auth=keys ──► RequestLog ──► requests; Logins, with login.signing_key
 stop ──► no new connection ──► calls in progress end and are recorded ──► the end
 """
@@ -20,16 +20,6 @@ from functools import partial
 from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
 
-from gateway.a2a.agent_cards import A2aCards
-from gateway.a2a.agent_tasks import A2aTasks
-from gateway.acp.acp_agents import AcpAgents
-from gateway.acp.acp_runs import AcpRuns
-from gateway.acp.acp_store import AcpStore
-from gateway.acp.acp_threads import AcpThreads
-from gateway.acp.known_agents import KnownAgents
-from gateway.acp.requested_runs import RequestedRuns
-from gateway.acp.run_execution import ThreadRuns
-from gateway.acp.thread_views import ThreadViews
 from gateway.agents.agent_runs import AgentRuns
 from gateway.agents.feedback import FeedbackBox
 from gateway.agents.named_prompts import without_prompts
@@ -63,20 +53,12 @@ from gateway.log.tasks import SentTasks
 from gateway.mcp.mcp_mount import McpMount
 from gateway.mcp.own_tools import record_own_tools, report_changes
 from gateway.mcp.tool_socket import ToolSocket
-from gateway.page.mount import PageMount, mount
 from gateway.people.auth import OwnPermissions, PasswordLogins
 from gateway.people.cookie import LoginCookie, PageEntrance
 from gateway.people.door import Door
 from gateway.people.oidc_login import OidcLogins
-from gateway.rooms.routes import PLUGIN_ROOMS, TABLE, Health
-from gateway.tinker.call_log import OpenCalls
-from gateway.tinker.futures import TinkerFutures
-from gateway.tinker.not_offered import TinkerNotOffered
-from gateway.tinker.sampling_sessions import TinkerSampling
-from gateway.tinker.training import TinkerTraining
-from gateway.tinker.training_runs import TinkerRuns
-from gateway.tinker.training_sessions import TinkerService
-from gateway.tinker.weights import TinkerWeights
+from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, TABLE, Health
+from gateway.rooms.server_part import ServerBase, ServerPart
 from streams.access.access_log import AccessLog
 from streams.access.logins import KeyFile, Logins
 from streams.access.oidc import Issuer
@@ -140,21 +122,23 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                 open_recorder(settings, engine, rendering, stop, meter, fleet=fleet) as recorder,
                 JobLog(settings) as jobs,
                 OpenLog(settings, recorder.agents) as log_view,
-                ThreadRuns(settings, recorder, lambda: log_view.memory, lambda: log_view.prompts) as threads,
-                OpenCalls(settings, jobs.month) as calls,
                 _keys(settings) as keys,
                 _requests(settings) as requests,
-                contextlib.closing(PageMount(settings, _logins(settings, keys), rendering)) as page,
+                contextlib.ExitStack() as stack,
             ):
-                parts = ServerParts(
+                base = ServerBase(
+                    settings=settings,
                     recorder=recorder,
                     jobs=jobs,
                     log=log_view,
-                    calls=calls,
-                    threads=threads,
+                    logins=_logins(settings, keys),
+                    rendering=rendering,
+                )
+                server = Server(
+                    base=base,
+                    parts=tuple(stack.enter_context(part(base)) for part in PARTS),
                     keys=keys,
                     requests=requests,
-                    page=page,
                     mcp=McpMount(),
                     place=place,
                 )
@@ -164,12 +148,12 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                 garbage.settle()
                 sys.setswitchinterval(SWITCH_S)
                 with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
-                    app = build_application(settings, parts)
+                    app = build_application(server)
                     answering = quiet_server(
                         app, grace_s=GRACE_S, tls=tls, open_connections=connections, socket_paths=(SOCKET_PATH,)
                     )
-                    runner.run(_serve(settings, parts, answering, listening, stop, meter))
-                    runner.run(parts.mcp.close())
+                    runner.run(_serve(server, answering, listening, stop, meter))
+                    runner.run(server.mcp.close())
         finally:
             engine.close()
 
@@ -190,22 +174,17 @@ def _watch_tools(log_view: OpenLog, meter: Meter) -> None:
 
 
 async def _serve(
-    settings: Settings,
-    parts: ServerParts,
-    server: QuietServer,
-    listening: socket.socket,
-    stop: threading.Event,
-    meter: Meter,
+    server: Server, answering: QuietServer, listening: socket.socket, stop: threading.Event, meter: Meter
 ) -> None:
-    recorder = parts.recorder
+    settings, recorder = server.base.settings, server.base.recorder
     host, port = listening.getsockname()[:2]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     name = "every policy" if recorder.is_fleet else settings.policy.name
-    scheme = "https" if server.config.is_ssl else "http"
+    scheme = "https" if answering.config.is_ssl else "http"
     log.info("%s (%s) answers at %s://%s/v1", name, settings.policy.engine, scheme, address)
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    serving = asyncio.create_task(answering.serve(sockets=[listening]))
     recorder.runs.finish()
-    resuming = asyncio.create_task(parts.threads.resume())
+    resuming = [asyncio.create_task(part.resume()) for part in server.parts]
     rounds = 0
     while not stop.is_set() and not serving.done():
         await asyncio.sleep(LOOK_S)
@@ -213,56 +192,55 @@ async def _serve(
         if rounds % round(SWEEP_S / LOOK_S) == 0:
             recorder.runs.end_idle()
             meter.heartbeat()
-    server.should_exit = True
-    parts.threads.stop()
+    answering.should_exit = True
+    for part in server.parts:
+        part.stop()
     await serving
-    await resuming
-    await parts.threads.close()
+    await asyncio.gather(*resuming)
+    for part in server.parts:
+        await part.close()
     await recorder.close()
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerParts:
-    """What the routes of a server work with."""
+class Server:
+    """What a server answers with."""
 
-    recorder: Recorder
-    jobs: JobLog
-    log: OpenLog
-    calls: OpenCalls
-    threads: ThreadRuns
+    base: ServerBase
+    parts: tuple[ServerPart, ...]
     keys: AccessLog | None
     """None: the server asks for none."""
     requests: RequestLog | None
-    page: PageMount
     mcp: McpMount
     place: SoleMember
 
 
-def build_application(settings: Settings, parts: ServerParts) -> ASGIApp:
+def build_application(server: Server) -> ASGIApp:
     """Return every route, with the door in front if there are keys, and for this machine alone if there are none."""
-    rule, keys = settings.serve, parts.keys
+    base, keys = server.base, server.keys
+    settings, rule = base.settings, base.settings.serve
     rooms = [
-        *agent_rooms(settings, parts.recorder, lambda: parts.log.prompts),
-        *job_rooms(settings, parts.jobs, parts.recorder.agents, fleet=parts.recorder.is_fleet),
-        *log_rooms(settings, parts.log),
-        *tinker_rooms(settings, parts.calls),
-        *thread_rooms(settings, parts.threads, parts.log),
-        *(room(settings, parts.log) for room in PLUGIN_ROOMS),
+        *agent_rooms(settings, base.recorder, lambda: base.log.prompts),
+        *job_rooms(settings, base.jobs, base.recorder.agents, fleet=base.recorder.is_fleet),
+        *log_rooms(settings, base.log),
+        *(room for part in server.parts for room in part.rooms()),
+        *(room(settings, base.log) for room in PLUGIN_ROOMS),
     ]
     if keys is not None:
-        rooms += people_rooms(settings, parts.page.logins)
+        rooms += people_rooms(settings, base.logins)
     app = make_application(settings, rooms, keys=keys is not None)
-    mount(app, parts.page)
+    for part in server.parts:
+        part.add_to(app)
     tool_socket = ToolSocket()
-    parts.mcp.add_to(app)
+    server.mcp.add_to(app)
     tool_socket.add_to(app)
     if keys is None:
-        parts.mcp.server, limited = app, TimeLimits(OwnMachine(app, TABLE), TABLE, rule)
+        server.mcp.server, limited = app, TimeLimits(OwnMachine(app, TABLE), TABLE, rule)
     else:
-        door = Door(app, TABLE, keys, KeyLimits(rule), parts.requests)
-        entrance = PageEntrance(door, keys, parts.page.logins, LoginCookie.of(settings))
-        parts.mcp.server, limited = door, TimeLimits(entrance, TABLE, rule)
-    held = HeldPlace(limited, TABLE, lambda: parts.place.is_held)
+        door = Door(app, TABLE, keys, KeyLimits(rule), server.requests)
+        entrance = PageEntrance(door, keys, base.logins, LoginCookie.of(settings))
+        server.mcp.server, limited = door, TimeLimits(entrance, TABLE, rule)
+    held = HeldPlace(limited, TABLE, lambda: server.place.is_held)
     tool_socket.server = held
     return held
 
@@ -312,34 +290,6 @@ def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
         PromptTemplates(settings, log),
         RegisteredTools(settings, log),
         EnvironmentTrials(settings, log),
-    ]
-
-
-def tinker_rooms(settings: Settings, calls: OpenCalls) -> list[object]:
-    """Return the rooms of the Tinker API."""
-    return [
-        TinkerService(settings, calls),
-        TinkerTraining(settings, calls),
-        TinkerWeights(settings, calls),
-        TinkerSampling(settings, calls),
-        TinkerFutures(settings, calls),
-        TinkerRuns(settings, calls),
-        TinkerNotOffered(),
-    ]
-
-
-def thread_rooms(settings: Settings, threads: ThreadRuns, log: OpenLog) -> list[object]:
-    """Return the rooms of the Agent Protocol and of A2A."""
-    agents = KnownAgents(lambda: log.agents, settings.policy.name)
-    views = ThreadViews(threads, lambda: log.task_threads)
-    requested = RequestedRuns(threads, views, agents)
-    return [
-        AcpAgents(agents),
-        AcpThreads(threads, views),
-        AcpRuns(threads, requested),
-        AcpStore(lambda: log.memory),
-        A2aCards(agents, settings.login.public_url),
-        A2aTasks(threads, requested, agents),
     ]
 
 

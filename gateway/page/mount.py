@@ -13,14 +13,15 @@ import asyncio
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http.notice import PREFIX, plain_page
 from gateway.http.own_machine import LOOPBACK
-from gateway.people.cookie import LoginCookie
+from gateway.people.cookie import PAGE_ROUTES, LoginCookie
+from gateway.rooms.server_part import ServerBase, ServerPart
 from streams.access.logins import Logins
 from streams.settings.model import Settings
 
@@ -34,7 +35,7 @@ class PageMount:
 
     def __init__(self, settings: Settings, logins: Logins | None = None, texts: TokenTexts | None = None) -> None:
         """`texts`: the tokenizer of the server's engine."""
-        self._settings, self.logins, self._texts = settings, logins, texts
+        self._settings, self._logins, self._texts = settings, logins, texts
         self._making = asyncio.Lock()
         self._app: ASGIApp | None = None
         self._view: LogView | None = None
@@ -65,14 +66,29 @@ class PageMount:
         settings, people = self._settings, None
         hosts: Collection[str] = LOOPBACK
         if settings.serve.auth == "keys":
-            issuer = settings.login.oidc_issuer if self.logins is not None else ""
-            people = PagePeople(self.logins, LoginCookie.of(settings), issuer, settings.login.public_url)
+            issuer = settings.login.oidc_issuer if self._logins is not None else ""
+            people = PagePeople(self._logins, LoginCookie.of(settings), issuer, settings.login.public_url)
             hosts = ()
         view = LogView(settings)
         self._view, self._app = view, create_app(view, hosts=hosts, people=people, decides=True, texts=self._texts)
 
 
-def mount(app: FastAPI, page: ASGIApp) -> None:
+class PagePart(ServerPart):
+    """The page at /page/, to which / and /page lead."""
+
+    ROUTES = PAGE_ROUTES
+
+    def __init__(self, base: ServerBase) -> None:
+        self._page = PageMount(base.settings, base.logins, base.rendering)
+
+    def __exit__(self, *exc: object) -> None:
+        self._page.close()
+
+    def add_to(self, app: Starlette) -> None:
+        mount(app, self._page)
+
+
+def mount(app: Starlette, page: ASGIApp) -> None:
     """Add the page to a server, with redirects to it."""
 
     async def to_page(_: Request) -> Response:

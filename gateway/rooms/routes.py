@@ -1,20 +1,16 @@
 """Every route of the server, by the rooms that answer them.
 
-    ROOMS, rooms of plugins ──► ROUTES ──► TABLE: what the door lets in         ──► gateway/openapi.json (document.py)
+    ROOMS, rooms of PARTS and plugins ──► ROUTES ──► TABLE: what the door lets in ──► gateway/openapi.json (document.py)
 
-A room is a class whose methods declare routes (http/route.py). server.py makes those that a deployment serves.
+A room is a class whose methods declare routes (http/route.py), a part has rooms and more (server_part.py). server.py
+makes those that a deployment serves.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from gateway.a2a.agent_cards import A2aCards
-from gateway.a2a.agent_tasks import A2aTasks
-from gateway.acp.acp_agents import AcpAgents
-from gateway.acp.acp_runs import AcpRuns
-from gateway.acp.acp_store import AcpStore
-from gateway.acp.acp_threads import AcpThreads
+from gateway.acp.thread_part import ThreadPart
 from gateway.agents.agent_runs import AgentRuns
 from gateway.agents.feedback import FeedbackBox
 from gateway.agents.protocols import AgentProtocols
@@ -41,16 +37,11 @@ from gateway.log.scores import ScorerTrials
 from gateway.log.selfplay_runs import SelfPlayRuns
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
+from gateway.page.mount import PagePart
 from gateway.people.auth import OwnPermissions, PasswordLogins
-from gateway.people.cookie import PAGE_ROUTES
 from gateway.people.oidc_login import OidcLogins
-from gateway.tinker.futures import TinkerFutures
-from gateway.tinker.not_offered import TinkerNotOffered
-from gateway.tinker.sampling_sessions import TinkerSampling
-from gateway.tinker.training import TinkerTraining
-from gateway.tinker.training_runs import TinkerRuns
-from gateway.tinker.training_sessions import TinkerService
-from gateway.tinker.weights import TinkerWeights
+from gateway.rooms.server_part import ServerPart
+from gateway.tinker.call_part import CallPart
 from streams.errors import SettingsError
 from streams.plugins.installed import load_plugins
 
@@ -75,13 +66,13 @@ ROOMS: tuple[type, ...] = (
     *(JsonRpc, UploadedFiles, TrainingRows, FineTuning, TrainingJobs, JobCosts),
     *(SentTasks, SelfPlayRuns, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
     *(RunVerdictRoutes, BuiltDatasets, PromptTemplates, RegisteredTools, EnvironmentTrials),
-    *(TinkerService, TinkerTraining, TinkerWeights, TinkerSampling, TinkerFutures, TinkerRuns, TinkerNotOffered),
-    *(AcpAgents, AcpThreads, AcpRuns, AcpStore),
-    *(A2aCards, A2aTasks),
     *(OidcLogins, OwnPermissions, PasswordLogins),
 )
-PLUGIN_ROOMS: tuple[type, ...] = tuple(
-    room for plugin, _, _ in load_plugins() for room in plugin.load_all(plugin.rooms)
+_PLUGINS = tuple(plugin for plugin, _, _ in load_plugins())
+PLUGIN_ROOMS: tuple[type, ...] = tuple(room for plugin in _PLUGINS for room in plugin.load_all(plugin.rooms))
+PARTS: tuple[type[ServerPart], ...] = (
+    *(CallPart, ThreadPart, PagePart),
+    *(plugin.load(plugin.serves) for plugin in _PLUGINS if plugin.serves),
 )
 
 
@@ -89,7 +80,8 @@ def _routes() -> tuple[Route, ...]:
     """Return all routes, in the order of the description. Raises SettingsError if a plugin has one of another's."""
     routes = [route for room in ROOMS for route in routes_of(room)]
     taken = {name for route in routes for name in _names(route)}
-    for route in (route for room in PLUGIN_ROOMS for route in routes_of(room)):
+    parts = (room for part in PARTS for room in part.ROOMS)
+    for route in (route for room in (*parts, *PLUGIN_ROOMS) for route in routes_of(room)):
         if taken & (names := _names(route)):
             raise SettingsError(f"the route {route.name} ({route.method} {route.path}) of a plugin is another's")
         taken |= names
@@ -103,4 +95,4 @@ def _names(route: Route) -> set[str]:
 
 
 ROUTES = _routes()
-TABLE = RouteTable([*ROUTES, DESCRIPTION, *PAGE_ROUTES, *MCP_ROUTES])
+TABLE = RouteTable([*ROUTES, DESCRIPTION, *(route for part in PARTS for route in part.ROUTES), *MCP_ROUTES])

@@ -106,6 +106,9 @@ class Plugin:
     rooms: str | None = None
     """Where its routes are: `module:name` of a tuple of rooms (gateway/http/route.py). `serve` makes each with its
     settings and its log (gateway/log/open_log.py)."""
+    serves: str | None = None
+    """Where its part of the server is, if it has more than rooms: `module:name` of a ServerPart
+    (gateway/rooms/server_part.py)."""
     views: str | None = None
     """Where its SQL views are: `module:name` of a tuple of SqlView."""
     recounts: str | None = None
@@ -126,7 +129,11 @@ class Plugin:
             raise SettingsError(f"plugin {self.name!r}: expected a name of small letters, digits and _")
         references = [
             *filter(
-                None, (self.topics, self.settings, self.rooms, self.views, self.recounts, self.remakes, self.metrics)
+                None,
+                (
+                    *(self.topics, self.settings, self.rooms, self.serves),
+                    *(self.views, self.recounts, self.remakes, self.metrics),
+                ),
             ),
             *(command.command for command in self.commands.values()),
             *(export.encode for export in self.exports.values()),

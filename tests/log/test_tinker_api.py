@@ -15,9 +15,9 @@ import pytest
 
 from gateway.http.application import Application
 from gateway.http.principal import PRINCIPAL
-from gateway.server import tinker_rooms
 from gateway.tinker import futures, protobuf
 from gateway.tinker.call_log import CallLog, OpenCalls
+from gateway.tinker.call_part import tinker_rooms
 from gateway.tinker.tensors import read_tensors, tensor_bytes
 from schemas.events import TrainingCall, TrainingResult
 from schemas.tokens import Octets

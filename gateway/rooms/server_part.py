@@ -1,0 +1,70 @@
+"""A part of the server with more than rooms: logs of its own, work beside the requests, a mount on the application.
+
+    ServerBase: what every part is made of ──► ServerPart, entered ──► rooms and add_to(app) ──► Application
+        the server listens ──► resume          it is asked to stop ──► stop ──► calls end ──► close ──► left
+
+A plugin names its part as `serves`; one with rooms alone, which need only settings and log, names them as `rooms`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from starlette.applications import Starlette
+
+from gateway.http.route import Route
+from gateway.log.open_log import OpenLog
+from streams.access.logins import Logins
+from streams.engines.rendering.rendering import Rendering
+from streams.jobs.job_log import JobLog
+from streams.settings.model import Settings
+from streams.stages.agents.recording.recorder import Recorder
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerBase:
+    """What a server has open for every part."""
+
+    settings: Settings
+    recorder: Recorder
+    jobs: JobLog
+    log: OpenLog
+    logins: Logins | None
+    """None: people cannot log in."""
+    rendering: Rendering
+    """The engine's texts and tokens."""
+
+
+class ServerPart:
+    """One part of a server. Use as a context manager, around its event loop."""
+
+    ROOMS: ClassVar[tuple[type, ...]] = ()
+    """Classes of `rooms`, by which the routes are known without a server."""
+    ROUTES: ClassVar[tuple[Route, ...]] = ()
+    """For the door: routes of what `add_to` mounts."""
+
+    def __init__(self, base: ServerBase) -> None:
+        """Open nothing yet: the log may be without its topics."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close what was opened."""
+
+    def rooms(self) -> list[object]:
+        """Return the rooms that answer its routes."""
+        return []
+
+    def add_to(self, app: Starlette) -> None:
+        """Mount what is no room."""
+
+    async def resume(self) -> None:
+        """Continue what an earlier server left; it is called once, when the server listens."""
+
+    def stop(self) -> None:
+        """Begin nothing new; calls in progress are finished."""
+
+    async def close(self) -> None:
+        """Wait until what it does beside the requests has ended."""
