@@ -35,7 +35,7 @@ from gateway.http import sse
 from gateway.http.principal import actor_of
 from gateway.http.route import ACP, CONVERSATION, Reply
 from streams.errors import CallError
-from streams.knowledge.json_object import object_of
+from streams.knowledge.agent_log import object_of
 from streams.knowledge.thread_state import RunState
 
 RUNS_LISTED = "POST /acp/runs/search lists runs"

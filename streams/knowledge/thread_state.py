@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from schemas.conventions import TASK_PARTS, THREAD_TASK
 from schemas.events import Message, Sampling, ThreadEvent, Tool, derive_id
-from streams.knowledge.json_object import object_of
+from streams.knowledge.agent_log import object_of
 
 RunStatus = Literal["pending", "success", "error", "timeout", "interrupted"]
 ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
@@ -347,3 +347,12 @@ _APPLY = {
     "run_ended": _end,
     "run_deleted": _forget,
 }
+
+
+def last_turns(messages: tuple[Message, ...], turns: int | None) -> tuple[Message, ...]:
+    """Return the messages from the question `turns` questions ago, after the first message if it is the system's."""
+    questions = [number for number, message in enumerate(messages) if message.role == "user"]
+    if turns is None or len(questions) <= turns:
+        return messages
+    start = questions[-turns]
+    return (*(message for message in messages[:1] if message.role == "system"), *messages[start:])
