@@ -73,11 +73,11 @@ from streams.kafka.group_names import SERVER
 from streams.kafka.idle_member import SoleMember
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage
-from streams.knowledge.agent_log import AgentLog
 from streams.observability import metrics
 from streams.observability.metrics import Meter
 from streams.prompts.prompt_log import PromptLog
 from streams.settings.model import Settings
+from streams.stages.agents.agent_log import AgentLog
 from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.service import open_recorder
 from streams.tools.asking import give_feedback

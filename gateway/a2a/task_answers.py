@@ -14,9 +14,9 @@ from gateway.a2a.task_bodies import TaskState
 from gateway.acp.run_frames import end_id
 from gateway.acp.thread_access import id_of
 from schemas.events import derive_id
-from streams.knowledge.agent_log import object_of
 from streams.knowledge.thread_state import RunState, RunStatus
 from streams.output import moment
+from streams.stages.agents.agent_log import object_of
 
 ENDINGS: dict[RunStatus, TaskState] = {
     "success": "TASK_STATE_COMPLETED",

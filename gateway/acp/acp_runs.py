@@ -35,8 +35,8 @@ from gateway.http import sse
 from gateway.http.principal import actor_of
 from gateway.http.route import ACP, CONVERSATION, Reply
 from streams.errors import CallError
-from streams.knowledge.agent_log import object_of
 from streams.knowledge.thread_state import RunState
+from streams.stages.agents.agent_log import object_of
 
 RUNS_LISTED = "POST /acp/runs/search lists runs"
 """Where the ids of runs are found."""

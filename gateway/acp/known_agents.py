@@ -14,7 +14,7 @@ from gateway.http.principal import DEFAULT_AGENT, may_ask, principal_of, tenant_
 from schemas.events import AgentEvent, Tool
 from streams.access.tenants.tenant_names import SEPARATOR, is_of, may_know, named
 from streams.errors import CallError, EventError
-from streams.knowledge.agent_log import AgentLog, capability_problem, read_memory
+from streams.stages.agents.agent_log import AgentLog, capability_problem, read_memory
 
 LISTED = "POST /acp/agents/search lists agents"
 """Where the names of agents are found."""

@@ -30,13 +30,13 @@ from streams.access.tenants.tenant_names import tenant_in
 from streams.errors import CallError, EventError, LogError, NotFoundError
 from streams.kafka import times
 from streams.kafka.followed import FollowedOnDemand
-from streams.knowledge.agent_log import MOST_ITEMS, read_memory
 from streams.knowledge.memory_log import MemoryLog
 from streams.knowledge.memory_state import with_items
 from streams.knowledge.thread_log import Appended, ThreadLog
 from streams.knowledge.thread_state import RunState, ThreadState, last_turns
 from streams.prompts.prompt_log import PromptLog
 from streams.settings.model import Settings
+from streams.stages.agents.agent_log import MOST_ITEMS, read_memory
 from streams.stages.agents.recording.calls import Delta, Done, ModelCall, Piece
 
 ACTOR = "serve"

@@ -17,10 +17,10 @@ from gateway.acp.thread_access import id_of, own_labels
 from gateway.http.body import Answer
 from gateway.http.principal import tenant_of
 from streams.access.tenants.tenant_names import SEPARATOR
-from streams.knowledge.agent_log import PROTOCOL_CAPABILITIES, object_of
 from streams.knowledge.memory_state import MemoryItem
 from streams.knowledge.thread_state import RunState, ThreadCheckpoint, ThreadMessage, ThreadState
 from streams.output import moment
+from streams.stages.agents.agent_log import PROTOCOL_CAPABILITIES, object_of
 
 LANGCHAIN_TYPES = {"user": "human", "assistant": "ai"}
 

@@ -53,12 +53,12 @@ from streams.jobs.job_log import JobLog
 from streams.jobs.request import EnvironmentConfig, JobOrder
 from streams.jobs.state import JobState
 from streams.kafka.followed import FollowedOnDemand
-from streams.knowledge.agent_log import AgentLog, AgentMemory, capability_problem, read_memory
 from streams.output import moment
 from streams.prompts import prompt_log, prompt_use
 from streams.prompts.prompt_use import PromptReference, own_name
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
+from streams.stages.agents.agent_log import AgentLog, AgentMemory, capability_problem, read_memory
 from streams.stages.agents.runs.registration import KnownAgent, register
 from streams.stages.tasks.lines import RewardSourceLine
 

@@ -20,11 +20,11 @@ from streams.environments.registry.tool_log import ToolLog
 from streams.errors import CallError, NotFoundError
 from streams.improve.triggers.trigger_log import TriggerLog
 from streams.kafka.followed import FollowedOnDemand
-from streams.knowledge.agent_log import AgentLog
 from streams.knowledge.memory_log import MemoryLog
 from streams.knowledge.task_thread_log import TaskThreadLog
 from streams.prompts.prompt_log import PromptLog
 from streams.settings.model import Settings
+from streams.stages.agents.agent_log import AgentLog
 from streams.stages.tasks.task_index import SubmittedTask, TaskIndex
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import Any
 
 from schemas import json_text
 from schemas.events import MemoryEvent, Message
-from streams.knowledge.agent_log import object_of
+from streams.stages.agents.agent_log import object_of
 
 Labels = tuple[str, ...]
 REMEMBERED = (

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from schemas.conventions import TASK_PARTS, THREAD_TASK
 from schemas.events import Message, Sampling, ThreadEvent, Tool, derive_id
-from streams.knowledge.agent_log import object_of
+from streams.stages.agents.agent_log import object_of
 
 RunStatus = Literal["pending", "success", "error", "timeout", "interrupted"]
 ThreadStatus = Literal["idle", "busy", "interrupted", "error"]

@@ -26,11 +26,11 @@ LAYERS = [
     ["streams.kafka"],
     [
         *("streams.engines", "streams.scorers", "streams.adapters", "streams.arrow"),
-        *("streams.worker", "streams.calls", "streams.prompts", "streams.knowledge"),
+        *("streams.worker", "streams.calls", "streams.prompts"),
     ],
     ["streams.environments", "streams.evaluation"],
     ["streams.stages", "trainer"],
-    ["streams.data"],
+    ["streams.data", "streams.knowledge"],
     ["streams.jobs", "streams.access"],
     ["streams.tools"],
     ["streams.improve"],

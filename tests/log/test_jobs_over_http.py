@@ -22,8 +22,8 @@ from streams.jobs.job_log import JobLog
 from streams.jobs.questions import ITERATION, JOB, suite_name
 from streams.kafka import times
 from streams.kafka.followed import FollowedOnDemand
-from streams.knowledge.agent_log import AgentLog
 from streams.settings.model import Batches, Settings
+from streams.stages.agents.agent_log import AgentLog
 from tests.support.documented import as_documented
 from tests.support.factories import adapter_event, group, job_event, job_spec, member, response
 from tests.support.log.shared_node import own_topics

@@ -17,9 +17,9 @@ from streams.improve.triggers.trigger_log import TRIGGERS
 from streams.kafka import admin, named_states
 from streams.kafka.named_states import FollowedStates, Registry, RegistryShape
 from streams.kafka.topics import key_field
-from streams.knowledge.agent_log import AGENTS
 from streams.prompts.prompt_log import PROMPTS
 from streams.settings.model import Kafka, Settings, Topics
+from streams.stages.agents.agent_log import AGENTS
 from tests.support.factories import T0, one_of_each, prompt_event, tool_event, trigger_event
 from tests.support.log.shared_node import own_prefix
 from tests.support.log.unchecked import write_unchecked

@@ -34,9 +34,9 @@ from streams.engines.token_stream import Ending, Generation, TokenStream
 from streams.kafka.followed import FollowedOnDemand
 from streams.kafka.record import Record
 from streams.kafka.retry import BrokerOutage
-from streams.knowledge.agent_log import AgentLog
 from streams.observability.metrics import OFF
 from streams.settings.model import Policy, Serve, Settings, Topics
+from streams.stages.agents.agent_log import AgentLog
 from streams.stages.agents.recording import turn_writer
 from streams.stages.agents.recording.call_prompts import CallPrompts
 from streams.stages.agents.recording.policy_recorder import RecordingIO

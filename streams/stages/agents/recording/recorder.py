@@ -24,8 +24,8 @@ from schemas.conventions import RatedAnswer
 from schemas.events import AgentEvent, Message
 from streams.errors import CallError, LogError
 from streams.kafka.followed import FollowedOnDemand
-from streams.knowledge.agent_log import AgentLog
 from streams.settings.model import Settings
+from streams.stages.agents.agent_log import AgentLog
 from streams.stages.agents.recording.calls import ModelCall, Piece, PromptScores, ServedModel
 from streams.stages.agents.recording.conversations import Conversation
 from streams.stages.agents.recording.policy_recorder import PolicyRecorder, RecordingIO

@@ -23,9 +23,9 @@ from streams.kafka.reader import read
 from streams.kafka.record import TopicPartition
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
-from streams.knowledge.agent_log import AgentLog
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
+from streams.stages.agents.agent_log import AgentLog
 from streams.stages.agents.recording.call_prompts import CallPrompts
 from streams.stages.agents.recording.policy_recorder import RecordingIO
 from streams.stages.agents.recording.recorder import Recorder
