@@ -11,9 +11,9 @@ import pytest
 
 from schemas.conventions import SCORELESS
 from streams.stages.scoring.breaker import PAUSED_REASON
-from streams.tools.dead_letters import reasons
 from streams.tools.dead_letters.originals import BYTES_DECIDE
 from streams.tools.views.group_outcome import NOTHING_REASON_SQL, GroupOutcome, nothing_reason, outcome
+from streams.topics import reasons
 from tests.import_graph import ROOT
 
 CLIENTS = (ROOT / "docs/clients.md").read_text()
