@@ -2,7 +2,7 @@
 
     tasks ─► responses ─► rewards ─► groups ─► batches ─► adapters      beside: group-control, dead-letters, experiments
       └─► turns, trajectories ─┘                                        agents, jobs, access, requests
-                └─► curation ─► datasets ─► triggers                     prompts, memory, threads, tools
+                └─► curation ─► datasets ─► triggers                     prompts, tools
     queues ─► samples                                                   of other trainers
     training-calls ─► training-results ─► adapters                      of other people's training loops
 

@@ -57,11 +57,9 @@ from streams.tools.audit.recount_calls import CallRecount
 from streams.tools.audit.recount_curation import CurationRecount
 from streams.tools.audit.recount_dataset import DatasetRecount
 from streams.tools.audit.recount_job import JobRecount
-from streams.tools.audit.recount_memory import MemoryRecount
 from streams.tools.audit.recount_policy import recount_policy
 from streams.tools.audit.recount_prompts import PromptRecount
 from streams.tools.audit.recount_task import JOIN, SCORER, recount_task
-from streams.tools.audit.recount_threads import ThreadRecount
 from streams.tools.audit.recount_tools import ToolRecount
 from streams.tools.audit.recount_trajectory import TrajectoryRecount
 from streams.tools.audit.recount_trigger import TriggerRecount
@@ -72,7 +70,7 @@ from streams.tools.audit.view import AuditView, LoopFacts, PolicyLedger, Story
 
 RECOUNTS: tuple[type[SubjectRecount], ...] = (
     *(TrajectoryRecount, JobRecount, TriggerRecount, CallRecount, CurationRecount, DatasetRecount),
-    *(ToolRecount, PromptRecount, ThreadRecount, MemoryRecount),
+    *(ToolRecount, PromptRecount),
 )
 """Those of the core."""
 DECISIONS = "dlq"

@@ -17,9 +17,7 @@ from schemas.events import Event, Message, ThreadEvent, Turn, derive_id
 from streams.kafka.record import partition_of
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
-from tests.support.agent_calls import assistant, system, user
-from tests.support.factories import T0, task, thread_event
-from tests.support.log.conversation import (
+from tests.plugins.threads.conversation import (
     CALC_KEY,
     OPEN,
     RED,
@@ -29,6 +27,8 @@ from tests.support.log.conversation import (
     run_name,
     turn_of,
 )
+from tests.support.agent_calls import assistant, system, user
+from tests.support.factories import T0, task, thread_event
 from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends, named, recounted
 from tests.support.thoroughness import examples
 

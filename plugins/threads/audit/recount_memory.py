@@ -13,12 +13,12 @@ from __future__ import annotations
 from sys import intern
 from typing import NamedTuple
 
+from plugins.threads.audit.thread_facts import KeyRights, take_key
 from schemas.events import AccessEvent, Coordinates, MemoryEvent
 from streams.kafka.record import Record
 from streams.tools.audit.facts import RecountOutcome
 from streams.tools.audit.record_digests import content_digest, digest
 from streams.tools.audit.subject import KeyedRecount, KeyFacts
-from streams.tools.audit.thread_facts import KeyRights, take_key
 from streams.tools.audit.view import AuditView
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from schemas.events import Event
-from tests.support.log.conversation import CALC_KEY, RED_KEY, item, keys
+from tests.plugins.threads.conversation import CALC_KEY, RED_KEY, item, keys
 from tests.support.log.whole_run import recounted, wrong
 
 

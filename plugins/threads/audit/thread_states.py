@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from plugins.threads.audit.thread_facts import MessageFact, ThreadFact, ThreadReading
 from streams.tools.audit.facts import Category
-from streams.tools.audit.thread_facts import MessageFact, ThreadFact, ThreadReading
 
 RunStatus = Literal["waiting", "in progress", "ended", "interrupted"]
 

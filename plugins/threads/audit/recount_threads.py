@@ -20,11 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from schemas.events import AccessEvent, Coordinates, ThreadEvent, Turn
-from streams.kafka.record import Record, partition_of
-from streams.tools.audit.facts import Category, RecountOutcome
-from streams.tools.audit.subject import KeyedRecount, KeyFacts, RecountSum
-from streams.tools.audit.thread_facts import (
+from plugins.threads.audit.thread_facts import (
     KeyRights,
     ThreadFact,
     ThreadTurn,
@@ -34,7 +30,11 @@ from streams.tools.audit.thread_facts import (
     thread_fact,
     thread_turn,
 )
-from streams.tools.audit.thread_states import HeadState, RunCount, ThreadCount
+from plugins.threads.audit.thread_states import HeadState, RunCount, ThreadCount
+from schemas.events import AccessEvent, Coordinates, ThreadEvent, Turn
+from streams.kafka.record import Record, partition_of
+from streams.tools.audit.facts import Category, RecountOutcome
+from streams.tools.audit.subject import KeyedRecount, KeyFacts, RecountSum
 from streams.tools.audit.view import AuditView
 
 ENDINGS = {"success": "answered", "error": "failed", "timeout": "failed", "interrupted": "interrupted"}
