@@ -228,7 +228,7 @@ test-page: .venv/ready-test
 docs: .venv/ready-test
 	$(BIN)/python -m schemas.generate
 	$(BIN)/python -m streams.cli.docs
-	$(BIN)/python -m streams.observability.catalog
+	$(BIN)/python -m streams.observability.grafana.metrics_page
 	$(BIN)/python -m tests.support.deploy.chart_files
 	$(BIN)/python -m streams.observability.grafana.dashboards
 	$(BIN)/python -m streams.observability.grafana.alerts

@@ -1,6 +1,7 @@
 """The commands that install the dashboards in Grafana.
 
     dashboards apply ──► created or updated, and read back      dashboards check ──► exit code 0 if they are equal
+    dashboards alerts ──► the rules of Prometheus, those of plugins included
 
 The Grafana of docker compose and of the chart reads the files directly and needs neither.
 """
@@ -32,7 +33,7 @@ TOKEN = click.option(
 
 @click.group()
 def dashboards() -> None:
-    """Install the dashboards in Grafana."""
+    """Install the dashboards in Grafana, print the alerts."""
 
 
 @dashboards.command("apply")
@@ -64,6 +65,17 @@ def check(ctx: click.Context, url: str, token_file: Path | None, output: Output)
     states = _grafana(url, token_file).check(DASHBOARDS)
     _show(states, output)
     ctx.exit(0 if all(dashboard.state == "same" for dashboard in states) else 1)
+
+
+@dashboards.command("alerts")
+def write_alerts() -> None:
+    """Print the alerts as rules for Prometheus.
+
+    They are those of the core and of all loaded plugins.
+    """
+    from streams.observability.grafana import alerts
+
+    click.echo(alerts.text(), nl=False)
 
 
 def _grafana(url: str, token_file: Path | None) -> Grafana:

@@ -21,9 +21,11 @@ def plugins(output: Output) -> None:
     """
     from streams import output as show
     from streams.files import program_version
+    from streams.observability.grafana import alerts
     from streams.output import Column
     from streams.plugins.installed import installations, load_plugins
 
+    alerts_of = alerts.by_plugin()
     loaded = {
         plugin.name: {
             "requires": plugin.requires,
@@ -34,6 +36,7 @@ def plugins(output: Output) -> None:
             "engines": list(plugin.engines),
             "settings": [] if plugin.settings is None else [*plugin.load(plugin.settings).model_fields],
             "metrics": [metric.name for metric in plugin.load_all(plugin.metrics)],
+            "alerts": [alert.name for alert in alerts_of.get(plugin.name, ())],
             "metadata": dict(plugin.metadata),
         }
         for plugin, _, _ in load_plugins()

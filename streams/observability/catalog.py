@@ -1,7 +1,7 @@
 """Every metric, in one table.
 
     Metric ──► Meter.add, set, observe ──► /metrics
-       └────► python -m streams.observability.catalog ──► docs/metrics.md     with those that plugins declare
+       └────► grafana/metrics_page.py ──► docs/metrics.md      with those that plugins declare
 
 Names begin with `streamward_` and end with their unit, in base units: seconds, records, tokens, nats, and `ratio` for a
 share from 0 to 1. Labels have few values: policy, stage, topic (its short name), reason. Ids are never labels, and the
@@ -10,13 +10,9 @@ version of an adapter is one only in an info metric, which has one series at a t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from streams.plugins.installed import plugin_entries
-
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 TIMES = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0)
 """Upper bounds of buckets: seconds of work."""
@@ -722,13 +718,13 @@ ARCHIVE_LAG_SECONDS = Metric(
 
 def all_metrics() -> list[Metric]:
     """Return all metrics, in the order of this file, and those of plugins."""
-    return [*_of_core(), *(metric for metrics in by_plugin().values() for metric in metrics)]
+    return [*of_core(), *(metric for metrics in by_plugin().values() for metric in metrics)]
 
 
 def by_plugin() -> dict[str, list[Metric]]:
     """Return the metrics that plugins declare, by the plugin. Raises SettingsError if two have one name."""
     metrics: dict[str, list[Metric]] = {}
-    names = {metric.name for metric in _of_core()}
+    names = {metric.name for metric in of_core()}
     declared = plugin_entries(
         lambda plugin: {metric.name: metric for metric in plugin.load_all(plugin.metrics)}, "metric", names
     )
@@ -737,7 +733,8 @@ def by_plugin() -> dict[str, list[Metric]]:
     return metrics
 
 
-def _of_core() -> list[Metric]:
+def of_core() -> list[Metric]:
+    """Return the metrics of this file, in its order."""
     metrics: list[Metric] = []
     for value in list(globals().values()):
         if isinstance(value, Metric):
@@ -745,84 +742,3 @@ def _of_core() -> list[Metric]:
         elif value is OF_STEP:
             metrics += OF_STEP.values()
     return metrics
-
-
-# --- the page ---------------------------------------------------------------------------------------------------------
-
-INTRODUCTION = """\
-# Metrics
-
-Written by `python -m streams.observability.catalog` from the table in `streams/observability/catalog.py`; do not edit.
-
-Each process serves them at `/metrics`, once it has a port (0, the default, serves nothing):
-
-    streamward --set metrics.port=9464 policy
-
-`/healthz` is about progress: 200 while the process makes progress, and 503 with its current activity once that takes
-longer than `metrics.stuck_s`; a round may take `policy.round_timeout_s`, and loading a model an hour. An unreachable
-broker is no reason for 503. A stream worker is healthy while its event loop runs: its own watchdog ends it when nothing
-is committed.
-`/readyz` is 200 while every condition holds: `kafka` (reached, and partitions assigned), of a policy agent and of the
-server of agents `engine` (loaded, and its last request did not fail), of `agents run` `server` (it answered when it was
-last asked), and with `schemas.registry_url` everywhere
-`schema_registry` (its ids are known; [schemas.md](schemas.md)). The 503 names missing conditions. `streamward audit
---follow` has its own address (`--listen`) and no `/readyz`; `streamward archive sync --follow` and
-`streamward jobs run` are watched as the loop is, and so are `curate follow`, `datasets follow` (a build may take an
-hour), `retrain follow`, `selfplay run` with a schedule, and processes of plugins, such as `tune --jobs`, which may take
-an hour until the first step of a job.
-
-Dashboards, alerts and runbooks: [operations.md](operations.md).
-
-A histogram is three families: its name with `_bucket`, `_sum` and `_count`. A metric has at most 200 series; more
-are counted under `other` in each label.
-"""
-
-
-def markdown() -> str:
-    """Return docs/metrics.md."""
-    return INTRODUCTION + "".join(_sections())
-
-
-def _sections() -> Iterator[str]:
-    titles = {
-        SERVED: "Every process",
-        LOOP: "Every process of the loop",
-        READERS: "Every process of the loop, and the runs of agents",
-        ("streams",): "Streams",
-        ("policy",): "Policy",
-        ("scoring",): "Scoring",
-    }
-    titles |= {("train",): "Trainer", ("audit",): "The audit", ("serve",): "The server of agents"}
-    titles |= {
-        ("agents",): "Runs of agents",
-        ("jobs",): "Jobs",
-        (): "Processes of plugins that do jobs",
-        ("curate",): "Verdicts on runs",
-        ("datasets",): "Data sets",
-        ("retrain",): "Rules of retraining",
-        ("calls",): "Training calls",
-        ("selfplay",): "Self-play",
-        ("archive",): "The archive",
-    }
-    rest = [metric for metric in _of_core() if metric.processes not in titles]
-    for processes, title in titles.items():
-        yield f"\n## {title}\n\n{_table([metric for metric in _of_core() if metric.processes == processes])}"
-        if processes == LOOP:
-            yield f"\n## Of some of them\n\n{_table(rest, by_process=True)}"
-    for name, metrics in by_plugin().items():
-        yield f"\n## Plugin {name}\n\n{_table(metrics, by_process=True)}"
-
-
-def _table(metrics: list[Metric], *, by_process: bool = False) -> str:
-    rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
-    for metric in metrics:
-        labels = ", ".join(f"`{label}`" for label in metric.labels) or "–"
-        notes = [f"On {', '.join(metric.processes)}."] if by_process else []
-        notes += [f"No series before {metric.needs}."] if metric.needs else []
-        about = " ".join([metric.about, *notes]).replace("|", "\\|")
-        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {about} |")
-    return "\n".join(rows) + "\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(markdown(), encoding="utf-8")

@@ -118,6 +118,9 @@ class Plugin:
     (trainer/reproduce/recorded.py)."""
     metrics: str | None = None
     """Where its metrics are: `module:name` of a tuple of Metric (streams/observability/catalog.py)."""
+    alerts: str | None = None
+    """Where its alerts are, about its metrics: `module:name` of a tuple of Alert
+    (streams/observability/grafana/alerts.py)."""
     engines: Mapping[str, PluginEngine] = field(default_factory=dict)
     """Clusters, by the name that `--on` has for them."""
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -132,7 +135,7 @@ class Plugin:
                 None,
                 (
                     *(self.topics, self.settings, self.rooms, self.serves),
-                    *(self.views, self.recounts, self.remakes, self.metrics),
+                    *(self.views, self.recounts, self.remakes, self.metrics, self.alerts),
                 ),
             ),
             *(command.command for command in self.commands.values()),

@@ -118,3 +118,10 @@ def test_the_chart_brings_the_alerts_with_links_to_where_the_page_is_read() -> N
     assert json.loads(json.dumps(found["spec"]).replace(page, alerts.PAGE)) == alerts.rules()
     links = {rule["annotations"]["runbook_url"].partition("#")[0] for rule in found["spec"]["groups"][0]["rules"]}
     assert links == {page}
+
+
+@needs_helm
+def test_the_chart_brings_the_rules_of_an_image_with_other_plugins() -> None:
+    others = {"groups": [{"name": "streamward-thumbs", "rules": []}]}
+    (found,) = rendered({"prometheusRule": {"enabled": True, "rules": yaml.safe_dump(others)}})
+    assert found["spec"] == others

@@ -18,6 +18,7 @@ from streams.kafka import retry
 from streams.kafka.lag_meter import LagMeter
 from streams.observability import catalog, metrics
 from streams.observability.catalog import Metric
+from streams.observability.grafana import metrics_page
 from streams.observability.http_server import Site, serve
 from streams.observability.metrics import OFF, OTHER, Meter, serve_meter
 from streams.plugins.installed import load_plugins
@@ -65,13 +66,13 @@ OF_STEP = ("reward_mean", "reward_std", "loss", "gradient_norm")
 
 
 def test_the_page_is_what_the_table_says() -> None:
-    assert catalog.PAGE.read_text(encoding="utf-8") == catalog.markdown(), (
-        "run `python -m streams.observability.catalog`, and commit docs/metrics.md"
+    assert metrics_page.PAGE.read_text(encoding="utf-8") == metrics_page.markdown(), (
+        "run `python -m streams.observability.grafana.metrics_page`, and commit docs/metrics.md"
     )
 
 
 def test_the_page_has_every_metric_once() -> None:
-    page = catalog.markdown()
+    page = metrics_page.markdown()
     assert [metric.name for metric in catalog.all_metrics() if page.count(f"| `{metric.name}` |") != 1] == []
     assert len(catalog.all_metrics()) == len({metric.name for metric in catalog.all_metrics()}) > 40
 

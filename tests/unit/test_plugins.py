@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from streams.errors import SettingsError
 from streams.kafka.topics import SHAPES
+from streams.observability.catalog import Metric
+from streams.observability.grafana import alerts
+from streams.observability.grafana.promql import growth
 from streams.plugins import installed
 from streams.plugins.choice import read_choice
 from streams.plugins.engines import engines
@@ -36,6 +40,7 @@ PLUGIN = replace(
     requires=(),
     settings="thumbs.settings:Thumbs",
     metrics="thumbs.settings:METRICS",
+    alerts="thumbs.settings:ALERTS",
     commands={**PLUGIN.commands, "adapters rate": PluginCommand("thumbs.rate:rate", "Rate adapters.")},
     exports={"rated": PluginExport("thumbs.rate:encode", "batches with thumbs")},
     engines={"hands": PluginEngine(help="all you have", package="thumbs", install="grow", agents="thumbs.rate:agents")},
@@ -60,6 +65,8 @@ SETTINGS = '''
 from pydantic import Field
 
 from streams.observability.catalog import Metric
+from streams.observability.grafana.alerts import Alert, Limit
+from streams.observability.grafana.promql import growth
 from streams.settings.model import Section
 
 
@@ -70,8 +77,11 @@ class Thumbs(Section):
 
 
 METRICS = (Metric("streamward_thumbs_total", "counter", ("policy",), "Thumbs.", ("thumbs",)),)
+LIMIT = Limit(growth(METRICS[0], "policy", window="1h"), ">", 9)
+ALERTS = (Alert("ThumbsDown", "warning", "5m", LIMIT, "{{ $value }} thumbs for `{{ $labels.policy }}`.", do="Read."),)
 '''
-USED_BY = {"__init__.py": ("thumbs",), "recount.py": ("audit",)}
+THUMBS = Metric("streamward_thumbs_total", "counter", ("policy",), "Thumbs.", ("thumbs",))
+USED_BY = {"__init__.py": ("thumbs",), "recount.py": ("audit",), "settings.py": ("dashboards", "alerts")}
 """The command that loads a file of the plugin; `query` loads topics and views."""
 TWICE = "from dataclasses import replace\nTOPICS += (replace(TOPICS[0], label='toes'),)\n"
 
@@ -117,6 +127,7 @@ def test_the_plugin_of_a_stranger_has_all_that_it_declares(stranger: Path) -> No
         "engines": ["hands"],
         "settings": ["most"],
         "metrics": ["streamward_thumbs_total"],
+        "alerts": ["ThumbsDown"],
         "views": ["answer_thumbs"],
         "metadata": {"thumbs_by": "who rated the answers"},
     }
@@ -141,14 +152,39 @@ def test_the_section_of_a_stranger_is_set_as_any_other_and_refused_where_the_plu
 
 def test_the_metric_of_a_stranger_has_a_panel_and_a_part_of_the_page_and_no_name_of_another(stranger: Path) -> None:
     program = (
-        "from streams.observability import catalog; from streams.observability.grafana.dashboards import PLUGINS; "
-        "print([row.title for row in PLUGINS.rows], '## Plugin thumbs' in catalog.markdown())"
+        "from streams.observability.grafana import metrics_page; "
+        "from streams.observability.grafana.dashboards import PLUGINS; "
+        "print([row.title for row in PLUGINS.rows], '## Plugin thumbs' in metrics_page.markdown())"
     )
     command = partial(subprocess.run, [sys.executable, "-c", program], cwd=stranger, capture_output=True, text=True)
     done = command(env=environment_with(stranger))
     assert "'thumbs'" in done.stdout and done.stdout.endswith("True\n"), done.stderr
     (stranger / "thumbs" / "settings.py").write_text(SETTINGS.replace("_thumbs_total", "_ready"))
     assert "plugin thumbs: there is another metric streamward_ready" in command(env=environment_with(stranger)).stderr
+
+
+def test_the_alert_of_a_stranger_is_a_rule_after_ours_and_a_row_of_the_page(stranger: Path) -> None:
+    ours, theirs = yaml.safe_load(run_with(stranger, "dashboards", "alerts").stdout)["groups"]
+    assert (ours["name"], len(ours["rules"])) == ("streamward", len(alerts.ALERTS))
+    assert (theirs["name"], [rule.pop("expr") for rule in theirs["rules"]]) == (
+        "streamward-thumbs",
+        [f"({growth(THUMBS, 'policy', window='1h')}) > 9"],
+    )
+    assert theirs["rules"] == [
+        {
+            "alert": "StreamwardThumbsDown",
+            "for": "5m",
+            "labels": {"severity": "warning"},
+            "annotations": {"summary": "{{ $value }} thumbs for `{{ $labels.policy }}`.", "description": "Read."},
+        }
+    ]
+    command = [
+        sys.executable,
+        "-c",
+        "from streams.observability.grafana import metrics_page; print(metrics_page.markdown())",
+    ]
+    page = subprocess.run(command, env=environment_with(stranger), cwd=stranger, capture_output=True, text=True).stdout
+    assert "| `StreamwardThumbsDown` | warning | 5m | `(sum by" in page.partition("## Plugin thumbs")[2]
 
 
 def test_the_engine_of_a_stranger_is_a_choice_where_it_has_work_to_do(stranger: Path) -> None:
@@ -192,6 +228,21 @@ def test_a_folder_of_plugins_that_somebody_works_in_is_not_ours(stranger: Path) 
         ("topics.py", "    up: bool", "    up: bool\n    why: str", "Thumb is not as its newest schema has it"),
         ("views.py", '"answer_thumbs"', '"lineage"', "view lineage is another's"),
         ("views.py", '("responses",)', '("toes",)', "view answer_thumbs is of no topic toes"),
+        (
+            "settings.py",
+            "growth(METRICS[0]",
+            'growth(METRICS[0]._replace(name="streamward_toes")',
+            "no metric streamward_to",
+        ),
+        (
+            "settings.py",
+            'growth(METRICS[0], "policy", window="1h")',
+            '"streamward_ready"',
+            "reads no metric of its plu",
+        ),
+        ("settings.py", '"warning"', '"bad"', "alert ThumbsDown needs a name such as LagGrows and a severity of warn"),
+        ("settings.py", ', do="Read."', "", "alert ThumbsDown needs a time such as 15m, and in one line what to do"),
+        ("settings.py", '"ThumbsDown"', '"LagGrows"', "plugin thumbs: there is another alert LagGrows"),
         ("recount.py", '("thumbs", "responses")', '("thumbs", "toes")', "ThumbRecount reads no topic toes"),
     ],
 )

@@ -1,8 +1,9 @@
-"""Alerts, each with a link to its runbook.
+"""Alerts: those of the core, each with a link to its runbook, and those of plugins, each with what to do.
 
-    ALERTS ──┬─► python -m streams.observability.grafana.alerts ──► helm/alerts/streamward.yaml
-             │       └──► Prometheus of docker compose, PrometheusRule of the chart
-             └─► the heading of docs/operations.md with the alert's name
+    ALERTS, PLUGIN.alerts ──┬─► python -m streams.observability.grafana.alerts ──► helm/alerts/streamward.yaml
+                            │       └──► Prometheus of docker compose, PrometheusRule of the chart
+                            ├─► streamward dashboards alerts: of what is installed, for any Prometheus
+                            └─► the heading of docs/operations.md with the alert's name; a plugin's: docs/metrics.md
 
 An alert is a query that always has an answer, a limit, and sometimes a second condition without which the first means
 nothing. `critical`: records are wrong, or the loop has stopped. `warning`: it works, but not as it should.
@@ -15,14 +16,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
+from streams.errors import SettingsError
 from streams.observability import catalog
-from streams.observability.grafana.promql import growth, largest, or_zero, select, share, total
+from streams.observability.grafana.promql import growth, largest, metrics_of, or_zero, select, share, total
+from streams.plugins.installed import plugin_entries
 
 FILE = Path(__file__).parents[3] / "helm" / "alerts" / "streamward.yaml"
 PAGE = "docs/operations.md"
 PREFIX = "Streamward"
+Severity = Literal["warning", "critical"]
 
 
 class Limit(NamedTuple):
@@ -42,7 +46,7 @@ class Alert(NamedTuple):
     """One rule. `name` is without its prefix."""
 
     name: str
-    severity: Literal["warning", "critical"]
+    severity: Severity
     wait: str
     """Time that the condition must hold before it fires."""
     limit: Limit
@@ -50,6 +54,8 @@ class Alert(NamedTuple):
     only_if: Limit | None = None
     on: tuple[str, ...] = ()
     """The labels by which `only_if` belongs to the limit."""
+    do: str = ""
+    """What to do, in one line, for an alert of a plugin; docs/operations.md says it for those of the core."""
 
     @property
     def query(self) -> str:
@@ -263,24 +269,53 @@ ALERTS = (
 """In the order of docs/operations.md."""
 
 
+def by_plugin() -> dict[str, list[Alert]]:
+    """Return the alerts that plugins declare, by the plugin.
+
+    Raises SettingsError if two have one name, or one is incomplete, or about an unknown metric or none of its plugin.
+    """
+    alerts: dict[str, list[Alert]] = {}
+    declared = plugin_entries(
+        lambda plugin: {alert.name: alert for alert in plugin.load_all(plugin.alerts)},
+        "alert",
+        {alert.name for alert in ALERTS},
+    )
+    metrics = {name: {metric.name for metric in of_plugin} for name, of_plugin in catalog.by_plugin().items()}
+    for plugin, alert in declared.values():
+        if (problem := _problem(alert, metrics.get(plugin.name, set()))) is not None:
+            raise SettingsError(f"plugin {plugin.name}: alert {alert.name} {problem}")
+        alerts.setdefault(plugin.name, []).append(alert)
+    return alerts
+
+
+def _problem(alert: Alert, own: set[str]) -> str | None:
+    """Return why a plugin cannot have an alert; None if it can. `own`: the metrics of the plugin."""
+    used = metrics_of(alert.query)
+    if unknown := used - {metric.name for metric in catalog.all_metrics()}:
+        return f"reads no metric {', '.join(sorted(unknown))}"
+    if not used & own:
+        return f"reads no metric of its plugin, which has {', '.join(sorted(own)) or 'none'}"
+    if not re.fullmatch(r"[A-Z][A-Za-z]+", alert.name) or alert.severity not in get_args(Severity):
+        return f"needs a name such as LagGrows and a severity of {', '.join(get_args(Severity))}"
+    if not re.fullmatch(r"\d+[smhd]", alert.wait) or not alert.do or "\n" in alert.do:
+        return "needs a time such as 15m, and in one line what to do"
+    return None
+
+
 def rules() -> dict[str, Any]:
     """Return the file of rules, in the form of Prometheus and a PrometheusRule's spec."""
+    groups = {"streamward": ALERTS} | {f"streamward-{name}": alerts for name, alerts in by_plugin().items()}
+    return {"groups": [{"name": name, "rules": [*map(_rule, alerts)]} for name, alerts in groups.items()]}
+
+
+def _rule(alert: Alert) -> dict[str, Any]:
+    further = {"description": alert.do} if alert.do else {"runbook_url": f"{PAGE}#{alert.anchor}"}
     return {
-        "groups": [
-            {
-                "name": "streamward",
-                "rules": [
-                    {
-                        "alert": PREFIX + alert.name,
-                        "expr": alert.query,
-                        "for": alert.wait,
-                        "labels": {"severity": alert.severity},
-                        "annotations": {"summary": alert.summary, "runbook_url": f"{PAGE}#{alert.anchor}"},
-                    }
-                    for alert in ALERTS
-                ],
-            }
-        ]
+        "alert": PREFIX + alert.name,
+        "expr": alert.query,
+        "for": alert.wait,
+        "labels": {"severity": alert.severity},
+        "annotations": {"summary": alert.summary, **further},
     }
 
 

@@ -11,6 +11,7 @@ tests/deploy/test_prometheus.py asks Prometheus whether the queries are right.
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from streams.observability.catalog import Metric, all_metrics
 
@@ -18,7 +19,6 @@ STEP = "$__rate_interval"
 """Grafana's variable: at least four scrapes."""
 VARIABLES = ("namespace", "policy")
 """The choices on top of a dashboard."""
-_LABELS = {metric.name: metric.labels for metric in all_metrics()}
 _SELECTED = re.compile(r"\b(streamward_[a-z_]+)(?:\{([^{}]*)\})?")
 
 
@@ -88,10 +88,11 @@ def restrict(query: str) -> str:
     """Return a query restricted to the namespace and policy chosen on a dashboard."""
 
     def add_matchers(selector: re.Match[str]) -> str:
-        family = next((name for name in _family(selector[1]) if name in _LABELS), "")
+        labels = _labels()
+        family = next((name for name in _family(selector[1]) if name in labels), "")
         if not family:
             raise ValueError(f"{selector[1]} is not a metric of streams/observability/catalog.py, in: {query}")
-        matchers = [f'{name}=~"${name}"' for name in VARIABLES if name == "namespace" or name in _LABELS[family]]
+        matchers = [f'{name}=~"${name}"' for name in VARIABLES if name == "namespace" or name in labels[family]]
         present = [selector[2]] if selector[2] else []
         return f"{selector[1]}{{{','.join(present + matchers)}}}"
 
@@ -101,7 +102,13 @@ def restrict(query: str) -> str:
 def metrics_of(query: str) -> set[str]:
     """Return the metrics in a query, histograms by the name of their family."""
     names = {selector[1] for selector in _SELECTED.finditer(query)}
-    return {next((family for family in _family(name) if family in _LABELS), name) for name in names}
+    return {next((family for family in _family(name) if family in _labels()), name) for name in names}
+
+
+@cache
+def _labels() -> dict[str, tuple[str, ...]]:
+    """Return the labels of every metric, by its name; cached, since plugins' modules import this one."""
+    return {metric.name: metric.labels for metric in all_metrics()}
 
 
 def _family(name: str) -> tuple[str, str]:
