@@ -239,7 +239,7 @@ def _bash(folder: Path, limit_s: float = LIMIT_S) -> Iterator[Callable[[str], tu
     finally:
         os.close(write)
         os.close(terminal)  # a hang-up for all that still runs
-        bash.wait(30)
+        bash.wait(300)
 
 
 @contextmanager

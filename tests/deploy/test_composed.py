@@ -134,7 +134,7 @@ def test_an_agent_with_a_key_is_answered(project: Project) -> None:
 
     def asks(headers: dict[str, str]) -> int:
         url = f"http://{server.address}:{port}/v1/chat/completions"
-        return httpx.post(url, json=body, headers=headers, timeout=60).status_code
+        return httpx.post(url, json=body, headers=headers, timeout=300).status_code
 
     until(lambda: asks({"Authorization": f"Bearer {made.stdout.strip()}"}) == 200, "a call", folder=project.host.folder)
     assert asks({}) == 401

@@ -279,11 +279,11 @@ def test_the_server_answers_who_has_a_key_and_lets_people_log_in(release: Releas
     body = {"model": "default", "max_tokens": 4, "messages": [{"role": "user", "content": "1 2"}]}
 
     def asks(headers: dict[str, str]) -> int:
-        return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60).status_code
+        return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=300).status_code
 
     until(lambda: asks({"Authorization": f"Bearer {made.stdout.strip()}"}) == 200, "a call", folder=release.host.folder)
     assert asks({}) == 401
-    login = httpx.post(f"{url}/auth/login", json={"username": "ann", "password": PASSWORD}, timeout=60)
+    login = httpx.post(f"{url}/auth/login", json={"username": "ann", "password": PASSWORD}, timeout=300)
     assert login.status_code == 200 and asks({"Authorization": f"Bearer {login.json()['access_token']}"}) == 403
 
 

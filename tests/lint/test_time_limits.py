@@ -1,8 +1,9 @@
-"""Every client waits for an answer for a limited time, in the program and in its tests."""
+"""Every client waits for an answer for a limited time, and no test for a time that a busy machine needs."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from functools import cache
 
@@ -57,3 +58,19 @@ def test_no_client_of_httpx_has_its_time_limit_switched_off() -> None:
         if keyword.arg == "timeout" and isinstance(keyword.value, ast.Constant) and keyword.value.value is None
     ]
     assert off == []
+
+
+SHORT_LIMIT = re.compile(r"(?:\.(?:wait|join)\(|\btimeout=|monotonic\(\) \+ )(?:[2-9]\d|[12]\d\d)(?:\.0)?\b(?!\.\d)")
+"""20 to 299 seconds: what is shorter is a time that the test is about."""
+APART = ("benchmarks", "strangers", "chaos", "fuzz", "tokens", "lint")
+
+
+def test_a_test_that_waits_gives_up_only_when_something_hangs() -> None:
+    """A process that imports torch takes 5 s of CPU, and minutes beside others."""
+    short = [
+        f"{path.relative_to(ROOT)}: {found[0]}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if path.relative_to(ROOT / "tests").parts[0] not in APART
+        for found in SHORT_LIMIT.finditer(source(path.relative_to(ROOT).as_posix()).text)
+    ]
+    assert short == [], "at least 300"

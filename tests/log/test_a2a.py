@@ -61,7 +61,9 @@ def red(served: Served) -> Client:
 def ask(client: Client, method: str, parameters: Any = None, agent: str = "default", **headers: str) -> httpx.Response:
     """Call a method of an agent."""
     body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters or {}}
-    return httpx.post(f"{client.url}/a2a/{agent}", json=body, headers={**VERSION, **headers, **client.headers})
+    return httpx.post(
+        f"{client.url}/a2a/{agent}", json=body, headers={**VERSION, **headers, **client.headers}, timeout=300
+    )
 
 
 def call(client: Client, method: str, parameters: Any = None, agent: str = "default") -> Any:
@@ -87,7 +89,7 @@ def stream(client: Client, method: str, parameters: Any) -> Iterator[dict[str, A
     """Yield the results of a stream."""
     body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters}
     headers = {**VERSION, **client.headers}
-    with httpx.stream("POST", f"{client.url}/a2a/default", json=body, headers=headers, timeout=60) as response:
+    with httpx.stream("POST", f"{client.url}/a2a/default", json=body, headers=headers, timeout=300) as response:
         for line in response.iter_lines():
             if line.startswith("data: "):
                 yield json.loads(line.removeprefix("data: "))["result"]
@@ -276,7 +278,7 @@ def test_a2a_sdk_gets_the_answers_that_it_got_when_its_requests_were_recorded(
     recorded = exchanges.recorded(suite.A2A_FILE)
     with (
         audited(settings_of(kafka_bootstrap, tmp_path)) as url,
-        httpx.Client(base_url=url, headers=VERSION, timeout=60) as client,
+        httpx.Client(base_url=url, headers=VERSION, timeout=300) as client,
     ):
         assert differences(client, recorded, settled=_first) == []
     assert len(recorded) > 8

@@ -260,7 +260,7 @@ def test_a_role_that_may_not_call_a_model_may_use_no_thread(served: Served, role
 
 
 def test_without_a_key_nothing_is_told(served: Served) -> None:
-    refused = httpx.post(f"{served.url}/acp/threads/search", json={})
+    refused = httpx.post(f"{served.url}/acp/threads/search", json={}, timeout=300)
     assert (refused.status_code, refused.json()["code"]) == (401, "invalid_api_key")
 
 
@@ -346,7 +346,7 @@ def test_langgraph_sdk_gets_the_answers_that_it_got_when_its_requests_were_recor
     recorded = exchanges.recorded(suite.FILE)
     with (
         audited(settings_of(kafka_bootstrap, tmp_path)) as url,
-        httpx.Client(base_url=url, timeout=60) as client,
+        httpx.Client(base_url=url, timeout=300) as client,
     ):
         assert differences(client, recorded, settled=_settled) == []
     assert len(recorded) > 20

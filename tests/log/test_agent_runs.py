@@ -77,10 +77,10 @@ class Run:
             "task_id": f"task-{self.sampling_id}", "sampling_id": self.sampling_id, "slot": self.slot, "group_size": 2,
             "policy": "sums", "purpose": "train", "sampling": sampling, "metadata": {"manager": "m1"},
         }  # fmt: skip
-        return documented(httpx.post(f"{self.url}/begin", json=body | changes, timeout=60))
+        return documented(httpx.post(f"{self.url}/begin", json=body | changes, timeout=300))
 
     def end(self, ending: str = "completed", reason: str = "exit code 0") -> httpx.Response:
-        return documented(httpx.post(f"{self.url}/end", json={"ending": ending, "reason": reason}, timeout=60))
+        return documented(httpx.post(f"{self.url}/end", json={"ending": ending, "reason": reason}, timeout=300))
 
     @property
     def client(self) -> OpenAI:
@@ -143,7 +143,7 @@ def test_what_an_environment_shows_is_in_the_turn_and_the_response_says_what_it_
         "success": True,
         "observed": observation[1] | {"ok": True, "reward": 0.5},
     }
-    assert httpx.post(f"{run.url}/end", json=end, timeout=60).json()["ending"] == "completed"
+    assert httpx.post(f"{run.url}/end", json=end, timeout=300).json()["ending"] == "completed"
     [turn], [response] = turns_of(settings, run), events(settings, run, Response)
     assert turn.observed == Observed(**observation[0])
     assert [(one.observation, one.ok, one.reward) for one in response.turns] == [("a" * 64, True, 0.5)]
@@ -198,7 +198,7 @@ def test_an_end_cancels_what_is_still_answered_and_counts_it(settings: Settings,
     run = Run(url, "killed")
     run.begin(purpose="eval", sampling={"temperature": 1.0, "top_p": 1.0, "max_tokens": 200_000})
     asked = {"model": "sums", "stream": True, "messages": [{"role": "user", "content": "at length"}]}
-    with httpx.stream("POST", f"{run.url}/v1/chat/completions", json=asked, timeout=60) as answer:
+    with httpx.stream("POST", f"{run.url}/v1/chat/completions", json=asked, timeout=300) as answer:
         # the first event only says who answers, and may come before the first token
         next(line for line in answer.iter_lines() if '"content":"' in line and '"content":""' not in line)
         assert run.end("timeout", "it took over 1 s").json()["turns"] == 1

@@ -45,7 +45,7 @@ def test_worker_waits_for_a_topic_that_the_broker_does_not_know_yet(bench: Bench
     # As where a broker is slow: it lists a topic seconds after it was created. The wait outlasts the session.
     topic = bench.prefix + "answers"
     bench.admin.delete_topics([topic])[topic].result()
-    wait_until(lambda: topic not in bench.admin.list_topics(timeout=60).topics)
+    wait_until(lambda: topic not in bench.admin.list_topics(timeout=300).topics)
     worker = bench.start(driver=driver, **SESSION)
     wait_until(lambda: bool(worker.told()) or "waiting" in worker.log(), worker.log)
     time.sleep(6)
@@ -63,7 +63,7 @@ def test_worker_waits_for_a_topic_that_the_broker_does_not_know_yet(bench: Bench
 def test_worker_that_waits_for_a_topic_stops_at_once_when_it_is_told_to(bench: Bench) -> None:
     topic = bench.prefix + "answers"
     bench.admin.delete_topics([topic])[topic].result()
-    wait_until(lambda: topic not in bench.admin.list_topics(timeout=60).topics)
+    wait_until(lambda: topic not in bench.admin.list_topics(timeout=300).topics)
     worker = bench.start()
     wait_until(lambda: "waiting" in worker.log(), worker.log)
     worker.stop()

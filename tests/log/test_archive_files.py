@@ -86,7 +86,7 @@ def test_two_at_once_and_a_sync_beside_them_neither_lose_nor_double_a_record(mad
         spawn(command("archive", what, "rewards"), env=environment(made), cwd=tmp_path)
         for what in ("compact", "compact", "sync")
     ]
-    assert [process.wait(120) for process in started] == [0, 0, 0]
+    assert [process.wait(300) for process in started] == [0, 0, 0]
     assert verify(made).findings == ()
     assert held(of(made)) == in_the_log(made)
 

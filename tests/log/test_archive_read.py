@@ -191,7 +191,7 @@ def test_reading_an_archive_starts_no_thread_that_the_end_of_the_process_could_a
     write(made, 20)
     sync(small(made), ["rewards"])
     ran = subprocess.run([sys.executable, "-c", THREADS], env=os.environ | to_env(made), capture_output=True, text=True,
-                         timeout=60, check=True)  # fmt: skip
+                         timeout=300, check=True)  # fmt: skip
     before, after, read = map(int, ran.stdout.split())
     assert read == 20 and after == before
 

@@ -49,7 +49,7 @@ def node(tmp_path: Path) -> Iterator[Broker]:
 
 def create_topic(bootstrap: str, **client: str) -> None:
     asker = admin.AdminClient({"bootstrap.servers": bootstrap, **client})
-    asker.create_topics([admin.NewTopic(TOPIC, 1, 1)])[TOPIC].result(timeout=60)
+    asker.create_topics([admin.NewTopic(TOPIC, 1, 1)])[TOPIC].result(timeout=300)
 
 
 def produce(bootstrap: str, values: list[bytes], **client: str) -> None:
@@ -65,7 +65,7 @@ def consume(bootstrap: str, count: int, **client: str) -> list[bytes]:
     consumer = ck.Consumer({"bootstrap.servers": bootstrap, "group.id": "g", "enable.auto.commit": False, **client})
     consumer.assign([ck.TopicPartition(TOPIC, 0, 0)])
     values: list[bytes] = []
-    until = time.monotonic() + 120
+    until = time.monotonic() + 300
     while len(values) < count and time.monotonic() < until:
         for message in consumer.consume(count, timeout=0.5):
             assert message.error() is None
@@ -115,7 +115,7 @@ def test_two_processes_that_ensure_at_the_same_time_get_one_node_and_a_second_st
         taken = stranger.getsockname()[1]
         remember(node.data_dir, Node(pid=0, port=taken, controller_port=taken, cluster_id="c", client={}))
         both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-        pids = {process.communicate(timeout=120)[0] for process in both}
+        pids = {process.communicate(timeout=300)[0] for process in both}
     running = broker.status(node)
     assert running is not None
     assert pids == {f"{running.pid}\n"}

@@ -183,7 +183,7 @@ def test_watching_shows_it_again_when_it_changes_and_ctrl_c_is_no_error(made: Se
         write(made, trained(1))
         after = json.loads(watching.stdout.readline())
         watching.send_signal(signal.SIGINT)
-        more, said = watching.communicate(timeout=60)
+        more, said = watching.communicate(timeout=300)
     finally:
         watching.kill()
         watching.communicate()

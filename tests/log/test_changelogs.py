@@ -75,7 +75,7 @@ def test_changelog_that_was_deleted_is_made_anew_and_rebuilt(bench: Bench) -> No
     ask(bench)
     work_off_and_stop(bench)
     bench.admin.delete_topics([bench.changelog])[bench.changelog].result()
-    wait_until(lambda: bench.changelog not in bench.admin.list_topics(timeout=60).topics)
+    wait_until(lambda: bench.changelog not in bench.admin.list_topics(timeout=300).topics)
     answer(bench)
     worker = work_off(bench)
     assert worker.log().count("(it was recreated or emptied). Its rows cannot be trusted") == PARTITIONS

@@ -133,7 +133,7 @@ def test_of_two_operators_at_once_one_wins_and_the_other_is_refused(made: Settin
         )
         for name, version in (("ada", "1"), ("bob", "2"))
     ]
-    ended = [(*process.communicate(timeout=120), process.returncode) for process in both]
+    ended = [(*process.communicate(timeout=300), process.returncode) for process in both]
     assert sorted(code for _, _, code in ended) == [0, 4], ended
     (out, _, _), (_, err, _) = sorted(ended, key=lambda one: one[2])
     winner = json.loads(out)["version"]

@@ -185,7 +185,7 @@ def test_the_figure_is_served_as_a_metric(made: Settings, tmp_path: Path) -> Non
 
         def metrics() -> str:
             try:
-                with urllib.request.urlopen(f"{url}/metrics", timeout=20) as answer:  # noqa: S310 - our own
+                with urllib.request.urlopen(f"{url}/metrics", timeout=300) as answer:  # noqa: S310 - our own
                     assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
                     return str(answer.read().decode())
             except urllib.error.HTTPError as exc:  # before the first recount
@@ -194,14 +194,14 @@ def test_the_figure_is_served_as_a_metric(made: Settings, tmp_path: Path) -> Non
                 return ""
 
         until(lambda: f"\n{IMBALANCE} 0.0\n" in metrics(), "a balanced log", folder=tmp_path)
-        with urllib.request.urlopen(f"{url}/healthz", timeout=20) as healthy:  # noqa: S310
+        with urllib.request.urlopen(f"{url}/healthz", timeout=300) as healthy:  # noqa: S310
             assert healthy.status == 200
         with Producer(made) as producer:
             producer.send_bytes(f"{made.topics.prefix}dead-letters", b"t1", b"no letter")
         until(lambda: f"\n{IMBALANCE} 1.0\n" in metrics(), "the imbalance of 1", folder=tmp_path)
         assert 'streamward_ledger_findings_records{accounted="false",category="phantom"} 1.0\n' in metrics()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(300) == 0
     finally:
         process.kill()
         process.communicate()

@@ -279,7 +279,7 @@ def test_two_retries_side_by_side_put_one_record_back(made: Settings) -> None:
 
     def operator(name: str) -> list[str]:
         letters = load(made)
-        both_have_read.wait(30)
+        both_have_read.wait(300)
         wanted = [letter for name in chosen for letter in letters.find(name)]
         return [
             outcome.result for outcome in decide(made, letters, wanted, RedriveOrder(verdict="retried", actor=name))

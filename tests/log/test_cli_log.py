@@ -215,7 +215,7 @@ def test_agents_run_by_hand_answer_and_score_and_drain_when_told(log: Settings, 
     finally:
         for agent in agents:
             agent.send_signal(signal.SIGTERM)
-        ends = [(*agent.communicate(timeout=60), agent.returncode) for agent in agents]
+        ends = [(*agent.communicate(timeout=300), agent.returncode) for agent in agents]
     assert [(out, code) for out, _, code in ends] == [("", 0)] * 2, ends
 
 
@@ -327,7 +327,7 @@ def test_a_live_tail_shows_what_comes_after_it_began_until_ctrl_c(log: Settings,
         write(log, a_task(2))
         assert json.loads(child.stdout.readline())["event"]["task_id"] == a_task(2).task_id
         child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=30)
+        out, err = child.communicate(timeout=300)
     assert (out, err, child.returncode) == ("", "", 130)
 
 
@@ -345,7 +345,7 @@ def test_a_command_that_waits_for_records_ends_when_its_reader_leaves(
         assert a_task(1).task_id in child.stdout.readline()
         child.stdout.close()
         try:
-            code = child.wait(timeout=30)
+            code = child.wait(timeout=300)
         finally:
             child.kill()
         assert (code, child.stderr.read()) == (0, "")

@@ -31,7 +31,7 @@ def commit(settings: Settings, group: str, at: Coordinates, *offsets: tuple[int,
     client = admin.AdminClient(client_config(settings.kafka))
     wanted = [ck.TopicPartition(at.topic, partition, offset, metadata=METADATA) for partition, offset in offsets]
     asked = ck.ConsumerGroupTopicPartitions(settings.topics.prefix + group, wanted)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while any(
         tp.error for tp in client.alter_consumer_group_offsets([asked])[asked.group_id].result().topic_partitions
     ):
@@ -93,7 +93,7 @@ def test_skip_commits_the_first_offset_there_is_where_it_was_cut_and_keeps_metad
     again = run(made, "skip", "--group", "scoring", "--output", "jsonl")
     assert rows_of(again) == [] and "Nothing was deleted" in again.stderr
     with member_of(made, "scoring", ["rewards"]) as consumer:  # it reads again, what is left
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not (records := consumer.poll()):
             assert time.monotonic() < deadline
     assert records[0].at.offset == 4
@@ -101,7 +101,7 @@ def test_skip_commits_the_first_offset_there_is_where_it_was_cut_and_keeps_metad
 
 def test_skip_is_refused_while_the_group_has_members(made: Settings, at: Coordinates) -> None:
     with member_of(made, "scoring", ["rewards"]) as member:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not member.assignment():
             assert time.monotonic() < deadline
             member.poll()

@@ -216,7 +216,7 @@ def test_a_run_that_is_killed_and_one_that_ctrl_c_stops_go_on_with_the_same_comm
 
     def wrote(rewards: int) -> None:
         """Return once the experiment has so many rewards; some time passes between two of them."""
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 300
         name = f"{source.topics.prefix}experiment.slow.rewards"
         own = source.model_copy(update={"topics": source.topics.model_copy(update={"prefix": name[: -len("rewards")]})})
         while name not in admin.describe(source) or len(list(admin.read_topic(own, "rewards"))) < rewards:
@@ -227,15 +227,15 @@ def test_a_run_that_is_killed_and_one_that_ctrl_c_stops_go_on_with_the_same_comm
     try:
         wrote(1)
         process.kill()
-        process.communicate(timeout=90)
+        process.communicate(timeout=300)
         process = started()
         wrote(2)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=300)
         assert (process.returncode, json.loads(out)["state"]) == (130, "stopped"), err
         assert "Run the same command again to resume" in err and "Traceback" not in err
         process = started()
-        out, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
         process.wait()

@@ -160,7 +160,7 @@ def check(settings: Settings, command: list[str], folder: Path) -> None:
                 for slot, value in ((0, 1.0), (1, 0.25))
             ),
         )
-        said, _ = client.communicate(timeout=120)
+        said, _ = client.communicate(timeout=300)
         assert (client.returncode, said) == (0, "reward 0 1.0\nreward 1 0.25\n"), errors(folder)
 
 

@@ -36,7 +36,7 @@ def test_topics_are_made_once_in_their_shape(settings: Settings) -> None:
 def test_every_new_partition_has_a_leader_that_answers(settings: Settings) -> None:
     many = settings.model_copy(update={"topics": settings.topics.model_copy(update={"partitions": 100})})
     client = admin.AdminClient(client_config(settings.kafka))
-    client.list_topics(timeout=60)
+    client.list_topics(timeout=300)
     cluster.apply_topics(many)
     asked = {ck.TopicPartition(name(many, "tasks"), partition): admin.OffsetSpec.latest() for partition in range(100)}
     assert {future.result().offset for future in client.list_offsets(asked, request_timeout=60).values()} == {0}

@@ -107,7 +107,7 @@ def test_the_subjects_are_the_topics_of_this_deployment() -> None:
 )
 def test_what_is_not_there_has_confluents_error_code(url: str, path: str, status: int, code: int, says: str) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(url + path, timeout=20)  # noqa: S310 - our own server
+        urllib.request.urlopen(url + path, timeout=300)  # noqa: S310 - our own server
     with refused.value as answer:
         body = json.load(answer)
     assert (answer.code, body["error_code"]) == (status, code)

@@ -211,7 +211,7 @@ def test_curators_that_are_killed_and_share_the_runs_judge_each_once(
         finally:
             for curator in curators:
                 curator.terminate()
-            assert [curator.wait(60) for curator in curators] == [0, 0]
+            assert [curator.wait(300) for curator in curators] == [0, 0]
     events = verdicts(log)
     assert sorted({event.answer_id for event in events}) == sorted(names)
     assert len({event.event_id for event in events}) == 60, "a run that two judged at once has one id"

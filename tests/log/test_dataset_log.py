@@ -229,7 +229,7 @@ def test_data_sets_are_listed_over_http_and_a_tenants_key_sees_its_own(kafka_boo
         write(settings, replace(event, event_id=f"{kind}", **about))
     theirs = replace(event, event_id="theirs", dataset="other", tenant="acme")
     write(settings, theirs)
-    with serving(settings) as url, httpx.Client(base_url=url, event_hooks=HOOKS) as client:
+    with serving(settings) as url, httpx.Client(base_url=url, event_hooks=HOOKS, timeout=300) as client:
         listed = client.get("/datasets").json()["data"]
         one = client.get("/datasets", params={"dataset": "coach"}).json()["data"]
     assert [entry["dataset"] for entry in listed] == ["coach", "other"]

@@ -60,7 +60,7 @@ class Door(NamedTuple):
 
     def http(self, method: str, path: str, body: Any, role: str = "admin") -> httpx.Response:
         headers = {"authorization": f"Bearer {self.keys[role]}"}
-        with httpx.Client(event_hooks=HOOKS, timeout=120) as client:
+        with httpx.Client(event_hooks=HOOKS, timeout=300) as client:
             return client.request(method, self.url + path, json=body, headers=headers)
 
     def by_rest(self, order: dict[str, Any], role: str = "admin") -> str:
@@ -77,7 +77,7 @@ class Door(NamedTuple):
         async def call() -> str:
             headers = {"Authorization": f"Bearer {self.keys[role]}"}
             async with (
-                httpx2.AsyncClient(headers=headers, timeout=60) as http,
+                httpx2.AsyncClient(headers=headers, timeout=300) as http,
                 Client(streamable_http_client(f"{self.url}/mcp", http_client=http)) as client,
             ):
                 result = await client.call_tool("start_job", {"type": "RL_TRAINING", **order})

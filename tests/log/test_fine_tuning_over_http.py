@@ -56,14 +56,14 @@ class Gateway(NamedTuple):
 
     def rest(self, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        answer = httpx.request(method, self.url + path, json=body, headers=named, timeout=60)
+        answer = httpx.request(method, self.url + path, json=body, headers=named, timeout=300)
         as_documented(answer)
         return answer
 
 
 @contextmanager
 def gateway(settings: Settings) -> Iterator[Gateway]:
-    checking = httpx.Client(event_hooks=HOOKS)
+    checking = httpx.Client(event_hooks=HOOKS, timeout=300)
     with (
         serving(settings) as url,
         OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=checking) as client,

@@ -81,7 +81,7 @@ def test_controllers_killed_again_and_again_ask_for_every_task_and_end_every_ite
         try:
             until(lambda: ended() == 3, "three jobs that have ended", folder=tmp_path)
             last.terminate()
-            assert last.wait(60) == 0
+            assert last.wait(300) == 0
         finally:
             last.kill()
             last.wait()

@@ -34,7 +34,7 @@ class Guarded(NamedTuple):
 
     def ask(self, role: str, method: str, path: str, body: Any = None) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.keys[role]}"}
-        with httpx.Client(timeout=60, event_hooks=HOOKS) as client:
+        with httpx.Client(timeout=300, event_hooks=HOOKS) as client:
             return client.request(method, self.url + path, headers=headers, json=body)
 
 
@@ -169,7 +169,7 @@ CATALOGUE = {
 def test_a_run_of_self_play_is_asked_once_for_a_key_and_by_those_alone_who_may_submit(guarded: Guarded) -> None:
     def ask(role: str, catalogue: Any, key: str) -> httpx.Response:
         headers = {"Authorization": f"Bearer {guarded.keys[role]}", "Idempotency-Key": key}
-        with httpx.Client(timeout=60, event_hooks=HOOKS) as client:
+        with httpx.Client(timeout=300, event_hooks=HOOKS) as client:
             return client.post(f"{guarded.url}/run", headers=headers, json={"catalogue": catalogue})
 
     started, again = (ask("submitter", CATALOGUE, "monday") for _ in range(2))

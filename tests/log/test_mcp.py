@@ -52,7 +52,7 @@ class Guarded(NamedTuple):
         async def run() -> T:
             headers = {"Authorization": f"Bearer {self.keys[role]}"}
             async with (
-                httpx2.AsyncClient(headers=headers, timeout=60) as http,
+                httpx2.AsyncClient(headers=headers, timeout=300) as http,
                 Client(streamable_http_client(self.url + path, http_client=http)) as client,
             ):
                 return await use(client)
@@ -111,7 +111,7 @@ def test_a_key_of_a_tenant_is_not_shown_what_is_about_all_tenants(guarded: Guard
 def test_a_list_that_is_kept_is_asked_for_each_time_and_a_revoked_key_gets_none(guarded: Guarded) -> None:
     def listed(key: str, params: Any = None) -> httpx.Response:
         headers = {"x-api-key": key, "accept": "application/json, text/event-stream", "mcp-protocol-version": EARLIER}
-        return httpx.post(f"{guarded.url}/mcp", json={**LIST, "params": params or {}}, headers=headers)
+        return httpx.post(f"{guarded.url}/mcp", json={**LIST, "params": params or {}}, headers=headers, timeout=300)
 
     with AccessLog(guarded.settings) as person:
         keys = [person.create(role=role, actor="ann") for role in ("viewer", "submitter", "viewer")]
@@ -171,7 +171,7 @@ def test_a_statement_that_does_not_only_read_is_refused_in_the_words_of_the_rout
     ):
         by_tool = guarded.call("viewer", lambda client, sql=sql: client.call_tool("query_log", {"sql": sql}))
         headers = {"Authorization": f"Bearer {guarded.keys['viewer']}"}
-        by_route = httpx.post(f"{guarded.url}/query", json={"sql": sql}, headers=headers, timeout=60)
+        by_route = httpx.post(f"{guarded.url}/query", json={"sql": sql}, headers=headers, timeout=300)
         assert by_route.status_code == 400 and by_tool.is_error
         assert json.loads(texts(by_tool)[-1])["error"]["message"] == by_route.json()["error"]["message"]
 
@@ -185,7 +185,7 @@ def test_both_revisions_are_spoken_and_unknown_ones_are_refused(guarded: Guarded
 
     def post(version: str | None, body: Any) -> httpx.Response:
         sent = headers | ({} if version is None else {"MCP-Protocol-Version": version})
-        return httpx.post(f"{guarded.url}/mcp", json=body, headers=sent, timeout=60)
+        return httpx.post(f"{guarded.url}/mcp", json=body, headers=sent, timeout=300)
 
     meta = {
         "io.modelcontextprotocol/protocolVersion": MODERN,
@@ -198,7 +198,7 @@ def test_both_revisions_are_spoken_and_unknown_ones_are_refused(guarded: Guarded
     names = [[tool["name"] for tool in answer.json()["result"]["tools"]] for answer in (modern, earlier)]
     assert names[0] == names[1] == [tool.name for tool in tools_of("log", ALLOWED["viewer"])]
     assert post("2099-01-01", LIST).status_code == 400
-    without_key = httpx.post(f"{guarded.url}/mcp", json=LIST, timeout=60)
+    without_key = httpx.post(f"{guarded.url}/mcp", json=LIST, timeout=300)
     assert (without_key.status_code, "WWW-Authenticate" in without_key.headers) == (401, True)
 
 
@@ -221,7 +221,7 @@ def post(server: Guarded, version: str | None, method: str, params: dict[str, An
         "Mcp-Name": str(params.get("name", params.get("uri", ""))) if modern else "",
     } | {name.replace("_", "-"): value for name, value in headers.items()}
     present = {name: value for name, value in sent.items() if value}
-    return httpx.post(f"{server.url}/mcp", json=body, headers=present, timeout=60)
+    return httpx.post(f"{server.url}/mcp", json=body, headers=present, timeout=300)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_a_name_that_would_lead_to_another_route_is_the_name_of_nothing(guarded:
 
 def test_no_stream_is_held_open_for_messages_that_the_server_never_sends(guarded: Guarded) -> None:
     headers = {"Authorization": f"Bearer {guarded.keys['viewer']}", "Accept": "text/event-stream"}
-    refused = httpx.get(f"{guarded.url}/mcp", headers=headers | {"MCP-Protocol-Version": EARLIER}, timeout=60)
+    refused = httpx.get(f"{guarded.url}/mcp", headers=headers | {"MCP-Protocol-Version": EARLIER}, timeout=300)
     assert refused.status_code == 405 and "send requests with POST" in refused.json()["error"]["message"]
 
 
@@ -337,7 +337,7 @@ def test_a_server_without_keys_refuses_the_host_and_the_origin_of_a_stranger(
     accept = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": EARLIER}
     with audited(settings) as url:
         statuses = [
-            httpx.post(f"{url}/mcp", json=LIST, headers=accept | headers, timeout=60).status_code
+            httpx.post(f"{url}/mcp", json=LIST, headers=accept | headers, timeout=300).status_code
             for headers in ({}, {"Host": "evil.example"}, {"Origin": "https://evil.example"})
         ]
     assert statuses == [200, 421, 403]
@@ -415,7 +415,7 @@ def test_the_inspector_gets_the_answers_that_it_got_when_its_requests_were_recor
     recorded = exchanges.recorded(mcp_inspector.FILE)
     with (
         audited(settings_of(kafka_bootstrap, tmp_path)) as url,
-        httpx.Client(base_url=url, timeout=60) as client,
+        httpx.Client(base_url=url, timeout=300) as client,
     ):
         assert differences(client, recorded) == []
     assert {each["headers"].get("mcp-protocol-version") for each in recorded} >= {MODERN, EARLIER}
@@ -425,7 +425,7 @@ def test_blanks_around_a_header_are_no_part_of_its_value(kafka_bootstrap: str, t
     call = next(each for each in exchanges.recorded(mcp_inspector.FILE) if "mcp-name" in each["headers"])
     headers = {name: f"  {value}\t " for name, value in call["headers"].items()}
     with audited(settings_of(kafka_bootstrap, tmp_path)) as url:
-        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=300)
         connection.request(call["method"], call["path"], call["body"], headers)
         assert connection.getresponse().status == call["status"] == 200
         connection.close()

@@ -51,7 +51,7 @@ class Slow(NamedTuple):
 
     def is_full(self) -> bool:
         """Return whether the key has as many requests in progress as it may."""
-        answer = httpx.get(f"{self.url}/v1/models", headers=self.headers, timeout=60)
+        answer = httpx.get(f"{self.url}/v1/models", headers=self.headers, timeout=300)
         return answer.status_code == 429 and "2 requests in progress" in answer.text
 
     def stays_full(self) -> bool:
@@ -107,7 +107,7 @@ def test_a_call_whose_client_leaves_ends_is_recorded_once_and_gives_its_place_to
         "Mcp-Name": "ask",
         "X-Agent-ID": agent,
     }
-    with closing(http.client.HTTPConnection("127.0.0.1", slow.settings.serve.port, timeout=60)) as leaves:
+    with closing(http.client.HTTPConnection("127.0.0.1", slow.settings.serve.port, timeout=300)) as leaves:
         leaves.request("POST", "/mcp/policy", json.dumps(call("ask", ASK, version)), headers)
         until(slow.stays_full, "the call and its tool's request are in progress")
     until(lambda: not slow.is_full(), "the key's places are free")
@@ -134,6 +134,6 @@ def test_calls_over_standard_input_end_with_the_assistant_that_made_them(slow: S
         process.stdin.flush()
         until(slow.stays_full, "both calls are in progress")
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     until(lambda: len(slow.turns("default")) == 2, "the turns are in the log")
     assert [turn.delivered for turn in slow.turns("default")] == [False, False]

@@ -46,7 +46,7 @@ class Served(NamedTuple):
 
     def ask(self, method: str, path: str, body: Any = None, **how: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.key}", **how.pop("headers", {})}
-        return httpx.request(method, self.url + path, headers=headers, json=body, timeout=120, **how)
+        return httpx.request(method, self.url + path, headers=headers, json=body, timeout=300, **how)
 
 
 @pytest.fixture(scope="module")
@@ -179,12 +179,12 @@ def by_mcp(served: Served, path: str, method: str, params: dict[str, Any]) -> An
         "Authorization": f"Bearer {served.key}",
     }
     body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-    return httpx.post(served.url + path, json=body, headers=headers, timeout=60).json()
+    return httpx.post(served.url + path, json=body, headers=headers, timeout=300).json()
 
 
 def test_no_socket_names_what_others_have(served: Served) -> None:
     head = {"authorization": f"Bearer {served.key}"}
     with connect(f"ws{served.url.removeprefix('http')}/mcp/stream", additional_headers=head) as calls:
         calls.send(json.dumps({"id": "1", "tool": NOBODYS}))
-        text = str(calls.recv(timeout=60))
+        text = str(calls.recv(timeout=300))
     assert "there is no tool" in text and told(text) == [], text

@@ -121,8 +121,8 @@ def test_a_provider_that_others_wrote_lets_a_person_in_at_every_gateway(made: Se
         of_theirs = rule(made.login.signing_key, url, oidc_client_secret=SecretStr("any is good there"))
         at = browser(log, of_theirs)
         page = at.get("/auth/oidc/login").headers["location"]
-        assert httpx.get(page).status_code == 200
-        back = httpx.post(page, data={"sub": "dora@lab"}).headers["location"]
+        assert httpx.get(page, timeout=300).status_code == 200
+        back = httpx.post(page, data={"sub": "dora@lab"}, timeout=300).headers["location"]
         assert back.startswith(HERE + "/auth/oidc/callback?")
         answer = at.get(back)
         assert answer.status_code == 200, answer.text

@@ -57,7 +57,7 @@ class Local(NamedTuple):
 @pytest.fixture(scope="module")
 def local(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
     settings = settings_of(kafka_bootstrap, tmp_path_factory.mktemp("local"))
-    with serving(settings) as url, httpx.Client(timeout=60) as http:
+    with serving(settings) as url, httpx.Client(timeout=300) as http:
         yield Local(settings, url, http)
 
 

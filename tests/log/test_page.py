@@ -37,11 +37,11 @@ def address(made: Settings, tmp_path: Path) -> Iterator[str]:
             yield re.findall(r"http://\S+\d", said.read_text())[0]
         finally:
             process.terminate()
-            assert process.wait(60) == 0
+            assert process.wait(300) == 0
 
 
 def test_a_log_is_shown_as_it_is_now_and_followed_as_it_is_written(made: Settings, address: str) -> None:
-    with httpx.Client(base_url=address, timeout=60) as browser, Producer(made) as producer:
+    with httpx.Client(base_url=address, timeout=300) as browser, Producer(made) as producer:
         assert "There are no train tasks yet" in browser.get("/").text
         assert "nobody: start `streamward streams`" in browser.get("/").text.replace("&#39;", "'")
         with browser.stream("GET", "/live/events") as following:
@@ -75,14 +75,14 @@ def test_a_broker_that_is_away_is_said_and_the_page_stays_up(tmp_path: Path) -> 
     with said.open("w") as log, spawn(command("page"), env=environment(away), stderr=log) as process:
         try:
             until(lambda: "the page is at" in said.read_text(), "an address", folder=tmp_path)
-            with httpx.Client(base_url=re.findall(r"http://\S+\d", said.read_text())[0], timeout=60) as browser:
+            with httpx.Client(base_url=re.findall(r"http://\S+\d", said.read_text())[0], timeout=300) as browser:
                 for _ in range(2):
                     answer = browser.get("/")
                     assert answer.status_code == 503
                     assert "127.0.0.1:1" in answer.text
         finally:
             process.terminate()
-            assert process.wait(60) == 0
+            assert process.wait(300) == 0
 
 
 PASSWORD = "correct horse battery staple"
@@ -102,7 +102,7 @@ def test_a_person_logs_in_decides_and_cannot_decide_by_a_page_that_is_old(kafka_
         for event in (trained(1, policy="coach"), letter):
             producer.send(event)
         producer.flush()
-    with serving(settings) as url, httpx.Client(base_url=url, timeout=60, follow_redirects=True) as browser:
+    with serving(settings) as url, httpx.Client(base_url=url, timeout=300, follow_redirects=True) as browser:
         browser.headers.update({"Accept": "text/html", "Origin": url})
 
         def decided(status: int, **sent: str) -> str:

@@ -252,12 +252,12 @@ def test_a_server_whose_log_has_such_a_hash_ends_when_it_is_told_to(made: Settin
         until(lambda: is_up(url), "the server answers", folder=tmp_path)
         for _ in range(passwords.HASHING):
             body = {"username": "bomb", "password": ANOTHER}
-            assert httpx.post(f"{url}/auth/login", json=body, timeout=60).status_code == 401
+            assert httpx.post(f"{url}/auth/login", json=body, timeout=300).status_code == 401
 
 
 def is_up(url: str) -> bool:
     with suppress(httpx.TransportError):
-        return httpx.get(f"{url}/healthz").is_success
+        return httpx.get(f"{url}/healthz", timeout=300).is_success
     return False
 
 

@@ -176,14 +176,14 @@ def server(settings: Settings, folder: Path) -> Iterator[subprocess.Popen[bytes]
         def answers() -> bool:
             assert process.poll() is None, (folder / "serve.log").read_text()
             try:
-                return httpx.get(f"{settings.serve.url}/healthz").is_success
+                return httpx.get(f"{settings.serve.url}/healthz", timeout=300).is_success
             except httpx.TransportError:
                 return False
 
         until(answers, "the server to answer")
         yield process
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     finally:
         process.kill()
         process.wait()
@@ -203,7 +203,7 @@ class Asked:
 
     def everything(self, process: subprocess.Popen[bytes]) -> None:
         """Ask, with secrets where they belong and where they do not."""
-        with httpx.Client(base_url=self._settings.serve.url, timeout=60) as http:
+        with httpx.Client(base_url=self._settings.serve.url, timeout=300) as http:
             self._log_in(http)
             for secret in (self._key, *self._whole, PASSWORD):
                 self._misplace(http, secret)
@@ -214,7 +214,7 @@ class Asked:
                 http.post("/v1/responses", headers=bearer(self._key), json={"model": "sums", "input": "?"})
             )
             self.in_use |= {"a key": used.is_success, "Kafka's password": used.is_success}
-        metrics = httpx.get(f"http://127.0.0.1:{self._settings.metrics.port}/metrics")
+        metrics = httpx.get(f"http://127.0.0.1:{self._settings.metrics.port}/metrics", timeout=300)
         running = psutil.Process(process.pid)
         assert running.rlimit(psutil.RLIMIT_CORE)[0] <= core_files.LEAST_BYTES
         self.left |= {

@@ -83,7 +83,7 @@ def test_a_version_is_withdrawn_by_command_or_over_http_and_then_named_by_nothin
     kafka_bootstrap: str, tmp_path: Path
 ) -> None:
     settings = settings_of(kafka_bootstrap, tmp_path, {"replies": [{"when": "Hi.", "reply": "Hello."}]})
-    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client, PromptLog(settings) as log:
+    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=300) as client, PromptLog(settings) as log:
         for text in texts("One.", "Two.", "Three."):
             log.create(text)
         log.activate(activation(1))
@@ -123,7 +123,7 @@ def test_a_bad_prompt_gets_the_same_words_from_the_command_the_server_and_the_lo
     settings = settings_of(kafka_bootstrap, tmp_path, {"replies": []})
     bad = {"messages": [{"role": "system", "content": "{{a}} and {{b}}"}], "variables": {"a": "string"}}
     words = "prompt greet: {{b}} is not declared; add b to variables, with its type"
-    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client:
+    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=300) as client:
         file = tmp_path / "messages.json"
         file.write_text(json.dumps(bad["messages"]), encoding="utf-8")
         words_of_body = ("--messages", f"@{file}", "--variables", json.dumps(bad["variables"]))
@@ -170,7 +170,7 @@ def test_a_missing_or_extra_variable_is_named_alike_in_a_file_and_over_http(
     settings = settings_of(kafka_bootstrap, tmp_path, {"replies": []})
     line = {"prompt": "Hi.", "answer": "x", "prompt_version": {"name": "greet@1", "variables": {"nome": "Ann"}}}
     words = "prompt_version: prompt greet@1: variable name (string) has no value; give it one"
-    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client:
+    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=300) as client:
         write(settings, prompt_event())
         file = tmp_path / "tasks.jsonl"
         file.write_text(json.dumps(line), encoding="utf-8")
@@ -235,7 +235,7 @@ def test_a_tenant_sees_and_names_prompts_of_its_own_alone(kafka_bootstrap: str, 
     admin.apply_topics(settings)
     with AccessLog(settings) as person:
         keys = {tenant: person.create(role="trainer", actor="ann", tenant=tenant).text for tenant in ("red", "blue")}
-    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client:
+    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=300) as client:
 
         def ask(tenant: str, method: str, path: str, body: Any = None) -> httpx.Response:
             return client.request(method, url + path, headers={"Authorization": f"Bearer {keys[tenant]}"}, json=body)
@@ -258,7 +258,7 @@ def test_an_alias_is_moved_by_those_alone_who_may_promote_whichever_route_they_a
     with AccessLog(settings) as person:
         keys = {role: person.create(role=role, actor="ann").text for role in ROLES}
         keys["red"] = person.create(role="submitter", actor="ann", tenant="red").text
-    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client:
+    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=300) as client:
 
         def ask(role: str, path: str, body: Any) -> httpx.Response:
             return client.request("POST", url + path, headers={"Authorization": f"Bearer {keys[role]}"}, json=body)
@@ -292,7 +292,7 @@ def test_an_alias_is_moved_by_those_alone_who_may_promote_whichever_route_they_a
 def test_a_call_names_a_prompt_and_its_conversation_keeps_the_version(kafka_bootstrap: str, tmp_path: Path) -> None:
     replies = [{"when": "Hi.", "reply": "Hello."}, {"when": "Again.", "reply": "Hello again."}]
     settings = settings_of(kafka_bootstrap, tmp_path, {"replies": replies})
-    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client, PromptLog(settings) as log:
+    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=300) as client, PromptLog(settings) as log:
         for text in texts("Greet {{name}}.", "Welcome {{name}}."):
             log.create(replace(text, variables=(PromptVariable(name="name"),)))
         log.activate(activation(1))
@@ -333,7 +333,7 @@ def test_a_client_that_sends_its_conversation_again_keeps_the_version_that_it_be
 ) -> None:
     replies = [{"when": "Hi.", "reply": "Hello."}, {"when": "Again.", "reply": "Hello again."}]
     settings = settings_of(kafka_bootstrap, tmp_path, {"replies": replies})
-    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client, PromptLog(settings) as log:
+    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=300) as client, PromptLog(settings) as log:
         for text in texts("Greet {{name}}.", "Welcome {{name}}."):
             log.create(replace(text, variables=(PromptVariable(name="name"),)))
         log.activate(activation(1))
@@ -365,7 +365,7 @@ def test_a_prompt_is_refused_by_name_where_a_protocol_has_no_messages_and_counte
     kafka_bootstrap: str, tmp_path: Path
 ) -> None:
     settings = settings_of(kafka_bootstrap, tmp_path, {"replies": []})
-    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client, PromptLog(settings) as log:
+    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=300) as client, PromptLog(settings) as log:
         log.create(texts("Be kind.")[0])
         body = {"model": "sums", "prompt": {"id": "greet@1"}}
         refused = client.post(f"{url}/v1/completions", json=body)
@@ -450,7 +450,7 @@ def test_a_prompt_based_agent_answers_calls_and_tasks_with_the_prompt_it_is_regi
     kafka_bootstrap: str, tmp_path: Path
 ) -> None:
     settings = settings_of(kafka_bootstrap, tmp_path, {"replies": [{"when": "Hi.", "reply": "Hello."}]})
-    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client, PromptLog(settings) as log:
+    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=300) as client, PromptLog(settings) as log:
         log.create(texts("Be kind.")[0])
         log.create(replace(texts("In {{x}}.")[0], variables=(PromptVariable(name="x"),)))
         log.activate(activation(1))

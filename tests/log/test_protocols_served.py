@@ -225,7 +225,9 @@ def test_a_form_that_a_client_asks_for_is_forced_in_every_protocol_and_the_turn_
 
 def post(server: Served, agent: str, path: str, body: dict[str, Any] | bytes) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return httpx.post(f"{server.base(agent)}/v1/{path}", content=content, headers={"content-type": "application/json"})
+    return httpx.post(
+        f"{server.base(agent)}/v1/{path}", content=content, headers={"content-type": "application/json"}, timeout=300
+    )
 
 
 def asked(path: str, text: str = "hi", **parameters: Any) -> dict[str, Any]:
@@ -288,7 +290,7 @@ def test_bad_input_gets_an_error_in_the_words_of_the_protocol_and_leaves_nothing
 def test_a_tool_call_that_does_not_parse_stays_text_and_the_turn_says_so(server: Served) -> None:
     tool = {"name": "calc", "input_schema": SCHEMA}
     body = asked("messages", "Break it.", tools=[tool])
-    answer = httpx.post(f"{server.base('breaks')}/v1/messages", json=body).json()
+    answer = httpx.post(f"{server.base('breaks')}/v1/messages", json=body, timeout=300).json()
     assert (answer["stop_reason"], [block["type"] for block in answer["content"]]) == ("end_turn", ["text"])
     [turn] = turns(server.settings, "breaks")
     assert turn.malformed is not None and turn.reply.tool_calls == ()
@@ -298,7 +300,8 @@ def test_a_call_with_a_stop_text_right_behind_it_is_a_call_and_its_retry_says_th
     body = asked("messages", "Look once.", tools=[{"name": "calc", "input_schema": SCHEMA}], stop_sequences=["Result:"])
     body["max_tokens"] = 200
     first, again = (
-        httpx.post(f"{server.base('looks')}/v1/messages", json=body, headers={"Idempotency-Key": "1"}) for _ in range(2)
+        httpx.post(f"{server.base('looks')}/v1/messages", json=body, headers={"Idempotency-Key": "1"}, timeout=300)
+        for _ in range(2)
     )
     [block] = first.json()["content"]
     assert (first.json()["stop_reason"], first.json()["stop_sequence"]) == ("tool_use", None)
@@ -310,7 +313,7 @@ def test_a_call_with_a_stop_text_right_behind_it_is_a_call_and_its_retry_says_th
 
 def test_what_was_ignored_is_in_the_answer_and_in_the_log(server: Served) -> None:
     body = asked("chat/completions", user="me", store=True)
-    answer = httpx.post(f"{server.base('ignored')}/v1/chat/completions", json=body)
+    answer = httpx.post(f"{server.base('ignored')}/v1/chat/completions", json=body, timeout=300)
     [turn] = turns(server.settings, "ignored")
     assert answer.headers["x-streamward-ignored"] == "store, user"
     assert tuple(turn.ignored) == ("store", "user")
@@ -321,7 +324,7 @@ def test_what_was_ignored_is_in_the_answer_and_in_the_log(server: Served) -> Non
 def test_what_suites_of_others_asked_gets_answers_of_the_same_shape(server: Served) -> None:
     """Recorded by `make test-strangers`, which says what those suites make of the answers."""
     headers = {"content-type": "application/json"}
-    with httpx.Client(base_url=server.url, headers=headers, timeout=60, event_hooks=HOOKS) as client:
+    with httpx.Client(base_url=server.url, headers=headers, timeout=300, event_hooks=HOOKS) as client:
         assert differences(client, exchanges.recorded()) == []
 
 
@@ -332,7 +335,7 @@ def test_what_an_evaluation_of_others_asked_is_scored_alike_and_leaves_nothing(
     settings, headers = harness.served_settings(kafka_bootstrap, tmp_path), {"content-type": "application/json"}
     asked = exchanges.recorded(harness.FILE)
     assert {json.loads(each["body"]).get("echo") for each in asked if each["body"]} == {True}
-    with audited(settings) as url, httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+    with audited(settings) as url, httpx.Client(base_url=url, headers=headers, timeout=300) as client:
         assert differences(client, asked) == []
         prompts: list[object] = ["5 6 7", [8, 9, 10, 11]]
         scoring = {"model": "sums", "prompt": prompts, "echo": True, "logprobs": 0, "max_tokens": 0}
@@ -352,7 +355,7 @@ def test_what_an_evaluation_of_others_asked_is_scored_alike_and_leaves_nothing(
 
 def test_a_model_without_weights_scores_no_text_and_says_so(server: Served) -> None:
     scoring = {"model": "sums", "prompt": "hi", "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
-    answer = httpx.post(f"{server.url}/v1/completions", json=scoring, timeout=60)
+    answer = httpx.post(f"{server.url}/v1/completions", json=scoring, timeout=300)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "echo")
     assert "policy.engine=scripted has no weights" in error["message"]
@@ -361,7 +364,7 @@ def test_a_model_without_weights_scores_no_text_and_says_so(server: Served) -> N
 def test_what_agents_and_clients_of_others_asked_leaves_the_same_runs(kafka_bootstrap: str, tmp_path: Path) -> None:
     """Recorded by `make test-strangers`."""
     settings, headers = agents_of_others.settings(kafka_bootstrap, tmp_path), {"content-type": "application/json"}
-    with serving(settings) as url, httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+    with serving(settings) as url, httpx.Client(base_url=url, headers=headers, timeout=300) as client:
         assert differences(client, exchanges.recorded(agents_of_others.FILE)) == []
     for name, found in json.loads(agents_of_others.FINDINGS.read_text(encoding="utf-8"))["frameworks"].items():
         assert agents_of_others.tree(turns(settings, name)) == found["turns"], name

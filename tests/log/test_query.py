@@ -456,7 +456,7 @@ def test_following_prints_records_as_they_come(own: Settings, tmp_path: Path) ->
         write(own, "d")
         until(lambda: printed() == ["task_id", "a", "c", "d"], "what comes after that")
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     finally:
         process.kill()
         process.wait()

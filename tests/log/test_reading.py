@@ -65,7 +65,7 @@ def poll(reader: GroupConsumer | PartitionReader, count: int, *, within_s: float
 
 def sees(settings: Settings, label: str, wanted: bool) -> None:
     """Return once the broker knows the topic, or does not know it any more."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while (name(settings, label) in cluster.describe(settings)) != wanted:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -110,7 +110,7 @@ def test_the_same_partition_numbers_of_two_topics_go_to_one_member(made: Setting
         member_of(made, "g", ["responses", "rewards"]) as one,
         member_of(made, "g", ["responses", "rewards"]) as two,
     ):
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not (len(one.assignment()) == len(two.assignment()) == made.topics.partitions):
             assert time.monotonic() < deadline
             one.poll(1)
@@ -127,7 +127,7 @@ def test_a_commit_for_a_lost_partition_says_nothing_and_changes_nothing(made: Se
     with member_of(settings, "g", ["rewards"]) as one:
         poll(one, 3)
         with member_of(settings, "g", ["rewards"]) as two:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 300
             while len(two.assignment()) != made.topics.partitions // 2:
                 assert time.monotonic() < deadline
                 one.poll(1)
@@ -145,7 +145,7 @@ def test_a_topic_that_the_broker_does_not_know_for_a_moment_is_followed_again(
     with member_of(made, "g", ["rewards"]) as consumer:
 
         def sees(wanted: bool) -> None:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 300
             while bool(consumer.assignment()) != wanted:
                 assert time.monotonic() < deadline
                 consumer.poll()
@@ -185,7 +185,7 @@ def test_a_topic_unknown_where_reading_begins_is_no_offset_that_retention_has_cu
     """
     monkeypatch.setattr(consumer_module, "MISSING_S", 2.0)
     with TooLate(made, "g", ["rewards"], BrokerOutage(made.kafka, threading.Event())) as consumer:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while consumer.is_first:
             assert time.monotonic() < deadline
             assert consumer.poll() == []
@@ -212,7 +212,7 @@ def test_a_topic_that_is_missing_is_an_error_and_what_came_with_it_is_not_lost(
         with pytest.raises(LogError, match=r"nowhere: .*streamward doctor"):
             for _ in range(100):
                 records += consumer.poll()
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while len(records) < 3:
             assert time.monotonic() < deadline
             try:
@@ -258,7 +258,7 @@ def test_several_partitions_are_read_each_to_its_own_bound(made: Settings) -> No
     ends = dict(zip(starts, (2, 6), strict=True))
     with PartitionReader(made, starts, ends=ends) as tail:
         records = poll(tail, 8)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not tail.at_end():
             assert time.monotonic() < deadline
             assert tail.poll() == []

@@ -47,7 +47,7 @@ class Rendering(ScriptedRendering):
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
         self.seen.append(messages[-1].content)
-        assert self.may.wait(60)
+        assert self.may.wait(300)
         return super().first(messages, tools)
 
 

@@ -66,7 +66,7 @@ def test_an_archive_that_follows_notices_another_log_that_has_nothing_new(
     thread.start()
     wait_until(lambda: "archived 5 records" in caplog.text)
     make_anew(made, 5)
-    thread.join(120)
+    thread.join(300)
     stop.set()
     found = ("another record than the archive", "does not exist", "the topic was recreated")  # while it is made, too
     assert failures and any(words in failures[0] for words in found)
@@ -82,7 +82,7 @@ class Member:
 
     def take(self, count: int) -> None:
         """Read the first records, and commit. Raises LogError."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not {*range(count)} <= {*self.read}:
             assert time.monotonic() < deadline, self.read
             for taken in self._consumer.poll():
@@ -140,7 +140,7 @@ def test_a_reader_without_a_group_says_that_its_topic_was_made_anew(
     monkeypatch.setattr(topic_ids, "LOOK_S", 0.5)
     write(made, 5)
     with PartitionReader(made, {(name(made), ONE): 0}) as reader:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while reader.position[name(made), ONE] < 5:
             reader.poll()
             assert time.monotonic() < deadline
@@ -160,7 +160,7 @@ def test_a_worker_joins_all_of_a_topic_that_was_made_anew_while_it_ran(bench: Be
     names = [bench.prefix + label for label in SOURCES]
     for future in bench.admin.delete_topics(names).values():
         future.result()
-    wait_until(lambda: not bench.admin.list_topics(timeout=60).topics.keys() & {*names})
+    wait_until(lambda: not bench.admin.list_topics(timeout=300).topics.keys() & {*names})
     bench.create({topic: {} for topic in names})
     for i in range(40, 100):
         bench.send_group(f"g{i}")

@@ -42,7 +42,7 @@ def commit(settings: Settings, group: str, at: Coordinates, offset: int) -> None
     client = admin.AdminClient(client_config(settings.kafka))
     offsets = [ck.TopicPartition(at.topic, at.partition, offset)]
     asked = ck.ConsumerGroupTopicPartitions(settings.topics.prefix + group, offsets)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while any(
         tp.error for tp in client.alter_consumer_group_offsets([asked])[asked.group_id].result().topic_partitions
     ):
@@ -52,7 +52,7 @@ def commit(settings: Settings, group: str, at: Coordinates, offset: int) -> None
 
 def until(consumer: GroupConsumer, holds: Callable[[list[Record]], bool]) -> list[Record]:
     records: list[Record] = []
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not holds(records):
         assert time.monotonic() < deadline, f"{len(records)} records came"
         records += consumer.poll()

@@ -254,7 +254,7 @@ def test_killed_twenty_times_a_controller_starts_exactly_one_job_for_each_crossi
                 lambda: b" starts, reads" in log_file.read_bytes()[printed:], "the last one to start", folder=tmp_path
             )
             last.terminate()
-            assert last.wait(60) == 0
+            assert last.wait(300) == 0
         finally:
             last.kill()
             last.wait()

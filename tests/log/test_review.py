@@ -39,7 +39,7 @@ class Guarded(NamedTuple):
 
     def ask(self, key: str, method: str, path: str, body: Any = None) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.keys[key]}"}
-        with httpx.Client(timeout=60, event_hooks=HOOKS) as client:
+        with httpx.Client(timeout=300, event_hooks=HOOKS) as client:
             return client.request(method, self.url + path, headers=headers, json=body)
 
     def queue(self, key: str) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def test_the_page_shows_a_run_without_the_judges_view_until_its_reader_has_decid
     settings = settings_of(kafka_bootstrap, tmp_path, {"replies": []})
     admin.apply_topics(settings)
     judge_runs(settings, {"first": "calc", "second": "calc"})
-    with serving(settings) as url, httpx.Client(base_url=url, timeout=60, follow_redirects=True) as browser:
+    with serving(settings) as url, httpx.Client(base_url=url, timeout=300, follow_redirects=True) as browser:
         page = browser.get("/page/curation/queue")
         assert page.status_code == 200 and "2 runs wait for a person" in page.text
         assert "question of calc" in page.text and "max_escalations" in page.text

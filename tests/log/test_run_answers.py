@@ -112,7 +112,7 @@ def begun(url: str, name: str) -> str:
     run = f"{url}/agents/http/trajectories/{derive_id(name, 0)}"
     sampling = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 50}
     body = {"task_id": f"task-{name}", "sampling_id": name, "slot": 0, "group_size": 1, "policy": "sums"}
-    httpx.post(f"{run}/begin", json={**body, "purpose": "train", "sampling": sampling}, timeout=60).raise_for_status()
+    httpx.post(f"{run}/begin", json={**body, "purpose": "train", "sampling": sampling}, timeout=300).raise_for_status()
     return run
 
 
@@ -138,9 +138,9 @@ def test_an_end_over_http_names_the_answer_by_the_id_that_its_client_got(setting
             "nothing": {},
         }[said]
         end = {"ending": "completed", "reason": "it answered", **body}
-        refused = httpx.post(f"{run}/end", json={**end, "answer": "chatcmpl-nobody"}, timeout=60)
+        refused = httpx.post(f"{run}/end", json={**end, "answer": "chatcmpl-nobody"}, timeout=300)
         assert refused.status_code == 400 and "no answer with the id 'nobody'" in refused.text
-        ended = httpx.post(f"{run}/end", json=end, timeout=60)
+        ended = httpx.post(f"{run}/end", json=end, timeout=300)
         as_documented(ended)
         (made,) = (event for _, event in read(settings, Response) if event.sampling_id == f"s-{said}")
         (event,) = (event for _, event in read(settings, TrajectoryEvent)

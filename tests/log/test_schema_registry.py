@@ -161,9 +161,9 @@ def test_a_process_waits_for_its_registry_unready_and_says_so_once(caplog: pytes
     with caplog.at_level(logging.INFO, "streamward.schemas"):
         thread = threading.Thread(target=schema_registry.wait, args=(settings, meter))
         thread.start()
-        assert told.wait(60)
+        assert told.wait(300)
         with schema_server.serve(port=port):
-            thread.join(60)
+            thread.join(300)
     assert not thread.is_alive()
     assert {status for status, _ in seen[:-1]} == {503} and seen[-1] == (200, "ok\n")
     assert seen[0][1].startswith(f"schema_registry: the Schema Registry at http://127.0.0.1:{port} does not answer")

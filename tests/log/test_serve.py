@@ -69,7 +69,7 @@ class Server(ServeProcess):
         return OpenAI(base_url=f"{self.url}/agents/{agent}/v1", **{"api_key": "none", "max_retries": 0, **options})
 
     def post(self, body: bytes) -> tuple[int, Any]:
-        answer = httpx.post(self.url + "/v1/chat/completions", content=body)
+        answer = httpx.post(self.url + "/v1/chat/completions", content=body, timeout=300)
         return answer.status_code, answer.json()
 
     def turns(self, agent: str) -> list[Turn]:
@@ -95,12 +95,12 @@ def server(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> It
     server = Server(settings, tmp_path_factory.mktemp("serve"))
     yield server
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(60) == 0, said(server.folder)
+    assert server.process.wait(300) == 0, said(server.folder)
 
 
 def test_a_server_is_ready_before_there_is_anything_in_its_log(server: Server) -> None:
     url = f"http://127.0.0.1:{server.settings.metrics.port}/readyz"
-    until(lambda: httpx.get(url).text == "ok\n", "the server is ready", folder=server.folder)
+    until(lambda: httpx.get(url, timeout=300).text == "ok\n", "the server is ready", folder=server.folder)
 
 
 def test_with_keys_a_client_is_answered_until_its_key_is_revoked(server: Server, tmp_path: Path) -> None:
@@ -121,12 +121,12 @@ def test_with_keys_a_client_is_answered_until_its_key_is_revoked(server: Server,
             until(lambda: _status(guarded, key.text) == 401, "the key is revoked", folder=tmp_path)
         finally:
             guarded.process.send_signal(signal.SIGTERM)
-            assert guarded.process.wait(60) == 0, said(tmp_path)
+            assert guarded.process.wait(300) == 0, said(tmp_path)
     assert key.secret not in said(tmp_path) + (tmp_path / "serve.log").read_text()
 
 
 def _status(server: Server, key: str) -> int:
-    return httpx.get(server.url + "/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
+    return httpx.get(server.url + "/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=300).status_code
 
 
 def user(text: str) -> Any:
@@ -236,7 +236,7 @@ def test_what_cannot_be_answered_says_why_in_the_format_of_the_api(server: Serve
     ],
 )
 def test_what_needs_no_key_has_a_bound_too(server: Server, status: int, parts: list[bytes]) -> None:
-    with socket.create_connection(("127.0.0.1", server.settings.serve.port), timeout=60) as peer:
+    with socket.create_connection(("127.0.0.1", server.settings.serve.port), timeout=300) as peer:
         with contextlib.suppress(OSError):  # closed while more is sent
             for part in parts:
                 peer.sendall(part)
@@ -249,12 +249,12 @@ def test_connections_beyond_the_settings_are_told_so(server: Server, tmp_path: P
     try:
         with contextlib.ExitStack() as stack:
             for _ in range(3):
-                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
-            refused = httpx.get(narrow.url + "/healthz")
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=300))
+            refused = httpx.get(narrow.url + "/healthz", timeout=300)
         assert refused.status_code == 503 and "serve.address_connections" in refused.text
     finally:
         narrow.process.send_signal(signal.SIGTERM)
-        assert narrow.process.wait(60) == 0
+        assert narrow.process.wait(300) == 0
 
 
 def test_feedback_on_an_answer_becomes_one_reward_however_often_it_is_sent(server: Server) -> None:
@@ -262,7 +262,9 @@ def test_feedback_on_an_answer_becomes_one_reward_however_often_it_is_sent(serve
     asked = client.chat.completions.create(model="sums", messages=[user("how was it?")], n=2)
 
     def give(**body: Any) -> tuple[int, Any]:
-        answer = httpx.post(f"{server.url}/agents/rated/v1/feedback", json={"id": asked.id, "value": 1, **body})
+        answer = httpx.post(
+            f"{server.url}/agents/rated/v1/feedback", json={"id": asked.id, "value": 1, **body}, timeout=300
+        )
         return answer.status_code, answer.json()
 
     status, told = give(reason="short")
@@ -331,7 +333,7 @@ def read_answer(connection: socket.socket, end: bytes) -> str:
 def retry(call: httpx.Request) -> str:
     """Send a call as a client does that got no answer, and return the id of the turn that answers it."""
     call.headers.update({"x-stainless-retry-count": "1"})
-    with httpx.Client() as client:
+    with httpx.Client(timeout=300) as client:
         return client.send(call).headers["x-request-id"]
 
 
@@ -346,7 +348,7 @@ def test_a_retry_gets_the_answer_that_reached_its_client_and_was_not_read(
     """`kept`: the connection had an answer to the same call before, and that one was read."""
     agent, before = f"unread-{stream}-{kept}", list[str]()
     call = call_of(server, agent, stream=stream)
-    with socket.create_connection(("127.0.0.1", server.settings.serve.port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", server.settings.serve.port), timeout=300) as connection:
         if kept:
             connection.sendall(in_bytes(call))
             before.append(read_answer(connection, end))
@@ -361,7 +363,7 @@ def test_a_retry_gets_an_answer_of_its_own_if_the_first_one_was_read(server: Ser
     """Whoever has read the answer to a call does not send it again: another process did."""
     agent = f"read-{stream}"
     call = call_of(server, agent, stream=stream)
-    with socket.create_connection(("127.0.0.1", server.settings.serve.port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", server.settings.serve.port), timeout=300) as connection:
         connection.sendall(in_bytes(call))
         first = read_answer(connection, end)
     again = retry(call)
@@ -395,7 +397,7 @@ def test_an_answer_whose_client_hangs_up_is_recorded_and_not_delivered(server: S
     )
     agent, before = f"shy-{stream}", measured(server, "tokens_sampled_total")
     call = call_of(server, agent, stream=stream, text="at length", max_tokens=200_000)
-    with socket.create_connection(("127.0.0.1", server.settings.serve.port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", server.settings.serve.port), timeout=300) as connection:
         connection.sendall(in_bytes(call))
         until(lambda: measured(server, "tokens_sampled_total") > before, "its first token", folder=server.folder)
     until(lambda: len(server.turns(agent)) == 1, "the turn is in the log", folder=server.folder)
@@ -405,7 +407,7 @@ def test_an_answer_whose_client_hangs_up_is_recorded_and_not_delivered(server: S
 
 
 def measured(server: Server, name: str) -> float:
-    lines = httpx.get(f"http://127.0.0.1:{server.settings.metrics.port}/metrics").text.splitlines()
+    lines = httpx.get(f"http://127.0.0.1:{server.settings.metrics.port}/metrics", timeout=300).text.splitlines()
     [value] = [line.rpartition(" ")[2] for line in lines if line.startswith(f"streamward_serve_{name} ")]
     return float(value)
 
@@ -433,7 +435,7 @@ def test_after_kill_9_every_finished_answer_is_in_the_log_and_conversations_cont
     threads = [threading.Thread(target=chat, args=(name,)) for name in range(4)]
     for thread in threads:
         thread.start()
-    assert enough.wait(60), said(server.folder)
+    assert enough.wait(300), said(server.folder)
     server.kill()
     for thread in threads:
         thread.join()

@@ -65,7 +65,7 @@ def test_doctor_names_a_topic_that_no_plugin_reads(thumbs: Path, settings: Setti
 
 def answers(url: str) -> bool:
     with contextlib.suppress(httpx.TransportError):
-        return httpx.get(f"{url}/healthz").is_success
+        return httpx.get(f"{url}/healthz", timeout=300).is_success
     return False
 
 
@@ -81,12 +81,12 @@ def test_the_server_answers_the_route_of_a_stranger(thumbs: Path, settings: Sett
     try:
         until(lambda: answers(settings.serve.url), "the server answers")
         body = {"task_id": answer.task_id, "answer_id": answer.response_id, "up": True}
-        done = httpx.post(f"{settings.serve.url}/thumbs", json=body, timeout=30)
+        done = httpx.post(f"{settings.serve.url}/thumbs", json=body, timeout=300)
         assert done.status_code == 200, done.text
-        missing = httpx.post(f"{settings.serve.url}/thumbs", json=body | {"task_id": "none"}, timeout=30)
+        missing = httpx.post(f"{settings.serve.url}/thumbs", json=body | {"task_id": "none"}, timeout=300)
         assert missing.status_code == 404
         tool = {"name": "rate", "arguments": body | {"task_id": "none"}}
-        called = httpx.post(f"{settings.serve.url}/mcp", json=MCP_CALL | {"params": tool}, timeout=30, headers=ACCEPT)
+        called = httpx.post(f"{settings.serve.url}/mcp", json=MCP_CALL | {"params": tool}, timeout=300, headers=ACCEPT)
         result = called.json()["result"]
         assert result["isError"] and missing.json()["error"]["message"] in result["content"][-1]["text"]
         typed = run_with(packages, "rate", answer.response_id, "--task-id", "none", "--no-up", settings=settings)

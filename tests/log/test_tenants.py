@@ -94,7 +94,7 @@ class Tenants(NamedTuple):
 
     def ask(self, who: str, method: str, path: str, **how: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.keys[who]}", **how.pop("headers", {})}
-        return httpx.request(method, self.url + path, headers=headers, timeout=60, **how)
+        return httpx.request(method, self.url + path, headers=headers, timeout=300, **how)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def tenants(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> I
         logins.rotate(person, folder / "signing.pem", actor="ann", reason="asked for", revoke=False)
         logins.create_user(person, "rita", PASSWORD, ["admin"], actor="ann", tenant="red")
     with serving(settings) as url:
-        entered = httpx.post(f"{url}/auth/login", json={"username": "rita", "password": PASSWORD})
+        entered = httpx.post(f"{url}/auth/login", json={"username": "rita", "password": PASSWORD}, timeout=300)
         made = Tenants(settings, url, {**keys, "rita": entered.json()["access_token"]}, NOBODYS)
         yield made._replace(blues=blues(made))
 
@@ -462,7 +462,7 @@ def test_a_server_describes_itself_by_the_words_of_the_committed_description(ten
 def test_the_example_of_the_python_client_asks_orders_looks_and_reads_an_error(tenants: Tenants) -> None:
     where = {"STREAMWARD_URL": tenants.url, "STREAMWARD_KEY": tenants.keys["operator"], "PYTHONPATH": str(CLIENT)}
     example = [sys.executable, str(CLIENT / "examples" / "order_job.py")]
-    done = subprocess.run(example, env=where, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(example, env=where, capture_output=True, text=True, timeout=300)
     said = ID.sub("ID", done.stdout).splitlines()
     assert (done.returncode, done.stderr) == (0, "")
     assert said[0].startswith("sums@0 says ") and said[1] == "job ID is queued"

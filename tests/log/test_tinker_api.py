@@ -61,7 +61,7 @@ class Loop:
                 scope[PRINCIPAL] = self.principal
             await self._app(scope, receive, send)
 
-        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/api/v1", timeout=60)
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/api/v1", timeout=300)
 
     def send(self, path: str, body: Any = None, *, method: str = "POST", **how: Any) -> httpx.Response:
         async def request() -> httpx.Response:

@@ -99,7 +99,7 @@ def test_a_partition_ends_where_an_open_transaction_begins_and_goes_on_when_it_e
     caplog.clear()  # of what said so before
     with PartitionReader(made, {partition.tp: 1}) as reader:
         records = []
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while "a transaction is open" not in caplog.text:
             assert time.monotonic() < deadline
             records += reader.poll()
@@ -122,7 +122,7 @@ def test_a_group_is_done_with_a_partition_that_ends_with_markers(made: Settings,
     with Producer(made) as producer:
         outage = BrokerOutage(made.kafka, threading.Event())
         consumer = TrackedConsumer(made, "scoring", "rewards", producer, outage, max_open=10)
-        deadline, taken = time.monotonic() + 120, []
+        deadline, taken = time.monotonic() + 300, []
         while committed(made, partition.tp) != end:
             assert time.monotonic() < deadline
             for record in consumer.poll():
@@ -140,7 +140,7 @@ def test_what_is_open_holds_back_the_commit_past_markers_behind_it(made: Setting
     with Producer(made) as producer:
         outage = BrokerOutage(made.kafka, threading.Event())
         consumer = TrackedConsumer(made, "scoring", "rewards", producer, outage, max_open=10)
-        deadline, taken = time.monotonic() + 120, []
+        deadline, taken = time.monotonic() + 300, []
         while not taken:
             assert time.monotonic() < deadline
             taken += consumer.poll()

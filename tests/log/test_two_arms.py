@@ -91,7 +91,7 @@ class Held(ScriptedEngine):
     def sample(self, requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
         if self.served_version == 2:
             self.holds.set()
-            self.go_on.wait(60)
+            self.go_on.wait(300)
         return super().sample(requests)
 
 
@@ -103,7 +103,7 @@ def test_a_rollback_lets_the_round_in_hand_end_whole_and_the_next_answer_names_t
     write(settings, *map(task, names))
     engine = Held()
     with running(settings, engine):
-        assert engine.holds.wait(60)
+        assert engine.holds.wait(300)
         write(settings, move("rolled_back", 1, 2))
         until(lambda: read_state(settings, "p").primary == 1, "the rollback")
         time.sleep(PAUSE_S + 0.1)  # after so long the agent asks the log where it ends, and does not trust its luck

@@ -69,14 +69,14 @@ class Attacked(NamedTuple):
     def is_up(self) -> bool:
         """Return whether it answers requests of its key."""
         with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"{self.url}/v1/models", headers=self.headers).status_code == 200
+            return httpx.get(f"{self.url}/v1/models", headers=self.headers, timeout=300).status_code == 200
         return False
 
     def send(self, method: str, path: str, body: WorstBody) -> None:
         """Send a body; what is answered does not matter here."""
         raw = body.raw.replace(FINE_TUNING_JOB.training_file.encode(), self.file_id.encode())
         with contextlib.suppress(httpx.TransportError):
-            httpx.request(method, self.url + path, content=raw, headers=self.headers | dict(body.headers), timeout=60)
+            httpx.request(method, self.url + path, content=raw, headers=self.headers | dict(body.headers), timeout=300)
 
     def lateness(self, attack: Callable[[], None]) -> float:
         """Return the CPU seconds that the latest answer of /healthz took during an attack: the better of two."""
@@ -88,7 +88,7 @@ class Attacked(NamedTuple):
 
     def _lateness(self, attack: Callable[[], None]) -> float:
         thread, latest_s = threading.Thread(target=attack), 0.0
-        client = http.client.HTTPConnection("127.0.0.1", self.settings.serve.port, timeout=120)
+        client = http.client.HTTPConnection("127.0.0.1", self.settings.serve.port, timeout=300)
         thread.start()
         while True:
             is_last = not thread.is_alive()
@@ -120,7 +120,7 @@ def attacked(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
             "file": ("questions.jsonl", b'{"messages": [{"role": "user", "content": "4 + 7 ="}], "answer": "11"}')
         }
         answer = httpx.post(
-            f"{server.url}/v1/files", files=upload, data={"purpose": "fine-tune"}, headers=server.headers, timeout=60
+            f"{server.url}/v1/files", files=upload, data={"purpose": "fine-tune"}, headers=server.headers, timeout=300
         )
         yield server._replace(file_id=answer.json()["id"])
 
@@ -175,7 +175,7 @@ def test_no_messages_of_a_websocket_keep_others_waiting(attacked: Attacked) -> N
                     for _ in range(30):
                         socket.send(message)
                     for _ in range(30):
-                        socket.recv(timeout=60)
+                        socket.recv(timeout=300)
 
         return attack
 

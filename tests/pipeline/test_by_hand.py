@@ -45,7 +45,7 @@ class Terminal:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run `streamward ARGUMENTS` to its end, and remember it under its words."""
         finished = subprocess.run(
-            command(*arguments), env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=180
+            command(*arguments), env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=300
         )
         self.done[" ".join(arguments)] = finished
         return finished

@@ -120,7 +120,7 @@ def test_two_workers_of_which_one_dies_apply_no_call_twice_and_lose_none(
         if how == "stopped":
             first.send_signal(signal.SIGCONT)
             first.send_signal(signal.SIGTERM)
-            assert first.wait(60) == 0
+            assert first.wait(300) == 0
     assert contents(settings) == expected
     if how == "killed":
         assert len(read(settings, TrainingResult)) == COUNT

@@ -73,12 +73,12 @@ class Demo:
         """Return what is shown at the address that it says; nothing while nobody answers there."""
         said = re.search(r"look at it in a browser: (http://\S+/)$", self.stderr, re.MULTILINE)
         try:
-            return "" if said is None else httpx.get(said[1], timeout=60).text
+            return "" if said is None else httpx.get(said[1], timeout=300).text
         except httpx.TransportError:
             return ""
 
     def end(self) -> None:
-        self.stdout, _ = self.process.communicate(timeout=180)
+        self.stdout, _ = self.process.communicate(timeout=300)
         assert self.process.returncode == 0, self.stderr
 
     def child(self, name: str) -> int:
@@ -109,7 +109,7 @@ def demonstration(folder: Path, *arguments: str) -> Iterator[Demo]:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
-                process.communicate(timeout=60)
+                process.communicate(timeout=300)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
@@ -236,7 +236,7 @@ def try_next(commands: list[list[str]], folder: Path) -> dict[str, str]:
     try:
         for _, *words in commands[:-1]:
             done = subprocess.run(
-                command(*words), env=environment(), cwd=folder, capture_output=True, text=True, timeout=120
+                command(*words), env=environment(), cwd=folder, capture_output=True, text=True, timeout=300
             )
             assert done.returncode == 0, f"{words}: {done.stderr}"
             shown.setdefault(" ".join(words[:2]), done.stdout)

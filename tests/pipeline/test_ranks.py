@@ -78,7 +78,7 @@ def ends_when_rank_1_gets(sign: signal.Signals, settings: Settings, base: Base, 
         (other,) = [rank for rank in ranks if rank.environ()["RANK"] == "1"]
         other.send_signal(sign)
         write(settings, base, range(1, 2))
-        code = process.wait(60)
+        code = process.wait(300)
         assert psutil.wait_procs(ranks, timeout=10)[1] == []
         return code
     finally:
@@ -112,7 +112,7 @@ def test_a_base_in_parts_on_two_machines_of_torchrun_gives_the_same_bytes_after_
     (port,) = free_ports(1)
     machines = [torchrun(machine, port, parts, tmp_path) for machine in range(2)]
     try:
-        assert [machine.wait(120) for machine in machines] == [0, 0], said(tmp_path)
+        assert [machine.wait(300) for machine in machines] == [0, 0], said(tmp_path)
     finally:
         for machine in machines:
             machine.terminate()  # a torchrun that is killed leaves its children

@@ -137,12 +137,12 @@ def served_answer(settings: Settings) -> dict[str, Any]:
 
     def answers() -> bool:
         try:
-            return httpx.get(f"{url}/healthz").status_code == 200
+            return httpx.get(f"{url}/healthz", timeout=300).status_code == 200
         except httpx.TransportError:
             return False
 
     until(answers, "the server to answer")
     body = {"model": POLICY, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 4, "temperature": 0}
-    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300)
     assert response.status_code == 200, response.text
     return dict(response.json())

@@ -150,7 +150,7 @@ def test_a_trainer_killed_with_9_and_started_again_ends_with_the_same_bytes(
     environment = {**os.environ, **to_env(settings), "PYTHONPATH": str(root)}
     process = subprocess.Popen([sys.executable, "-c", command], env=environment, cwd=settings.broker.data_dir.parent)
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 300
         while not (settings.trainer.checkpoints / "default" / "v00000001").exists():
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.005)

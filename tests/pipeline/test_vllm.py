@@ -123,7 +123,7 @@ def test_other_weights_under_the_name_of_a_version_are_caught(url: str, files: P
             ("unload_lora_adapter", {"lora_name": name}),
             ("load_lora_adapter", {"lora_name": name, "lora_path": str(files / "3")}),  # which is the base: B = 0
         ):
-            assert httpx.post(f"{url}/v1/{path}", json=body, timeout=60).status_code == 200
+            assert httpx.post(f"{url}/v1/{path}", json=body, timeout=300).status_code == 200
         engine._servers.servers[0].verified.clear()
         with pytest.raises(EventError, match="answers with other weights") as refused:
             engine.serve(1, files / "1")

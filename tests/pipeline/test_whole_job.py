@@ -66,7 +66,7 @@ def test_a_job_ends_with_each_iteration_once_though_controller_and_trainer_are_k
             until(lambda: log.get(name).has_ended, "the end of the job", folder=tmp_path, timeout_s=400)
             for victim in victims.values():
                 victim.send_signal(signal.SIGTERM)
-            assert {name: victim.wait(60) for name, victim in victims.items()} == dict.fromkeys(victims, 0)
+            assert {name: victim.wait(300) for name, victim in victims.items()} == dict.fromkeys(victims, 0)
         finally:
             for victim in victims.values():
                 victim.kill()

@@ -70,7 +70,7 @@ def training_settings(bootstrap: str, folder: Path, base: str, groups: int) -> S
 
 def rest(url: str, method: str, path: str, body: Any = None) -> dict[str, Any]:
     """Return the answer to a request, which must be a success."""
-    answer = httpx.request(method, url + path, json=body, timeout=60)
+    answer = httpx.request(method, url + path, json=body, timeout=300)
     assert answer.is_success, answer.text
     return dict(answer.json())
 

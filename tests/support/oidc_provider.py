@@ -32,7 +32,7 @@ def provider(folder: Path, claims: dict[str, Any]) -> Iterator[str]:
 
         def answers() -> bool:
             with suppress(httpx.TransportError):
-                return httpx.get(f"{url}/jwks").status_code == 200
+                return httpx.get(f"{url}/jwks", timeout=300).status_code == 200
             return False
 
         until(answers, "the provider answers", folder=folder)

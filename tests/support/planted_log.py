@@ -40,7 +40,7 @@ DATASET = DatasetEvent(
 
 def plant(settings: Settings, url: str, key: str, word: str, tenant: str | None) -> None:
     """Make one of each; `key`: of an admin of the tenant."""
-    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=120) as client:
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=300) as client:
 
         def ask(method: str, path: str, **how: Any) -> None:
             answer = client.request(method, path, **how)

@@ -77,7 +77,7 @@ def running(settings: Settings, folder: Path, *names: str) -> Iterator[dict[str,
         yield processes
         for process in processes.values():
             process.send_signal(signal.SIGTERM)
-        codes = {name: process.wait(60) for name, process in processes.items()}
+        codes = {name: process.wait(300) for name, process in processes.items()}
         assert set(codes.values()) == {0}, f"{codes}: {said(folder)}"
     finally:
         for process in processes.values():
@@ -102,7 +102,7 @@ def ended(settings: Settings, folder: Path, *names: str) -> dict[str, tuple[int,
         for name in names
     }
     try:
-        told = {name: process.communicate(timeout=90) for name, process in started.items()}
+        told = {name: process.communicate(timeout=300) for name, process in started.items()}
     finally:
         for process in started.values():
             process.kill()
@@ -116,7 +116,7 @@ def said(folder: Path) -> str:
     return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in sorted(folder.glob("*.log")))
 
 
-def until(met: Callable[[], bool], expected: str, *, folder: Path | None = None, timeout_s: float = 120) -> None:
+def until(met: Callable[[], bool], expected: str, *, folder: Path | None = None, timeout_s: float = 300) -> None:
     """Return once `met`; fail with what was `expected`, and what the processes said, if that takes too long.
 
     It looks for a quarter of the time at most: who reads a log to look takes the time from those that write it.

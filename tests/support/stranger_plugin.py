@@ -82,4 +82,4 @@ def environment_with(packages: Path, settings: Settings | None = None) -> dict[s
 def run_with(packages: Path, *args: str, settings: Settings | None = None) -> subprocess.CompletedProcess[str]:
     """Run `streamward` where these packages are installed, too."""
     env = environment_with(packages, settings)
-    return subprocess.run(command(*args), env=env, cwd=packages, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command(*args), env=env, cwd=packages, capture_output=True, text=True, timeout=300)

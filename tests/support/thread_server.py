@@ -33,7 +33,7 @@ class Client(NamedTuple):
     headers: dict[str, str]
 
     def ask(self, method: str, path: str, body: Any = None) -> httpx.Response:
-        return httpx.request(method, self.url + path, json=body, headers=self.headers, timeout=60)
+        return httpx.request(method, self.url + path, json=body, headers=self.headers, timeout=300)
 
     def send(self, method: str, path: str, body: Any = None, status: int = 200) -> Any:
         response = self.ask(method, f"/acp{path}", body)
@@ -49,7 +49,7 @@ class Client(NamedTuple):
     def stream(self, method: str, path: str, body: Any = None, after: str | None = None) -> Iterator[dict[str, str]]:
         headers = {} if after is None else {"Last-Event-ID": after}
         headers |= self.headers
-        with httpx.stream(method, f"{self.url}/acp{path}", json=body, headers=headers, timeout=60) as response:
+        with httpx.stream(method, f"{self.url}/acp{path}", json=body, headers=headers, timeout=300) as response:
             assert response.status_code == 200, response.read()
             fields: dict[str, str] = {}
             for line in response.iter_lines():
@@ -102,7 +102,7 @@ class ServeProcess:
     def _answers(self) -> bool:
         assert self.process.poll() is None, said(self.folder)
         with contextlib.suppress(httpx.TransportError):
-            return httpx.get(self.url + "/healthz").status_code == 200
+            return httpx.get(self.url + "/healthz", timeout=300).status_code == 200
         return False
 
     def kill(self) -> None:
@@ -111,5 +111,5 @@ class ServeProcess:
 
     def stop(self) -> None:
         self.process.terminate()
-        assert self.process.wait(60) == 0, said(self.folder)
+        assert self.process.wait(300) == 0, said(self.folder)
         check_audit(self.settings)

@@ -47,7 +47,7 @@ def ran(folder: Path, code: str, *, stop: threading.Event | None = None, **limit
 
 
 def until(met: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not met():
         assert time.monotonic() < deadline
         time.sleep(0.01)

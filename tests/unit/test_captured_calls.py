@@ -436,7 +436,7 @@ def test_texts_are_scored_one_at_a_time_and_one_beyond_those_that_may_wait_is_to
         def score(version: int, ids: Sequence[int], top: int) -> TextScores:
             nonlocal now, most
             now, most = now + 1, max(most, now + 1)
-            goes_on.wait(30)
+            goes_on.wait(300)
             now -= 1
             return TextScores(logprobs=(-0.5,) * (len(ids) - 1), likeliest=(((END, -0.1),),) * len(ids))
 
@@ -687,7 +687,7 @@ def test_a_short_prompt_is_rendered_where_it_comes_in_unless_another_is_being_re
     def first(self: ChatRendering, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
         text = messages[-1].content
         places.append((text[:5], threading.current_thread() is threading.main_thread()))
-        assert not text.startswith("long") or may.wait(60)
+        assert not text.startswith("long") or may.wait(300)
         return render(self, messages, tools)
 
     async def talk(server: ServerInMemory) -> None:

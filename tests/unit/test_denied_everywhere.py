@@ -356,7 +356,7 @@ METHODS = {
 
 
 def test_every_method_of_the_mcp_server_is_one_whose_rights_are_tested() -> None:
-    methods = set(build_server(ToolBox(httpx.AsyncClient()), {})._request_handlers)
+    methods = set(build_server(ToolBox(httpx.AsyncClient(timeout=300)), {})._request_handlers)
     assert methods == set(METHODS)
 
 

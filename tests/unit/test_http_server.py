@@ -35,7 +35,7 @@ def talk(url: str, request: bytes) -> str:
 
 
 def connected(url: str) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20)
+    return socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=300)
 
 
 def closed_by_the_server(connection: socket.socket) -> bool:

@@ -153,7 +153,7 @@ def test_every_line_of_a_process_is_json_where_the_setting_says_so(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 5
@@ -173,6 +173,6 @@ def test_a_process_that_is_stopped_reports_that_in_json(tmp_path: Path) -> None:
     with serving:
         assert serving.stdout is not None and "http://127.0.0.1:" in serving.stdout.readline()
         serving.send_signal(signal.SIGTERM)
-        _, err = serving.communicate(timeout=30)
+        _, err = serving.communicate(timeout=300)
     assert serving.returncode == 0
     assert [json.loads(line)["message"].partition(" ")[0] for line in err.splitlines()] == ["stopping"]

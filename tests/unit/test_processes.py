@@ -37,7 +37,7 @@ def processes(tmp_path: Path) -> Iterator[RestartedProcesses]:
 
 
 def until(met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not met():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -184,7 +184,7 @@ def sending(receiver: Receiver, meter: Meter | None = None, **rule: object) -> I
 
 
 def until(met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not met():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -46,7 +46,7 @@ def test_a_client_that_knows_the_authority_is_answered_over_tls_and_plain_http_i
             serving = asyncio.create_task(server.serve(sockets=[listening]))
             where = f"127.0.0.1:{listening.getsockname()[1]}"
             known = ssl.create_default_context(cafile=tls.certificate)
-            async with httpx.AsyncClient(verify=known) as client:
+            async with httpx.AsyncClient(verify=known, timeout=300) as client:
                 answer = await client.get(f"https://{where}/")
                 with pytest.raises(httpx.HTTPError) as refused:
                     await client.get(f"http://{where}/")

@@ -92,7 +92,7 @@ def test_a_server_that_hangs_loses_its_task_to_another(start: Callable[..., Vllm
 
     def hangs_once(asked: dict[str, Any], said: Said) -> Said:
         if first.acquire(blocking=False):
-            over.wait(30)
+            over.wait(300)
         return said
 
     with replay() as one, replay() as two:
@@ -235,7 +235,7 @@ def test_no_more_tasks_are_in_flight_than_may_be(server: Replay, start: Callable
 
 def test_a_probe_waits_for_the_answers_in_progress_and_the_next_one_for_the_probe() -> None:
     """vLLM 0.32.0 on a CPU exits when they share a step."""
-    with httpx.Client() as http:
+    with httpx.Client(timeout=300) as http:
         server, order = VllmServer("http://vllm", http, 4, 20.0), list[str]()
 
         def probe() -> None:
@@ -243,7 +243,7 @@ def test_a_probe_waits_for_the_answers_in_progress_and_the_next_one_for_the_prob
                 order.append("probe")
                 answers.start()
                 assert not begun.wait(0.2)
-            assert begun.wait(20)
+            assert begun.wait(300)
 
         def answer() -> None:
             with server.answering():
@@ -255,8 +255,8 @@ def test_a_probe_waits_for_the_answers_in_progress_and_the_next_one_for_the_prob
             probes.start()
             time.sleep(0.2)
             order.append("earlier answer ends")
-        probes.join(20)
-        answers.join(20)
+        probes.join(300)
+        answers.join(300)
     assert order == ["earlier answer ends", "probe", "answer"]
 
 

@@ -151,12 +151,12 @@ def test_a_client_that_left_ends_the_request_at_once(server: Replay, start: Star
 
     def waits(_: dict[str, Any], said: Said) -> Said:
         begun.set()
-        assert free.wait(60)
+        assert free.wait(300)
         return said
 
     server.turns = [waits]
     stream = engine.submit(FIRST)
-    assert begun.wait(60)
+    assert begun.wait(300)
     stream.cancel()
     assert stream.ending == "cancelled"
     until(lambda: not engine._open, "the thread is free while the server still waits")
@@ -207,12 +207,12 @@ def test_an_adapter_leaves_the_servers_after_the_last_answer_that_needs_it(
 
     def waits(_: dict[str, Any], said: Said) -> Said:
         begun.set()
-        assert free.wait(60)
+        assert free.wait(300)
         return said
 
     server.turns = [waits]
     stream = engine.submit(GENERATIONS[1])
-    assert begun.wait(60)
+    assert begun.wait(300)
     engine.unload(1)
     with pytest.raises(EventError, match="version 1 is not loaded"):
         engine.submit(GENERATIONS[1])
@@ -238,9 +238,9 @@ def test_a_version_that_no_server_can_be_asked_for_is_tried_again_later(
 
 def test_closing_ends_what_is_open_and_takes_nothing_more(server: Replay, start: Starting) -> None:
     engine, begun, free = start(server), threading.Event(), threading.Event()
-    server.turns = [lambda _, said: (begun.set(), free.wait(60), said)[2]]
+    server.turns = [lambda _, said: (begun.set(), free.wait(300), said)[2]]
     stream = engine.submit(FIRST)
-    assert begun.wait(60)
+    assert begun.wait(300)
     engine.close()
     free.set()
     assert (stream.ending, stream.error) == ("error", "the engine was closed")

@@ -86,7 +86,7 @@ def nodes(*cpus: int) -> Iterator[Nodes]:
             assert process.stdin is not None
             process.stdin.close()
             try:
-                process.wait(60)
+                process.wait(300)
             finally:
                 process.kill()
                 process.wait()

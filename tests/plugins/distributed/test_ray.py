@@ -126,7 +126,7 @@ def test_a_process_has_the_settings_of_the_command_and_none_of_its_node(
     sent = ray_cluster.work(settings, ["config", "show", "--output", "jsonl"], "warning")
     monkeypatch.setenv("STREAMWARD_POLICY__ROUND_TASKS", "9")
     with ray_cluster.child_of(sent, {}) as child:
-        assert child.wait(60) == 0
+        assert child.wait(300) == 0
     rows = {row["key"]: row["value"] for row in map(json.loads, capfd.readouterr().out.splitlines())}
     assert (rows["policy.name"], rows["policy.threads"], rows["policy.round_tasks"]) == ("math", 1, 16)
     assert sent.folder == str(tmp_path) and "sk-1" not in sent.command
@@ -136,7 +136,7 @@ def test_a_process_has_the_settings_of_the_command_and_none_of_its_node(
 def test_a_rank_has_the_variables_of_a_launcher(capfd: pytest.CaptureFixture[str]) -> None:
     sent = ray_cluster.work(Settings(), ["train"], "warning")
     with ray_cluster.child_of(sent, {"WORLD_SIZE": "3", "RANK": "0"}) as child:
-        assert child.wait(60) == 2
+        assert child.wait(300) == 2
     assert "WORLD_SIZE is 3, so a launcher started 3 processes" in capfd.readouterr().err
 
 
@@ -146,7 +146,7 @@ def test_a_process_ends_with_the_one_that_started_it() -> None:
     try:
         assert child.stdin is not None
         child.stdin.close()
-        assert child.wait(30) == EXIT_RESTART
+        assert child.wait(300) == EXIT_RESTART
     finally:
         child.kill()
         child.wait()

@@ -128,14 +128,14 @@ def test_ranks_on_two_nodes_train_the_bytes_of_one_process_and_go_on_with_them_w
         lost = ours()
         assert len(lost) == 2
         cluster.kill(1)
-        assert psutil.wait_procs(lost, timeout=120)[1] == [], "Ray ends the other rank, too"
+        assert psutil.wait_procs(lost, timeout=300)[1] == [], "Ray ends the other rank, too"
         write(two, base, range(1, 2))
         cluster.add(1)
         until(lambda: len(trained(two)) == 2, "the second version", folder=tmp_path, timeout_s=START_S)
         write(two, base, range(2, 3))
         until(lambda: len(trained(two)) == 3, "the third version", folder=tmp_path, timeout_s=START_S)
         train.send_signal(signal.SIGTERM)
-        assert train.wait(120) == 0, said(tmp_path)
+        assert train.wait(300) == 0, said(tmp_path)
     assert manifests(two) == expected
     assert {event.recipe["trainer.processes"] for event in trained(two)} == {"2"}
     assert ours() == []
@@ -150,7 +150,7 @@ def test_without_restarts_a_rank_that_is_lost_ends_all_with_75_and_the_same_comm
         until(lambda: len(trained(two)) == 1, "the first version", folder=tmp_path, timeout_s=START_S)
         (other,) = [rank for rank in ours() if rank.environ()["RANK"] == "1"]
         other.kill()
-        assert train.wait(120) == EXIT_RESTART, said(tmp_path)
+        assert train.wait(300) == EXIT_RESTART, said(tmp_path)
     assert "rank 1 of 2 ended with signal SIGKILL" in (tmp_path / "train.log").read_text()
     write(two, base, range(1, 3))
     with command(cluster, two, tmp_path, "train", "--launcher", "ray", "--steps", "2") as train:
@@ -169,9 +169,9 @@ def test_ranks_that_wait_for_another_node_hear_that_they_are_to_stop(
         until(lambda: len(trained(many)) == 1, "the first version", folder=tmp_path, timeout_s=START_S)
         ranks = ours()
         cluster.kill(number)
-        assert psutil.wait_procs(ranks, timeout=120)[1] == []
+        assert psutil.wait_procs(ranks, timeout=300)[1] == []
         train.send_signal(signal.SIGTERM)
-        assert train.wait(120) == 0, said(tmp_path)
+        assert train.wait(300) == 0, said(tmp_path)
     assert ours() == []
 
 
@@ -279,7 +279,7 @@ def test_agents_on_ray_answer_and_score_every_task_though_one_of_them_and_a_node
         )
         for process in (policy, scoring):
             process.send_signal(signal.SIGTERM)
-        assert [process.wait(60) for process in (policy, scoring)] == [0, 0], said(tmp_path)
+        assert [process.wait(300) for process in (policy, scoring)] == [0, 0], said(tmp_path)
     assert ours() == []
 
 
@@ -306,7 +306,7 @@ def test_a_command_that_waits_for_room_hears_that_it_is_to_stop(cluster: Nodes, 
     with command(cluster, loop, tmp_path, "policy", "--on", "ray", "--replicas", "9") as policy:
         until(lambda: "starts, reads tasks" in said(tmp_path), "its beginning", folder=tmp_path, timeout_s=START_S)
         policy.send_signal(signal.SIGTERM)
-        assert policy.wait(60) == 0, said(tmp_path)
+        assert policy.wait(300) == 0, said(tmp_path)
     assert ours() == []
 
 

@@ -170,10 +170,10 @@ def test_on_one_machine_the_trainer_waits_for_a_tuning_and_the_tuning_for_a_step
     trainer = threading.Thread(target=fleet.run, args=(settings,), kwargs={"steps": 2, "stop": stop})
     trainer.start()
     try:
-        assert stepping.wait(60)
+        assert stepping.wait(300)
         event = made(settings, "sft")
     finally:
-        trainer.join(60)
+        trainer.join(300)
         stop.set()
     assert event.version == 2
     assert line(settings) == [(1, 0, 0), (2, 1, None), (3, 2, 1)]
@@ -278,7 +278,7 @@ def test_a_trainer_and_a_tuner_killed_at_random_leave_one_line_that_is_made_agai
         state = read_state(settings, "default")
         return state.trained_batches == BATCHES and state.newest - BATCHES >= TUNINGS
 
-    deadline, kills = time.monotonic() + 240, 0
+    deadline, kills = time.monotonic() + 300, 0
     try:
         while not is_done():
             assert time.monotonic() < deadline, line(settings)

@@ -223,7 +223,7 @@ class Host:
             yield
             for process in processes:
                 process.child.send_signal(signal.SIGTERM)
-            codes = {process.root.name: process.child.wait(90) for process in processes}
+            codes = {process.root.name: process.child.wait(300) for process in processes}
             assert set(codes.values()) == {0}, f"{codes}: {said(self.folder)}"
         finally:
             for process in processes:
@@ -320,7 +320,7 @@ class Process:
     def execute(self, *command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run a command in the container, as `kubectl exec` does, and return how it ended."""
         process = self._popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        out, err = process.communicate(stdin.encode(), timeout=180)
+        out, err = process.communicate(stdin.encode(), timeout=300)
         return subprocess.CompletedProcess(process.args, process.returncode, out.decode(), err.decode())
 
     def ends(self) -> str:

@@ -57,7 +57,7 @@ class Prometheus:
         """Return `data` of an answer. Fails with what the server says of an error."""
         url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
-            with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - our own
+            with urllib.request.urlopen(url, timeout=300) as answer:  # noqa: S310 - our own
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as exc:
             with exc:

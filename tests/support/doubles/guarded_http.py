@@ -50,7 +50,7 @@ def guarding(url: str, users: Mapping[str, str], folder: Path) -> Iterator[Door]
                 self.answer(401, "application/json", b'{"error_code": 401, "message": "who are you?"}')
                 return
             door.came.append((user, self.command))
-            connection = http.client.HTTPConnection(behind, timeout=30)
+            connection = http.client.HTTPConnection(behind, timeout=300)
             headers = {"Content-Type": self.headers.get("Content-Type", "application/json")}
             connection.request(self.command, self.path, body or None, headers)
             reply = connection.getresponse()

@@ -57,7 +57,7 @@ def receiving() -> Iterator[Receiver]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             receiver.requests += 1
-            receiver.open.wait(30)
+            receiver.open.wait(300)
             if self.path == "/v1/traces" and receiver.status == 200:
                 receiver.spans += spans_in(gzip.decompress(body) if "Content-Encoding" in self.headers else body)
             self.send_response(receiver.status)

@@ -85,7 +85,7 @@ def deleted(settings: Settings, label: str = "rewards") -> None:
     client = admin.AdminClient(client_config(settings.kafka))
     for future in client.delete_topics([name(settings, label)]).values():
         future.result()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while name(settings, label) in cluster.describe(settings):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -112,7 +112,7 @@ class Bench:
     def ends(self, *topics: str) -> list[int]:
         """The next offset of each partition of some topics, in one request: tests look every few moments."""
         asked = {ck.TopicPartition(topic, p): admin.OffsetSpec.latest() for topic in topics for p in range(PARTITIONS)}
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while True:
             try:
                 found = self.admin.list_offsets(asked, request_timeout=60)
@@ -204,7 +204,7 @@ class Worker:
         wait_until(lambda: bool(self.told()) and set(self.told()[-1]["owned"]) == partitions, self.log)
 
     def ends(self, with_code: int) -> None:
-        wait_until(lambda: self.process.poll() is not None, self.log, timeout_s=120)
+        wait_until(lambda: self.process.poll() is not None, self.log, timeout_s=300)
         assert self.process.returncode == with_code, self.log()
 
     def log(self) -> str:
@@ -214,7 +214,7 @@ class Worker:
         self.process.send_signal(signal.SIGTERM)
 
 
-def wait_until(true: Callable[[], bool], explain: Callable[[], str] = str, timeout_s: float = 120) -> None:
+def wait_until(true: Callable[[], bool], explain: Callable[[], str] = str, timeout_s: float = 300) -> None:
     """Look for a third of the time at most: the node that answers is the one that the workers need."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -235,5 +235,5 @@ def bench(kafka_bootstrap: str, tmp_path: Path) -> Iterator[Bench]:
             process.kill()
         process.wait()
     bench.group.close()
-    if mine := [name for name in bench.admin.list_topics(timeout=60).topics if bench.prefix in name]:
+    if mine := [name for name in bench.admin.list_topics(timeout=300).topics if bench.prefix in name]:
         bench.admin.delete_topics(mine)

@@ -92,7 +92,7 @@ def _ask_in_vain(url: str, heard: dict[str, Any]) -> None:
         "no such route": ("/v1/no_such_route", here),
     }
     for name, (path, body) in asked.items():
-        heard[key_of(name, None)] = _kept(httpx.post(url + path, json=body, timeout=60))
+        heard[key_of(name, None)] = _kept(httpx.post(url + path, json=body, timeout=300))
 
 
 def _kept(reply: httpx.Response) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _listening(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
             self._pass_on(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
         def _pass_on(self, body: dict[str, Any] | None) -> None:
-            reply = httpx.request(self.command, url + self.path, json=body, timeout=120)
+            reply = httpx.request(self.command, url + self.path, json=body, timeout=300)
             kept = _kept(reply)
             if self.path == "/v1/models":
                 loras = [card for card in kept["body"]["data"] if card.get("parent")]
@@ -123,7 +123,7 @@ def _listening(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
                     heard[key_of("a card", None)] = {**kept, "body": loras[0]}
                 kept = {**kept, "body": {**kept["body"], "data": [c for c in kept["body"]["data"] if c not in loras]}}
             elif body is not None and "lora_path" in body:
-                again = httpx.post(url + self.path, json=body, timeout=120)
+                again = httpx.post(url + self.path, json=body, timeout=300)
                 heard[key_of("loaded twice", None)] = _kept(again)
                 body = {"lora_name": body["lora_name"]}
             heard[key_of(self.path, body)] = kept
