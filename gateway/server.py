@@ -48,6 +48,7 @@ from gateway.log.rewards import OutsideRewards
 from gateway.log.run_verdicts import RunVerdictRoutes
 from gateway.log.scores import ScorerTrials
 from gateway.log.selfplay_runs import SelfPlayRuns
+from gateway.log.server_part import ServerBase, ServerPart
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
 from gateway.mcp.mcp_mount import McpMount
@@ -58,7 +59,6 @@ from gateway.people.cookie import LoginCookie, PageEntrance
 from gateway.people.door import Door
 from gateway.people.oidc_login import OidcLogins
 from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, TABLE, Health
-from gateway.rooms.server_part import ServerBase, ServerPart
 from streams.access.access_log import AccessLog
 from streams.access.logins import KeyFile, Logins
 from streams.access.oidc import Issuer

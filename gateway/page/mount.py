@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http.notice import PREFIX, plain_page
 from gateway.http.own_machine import LOOPBACK
+from gateway.log.server_part import ServerBase, ServerPart
 from gateway.people.cookie import PAGE_ROUTES, LoginCookie
-from gateway.rooms.server_part import ServerBase, ServerPart
 from streams.access.logins import Logins
 from streams.settings.model import Settings
 

@@ -2,15 +2,15 @@
 
     ROOMS, rooms of PARTS and plugins ──► ROUTES ──► TABLE: what the door lets in ──► gateway/openapi.json (document.py)
 
-A room is a class whose methods declare routes (http/route.py), a part has rooms and more (server_part.py). server.py
-makes those that a deployment serves.
+A room is a class whose methods declare routes (http/route.py); a part has rooms and more (log/server_part.py).
+server.py makes those that a deployment serves.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from gateway.acp.thread_part import ThreadPart
+from gateway.a2a.thread_part import ThreadPart
 from gateway.agents.agent_runs import AgentRuns
 from gateway.agents.feedback import FeedbackBox
 from gateway.agents.protocols import AgentProtocols
@@ -35,12 +35,12 @@ from gateway.log.rewards import OutsideRewards
 from gateway.log.run_verdicts import RunVerdictRoutes
 from gateway.log.scores import ScorerTrials
 from gateway.log.selfplay_runs import SelfPlayRuns
+from gateway.log.server_part import ServerPart
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
 from gateway.page.mount import PagePart
 from gateway.people.auth import OwnPermissions, PasswordLogins
 from gateway.people.oidc_login import OidcLogins
-from gateway.rooms.server_part import ServerPart
 from gateway.tinker.call_part import CallPart
 from streams.errors import SettingsError
 from streams.plugins.installed import load_plugins

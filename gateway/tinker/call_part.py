@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.rooms.server_part import ServerBase, ServerPart
+from gateway.log.server_part import ServerBase, ServerPart
 from gateway.tinker.call_log import OpenCalls
 from gateway.tinker.futures import TinkerFutures
 from gateway.tinker.not_offered import TinkerNotOffered

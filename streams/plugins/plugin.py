@@ -108,7 +108,7 @@ class Plugin:
     settings and its log (gateway/log/open_log.py)."""
     serves: str | None = None
     """Where its part of the server is, if it has more than rooms: `module:name` of a ServerPart
-    (gateway/rooms/server_part.py)."""
+    (gateway/log/server_part.py)."""
     views: str | None = None
     """Where its SQL views are: `module:name` of a tuple of SqlView."""
     recounts: str | None = None

@@ -1,4 +1,4 @@
-"""A part of the server with more than rooms: logs of its own, work beside the requests, a mount on the application.
+"""A part of the server with more than rooms: logs of its own, background work, a mount on the application.
 
     ServerBase: what every part is made of ──► ServerPart, entered ──► rooms and add_to(app) ──► Application
         the server listens ──► resume          it is asked to stop ──► stop ──► calls end ──► close ──► left
@@ -67,4 +67,4 @@ class ServerPart:
         """Begin nothing new; calls in progress are finished."""
 
     async def close(self) -> None:
-        """Wait until what it does beside the requests has ended."""
+        """Wait until its background work has ended."""

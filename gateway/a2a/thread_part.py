@@ -12,7 +12,7 @@ from gateway.acp.known_agents import KnownAgents
 from gateway.acp.requested_runs import RequestedRuns
 from gateway.acp.run_execution import ThreadRuns
 from gateway.acp.thread_views import ThreadViews
-from gateway.rooms.server_part import ServerBase, ServerPart
+from gateway.log.server_part import ServerBase, ServerPart
 
 
 class ThreadPart(ServerPart):
