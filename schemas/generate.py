@@ -24,7 +24,7 @@ from schemas.events import EVENTS
 README_HEAD = """# The events, field by field
 
 Generated from `events.py` by `python -m schemas.generate`; do not edit. On the wire each record is `00`, the schema id
-in 4 bytes, big-endian, and the Avro body. `streamward schemas serve` offers these schemas over Confluent's Schema
+in 4 bytes, big-endian, and the Avro body. `streamward admin schemas serve` offers these schemas over Confluent's Schema
 Registry API (read only), so any Confluent-compatible consumer reads the topics. Ids may also be those of a registry of
 your own: docs/schemas.md.
 

@@ -62,7 +62,9 @@ def use(folder: Path, place: Path, version: str) -> None:
     assert len(set(homes)) == 1 and Path(homes[0]).is_relative_to(folder), f"imported from {homes}, not from {folder}"
     assert version in said(["streamward", "--version"], folder, place)
     assert "Usage: streamward" in said(["streamward", "--help"], folder, place)
-    plugins = {json.loads(line)["plugin"] for line in said(["streamward", "plugins"], folder, place).splitlines()}
+    plugins = {
+        json.loads(line)["plugin"] for line in said(["streamward", "admin", "plugins"], folder, place).splitlines()
+    }
     assert plugins == {path.parent.name for path in (ROOT / "plugins").glob("*/__init__.py")}, plugins
     demo = ["streamward", "demo", "--steps", str(STEPS), "--minutes", "9", "--output", "json"]
     report = json.loads(said(demo, folder, place))

@@ -195,7 +195,7 @@ def _run_step(step: Step, folder: Path, bash: Callable[[str], tuple[int, str]], 
         (folder / step.file).write_text(step.command + more)
         return Ran(step, 0, "")
     text = step.command.replace("127.0.0.1:8000", judge)
-    text = text.replace("streamward broker start", f"streamward broker start --port {port}")
+    text = text.replace("streamward admin broker start", f"streamward admin broker start --port {port}")
     if text.startswith("make "):
         text = f"make -n -B -C {ROOT} {text.removeprefix('make ')}"
     return Ran(step, *bash(text))

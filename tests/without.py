@@ -113,11 +113,11 @@ def core_checks() -> Iterator[Check]:
     yield "help", [*STREAMWARD, "--help"]
     yield "demo", [*STREAMWARD, "demo", "--minutes", "30"]
     yield "it learnt", [sys.executable, "-c", LEARNT]
-    yield "broker start", [*STREAMWARD, "broker", "start"]
+    yield "broker start", [*STREAMWARD, "admin", "broker", "start"]
     yield "audit", [*STREAMWARD, "audit"]
     yield "query", [*STREAMWARD, "query", "SELECT count(*) FROM groups"]
     yield "reproduce", [*STREAMWARD, "reproduce"]
-    yield "broker stop", [*STREAMWARD, "broker", "stop"]
+    yield "broker stop", [*STREAMWARD, "admin", "broker", "stop"]
 
 
 def run(name: str, *, with_tests: bool) -> int:

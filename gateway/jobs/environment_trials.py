@@ -79,7 +79,7 @@ class EnvironmentTrials:
     @REST.post(
         "/rl/environments",
         may="code.run",
-        ids="`streamward environments list` prints those of this machine",
+        ids="`streamward agents environments list` prints those of this machine",
         refuses=(404, 409),
         at_once=1,  # each may take minutes, and a process of its own
         sends={"environment": "calculator", "seed": 1},

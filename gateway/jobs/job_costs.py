@@ -1,4 +1,4 @@
-"""Usage and cost of jobs and training calls over HTTP, summed as `streamward costs` prints them."""
+"""Usage and cost of jobs and training calls over HTTP, summed as `streamward jobs costs` prints them."""
 
 from __future__ import annotations
 

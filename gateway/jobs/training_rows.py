@@ -1,6 +1,6 @@
 """Rows before they are trained on: checked, read in, cleaned.
 
-    POST /data/check    {"file" or "rows"}            ──► findings, in the words of `streamward data check`
+    POST /data/check    {"file" or "rows"}            ──► findings, in the words of `streamward improve data check`
     POST /data/ingest   {"file" or "rows", "steps"}   ──► a new file of the store, and what became of each row
     POST /data/clean    the same, with steps by default
     POST /data/synthetic/generate   a generator ──► the same, each row with its origin

@@ -3,7 +3,7 @@
     curation, folded ──► runs that need a person, without what the judge said ──► GET /curation/queue
     {verdict, reason, expected} ──► the run as its judge saw it ──► a CurationEvent above the judge's
 
-It is what `streamward curate queue` and `decide` do. A tenant sees and decides its own runs.
+It is what `streamward improve curate queue` and `decide` do. A tenant sees and decides its own runs.
 """
 
 from __future__ import annotations

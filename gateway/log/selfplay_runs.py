@@ -29,7 +29,7 @@ LONGEST_KEY = 200
 
 
 class SelfPlayBody(Body):
-    """A catalogue of questions, as `streamward selfplay run` reads it from a file."""
+    """A catalogue of questions, as `streamward improve selfplay run` reads it from a file."""
 
     catalogue: dict[str, Any] = Field(description="`name`, `scenarios` and how they are asked (docs/improve.md)")
 

@@ -3,8 +3,8 @@
     tools_of each set ──► Offer ──► added, once ──► changed, whenever a server starts that offers other tools
     entries that are described otherwise than accepted ──► gauge streamward_tools_changed ──► alert ToolsChanged
 
-`streamward tools accept mcp:log` ends the alarm, with the name of the user. Nothing is refused meanwhile: a client pins
-descriptions itself.
+`streamward agents tools accept mcp:log` ends the alarm, with the name of the user. Nothing is refused meanwhile: a
+client pins descriptions itself.
 """
 
 from __future__ import annotations

@@ -163,4 +163,4 @@ class OpenCalls(FollowedOnDemand[CallLog]):
         try:
             return self.open()
         except NotFoundError as exc:
-            raise NotFoundError(f"{exc}; `streamward topics create` makes the topics of training calls") from exc
+            raise NotFoundError(f"{exc}; `streamward admin topics apply` makes the topics of training calls") from exc

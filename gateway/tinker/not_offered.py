@@ -26,7 +26,9 @@ class TinkerNotOffered:
     @TINKER.post("/auth/token", may=None, answers={}, refuses=())
     async def tinker_token(self) -> Response:
         """Refuse tokens of Tinker's operator."""
-        refuse("auth/token", "send a key of `streamward access keys create` with tml- before it, or an access token")
+        refuse(
+            "auth/token", "send a key of `streamward admin access keys create` with tml- before it, or an access token"
+        )
 
     @TINKER.get("/auth/apikey/me", may="training.call", answers={}, refuses=())
     async def tinker_own_key(self) -> Response:
@@ -36,7 +38,7 @@ class TinkerNotOffered:
     @TINKER.delete("/auth/apikey/me", may="training.call", answers={}, refuses=())
     async def tinker_delete_own_key(self) -> Response:
         """Refuse to let a key delete itself."""
-        refuse("auth/apikey/me", "`streamward access keys revoke` ends a key")
+        refuse("auth/apikey/me", "`streamward admin access keys revoke` ends a key")
 
     @TINKER.get("/audit", may="training.call", answers={}, refuses=())
     async def tinker_audit(self) -> Response:

@@ -98,17 +98,17 @@ yes
      file, or arguments of the user's. */}}
 {{- define "streamward.args" -}}
 {{- $own := include "streamward.own" . | fromJson -}}
-{{- $commands := dict "policy" "policy" "trainer" "train" "serve" "serve" "jobs" "jobs, run" "tuner" "tune, --jobs" "calls" "calls" "archive" "archive, sync, --follow" -}}
+{{- $commands := dict "policy" "policy" "trainer" "train" "serve" "serve" "jobs" "jobs, run" "tuner" "tune, --jobs" "calls" "calls" "archive" "admin, archive, sync, --follow" -}}
 {{- if eq .component "curate" -}}
-curate, follow
+improve, curate, follow
 {{- range $own.args }}, {{ toJson . }}{{ end -}}
 {{- else if eq .component "datasets" -}}
-datasets, follow, {{ required "improve.datasets.enabled is true and improve.datasets.name is not set: name the data set" $own.name | toJson }}
+improve, datasets, follow, {{ required "improve.datasets.enabled is true and improve.datasets.name is not set: name the data set" $own.name | toJson }}
 {{- range $own.args }}, {{ toJson . }}{{ end -}}
 {{- else if eq .component "retrain" -}}
-retrain, follow, --rule, /etc/streamward/files/{{ include "streamward.fileName" . }}
+improve, retrain, follow, --rule, /etc/streamward/files/{{ include "streamward.fileName" . }}
 {{- else if eq .component "selfplay" -}}
-selfplay, run, /etc/streamward/files/{{ include "streamward.fileName" . }}, --every, {{ toJson $own.every }}
+improve, selfplay, run, /etc/streamward/files/{{ include "streamward.fileName" . }}, --every, {{ toJson $own.every }}
 {{- else if eq .component "audit" -}}
 audit, --follow, --listen, "0.0.0.0:{{ .root.Values.metrics.port }}", --every, "{{ $own.everySeconds }}"
 {{- else -}}
@@ -505,7 +505,7 @@ livenessProbe:
   periodSeconds: 60
 readinessProbe:
   exec:
-    command: [streamward, topics, list, --output, jsonl]
+    command: [streamward, admin, topics, list, --output, jsonl]
   periodSeconds: 60
   timeoutSeconds: 30
   failureThreshold: 2

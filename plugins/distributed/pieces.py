@@ -61,8 +61,8 @@ def pieces_of(settings: Settings, ranges: Iterable[SourceRange], labels: Sequenc
 def _gap(settings: Settings, source: SourceRange, first: int, next_: int) -> LogError:
     return LogError(
         f"{source.topic}[{source.partition}]: offsets {first} to {next_ - 1} are not in the archive in "
-        f"{settings.archive.store}. Nothing was written; `streamward archive verify` names what is missing, and "
-        "`streamward archive sync` archives what the log still has"
+        f"{settings.archive.store}. Nothing was written; `streamward admin archive verify` names what is missing, and "
+        "`streamward admin archive sync` archives what the log still has"
     )
 
 

@@ -54,7 +54,7 @@ class AccessLog(FollowedTopic):
         """Return a key by its id. Raises NotFoundError."""
         if (key := self._keys.get(key_id)) is None:
             raise NotFoundError(
-                f"there is no key {keys.printable_id(key_id)}; `streamward access keys list` shows all of them"
+                f"there is no key {keys.printable_id(key_id)}; `streamward admin access keys list` shows all of them"
             )
         return key
 
@@ -79,7 +79,7 @@ class AccessLog(FollowedTopic):
         """Return a user by its id. Raises NotFoundError."""
         if (user := self._users.get(user_id)) is None:
             raise NotFoundError(
-                f"there is no user {user_id[: users.LONGEST]!r}; `streamward access users list` shows all"
+                f"there is no user {user_id[: users.LONGEST]!r}; `streamward admin access users list` shows all"
             )
         return user
 

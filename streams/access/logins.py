@@ -80,7 +80,7 @@ class KeyFile:
         except OSError as exc:
             raise SettingsError(
                 f"login.signing_key {self._path} cannot be read: {exc.strerror}. "
-                "`streamward access signing-key rotate` makes one"
+                "`streamward admin access signing-key rotate` makes one"
             ) from exc
         return self._read[1]
 
@@ -234,7 +234,7 @@ def create_user(
     """Create a user in the log. Raises SettingsError, RefusedError if the name is taken, LogError."""
     users.checked_name(name)
     if name in log.users:
-        raise RefusedError(f"there is a user {name} already; `streamward access users list` shows all")
+        raise RefusedError(f"there is a user {name} already; `streamward admin access users list` shows all")
     phc = passwords.hash_password(password)
     if tenant is not None and (problem := tenants.why_no_name(tenant)) is not None:
         raise SettingsError(f"--tenant: {problem}")

@@ -7,7 +7,7 @@ The browser keeps state, nonce and the verifier of the challenge in a cookie, so
 another began. The issuer's keys are fetched for each login: logins are rare, and new keys are known at once.
 
 Not covered: more than one issuer, and logging out there. Claims are read at each login, so a revoked role is lost at
-the next one; `streamward access users disable` takes effect at once.
+the next one; `streamward admin access users disable` takes effect at once.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def plan_to_create(log: AccessLog, settings: Settings, tenant: str, principals: 
         if other != tenant:
             raise RefusedError(
                 f"{name} is a principal of tenant {other}, and would reach what both have. Give tenant {tenant} "
-                f"another, or first `streamward access tenants remove {other} --principal {name}`"
+                f"another, or first `streamward admin access tenants remove {other} --principal {name}`"
             )
     current = log.tenant_logs.get(tenant)
     after = tuple(dict.fromkeys((*(() if current is None else current.principals), *added)))
@@ -96,7 +96,7 @@ def plan_to_remove(log: AccessLog, settings: Settings, tenant: str, principals: 
     after = tuple(name for name in before if going and name not in going)
     if after == before and not takes:
         missing = f"no principal {', '.join(sorted(going))}" if going else "no principals, here or at the broker"
-        raise NotFoundError(f"tenant {tenant} has {missing}; `streamward access tenants list` shows all")
+        raise NotFoundError(f"tenant {tenant} has {missing}; `streamward admin access tenants list` shows all")
     losing = {right.principal for right in takes} | (set(before) - set(after))
     return GrantPlan(
         tenant=tenant,

@@ -1,4 +1,4 @@
-"""The commands of access: keys create, list, revoke; check; audit.
+"""The commands of access: admin access keys create, list, revoke; check; audit.
 
     create ──► key_created ──► access, and the key to stdout, once        revoke ──► key_revoked ──► access
     check ──► allowed, or exit code 4 with the reason                     audit ◄── requests

@@ -1,4 +1,4 @@
-"""The commands of agents: run, list, show, tail.
+"""The commands of agents: run, list, show, tail; and of what agents act with: tools, environments.
 
     tasks ──► run ──► a process per slot, whose calls `streamward serve` answers and records
     trajectories, turns ──► agents_view.py: runs, folded ──► one line per run or call
@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from streams.cli.environments import environments
 from streams.cli.runtime import AppContext, output_option, pass_call, until_stopped
 from streams.cli.task_file import TaskFileOptions, check_tasks, read_tasks, task_file_options
+from streams.cli.tool_registry import tools
 from streams.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ PROGRAMS_AT_ONCE, EPISODES_AT_ONCE = 4, 64
 
 @click.group()
 def agents() -> None:
-    """Run agents and inspect their calls."""
+    """Run agents, inspect their calls, register their tools."""
 
 
 @agents.command("run")
@@ -319,3 +321,7 @@ def _print_live(rows: Iterable[dict[str, Any]], output: Output) -> None:
             table.add(row)
         else:
             print(show.json_line(row), flush=True)
+
+
+agents.add_command(tools)
+agents.add_command(environments)

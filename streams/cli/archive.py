@@ -1,8 +1,8 @@
-"""The commands that keep the log longer than its retention.
+"""The commands that keep the log longer than its retention: admin archive …
 
-    archive sync ──► new records into files       archive verify ──► each byte checked, exit code 1 if one is wrong
-    archive list ──► archived ranges              archive restore ──► back into empty topics, with every offset
-    archive compact ──► fewer, larger files       archive expire ──► records beyond an age removed
+    sync ──► new records into files       verify ──► each byte checked, exit code 1 if one is wrong
+    list ──► archived ranges              restore ──► back into empty topics, with every offset
+    compact ──► fewer, larger files       expire ──► records beyond an age removed
 
 Queries, replay and reproduce read the archive by themselves.
 """
@@ -101,7 +101,9 @@ def archive_list(call: AppContext, names: tuple[str, ...], output: Output) -> No
     ]
     show.rows(rows, columns, output)
     if not rows:
-        click.echo(f"{call.settings.archive.store} is empty; `streamward archive sync` archives the log.", err=True)
+        click.echo(
+            f"{call.settings.archive.store} is empty; `streamward admin archive sync` archives the log.", err=True
+        )
 
 
 def _partition_row(reader: ArchiveReader, label: str, partition: int) -> dict[str, Any]:
@@ -159,8 +161,8 @@ def archive_verify(call: AppContext, ctx: click.Context, names: tuple[str, ...],
 def archive_compact(call: AppContext, names: tuple[str, ...], output: Output) -> None:
     """Merge small files into larger ones.
 
-    `archive sync` does so automatically for partitions with many files. Rows do not change; replaced files are removed
-    a day later, also by this command. It may be killed at any moment. Needs no broker.
+    `admin archive sync` does so automatically for partitions with many files. Rows do not change; replaced files are
+    removed a day later, also by this command. It may be killed at any moment. Needs no broker.
     """
     from streams import output as show
     from streams.tools.archive import compact as compacting
@@ -182,8 +184,8 @@ def archive_expire(call: AppContext, names: tuple[str, ...], older_than: str, dr
     """Remove the oldest records from the archive.
 
     A file is removed once all its records are older, together with the files before it, so that no gap is left.
-    Queries, replays and restores then begin after it. Its bytes stay for a day; the next `archive expire` or `archive
-    compact` removes them. Needs no broker.
+    Queries, replays and restores then begin after it. Its bytes stay for a day; the next `admin archive expire` or
+    `admin archive compact` removes them. Needs no broker.
     """
     from streams import output as show
     from streams.kafka.times import parse_time
@@ -272,6 +274,6 @@ def archive_restore(
         click.echo(f"{headers_left_out} of these records have no headers: a name was not UTF-8.", err=True)
     click.echo(
         f"{records} records are restored to {target.topics.prefix}*. The retention of these topics is off now "
-        "(retention.ms=-1); `streamward archive restore --set-back`, with the same names, sets it back.",
+        "(retention.ms=-1); `streamward admin archive restore --set-back`, with the same names, sets it back.",
         err=True,
     )

@@ -2,7 +2,7 @@
 
     audit ──► one report, exit code 0 if it balances      audit --follow ──► /metrics, until interrupted
 
-It repairs nothing; `streamward dlq` redrives records.
+It repairs nothing; `streamward admin dlq` redrives records.
 """
 
 from __future__ import annotations

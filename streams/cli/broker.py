@@ -1,4 +1,4 @@
-"""The commands of the embedded Kafka node: broker start, stop, status."""
+"""The commands of the embedded Kafka node: admin broker start, stop, status."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def broker() -> None:
 def broker_start(call: AppContext, port: int | None, output: Output) -> None:
     """Start the node and return once it answers.
 
-    It runs until `streamward broker stop`. Without --port the node reuses its previous port, else
+    It runs until `streamward admin broker stop`. Without --port the node reuses its previous port, else
     the default port if that is free.
     """
     from streams.kafka.node import process as node
@@ -47,7 +47,7 @@ def broker_start(call: AppContext, port: int | None, output: Output) -> None:
             err=True,
         )
     if not all(running.has_topic(shape.name) for shape in shapes(settings.topics).values()):
-        click.echo("Next: streamward topics apply", err=True)
+        click.echo("Next: streamward admin topics apply", err=True)
 
 
 @broker.command("stop")
@@ -71,7 +71,7 @@ def broker_status(call: AppContext, output: Output) -> None:
     running = node.status(call.settings.broker)
     if running is None:
         raise NotFoundError(
-            f"no node runs in {call.settings.broker.data_dir}; start it with `streamward broker start`, "
+            f"no node runs in {call.settings.broker.data_dir}; start it with `streamward admin broker start`, "
             "or name another folder with --set broker.data_dir=..."
         )
     _show_node(running, output)

@@ -1,4 +1,4 @@
-"""`streamward capacity`: the processes and bytes that a load needs, and its first bottleneck.
+"""`streamward admin capacity`: the processes and bytes that a load needs, and its first bottleneck.
 
 options, settings ──► Load, CapacityPlan ──► tools.capacity.needs ──► a row for each multiple
 """

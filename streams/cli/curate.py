@@ -1,4 +1,4 @@
-"""The commands of curation: run, follow, queue, show, decide, agreement.
+"""The commands of curation: improve curate run, follow, queue, show, decide, agreement.
 
 runs that ended ──► gates, judge ──► verdicts             run, follow
 verdicts ──► runs that wait for a person ──► a verdict    queue, show, decide
@@ -97,7 +97,7 @@ add_routes(
             "list_review_queue",
             """Print the runs that wait for a person, the oldest first.
 
-            The judge's view is not shown, so that your verdict is your own. `curate show` prints a run.
+            The judge's view is not shown, so that your verdict is your own. `improve curate show` prints a run.
             """,
             columns="run policy agent_id scenario created_at cut",
         ),

@@ -1,7 +1,7 @@
-"""The commands that install the dashboards in Grafana.
+"""The commands that install the dashboards in Grafana: admin dashboards apply, check, alerts.
 
-    dashboards apply ──► created or updated, and read back      dashboards check ──► exit code 0 if they are equal
-    dashboards alerts ──► the rules of Prometheus, those of plugins included
+    apply ──► created or updated, and read back      check ──► exit code 0 if they are equal
+    alerts ──► the rules of Prometheus, those of plugins included
 
 The Grafana of docker compose and of the chart reads the files directly and needs neither.
 """

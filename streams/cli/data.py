@@ -1,4 +1,4 @@
-"""The commands of rows before they are trained on: data check, ingest, clean, synthesize.
+"""The commands of rows before they are trained on: improve data check, ingest, clean, synthesize.
 
 files ──► check: what is wrong ──► ingest, clean: rows.jsonl, the fate of every row, a manifest
 a generator, or questions and a model ──► synthesize: the same files

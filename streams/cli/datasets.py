@@ -1,4 +1,4 @@
-"""The commands of data sets: datasets build, follow, list, show, rebuild, submit.
+"""The commands of data sets: improve datasets build, follow, list, show, rebuild, submit.
 
 verdicts ──► build ──► a folder, and DatasetEvent ──► list, show ──► rebuild: the same bytes, or exit code 4
 """

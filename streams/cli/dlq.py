@@ -1,7 +1,7 @@
 """The commands of dead letters: records that a stage could not use.
 
-    dlq list, show ──► dead letters with their reasons and original bytes
-    dlq retry, drop ──► a decision, once ──► the original redriven to its topic, or not
+    admin dlq list, show ──► dead letters with their reasons and original bytes
+    admin dlq retry, drop ──► a decision, once ──► the original redriven to its topic, or not
 
 A retry helps only once the cause is fixed.
 """
@@ -326,7 +326,7 @@ def _decide(call: AppContext, verdict: Verdict, choice: Choice, output: Output) 
 
     if bool(choice.names) == choice.all_matching:
         raise SettingsError(
-            "name each dead letter (`streamward dlq list` shows them), or give --all-matching; one of the two"
+            "name each dead letter (`streamward admin dlq list` shows them), or give --all-matching; one of the two"
         )
     if choice.names and (choice.unfinished or any(choice.filters.values())):
         raise SettingsError(

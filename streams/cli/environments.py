@@ -1,4 +1,4 @@
-"""The commands of environments: list, try, replay.
+"""The commands of environments: agents environments list, try, replay.
 
 name, seed ──► episodes/trial_episode.py ──► the same episode twice, or an error
 tasks, trajectories, turns ──► tools/episode_replay.py ──► equal to the recorded episode, or the difference
@@ -28,7 +28,7 @@ def environments_list(call: AppContext, output: Output) -> None:
     """Print the listed environments, with their settings and defaults.
 
     Environments by reference (module:Class, gymnasium:ID, textarena:ID, openenv:URL, mcp:SERVER) are not listed;
-    `environments try` opens one.
+    `agents environments try` opens one.
     """
     from streams import output as show
     from streams.environments.listed import LISTED

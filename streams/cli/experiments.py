@@ -1,6 +1,6 @@
-"""The commands of experiments: experiments list, show, compare.
+"""The commands that compare experiments: replay list, show, compare.
 
-To delete an experiment, delete its topics: their names begin with the prefix that `experiments show` prints.
+To delete an experiment, delete its topics: their names begin with the prefix that `replay show` prints.
 """
 
 from __future__ import annotations
@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from streams.cli.replay import replay
 from streams.cli.runtime import AppContext, output_option, pass_call
 
 if TYPE_CHECKING:
     from streams.output import Output
 
-
-@click.group()
-def experiments() -> None:
-    """Show experiments and their results."""
+__all__ = ["replay"]
+"""The group of commands, with those of replay.py."""
 
 
-@experiments.command("list")
+@replay.command("list")
 @output_option
 @pass_call
-def experiments_list(call: AppContext, output: Output) -> None:
+def replay_list(call: AppContext, output: Output) -> None:
     """Print every experiment of this log."""
     from streams import output as show
     from streams.errors import SettingsError
@@ -58,11 +57,11 @@ def experiments_list(call: AppContext, output: Output) -> None:
     show.rows(rows, columns, output)
 
 
-@experiments.command("show")
+@replay.command("show")
 @click.argument("name")
 @output_option
 @pass_call
-def experiments_show(call: AppContext, name: str, output: Output) -> None:
+def replay_show(call: AppContext, name: str, output: Output) -> None:
     """Print the origin of an experiment.
 
     The offsets that it was made from, its settings and code version, and its events.
@@ -103,12 +102,12 @@ def experiments_show(call: AppContext, name: str, output: Output) -> None:
     show.rows(events, columns, "table")
 
 
-@experiments.command("compare")
+@replay.command("compare")
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
 @output_option
 @pass_call
-def experiments_compare(call: AppContext, first: str, second: str, output: Output) -> None:
+def replay_compare(call: AppContext, first: str, second: str, output: Output) -> None:
     """Print held-out scores side by side.
 
     A and B are experiments, or policies of this log. The exit code is 3 if neither has a score.

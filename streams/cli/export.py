@@ -147,7 +147,8 @@ def export(
     repeated. A response is written when its group is in the log, and an agent's run when it has ended.
 
     Training batches are those that the trainer here would take its steps from, as another trainer reads them. Their
-    formats are those of plugins (`streamward plugins`). As in `train`, a batch with a held-out question is refused.
+    formats are those of plugins (`streamward admin plugins`). As in `train`, a batch with a held-out question is
+    refused.
 
     With --on, executors of a cluster read the archive, for the formats of groups; the files are the same.
     """

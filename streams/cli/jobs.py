@@ -1,4 +1,4 @@
-"""The commands of jobs: run, start, list, show, pause, resume, cancel, watch, export; costs.
+"""The commands of jobs: run, start, list, show, pause, resume, cancel, watch, export, costs.
 
 FILE of queries, options ──► JobRequest ──► created ──► jobs         run ──► the controller
 jobs ──► rows                                                        costs ──► usage and cost
@@ -456,16 +456,18 @@ def jobs_export(
         sys.stdout.write(show.json_line(answer) + "\n")
 
 
-costs = RoutedCommand(
-    "costs",
-    "gateway.jobs.job_costs:JobCosts",
-    RouteCommand(
-        "list_costs",
-        """Print the usage and cost of jobs and of training calls.
+jobs.add_command(
+    RoutedCommand(
+        "costs",
+        "gateway.jobs.job_costs:JobCosts",
+        RouteCommand(
+            "list_costs",
+            """Print the usage and cost of jobs and of training calls.
 
         The cost is the tokens and seconds in a job's events, or in the results of a session's calls, times the prices
         recorded at its creation. Without prices there is no cost. By tenant and month, it also marks closed months:
         jobs add nothing to them any more.
         """,
-    ),
+        ),
+    )
 )

@@ -1,15 +1,17 @@
 """What a mistyped command, option or setting may have meant: names of all three are looked at.
 
 No such command 'statu'  ──► did you mean status?
+No such command 'topics' ──► did you mean admin topics?
 No such option: --set    ──► of `up`: it stands before the command, as in `streamward --set … up`
 extra argument (demo)    ──► of `adapters list`: did you mean --policy demo?
 No such option: --port   ──► of `serve`: did you mean the setting serve.port, as in --set serve.port=… before it?
-no setting 'broker.port' ──► did you mean `streamward broker start --port`?
+no setting 'broker.port' ──► did you mean `streamward admin broker start --port`?
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import click
 
@@ -38,9 +40,18 @@ def name_nearest(exc: click.UsageError) -> None:
         return
     import difflib
 
-    near = difflib.get_close_matches(unknown[1], group.commands, n=3)
+    below = [path for path, _ in commands_below(group) if path.endswith(f" {unknown[1]}")]
+    near = (below or difflib.get_close_matches(unknown[1], group.commands))[:3]
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(group.commands))}"
     exc.message = f"No such command '{unknown[1]}'; {hint}"
+
+
+def commands_below(group: click.Group, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Yield every command below a group with its path, such as `admin topics apply`; of plugins those loaded."""
+    for name, command in group.commands.items():
+        yield f"{prefix}{name}", command
+        if isinstance(command, click.Group):
+            yield from commands_below(command, f"{prefix}{name} ")
 
 
 def _limits(kind: click.ParamType) -> str:
@@ -82,12 +93,10 @@ def _setting_like(option: str, ctx: click.Context) -> str | None:
 
 
 def option_like(key: str, program: click.Group) -> str | None:
-    """Return the command with an option that has a setting's name, e.g. `streamward broker start --port`."""
+    """Return the command with an option that has a setting's name, e.g. `streamward admin broker start --port`."""
     section, _, name = key.partition(".")
-    group, option = program.commands.get(section), f"--{name.replace('_', '-')}"
-    if not isinstance(group, click.Group):
-        return None
-    for command in group.commands.values():
-        if any(option in parameter.opts for parameter in command.params):
-            return f"`streamward {section} {command.name} {option}`"
+    option = f"--{name.replace('_', '-')}"
+    for path, command in commands_below(program):
+        if path.split()[-2:-1] == [section] and any(option in parameter.opts for parameter in command.params):
+            return f"`streamward {path} {option}`"
     return None

@@ -1,7 +1,7 @@
 """The commands of committed offsets.
 
-    offsets list ──► each group's lag, and records that retention deleted before they were read
-    offsets skip ──► accept such a loss, once, by name
+    admin offsets list ──► each group's lag, and records that retention deleted before they were read
+    admin offsets skip ──► accept such a loss, once, by name
 
 No command moves a group back: `streamward replay` reads a range again without any group.
 """
@@ -47,13 +47,13 @@ def offsets_list(call: AppContext, output: Output) -> None:
     for group in sorted(group for group in cut_off if not group.startswith("trainer-")):
         click.echo(
             f"Group {group} will not start: restore the deleted records, or accept the loss with "
-            f"`streamward offsets skip --group {group}`.",
+            f"`streamward admin offsets skip --group {group}`.",
             err=True,
         )
 
 
 @offsets.command("skip")
-@click.option("--group", required=True, metavar="GROUP", help="As `offsets list` names it, e.g. policy-default.")
+@click.option("--group", required=True, metavar="GROUP", help="As `admin offsets list` names it, e.g. policy-default.")
 @click.option("--dry-run", is_flag=True, help="Only print the loss.")
 @output_option
 @pass_call

@@ -1,4 +1,4 @@
-"""The commands of prompts: prompts create, list, show, activate, withdraw, compare, optimize, run.
+"""The commands of prompts: improve prompts create, list, show, activate, withdraw, compare, optimize, run.
 
 text, types ──► created ──► prompts ──► list, show             activate ──► an alias means a version
 what tasks with each version earned ──► compare        questions ──► optimize: a job ──► run
@@ -56,7 +56,7 @@ add_routes(
             """Withdraw a version, so that nothing new names it.
 
             No alias, task, call or job can name it from then on. Tasks that were written with it keep its text, and
-            `prompts show` prints it. Exit code 4 while an alias means it.
+            `improve prompts show` prints it. Exit code 4 while an alias means it.
             """,
             arguments="version",
         ),
@@ -65,8 +65,8 @@ add_routes(
             """Print what the tasks with each version of a prompt earned.
 
             With VERSION and AGAINST: the first against the second on the questions that both have answered, with the
-            interval of the difference. That interval is of one look; `streamward prompts optimize` may look as often as
-            it likes.
+            interval of the difference. That interval is of one look; `streamward improve prompts optimize` may look as
+            often as it likes.
             """,
             arguments="name version against",
             has_source=True,
@@ -123,7 +123,7 @@ def prompts_show(call: AppContext, reference: str, values: str | None, output: O
 @click.option(
     "--config", "in_json", default="{}", metavar="JSON", help="Further fields of the order (docs/prompts.md)."
 )
-@click.option("--order-only", is_flag=True, help="Only order the job; `streamward prompts run` runs it.")
+@click.option("--order-only", is_flag=True, help="Only order the job; `streamward improve prompts run` runs it.")
 @click.option("--tenant", help="Tenant that pays.")
 @output_option
 @pass_call

@@ -1,8 +1,8 @@
 """The commands that replay part of the log under other settings, and compare the results.
 
-    replay plan, run, evaluate ──► an experiment with its own log ──► experiments list, show, compare
+    replay plan, run, evaluate ──► an experiment with its own log ──► replay list, show, compare
 
-The commands of `experiments` are in experiments.py.
+Those that compare are in experiments.py, and `replay sweep` is in sweep.py.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _request_options(command: F) -> F:
 
 @click.group()
 def replay() -> None:
-    """Replay recorded tasks with other settings."""
+    """Replay recorded tasks with other settings, and compare."""
 
 
 @replay.command("plan")
@@ -327,7 +327,7 @@ def replay_evaluate(
     """Evaluate an experiment's versions on held-out questions.
 
     A policy agent and a scoring agent run in this process until all questions are answered; for a suite in an
-    environment, so do the server for agents and the built-in agent. `experiments compare` shows the scores, of two
+    environment, so do the server for agents and the built-in agent. `replay compare` shows the scores, of two
     experiments on the same questions side by side. Repeating the command adds nothing.
     """
     from streams.scorers import named_sources

@@ -1,4 +1,4 @@
-"""The commands of retraining rules: follow, check, list.
+"""The commands of retraining rules: improve retrain follow, check, list.
 
 retrain.toml ──► the log's evidence ──► a crossing ──► a job
 """

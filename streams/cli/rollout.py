@@ -1,6 +1,6 @@
-"""`streamward rollout status`: the state of a rollout.
+"""`streamward adapters rollout`: the state of a rollout.
 
-rollout status ──► serving versions, the canary's evidence, the next step     --watch ──► again at every change
+adapters rollout ──► serving versions, the canary's evidence, the next step     --watch ──► again at every change
 """
 
 from __future__ import annotations
@@ -11,26 +11,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streams.cli.adapters import check_known, policy_option
+from streams.cli.release import adapters
 from streams.cli.runtime import AppContext, json_option, pass_call, until_stopped
 
 if TYPE_CHECKING:
     from streams.output import Column
 
+__all__ = ["adapters"]
+"""The group of commands, with those of release.py."""
 EVERY_S = 2.0
 
 
-@click.group()
-def rollout() -> None:
-    """Show the rollout of new versions."""
-
-
-@rollout.command("status")
+@adapters.command("rollout")
 @policy_option
 @click.option("--watch", is_flag=True, help="Print again at every change, until Ctrl-C.")
 @json_option
 @pass_call
-def rollout_status(call: AppContext, policy: str | None, watch: bool, output: str) -> None:
-    """Show the serving versions and the canary's evidence.
+def adapters_rollout(call: AppContext, policy: str | None, watch: bool, output: str) -> None:
+    """Show the rollout of new versions and its evidence.
 
     Primary, candidate and its share; groups, mean reward, success and guardrail figures of each arm; the gain with an
     interval that stays valid under repeated looks; what the rollout waits for; and the last decisions with their

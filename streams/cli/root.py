@@ -13,52 +13,33 @@ from typing import Any
 
 import click
 
-from streams.cli.access import access
+from streams.cli.admin import admin
 from streams.cli.agents import agents
-from streams.cli.archive import archive
 from streams.cli.ask import ask, reward
 from streams.cli.audit import audit
-from streams.cli.broker import broker
-from streams.cli.capacity import capacity
-from streams.cli.curate import curate
-from streams.cli.dashboards import dashboards
-from streams.cli.data import data
-from streams.cli.datasets import datasets
 from streams.cli.demo import demo
-from streams.cli.dlq import dlq
-from streams.cli.environments import environments
 from streams.cli.evaluate import evaluate
 from streams.cli.events import events
-from streams.cli.experiments import experiments
 from streams.cli.export import export
 from streams.cli.improve import improve
-from streams.cli.jobs import costs, jobs
+from streams.cli.jobs import jobs
 from streams.cli.mcp import mcp
-from streams.cli.offsets import offsets
+from streams.cli.nearest import commands_below
 from streams.cli.page import page
-from streams.cli.plugins import plugins
 from streams.cli.policy import policy
-from streams.cli.prompt_versions import prompts
 from streams.cli.query import query
-from streams.cli.release import adapters
-from streams.cli.replay import replay
 from streams.cli.reproduce import reproduce
-from streams.cli.retraining import retrain
-from streams.cli.rollout import rollout
+from streams.cli.rollout import adapters
 from streams.cli.route_commands import RouteCommand, RoutedCommand
 from streams.cli.runs import runs
 from streams.cli.runtime import AppContext, Guarded
-from streams.cli.schemas import schemas
-from streams.cli.scoring import rescore, scoring
-from streams.cli.selfplay import selfplay
+from streams.cli.scoring import scoring
 from streams.cli.serve import chat, serve
 from streams.cli.settings import config
 from streams.cli.status import doctor, status
 from streams.cli.streams import streams
-from streams.cli.sweep import sweep
+from streams.cli.sweep import replay
 from streams.cli.tasks import tasks
-from streams.cli.tool_registry import tools
-from streams.cli.topics import topics
 from streams.cli.train import train
 from streams.cli.training_calls import calls
 from streams.cli.up import up
@@ -69,14 +50,13 @@ from streams.plugins.plugin import Plugin, PluginCommand
 from streams.processes.signals import WITH_PARENT, end_with_parent
 
 SECTIONS: dict[str, tuple[click.Command, ...]] = {
-    "Start here": (status, doctor, up),
-    "Run the loop": (demo, broker, topics, streams, scoring, policy, train),
+    "Start here": (status, doctor, up, demo),
+    "Run the loop": (streams, scoring, policy, train, serve),
     "Ask and reward": (tasks, ask, chat, reward),
-    "Look at the log": (events, runs, adapters, rollout, query, page, audit, costs),
-    "Train and compare": (jobs, evaluate, replay, experiments, sweep, reproduce),
-    "Improve by what was served": (improve, curate, data, datasets, retrain, selfplay, prompts),
-    "Operate": (config, plugins, capacity, offsets, dlq, rescore, archive, dashboards),
-    "Connect": (serve, calls, mcp, tools, access, agents, environments, export, schemas),
+    "Look at the log": (events, runs, adapters, query, page, audit),
+    "Train and compare": (jobs, evaluate, replay, reproduce, improve),
+    "Connect": (agents, mcp, export, calls),
+    "Operate": (config, admin),
 }
 """The commands by what a user wants, in the order in which --help lists them."""
 COMPLETION = """\b
@@ -103,10 +83,11 @@ class CommandLine(Guarded):
         choose_plugins(ctx)
         command = super().get_command(ctx, cmd_name)
         if command is None and (declaration := plugin_commands().get(cmd_name)) is not None:
-            command = _load(cmd_name, *declaration)
-        if isinstance(command, click.Group):
-            for name, declaration in plugin_commands(cmd_name).items():
-                command.add_command(_load(name, *declaration), name)
+            return _load(cmd_name, *declaration)
+        for path, group in _core_groups().items():
+            if path.partition(" ")[0] == cmd_name:
+                for name, declaration in plugin_commands(path).items():
+                    group.add_command(_load(name, *declaration), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -139,9 +120,13 @@ def plugin_commands(group: str = "") -> dict[str, tuple[Plugin, PluginCommand]]:
 
 
 @cache
+def _core_groups() -> dict[str, click.Group]:
+    return {path: group for path, group in commands_below(cli) if isinstance(group, click.Group)}
+
+
+@cache
 def _commands_of_plugins() -> dict[str, tuple[Plugin, PluginCommand]]:
-    groups = {name: group.commands for name, group in cli.commands.items() if isinstance(group, click.Group)}
-    of_core = {*cli.commands, *(f"{group} {name}" for group, commands in groups.items() for name in commands)}
+    groups, of_core = _core_groups(), {path for path, _ in commands_below(cli)}
     commands = plugin_entries(lambda plugin: plugin.commands, "command", of_core)
     for name, (plugin, _) in commands.items():
         if (group := name.rpartition(" ")[0]) and group not in groups:

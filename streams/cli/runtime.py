@@ -123,6 +123,14 @@ class VersionNumber(click.IntRange):
         return int(super().convert(digits, param, ctx))
 
 
+class InOrder(click.Group):
+    """A group whose help lists its commands in the order in which they were added."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands."""
+        return list(self.commands)
+
+
 class _LazyNames(Sequence[str]):
     def __init__(self, names: Callable[[], Sequence[str]]) -> None:
         self._names = names
@@ -203,7 +211,7 @@ def stopped_node_hint(exc: StreamwardError, call: AppContext | None) -> str | No
             options = [*config, *(part for override in call.overrides for part in ("--set", override))]
         else:
             options = ["--config", str(config_file)] if config_file.exists() else ["--set", f"broker.data_dir={folder}"]
-        start = shlex.join(["streamward", *options, "broker", "start"])
+        start = shlex.join(["streamward", *options, "admin", "broker", "start"])
         if node.bootstrap == kafka.bootstrap.replace("localhost", "127.0.0.1"):
             archived = call.source == "auto" and _may_exist(call.settings.archive.store)
             instead = ", or read only the archive with --source archive" if archived else ""
@@ -348,8 +356,8 @@ def archive_for(on: str | None, source: Source) -> Source:
     """Return the source of a command: an engine reads the archive. Raises SettingsError if --source contradicts it."""
     if on is not None and source == "log":
         raise SettingsError(
-            f"--on {on} reads the archive, and --source log the broker; leave one of them out (`streamward archive "
-            "sync` archives new records)"
+            f"--on {on} reads the archive, and --source log the broker; leave one of them out (`streamward admin "
+            "archive sync` archives new records)"
         )
     return source if on is None else "archive"
 

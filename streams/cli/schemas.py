@@ -1,4 +1,4 @@
-"""The commands of the Avro schemas: schemas list, check, register, serve."""
+"""The commands of the Avro schemas: admin schemas list, check, register, serve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of scorers: `scoring` runs an agent, `scoring try` tries a scorer, `rescore` writes missing scores."""
+"""The commands of scorers: `scoring` runs an agent, `scoring try` tries one, `admin rescore` writes missing scores."""
 
 from __future__ import annotations
 

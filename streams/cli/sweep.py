@@ -1,4 +1,4 @@
-"""`streamward sweep`: find the best recipe for recorded groups.
+"""`streamward replay sweep`: find the best recipe for recorded groups.
 
 sweep.toml ──► experiments of its recipes ──► half of them continue, round by round ──► the best, with its gain
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from streams.cli.experiments import replay
 from streams.cli.replay import matching_tasks, players, progress
 from streams.cli.runtime import INTERRUPTED, AppContext, output_option, pass_call, until_stopped
 
@@ -18,14 +19,17 @@ if TYPE_CHECKING:
     from streams.improve.sweep.sweep_runner import Sweep, SweepReport
     from streams.output import Output
 
+__all__ = ["replay"]
+"""The group of commands, with those of experiments.py."""
 
-@click.command()
+
+@replay.command("sweep")
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE.toml")
 @click.option("--dry-run", is_flag=True, help="Print the recipes, and write nothing.")
 @output_option
 @click.pass_context
 @pass_call
-def sweep(call: AppContext, ctx: click.Context, /, output: Output, file: Path, dry_run: bool) -> None:
+def replay_sweep(call: AppContext, ctx: click.Context, /, output: Output, file: Path, dry_run: bool) -> None:
     """Find the best recipe for recorded groups.
 
     Trains each combination of the grid in FILE.toml on recorded groups, each in an experiment, and asks its versions

@@ -54,9 +54,10 @@ def tenants_create(
     dry_run: bool,
     output: Output,
 ) -> None:
-    """Let principals read, write and create a tenant's topics, and no others.
+    """Grant principals the rights on a tenant's topics.
 
-    Existing rights stay. Run it again to restore rights that `list` shows as missing.
+    They may read, write and create these, and no others. Existing rights stay. Run it again to restore rights that
+    `list` shows as missing.
     """
     from streams.access import tenant_grants
     from streams.access.access_log import AccessLog
@@ -128,7 +129,7 @@ def tenants_show(call: AppContext, /, tenant: str, output: Output) -> None:
     if state is None:
         raise NotFoundError(
             f"tenant {tenant[:80]!r} has no log of its own, recorded or at the broker; "
-            "`streamward access tenants create` gives it one"
+            "`streamward admin access tenants create` gives it one"
         )
     expected = tenant_rights.rights_of(state.prefix, state.principals)
     rows = [

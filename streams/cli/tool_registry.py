@@ -1,4 +1,4 @@
-"""The commands of the registry of tools: tools add, list, show, accept, remove, call.
+"""The commands of the registry of tools: agents tools add, list, show, accept, remove, call.
 
 endpoint ──► its description ──► added ──► tools ──► list, show          changed by its server ──► accept, or remove
 """
@@ -33,7 +33,7 @@ add_routes(
 
             ENDPOINT is module:function, http(s)://host/path, mcp:SERVER or environment:NAME. Modules and servers need
             to be listed in environments.modules and environments.servers. The description that it has now is trusted; a
-            later one is refused until `streamward tools accept`.
+            later one is refused until `streamward agents tools accept`.
             """,
             arguments="tool_id endpoint",
             columns="tool_id kind endpoint trusted description",
@@ -97,7 +97,7 @@ def tools_show(call: AppContext, name: str, output: Output) -> None:
 def tools_accept(call: AppContext, name: str, digest: str | None, reason: str, output: Output) -> None:
     """Trust the newest description of an entry.
 
-    Look at it first with `streamward tools show`. Exit code 4 if it is described otherwise by now.
+    Look at it first with `streamward agents tools show`. Exit code 4 if it is described otherwise by now.
     """
     from streams import output as show
     from streams.environments.registry.tool_log import RegistryDecision, ToolLog

@@ -1,4 +1,4 @@
-"""The commands of topics: topics apply, list, describe."""
+"""The commands of topics: admin topics apply, list, describe."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def topics_list(call: AppContext, output: Output) -> None:
     ]
     show.rows(data, columns, output)
     if any(row["partitions"] is None for row in data):
-        click.echo("Some topics do not exist; create them with `streamward topics apply`.", err=True)
+        click.echo("Some topics do not exist; create them with `streamward admin topics apply`.", err=True)
 
 
 @topics.command("describe")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option(
     "--environment",
     metavar="NAME|REFERENCE",
-    help="Train on episodes in this environment, named as for `environments try`, instead of tasks from a file.",
+    help="Train on episodes in this environment, named as for `agents environments try`, instead of tasks from a file.",
 )
 @click.option("--settings", "in_json", default="{}", metavar="JSON", help="Settings of the environment.")
 @click.option(

@@ -1,6 +1,6 @@
-"""Score answers again after a failed scorer's file has changed, as `streamward rescore --failed` does.
+"""Score answers again after a failed scorer's file has changed, as `streamward admin rescore --failed` does.
 
-    answers without a score ──► has a module of scoring.modules changed? ──► `rescore --failed`, a child ──► its counts
+    answers without a score ──► has a module of scoring.modules changed? ──► `admin rescore`, a child ──► its counts
 
 The scoring agent reloads a changed module itself, but answers that it has given up on stay without a score. They are
 also scored again when the run begins, since the file may have been fixed in between.

@@ -267,7 +267,7 @@ def _meet_collapsed_judge(demo: ImproveDemoRun) -> dict[str, Any]:
         folder.mkdir()
         config = save(judged, folder, by="streamward demo")
         with RestartedProcesses(demo.options.folder / "logs", child_env()) as processes:
-            processes.start("curate-judged", command(config, ("curate", "follow")))
+            processes.start("curate-judged", command(config, ("improve", "curate", "follow")))
             demo.ask((JUDGED,))
             read = _decide(demo, judged, JUDGED)
             demo.ask((JUDGED,))

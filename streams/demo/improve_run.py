@@ -48,7 +48,7 @@ class ImproveOrder:
     """How often."""
     folder: Path = FOLDER
     datasets: Path | None = None
-    """Where data sets are written; None: where `datasets follow` writes them."""
+    """Where data sets are written; None: where `improve datasets follow` writes them."""
 
     @classmethod
     def of(cls, file: Path, rule: RetrainRule, *, catalogue: Path | None = None, every: str = "1h") -> ImproveOrder:
@@ -73,14 +73,24 @@ def commands(order: ImproveOrder) -> dict[str, tuple[str, ...]]:
     root = () if order.datasets is None else ("--to", str(order.datasets))
     steps: dict[str, tuple[str, ...]] = {
         "streams": ("streams",),
-        "curate": ("curate", "follow", *policy, "--purpose", order.purpose),
-        "datasets": ("datasets", "follow", order.dataset, *policy, *tenant, *root, "--new", str(order.least)),
-        "retrain": ("retrain", "follow", "--rule", str(order.rule.resolve())),
+        "curate": ("improve", "curate", "follow", *policy, "--purpose", order.purpose),
+        "datasets": (
+            "improve",
+            "datasets",
+            "follow",
+            order.dataset,
+            *policy,
+            *tenant,
+            *root,
+            "--new",
+            str(order.least),
+        ),
+        "retrain": ("improve", "retrain", "follow", "--rule", str(order.rule.resolve())),
         "jobs": ("jobs", "run"),
         "tune": ("tune", "--jobs"),
     }
     if order.catalogue is not None:
-        steps["selfplay"] = ("selfplay", "run", str(order.catalogue.resolve()), "--every", order.every)
+        steps["selfplay"] = ("improve", "selfplay", "run", str(order.catalogue.resolve()), "--every", order.every)
     return steps
 
 
@@ -89,7 +99,7 @@ def run(settings: Settings, order: ImproveOrder, *, stop: Event, say: Callable[[
     output of a process that does not stay up.
     """
     order.folder.mkdir(parents=True, exist_ok=True)
-    config = save(settings, order.folder, by="streamward improve")
+    config = save(settings, order.folder, by="streamward improve run")
     with RestartedProcesses(order.folder / "logs", child_env()) as processes:
         for name, words in commands(order).items():
             processes.start(name, command(config, words))

@@ -126,7 +126,7 @@ class Display:
         trend, last_step = self._trend(progress), Text(_last_step(progress))
         parts: list[RenderableType] = [head, Text(), places, Text(), trend, last_step, Text(), doing]
         if progress.counts["dead-letters"]:
-            parts.append(Text(f"{progress.counts['dead-letters']} dead letters: streamward dlq list"))
+            parts.append(Text(f"{progress.counts['dead-letters']} dead letters: streamward admin dlq list"))
         return Panel(
             Group(*parts), title=Text("streamward: where every group is"), title_align="left", border_style="dim"
         )
@@ -289,7 +289,7 @@ def _faults(progress: Progress) -> Iterator[str]:
     if progress.letters:
         counts = Counter(progress.letters.values()).most_common()
         letters = ", ".join(f"{count} {reason}" for reason, count in counts)
-        yield f"Dead letters: {letters} (`streamward dlq list`)"
+        yield f"Dead letters: {letters} (`streamward admin dlq list`)"
 
 
 def _scores(progress: Progress) -> Table:
@@ -353,12 +353,12 @@ def _next_commands(config: Path | None, plan: Plan) -> list[str]:
     program = shlex.quote(_program())
     streamward = program if config is None else f"{program} --config {shlex.quote(str(config))}"
     return [
-        *([f"{streamward} broker start"] if plan.starts_node else []),
+        *([f"{streamward} admin broker start"] if plan.starts_node else []),
         f"{streamward} adapters list",
         f"{streamward} events tail groups --from -3 --until-end --output jsonl",
         f"{streamward} events tail adapters --until-end",
         f"{streamward} audit",
-        *([f"{streamward} broker stop"] if plan.starts_node else []),
+        *([f"{streamward} admin broker stop"] if plan.starts_node else []),
         *([] if (words := plan.to_continue()) is None else [f"{program} {shlex.join(words)}"]),
     ]
 

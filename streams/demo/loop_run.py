@@ -63,7 +63,7 @@ PROCESSES: dict[str, tuple[str, ...]] = {
 """Arguments of `streamward` by process."""
 CONTROLLER = ("jobs", "run")
 """Runs the jobs of a loop that waits for other work."""
-RESCORE = ("rescore", "--failed", "--output", "table")
+RESCORE = ("admin", "rescore", "--failed", "--output", "table")
 STOPS_LAST = ("serve", "vllm")
 """Processes that others need to finish their work, in the order in which they are stopped."""
 

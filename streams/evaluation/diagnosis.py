@@ -51,7 +51,7 @@ WAYS_OUT = {
     "too large for a record, a smaller --group-size",
     "unanswered": "Repair what the error names, then send the tasks again: `streamward tasks resubmit --unanswered`",
     "unscored": "Repair the scorer and try it: `streamward scoring try NAME --task FILE:LINE --text TEXT`. Then "
-    "`streamward rescore --failed` writes what is missing",
+    "`streamward admin rescore --failed` writes what is missing",
     "one_text": "Train again from there with a lower trainer.learning_rate or with trainer.beta above 0, and see "
     "whether the scorer rewards that text",
     "no_end": "Take an instruct model, ask for a short answer (--system), or set sampling.stop in the tasks",

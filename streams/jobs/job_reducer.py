@@ -192,7 +192,8 @@ def refused_event(job: JobState, reason: str) -> JobEvent:
         actor=STAGE,
         reason=reason,
         code=NOT_ASKED,
-        suggested_action="`streamward environments try` plays an environment; order the job again once it passes there",
+        suggested_action="`streamward agents environments try` plays an environment; order the job again once it "
+        "passes there",
     )
 
 
@@ -287,7 +288,7 @@ def _evaluation(state: OpenJob, adapters: AdapterState) -> Sequence[Effect]:
                 "failed",
                 f"version {version}: no answer to a held-out question has a score",
                 code=NOT_EVALUATED,
-                suggested_action="see why answers are not scored: `streamward status` and `streamward dlq list`",
+                suggested_action="see why answers are not scored: `streamward status` and `streamward admin dlq list`",
             ),
         )
     measured = paired.compare(pairs).metrics()

@@ -149,7 +149,7 @@ def _answer(kafka: Kafka, future: Future[Any]) -> Any:
                 "do everything. Set authorizer.class.name in the properties of its brokers and controllers "
                 "(org.apache.kafka.metadata.authorizer.StandardAuthorizer), with super.users for the operator, and "
                 "start them again; without it, tenants can only be divided at the door "
-                "(`streamward access keys create --tenant`)"
+                "(`streamward admin access keys create --tenant`)"
             ) from exc
         if error.code() == ck.KafkaError.CLUSTER_AUTHORIZATION_FAILED:
             principal = "who is not logged in" if kafka.sasl_username is None else f"User:{kafka.sasl_username}"

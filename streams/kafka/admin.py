@@ -98,7 +98,7 @@ def _partitions(settings: Settings, labels: Iterable[str], counts: Mapping[str, 
     for label in labels:
         topic = topics(settings.topics)[label]
         if topic.name not in counts:
-            raise NotFoundError(f"topic {topic.name} does not exist; create it with `streamward topics apply`")
+            raise NotFoundError(f"topic {topic.name} does not exist; create it with `streamward admin topics apply`")
         partitions += [(topic.name, partition) for partition in range(counts[topic.name])]
     return partitions
 
@@ -384,6 +384,6 @@ def check_topics(settings: Settings, labels: Iterable[str] = LABELS, *, patient:
 def _check(settings: Settings, labels: Iterable[str], existing: Mapping[str, int]) -> None:
     for topic in (topics(settings.topics)[label] for label in labels):
         if topic.name not in existing:
-            raise NotFoundError(f"topic {topic.name} does not exist; create it with `streamward topics apply`")
+            raise NotFoundError(f"topic {topic.name} does not exist; create it with `streamward admin topics apply`")
         if existing[topic.name] != topic.partitions:
             raise wrong_partitions(topic, f"{existing[topic.name]} partitions")

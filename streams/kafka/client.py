@@ -136,6 +136,6 @@ def unreachable(kafka: Kafka, cause: object, *, within_s: float | None = None) -
     waited_s = kafka.request_timeout_s if within_s is None else within_s
     return BrokerUnreachable(
         f"Kafka at {kafka.bootstrap} did not answer within {waited_s:g} s ({cause}). Check that it runs "
-        "(`streamward broker status`, or `streamward broker start` for an embedded one) and that kafka.bootstrap and "
-        "kafka.security_protocol are right (`streamward config show`)"
+        "(`streamward admin broker status`, or `streamward admin broker start` for an embedded one) and that "
+        "kafka.bootstrap and kafka.security_protocol are right (`streamward config show`)"
     )

@@ -377,7 +377,7 @@ class GroupConsumer(Reader):
             return LogError(
                 f"{tp[0]}[{tp[1]}]: group {self._settings.topics.prefix}{self._group} {verb} {offset}, but the first "
                 f"record has offset {first}: retention has cut {first - offset} that this group did not read. "
-                f"Restore them, or accept the loss with `streamward offsets skip --group {self._group}`"
+                f"Restore them, or accept the loss with `streamward admin offsets skip --group {self._group}`"
             )
         if offset > end:
             return LogError(

@@ -14,9 +14,9 @@ records may therefore not be members of one group, and both answers follow from 
 | `train` | `trainer-POLICY`, `trainer-@FLEET` with fleet.policies | batches of other policies |
 | `serve`, the only one of a log | `serve` | nothing |
 | `calls` | `trainer-@FLEET@calls` | nothing |
-| `jobs run`, `prompts run` | `jobs`, `prompts` | jobs of another kind |
-| `curate` | `curate-PURPOSE-POLICY` | runs of other policies and purposes |
-| `datasets follow` | `datasets-NAME` | other data sets |
+| `jobs run`, `improve prompts run` | `jobs`, `prompts` | jobs of another kind |
+| `improve curate` | `curate-PURPOSE-POLICY` | runs of other policies and purposes |
+| `improve datasets follow` | `datasets-NAME` | other data sets |
 """
 
 from __future__ import annotations

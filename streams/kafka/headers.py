@@ -5,7 +5,7 @@
 
 Kafka takes any bytes as a header's name. The client reads the headers of a record at once and fails if one name is not
 UTF-8, so the others cannot be kept either. Every reader follows this rule, the Faust worker's too
-(streams/worker/faust/header_names.py), and `audit`, `archive sync` and `archive restore` count the records.
+(streams/worker/faust/header_names.py), and `audit`, `admin archive sync` and `admin archive restore` count the records.
 """
 
 from __future__ import annotations

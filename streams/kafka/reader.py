@@ -494,7 +494,7 @@ def trouble_of(message: Any) -> LogError | None:
     if error.code() == ck.KafkaError._AUTO_OFFSET_RESET and not is_unknown_topic(error):
         return LogError(
             f"{topic}[{message.partition()}]: the offset asked for is gone: {error.str()}. Retention has cut it; read "
-            "from a later offset (`streamward topics describe` shows the first), or restore it"
+            "from a later offset (`streamward admin topics describe` shows the first), or restore it"
         )
     return LogError(f"{topic}: {error.str()}. Check topics and access rights with `streamward doctor`")
 

@@ -106,7 +106,7 @@ class Record(NamedTuple):
             return serde.Poison("wrong_key", error)
         if partitions is None or (expected := partition_of(key, partitions)) == self.at.partition:
             return None
-        way_out = ". `streamward dlq retry` puts this record where it belongs" if field == "task_id" else ""
+        way_out = ". `streamward admin dlq retry` puts this record where it belongs" if field == "task_id" else ""
         return serde.Poison(
             "wrong_partition",
             f"key {key!r} is in partition {self.at.partition}, expected {expected} of {partitions}, where the other "

@@ -2,7 +2,7 @@
 
     partition, offsets ──► batches as they are in the log ──► markers and aborted records; the producer of an open one
 
-Only other programs and `archive restore` use transactions. librdkafka shows neither markers nor producers, but
+Only other programs and `admin archive restore` use transactions. librdkafka shows neither markers nor producers, but
 aiokafka's batches do, so this is the one module below the Faust worker that imports it.
 
 Not covered: a producer's transactional.id, which only the transaction coordinator knows (`kafka-transactions.sh list`).

@@ -28,10 +28,10 @@ LOOP: tuple[str, ...] = ("streams", "policy", "scoring", "train")
 READERS: tuple[str, ...] = (*LOOP, "agents")
 """Those that read as a consumer group: the loop, and `agents run`."""
 IMPROVERS: tuple[str, ...] = ("curate", "datasets", "retrain", "selfplay")
-"""Those that learn from served runs: `curate follow`, `datasets follow`, `retrain follow`, `selfplay run`."""
+"""Those that learn from served runs, by the name of their commands below `improve`."""
 SERVED: tuple[str, ...] = (*READERS, "archive", "serve", "jobs", *IMPROVERS, "calls")
-"""Those that serve metrics.port: these, `archive sync --follow`, the server of agents, the controller of jobs, and the
-worker of training calls. Processes of plugins do, too."""
+"""Those that serve metrics.port: these, `admin archive sync --follow`, the server of agents, the controller of jobs,
+and the worker of training calls. Processes of plugins do, too."""
 
 
 class Metric(NamedTuple):
@@ -585,7 +585,7 @@ JOB_STEP_AGE = Metric(
     "a job that a plugin does",
 )
 
-# --- curate follow ----------------------------------------------------------------------------------------------------
+# --- improve curate follow --------------------------------------------------------------------------------------------
 
 CURATION_VERDICTS = Metric(
     "streamward_curation_verdicts_total",
@@ -612,7 +612,7 @@ CURATION_KAPPA = Metric(
     "verdicts of people",
 )
 
-# --- datasets follow --------------------------------------------------------------------------------------------------
+# --- improve datasets follow ------------------------------------------------------------------------------------------
 
 DATASET_DUE = Metric(
     "streamward_dataset_due_ratio",
@@ -667,7 +667,7 @@ CALL_SECONDS = Metric(
     buckets=TIMES,
 )
 
-# --- retrain follow ---------------------------------------------------------------------------------------------------
+# --- improve retrain follow -------------------------------------------------------------------------------------------
 
 RETRAIN_DUE = Metric(
     "streamward_retrain_due_ratio",
@@ -687,7 +687,7 @@ RETRAIN_CROSSINGS = Metric(
     "a crossing",
 )
 
-# --- selfplay run -----------------------------------------------------------------------------------------------------
+# --- improve selfplay run ---------------------------------------------------------------------------------------------
 
 SELFPLAY_QUESTIONS = Metric(
     "streamward_selfplay_questions_total",
@@ -698,7 +698,7 @@ SELFPLAY_QUESTIONS = Metric(
     "a run",
 )
 
-# --- archive sync --follow --------------------------------------------------------------------------------------------
+# --- admin archive sync --follow --------------------------------------------------------------------------------------
 
 ARCHIVE_LAG_RECORDS = Metric(
     "streamward_archive_lag_records",

@@ -97,7 +97,7 @@ class Plugin:
     topics: str | None = None
     """Where its topics are: `module:name` of a tuple of TopicShape."""
     commands: Mapping[str, PluginCommand] = field(default_factory=dict)
-    """By name, as `queues`; a command of an existing group has both names, as `adapters import`."""
+    """By name, as `queues`; a command of an existing group has all names, as `adapters import`."""
     exports: Mapping[str, PluginExport] = field(default_factory=dict)
     """Formats of `streamward export`, by name."""
     settings: str | None = None

@@ -71,7 +71,7 @@ def resolve(states: Mapping[str, PromptState], reference: PromptReference, unit:
         if target is None:
             raise NotFoundError(
                 f"prompt {reference.name} has no alias {reference.alias[:80]!r}; "
-                f"{nearest(reference.alias, state.aliases)}. `streamward prompts activate` sets one"
+                f"{nearest(reference.alias, state.aliases)}. `streamward improve prompts activate` sets one"
             )
         number = target.version_for(unit)
     if (problem := state.withdrawal(number or 0)) is not None:

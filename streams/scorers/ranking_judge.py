@@ -49,7 +49,8 @@ that are equally good. Reply with one JSON object and nothing else, the ranks in
 _PLACEHOLDER = re.compile(r"\{(boundary|rubric|count|question|answers|reference)\}")
 ALONE = (
     f"{NAME} compares the responses to a task, which a scoring agent does when the last of them is in the log: name it "
-    "as a reward source of a task with two responses or more. `streamward dlq retry` sends such a response there again"
+    "as a reward source of a task with two responses or more. `streamward admin dlq retry` sends such a response "
+    "there again"
 )
 
 

@@ -154,7 +154,7 @@ def default_address(settings: Settings, origins: Mapping[str, str]) -> str | Non
         return None
     return (
         f"{settings.kafka.bootstrap} is the default, and this folder has no node; set kafka.bootstrap, or start a node "
-        "here with `streamward broker start`"
+        "here with `streamward admin broker start`"
     )
 
 

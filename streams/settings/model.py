@@ -944,7 +944,7 @@ class Serve(Section):
 
     host: str = Field("127.0.0.1", description="address to listen on; without keys 127.0.0.1, ::1 or localhost")
     auth: Literal["none", "keys"] = Field(
-        "none", description="keys: every request needs a key of `streamward access keys create`"
+        "none", description="keys: every request needs a key of `streamward admin access keys create`"
     )
     port: int = Field(8790, ge=0, le=65535, description="0: any free port, which is printed")
     tls_certificate: Path | None = Field(
@@ -1073,7 +1073,7 @@ class Serve(Section):
             raise ValueError(
                 f"host {self.host!r} is reachable from other machines, and without keys any client may call it. Use "
                 "127.0.0.1, with an ssh tunnel from other machines; or serve.auth=keys, and create keys with "
-                "`streamward access keys create`"
+                "`streamward admin access keys create`"
             )
         of_keys = ("key_per_s", "key_burst", "key_at_once", "requests", "tenant_scorers")
         changed = [name for name in of_keys if getattr(self, name) != type(self).model_fields[name].default]
@@ -1097,7 +1097,7 @@ class Login(Section):
     signing_key: Path | None = Field(
         None,
         description="PEM file of the private key that signs access tokens, the same for every server of a log; "
-        "`streamward access signing-key rotate` creates it. Without it there is no login, only keys",
+        "`streamward admin access signing-key rotate` creates it. Without it there is no login, only keys",
     )
     public_url: str = Field(
         "", description="public address of the server, e.g. https://streamward.example.org; empty: its own address"

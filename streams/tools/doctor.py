@@ -155,7 +155,9 @@ def _topics(settings: Settings) -> Iterator[DoctorFinding]:
         return
     missing = [topic.name for topic in wanted.values() if topic.name not in existing]
     if missing:
-        yield DoctorFinding("topics", "failed", f"missing: {', '.join(missing)}", "Run `streamward topics apply`", 3)
+        yield DoctorFinding(
+            "topics", "failed", f"missing: {', '.join(missing)}", "Run `streamward admin topics apply`", 3
+        )
     elif checked is not None:
         yield DoctorFinding("topics", "failed", str(checked), exit_code=checked.exit_code)
     else:
@@ -197,7 +199,7 @@ def _topic_config(name: str, wanted: dict[str, str], found: dict[str, str]) -> I
                 "topics",
                 "warning",
                 f"{name} has {key}={got}, the settings have {wanted[key]}",
-                "Change one of them; `topics apply` never changes a topic that exists",
+                "Change one of them; `admin topics apply` never changes a topic that exists",
             )
 
 
@@ -230,7 +232,8 @@ def _unread_topics(prefix: str, existing: Iterable[str]) -> Iterator[DoctorFindi
             "topics",
             "warning",
             f"{', '.join(prefix + label for label in unread)}: no plugin that is loaded reads this",
-            "`streamward plugins` lists those that are installed; load the one that wrote it, or delete the topic",
+            "`streamward admin plugins` lists those that are installed; load the one that wrote it, or delete the "
+            "topic",
         )
 
 
@@ -260,7 +263,7 @@ def _processes(settings: Settings) -> Iterator[DoctorFinding]:
     for name, diagnosis in causes.items():
         yield DoctorFinding("learning", "warning", f"policy {name}: {diagnosis.what}", diagnosis.do)
     for scorer in status.failing:
-        do = f"Repair {scorer.scorer}, then `streamward rescore --failed` writes what is missing"
+        do = f"Repair {scorer.scorer}, then `streamward admin rescore --failed` writes what is missing"
         yield DoctorFinding("scoring", "warning", str(scorer), do)
     for name, policy in status.policies.items():
         if policy.stalled:

@@ -87,7 +87,7 @@ def rescore_failed(settings: Settings, *, since_ms: int | None, actor: str) -> R
     result.too_late = len(gone)
     _score(settings, [one for one in missing if one not in late], held, result)
     for some, why in ((result.whole, "it has every score"), (gone, "its group has left without it")):
-        order = RedriveOrder(verdict="dropped", actor=actor, why=f"rescore --failed: {why}")
+        order = RedriveOrder(verdict="dropped", actor=actor, why=f"admin rescore --failed: {why}")
         for _ in decide(settings, letters, some, order):
             pass
     return result

@@ -83,7 +83,9 @@ def find_exposure(
                     if match.is_leak:
                         found.add(match.question, event.version)
         elif tuning is not None and tuning.file is not None:
-            found.not_looked_at.append(f"file {tuning.file} of version {event.version} (`streamward data check` does)")
+            found.not_looked_at.append(
+                f"file {tuning.file} of version {event.version} (`streamward improve data check` does)"
+            )
         elif tuning is not None and tuning.start_policy is not None:
             found.not_looked_at.append(f"version {tuning.start_version} of {tuning.start_policy}, which it starts from")
     return found

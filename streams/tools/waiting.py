@@ -24,7 +24,7 @@ from streams.stages.scoring.breaker import failed_scorer
 from streams.tools.dead_letters.letters import STAGE as DECISIONS, source_of
 
 WAY_OUT = (
-    "repair the scorer, then `streamward rescore --failed`; once the groups have timed out, "
+    "repair the scorer, then `streamward admin rescore --failed`; once the groups have timed out, "
     "`streamward tasks resubmit --unscored` sends their tasks again"
 )
 """What to do about groups that lack a score."""

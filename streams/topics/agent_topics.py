@@ -58,7 +58,7 @@ RUNS = (
 CONTEXT = (
     TopicShape(
         label="prompts", event=events.PromptEvent, key="prompt", kept=True,
-        written_by="`prompts`, people", read_by="the server, `tasks`, `prompts`, people",
+        written_by="`improve prompts`, people", read_by="the server, `tasks`, `improve prompts`, people",
         tenant=OWN_PROMPT, reader=None, is_about="about a prompt", audit="whole", causes=(),
         line=lambda prompt, kind, version, reason: (
             f"prompt {prompt}{'' if version is None else f'@{version}'} {kind}: {reason}"
@@ -73,7 +73,7 @@ CONTEXT = (
     ),
     TopicShape(
         label="tools", event=events.ToolEvent, key="tool_id", kept=True,
-        written_by="the server, `tools`, people", read_by="the server, `tasks`, people",
+        written_by="the server, `agents tools`, people", read_by="the server, `tasks`, people",
         tenant="starts_with(tool_id, {prefix})", reader=None, is_about="about a tool", audit="whole", causes=(),
         line=lambda tool_id, kind, reason: f"tool {tool_id} {kind}: {reason}",
         columns=(

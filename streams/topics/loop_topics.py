@@ -150,7 +150,7 @@ LOOP = (
     ),
     TopicShape(
         label="dead-letters", event=events.DeadLetter, key="", kept=False,
-        written_by="every stage, `dlq`", read_by="people, `dlq`",
+        written_by="every stage, `admin dlq`", read_by="people, `admin dlq`",
         tenant="CASE WHEN {keyed_by_policy} THEN starts_with({source_key}, {prefix}) "
             "ELSE {source_key} IN (FROM own_tasks) END",
         reader=None, is_about="a dead letter", audit="groups", causes=(EVERY_TOPIC,),
@@ -165,7 +165,7 @@ LOOP = (
     ),
     TopicShape(
         label="experiments", event=events.ExperimentEvent, key="experiment", kept=True,
-        written_by="`replay`", read_by="people, `experiments`",
+        written_by="`replay`", read_by="people, `replay`",
         tenant=NO_TENANT, reader=None, is_about="about an experiment", audit="place", causes=(),
         line=lambda kind: kind,
         columns=(

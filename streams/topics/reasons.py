@@ -1,6 +1,6 @@
 """Why records become dead letters, and groups are dropped, in words: what happened, and what to do about it.
 
-The log, its metrics and `dlq` group by the short word; the page and the live view show these sentences.
+The log, its metrics and `admin dlq` group by the short word; the page and the live view show these sentences.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ WAYS_OUT = {
     "unknown_task": "Write its task, then put the record back",
     "too_large": "Write a smaller event, or raise topics.max_record_bytes",
     "scorer_paused": "Repair the scorer: nothing is lost meanwhile",
-    "score_failed": "Repair the scorer, then `streamward rescore --failed` writes the missing scores",
+    "score_failed": "Repair the scorer, then `streamward admin rescore --failed` writes the missing scores",
     "no_judge": "Set scoring.judge_url and scoring.judge_model for every scoring agent, then put the record back",
     "module_not_listed": "If the module is yours, list it in scoring.modules and restart the agents, then put the "
     "record back; else close it",
-    "malformed_reward": "Repair the scorer, then `streamward rescore --failed` writes the missing scores",
+    "malformed_reward": "Repair the scorer, then `streamward admin rescore --failed` writes the missing scores",
     "not_served": "Repair the servers, then restart the agent",
 }
 """What to do about it, by reason; for HOPELESS ones their own text."""

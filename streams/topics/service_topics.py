@@ -53,7 +53,7 @@ SERVICE = (
     ),
     TopicShape(
         label="curation", event=events.CurationEvent, key="task_id", kept=True,
-        written_by="`curate`, people", read_by="`datasets`, `retrain`, people",
+        written_by="`improve curate`, people", read_by="`improve datasets`, `improve retrain`, people",
         tenant=OF_TENANT, reader=None, is_about="a verdict", audit="whole", causes=("trajectories", "groups"),
         line=lambda verdict, actor, rationale: f"run {words(verdict)} by {actor}: {rationale}",
         columns=(
@@ -67,7 +67,7 @@ SERVICE = (
     ),
     TopicShape(
         label="datasets", event=events.DatasetEvent, key="dataset", kept=True,
-        written_by="`datasets`", read_by="`tune`, people",
+        written_by="`improve datasets`", read_by="`tune`, people",
         tenant=OF_TENANT, reader=None, is_about="about a data set", audit="whole", causes=("curation",),
         line=lambda dataset, kind, reason: f"data set {dataset} {kind}: {reason}",
         columns=(
@@ -80,7 +80,7 @@ SERVICE = (
     ),
     TopicShape(
         label="triggers", event=events.TriggerEvent, key="rule", kept=True,
-        written_by="`retrain`, `selfplay`", read_by="`retrain`, `selfplay`, people",
+        written_by="`improve retrain`, `improve selfplay`", read_by="`improve retrain`, `improve selfplay`, people",
         tenant=OF_TENANT, reader=None, is_about="about a rule", audit="whole", causes=("adapters", "groups"),
         line=lambda rule, kind, reason: f"rule {rule} {kind}: {reason}",
         columns=(

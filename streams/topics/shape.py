@@ -1,6 +1,6 @@
 """Every fact about a topic, declared once.
 
-    TopicShape ──► topics apply, rights, SQL views, record lines, `events tail`, audit, spending of tenants, chart,
+    TopicShape ──► topics, rights, SQL views, record lines, `events tail`, audit, spending of tenants, chart,
                    docs/architecture.md
 
 A declaration without one of the facts, or with one that contradicts its event, is refused when it is made.
@@ -53,7 +53,7 @@ class RecordCost(NamedTuple):
     policy: str
     """Empty: no policy."""
     session: str
-    """What a tenant's user began, with all its work: a column of `streamward costs`."""
+    """What a tenant's user began, with all its work: a column of `streamward jobs costs`."""
     prompt_tokens: int
     completion_tokens: int
     trainer_s: float

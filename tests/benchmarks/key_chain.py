@@ -88,12 +88,12 @@ class Example:
 
     def train(self, seed: int) -> dict[str, Any]:
         """Return the report of `up`."""
-        self._tools("topics", "apply")
+        self._tools("admin", "topics", "apply")
         self._run(sys.executable, "key_chain.py", str(seed), self._server)
-        key = self._tools("access", "keys", "create", "--role", "submitter", "--name", "episodes").split()[0]
+        key = self._tools("admin", "access", "keys", "create", "--role", "submitter", "--name", "episodes").split()[0]
         tokens = {f"mcp:{self._server}/mcp/registered": key}
         (self._folder / "credentials.json").write_text(json.dumps(tokens))
-        self._tools("tools", "add", "get", "key_chain:get", "--reason", "the policy learns to use it")
+        self._tools("agents", "tools", "add", "get", "key_chain:get", "--reason", "the policy learns to use it")
         with self._serving():
             words = ("--held-out", "held_out.jsonl", "--model", "smollm2-tools", "--output", "json")
             limits = ("--steps", str(STEPS), "--minutes", str(MINUTES))

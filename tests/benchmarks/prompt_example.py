@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.prompt_example [--iterations N] [--write]
 
-    prompts create ──► prompts optimize --method pairs ──► the better version
+    improve prompts create ──► improve prompts optimize --method pairs ──► the better version
     sums@1 ──► a job of N versions ──┐
     the better version ──► the same ─┴──► held-out reward and success, before and after
 
@@ -78,7 +78,7 @@ def searched(settings: Settings, folder: Path) -> dict[str, Any]:
     (folder / "questions.jsonl").write_text("".join(json.dumps(each) + "\n" for each in SUMS), encoding="utf-8")
     config = json.dumps({"max_tokens": MAX_TOKENS, "reward_sources": REWARD})
     words = ("--queries", "questions.jsonl", "--alias", "production", "--answers", str(ANSWERS), "--config", config)
-    job: dict[str, Any] = called(settings, folder, "prompts", "optimize", "sums", *words)
+    job: dict[str, Any] = called(settings, folder, "improve", "prompts", "optimize", "sums", *words)
     return job
 
 

@@ -69,20 +69,20 @@ def test_the_program_takes_every_command_line(case: str) -> None:
     expected |= {"serve": "serve"} if "serve" in VALUES[case] else {}
     expected |= {"jobs": "jobs run"} if VALUES[case].get("jobs", {}).get("enabled", True) else {}
     if VALUES[case].get("topics", {}).get("kind", "job") == "job":
-        expected["topics"] = "topics apply"
+        expected["topics"] = "admin topics apply"
     if "tuner" in VALUES[case]:
         expected["tuner"] = "tune"
     if "calls" in VALUES[case]:
         expected["calls"] = "calls"
     if "improve" in VALUES[case]:
-        expected |= {"curate": "curate follow", "datasets": "datasets follow"}
-        expected |= {"retrain": "retrain follow", "selfplay": "selfplay run"}
+        expected |= {"curate": "improve curate follow", "datasets": "improve datasets follow"}
+        expected |= {"retrain": "improve retrain follow", "selfplay": "improve selfplay run"}
     if "audit" in VALUES[case]:
         expected["audit"] = "audit"
     if "archive" in VALUES[case]:
-        expected["archive"] = "archive sync"
+        expected["archive"] = "admin archive sync"
     if case == "registry":
-        expected["schemas"] = "schemas register"
+        expected["schemas"] = "admin schemas register"
     assert commands == expected
 
 

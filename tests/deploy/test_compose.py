@@ -228,13 +228,13 @@ def test_each_profile_runs_the_whole_loop_with_one_trainer(profile: str) -> None
     running = [name for name in OURS if profile in SERVICES[name].get("profiles", [profile])]
     commands = [parsed(SERVICES[name]["command"]) for name in running]
     assert sorted(commands) == [
+        "admin schemas serve",
+        "admin topics apply",
         "jobs run",
         "policy",
-        "schemas serve",
         "scoring",
         *(["serve"] if profile == "fleet" else []),
         "streams",
-        "topics apply",
         "train",
         "tune",
     ]

@@ -127,7 +127,7 @@ def test_a_version_is_trained_and_served_by_what_compose_starts(project: Project
 
 def test_an_agent_with_a_key_is_answered(project: Project) -> None:
     server = project.services[project.server]
-    made = server.execute("streamward", "access", "keys", "create", "--role", "submitter", "--name", "me")
+    made = server.execute("streamward", "admin", "access", "keys", "create", "--role", "submitter", "--name", "me")
     assert made.returncode == 0, made.stderr
     (port,) = set(re.findall(rf"import stream {project.server}:(\d+)", (ROOT / "deploy" / "Caddyfile").read_text()))
     body = {"model": "default", "max_tokens": 4, "messages": [{"role": "user", "content": "1 7"}]}

@@ -38,15 +38,15 @@ NEVER = "sum(streamward_score_failures_total)"
 """What has no answer in this run, because no score fails."""
 RULE, CATALOGUE = "retrain.toml", "catalogue.yaml"
 COMMANDS = {
-    "archive": "archive sync --follow",
+    "archive": "admin archive sync --follow",
     "agents": "agents run guide --command true",
     "policy": "policy --fleet",
     "train": "train --fleet",
     "jobs": "jobs run",
-    "curate": "curate follow",
-    "datasets": "datasets follow good",
-    "retrain": f"retrain follow --rule {RULE}",
-    "selfplay": f"selfplay run {CATALOGUE} --every 1h",
+    "curate": "improve curate follow",
+    "datasets": "improve datasets follow good",
+    "retrain": f"improve retrain follow --rule {RULE}",
+    "selfplay": f"improve selfplay run {CATALOGUE} --every 1h",
 }
 """Where that is not the name of the process."""
 ON_PROMOTION = 'name = "r"\npolicy = "default"\nactions = ["tune"]\n[when]\npromotable = 9\n[tune]\nmethod = "sft"\n'

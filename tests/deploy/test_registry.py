@@ -1,6 +1,6 @@
 """A real Schema Registry, Apicurio, beside a real log: registering, the ids of records, and an outage.
 
-    `schemas register` ──► Apicurio ◄── streams, scoring, policy, Confluent's own serializers ──► Kafka
+    `admin schemas register` ──► Apicurio ◄── streams, scoring, policy, Confluent's own serializers ──► Kafka
 
 Runs with `make test-deploy` only: it fetches 159 MB once, and needs Java 21. Schemas of others were registered before
 ours, so that no id is that of lock.json.
@@ -81,7 +81,7 @@ def registered(apicurio: Apicurio, settings: Settings) -> Settings:
     """Settings whose topics exist and whose schemas are registered; this process uses the ids of lock.json."""
     with_registry = settings.model_copy(update={"schemas": Schemas(registry_url=apicurio.url)})
     admin.apply_topics(with_registry)
-    assert invoke(with_registry, "schemas", "register").exit_code == 0
+    assert invoke(with_registry, "admin", "schemas", "register").exit_code == 0
     numbering.use(numbering.LOCK_IDS)
     return with_registry
 
@@ -110,10 +110,10 @@ def test_register_puts_every_version_there_and_each_subject_reads_all_it_has(
     apicurio: Apicurio, client: SchemaRegistryClient
 ) -> None:
     settings, before = alone(apicurio, "one."), everything(client)
-    dry = invoke(settings, "schemas", "register", "--dry-run", "--output", "jsonl")
+    dry = invoke(settings, "admin", "schemas", "register", "--dry-run", "--output", "jsonl")
     assert dry.exit_code == 0 and everything(client) == before
     for result in ("registered", "there"):
-        done = invoke(settings, "schemas", "register", "--output", "jsonl")
+        done = invoke(settings, "admin", "schemas", "register", "--output", "jsonl")
         rows = rows_of(done)
         assert {row["result"] for row in rows} == {result}
     assert len(rows) == len(versions.files().schemas)
@@ -131,7 +131,7 @@ def test_what_cannot_be_read_is_refused_before_anything_changes(
     strange = {"type": "record", "name": "Batch", "fields": [{"name": "size", "type": "int"}]}
     client.register_schema("bad.batches-value", Schema(json.dumps(strange), "AVRO"))
     before = everything(client)
-    result = invoke(alone(apicurio, "bad."), "schemas", "register")
+    result = invoke(alone(apicurio, "bad."), "admin", "schemas", "register")
     assert result.exit_code == 4
     assert "bad.batches-value: version 1 in the registry" in result.stderr and "Nothing was changed" in result.stderr
     assert everything(client) == before
@@ -140,7 +140,7 @@ def test_what_cannot_be_read_is_refused_before_anything_changes(
 def test_the_registry_itself_refuses_what_is_not_compatible_from_then_on(
     apicurio: Apicurio, client: SchemaRegistryClient
 ) -> None:
-    assert invoke(alone(apicurio, "kept."), "schemas", "register").exit_code == 0
+    assert invoke(alone(apicurio, "kept."), "admin", "schemas", "register").exit_code == 0
     definition = versions.files().newest(Reward).definition
     broken = definition | {"fields": definition["fields"][1:]}
     with pytest.raises(Exception, match="409"):

@@ -271,9 +271,11 @@ def test_a_job_that_is_ordered_in_a_pod_is_done(release: Release) -> None:
 
 def test_the_server_answers_who_has_a_key_and_lets_people_log_in(release: Release) -> None:
     (server,) = release.by_name["serve"]
-    made = server.execute("streamward", "access", "keys", "create", "--role", "submitter", "--name", "first")
+    made = server.execute("streamward", "admin", "access", "keys", "create", "--role", "submitter", "--name", "first")
     assert made.returncode == 0, made.stderr
-    user = server.execute("streamward", "access", "users", "create", "ann", "--role", "viewer", stdin=f"{PASSWORD}\n")
+    user = server.execute(
+        "streamward", "admin", "access", "users", "create", "ann", "--role", "viewer", stdin=f"{PASSWORD}\n"
+    )
     assert user.returncode == 0, user.stderr
     url = f"http://{server.address}:{server.container.ports['http']}"
     body = {"model": "default", "max_tokens": 4, "messages": [{"role": "user", "content": "1 2"}]}
@@ -307,7 +309,7 @@ def test_the_archive_has_the_log_and_queries_in_its_pod_read_it(release: Release
 
 def test_the_topics_are_those_of_the_program(release: Release) -> None:
     wanted = topics(Topics(**SECURED["settings"]["topics"]))
-    made = {row["label"]: row["partitions"] for row in release.told("topics", "list")}
+    made = {row["label"]: row["partitions"] for row in release.told("admin", "topics", "list")}
     assert made == {label: topic.partitions for label, topic in wanted.items()}
 
 

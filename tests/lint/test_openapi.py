@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import httpx
 import pytest
 
@@ -18,6 +17,7 @@ from gateway.http.body import read
 from gateway.http.openapi import JSON
 from gateway.http.route import Route
 from gateway.rooms.routes import ROUTES, TABLE
+from streams.cli.nearest import commands_below
 from streams.cli.root import cli
 from tests.support.documented import differences, document, valid
 
@@ -140,9 +140,8 @@ def test_a_tool_and_a_prompts_text_have_one_name_in_routes_and_commands() -> Non
     good = [told for answer in answers for code, told in answer["responses"].items() if code < "300"]
     fields = [names for told in good for names in schemas_of(told)]
     assert any("tool_id" in names for names in fields) and not any("id" in names for names in fields)
-    prompts = cli.get_command(click.Context(cli), "prompts")
-    assert isinstance(prompts, click.Group)
-    options = {option for parameter in prompts.commands["create"].params for option in parameter.opts}
+    create = dict(commands_below(cli))["improve prompts create"]
+    options = {option for parameter in create.params for option in parameter.opts}
     assert "--template" in options and set(document()["components"]["schemas"]["TemplateBody"]["properties"]) >= {
         "template"
     }

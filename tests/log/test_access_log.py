@@ -35,24 +35,26 @@ def test_a_key_opens_until_a_server_that_follows_reads_that_it_was_revoked(made:
 
 
 def test_a_key_is_made_listed_checked_and_revoked_by_commands_and_the_log_has_no_secret(made: Settings) -> None:
-    result = invoke(made, "access", "keys", "create", "--role", "viewer", "--name", "notebook", "--expires", "30d")
+    result = invoke(
+        made, "admin", "access", "keys", "create", "--role", "viewer", "--name", "notebook", "--expires", "30d"
+    )
     assert result.exit_code == 0, result.output
     text = result.stdout.strip()
     key_id, secret = text.split("_", 2)[1:]
     assert secret not in result.stderr
 
-    listed = rows_of(invoke(made, "access", "keys", "list"))
+    listed = rows_of(invoke(made, "admin", "access", "keys", "list"))
     [row] = [row for row in listed if row["key_id"] == key_id]
     assert (row["name"], row["role"], row["status"]) == ("notebook", "viewer", "valid")
 
-    assert invoke(made, "access", "check", key_id, "jobs.read").exit_code == 0
-    denied = invoke(made, "access", "check", key_id, "code.run")
+    assert invoke(made, "admin", "access", "check", key_id, "jobs.read").exit_code == 0
+    denied = invoke(made, "admin", "access", "check", key_id, "code.run")
     assert denied.exit_code == 4 and "code.run is for: admin" in denied.output
 
-    assert invoke(made, "access", "keys", "revoke", key_id).exit_code == 0
-    assert "was revoked" in invoke(made, "access", "check", key_id, "jobs.read").output
+    assert invoke(made, "admin", "access", "keys", "revoke", key_id).exit_code == 0
+    assert "was revoked" in invoke(made, "admin", "access", "check", key_id, "jobs.read").output
 
-    given_whole = invoke(made, "access", "keys", "revoke", text)
+    given_whole = invoke(made, "admin", "access", "keys", "revoke", text)
     assert given_whole.exit_code == 3 and secret not in given_whole.output
     records: list[Any] = list(read_topic(made, "access"))
     assert any(isinstance(record.decode(AccessEvent), AccessEvent) for record in records)

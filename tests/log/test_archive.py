@@ -99,7 +99,7 @@ def test_an_archive_begins_where_the_log_does(made: Settings) -> None:
 
 def started(settings: Settings, folder: Path) -> subprocess.Popen[bytes]:
     return spawn(
-        command("archive", "sync", "rewards"), env=environment(settings), cwd=folder,
+        command("admin", "archive", "sync", "rewards"), env=environment(settings), cwd=folder,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 
@@ -248,7 +248,7 @@ def test_a_process_that_follows_is_watched_like_the_others(made: Settings, tmp_p
     )
     url = f"http://127.0.0.1:{port}"
     write(made, 4)
-    with running(watched, tmp_path, "archive sync rewards --follow"):
+    with running(watched, tmp_path, "admin archive sync rewards --follow"):
         until(lambda: get(f"{url}/readyz") == (200, "ok\n"), "it to be ready", folder=tmp_path)
         until(lambda: ArchiveReader(made).next_offset("rewards", ONE) == 4, "four records", folder=tmp_path)
         assert get(f"{url}/healthz")[0] == 200

@@ -83,7 +83,7 @@ def test_two_at_once_and_a_sync_beside_them_neither_lose_nor_double_a_record(mad
     written(made, 6)
     write(made, 50, first=500)
     started = [
-        spawn(command("archive", what, "rewards"), env=environment(made), cwd=tmp_path)
+        spawn(command("admin", "archive", what, "rewards"), env=environment(made), cwd=tmp_path)
         for what in ("compact", "compact", "sync")
     ]
     assert [process.wait(300) for process in started] == [0, 0, 0]
@@ -95,7 +95,7 @@ def test_two_at_once_and_a_sync_beside_them_neither_lose_nor_double_a_record(mad
 @pytest.mark.parametrize("after_s", [0.5, 1.0, 1.5])
 def test_a_killed_one_leaves_a_readable_archive(made: Settings, tmp_path: Path, after_s: float) -> None:
     written(made, 4)
-    process = spawn(command("archive", "compact", "rewards"), env=environment(made), cwd=tmp_path)
+    process = spawn(command("admin", "archive", "compact", "rewards"), env=environment(made), cwd=tmp_path)
     try:
         process.wait(after_s)
     except subprocess.TimeoutExpired:

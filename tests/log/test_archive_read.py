@@ -167,7 +167,7 @@ def test_archive_and_log_are_read_as_one_nothing_twice_and_nothing_missing(made:
 def test_without_an_archive_there_is_the_log_alone(made: Settings) -> None:
     write(made, 4)
     assert held(of(made, "auto")) == in_the_log(made) == held(of(made, "log"))
-    with pytest.raises(NotFoundError, match=r"does not hold .*rewards; run `streamward archive sync`"):
+    with pytest.raises(NotFoundError, match=r"does not hold .*rewards; run `streamward admin archive sync`"):
         of(made, "archive").bounds(["rewards"])
 
 

@@ -73,7 +73,7 @@ def decisions(settings: Settings) -> list[AdapterEvent]:
 
 
 def status(settings: Settings, output: str = "json") -> str:
-    result = invoke(settings, "rollout", "status", "--output", output)
+    result = invoke(settings, "adapters", "rollout", "--output", output)
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -171,7 +171,7 @@ def test_the_guards_suite_is_asked_judged_and_carried_out(made: Settings, tmp_pa
 
 def test_watching_shows_it_again_when_it_changes_and_ctrl_c_is_no_error(made: Settings) -> None:
     watching = spawn(
-        command("rollout", "status", "--watch", "--output", "json"),
+        command("adapters", "rollout", "--watch", "--output", "json"),
         env=environment(made),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

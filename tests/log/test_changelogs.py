@@ -102,4 +102,4 @@ def test_retention_that_overtakes_a_worker_ends_it_with_5_and_so_the_next(bench:
     for told in (worker.log(), after.log()):
         assert f"{bench.prefix}questions[2]: group {bench.prefix}streams is at" in told
         assert f"the first record there is {first}: " in told
-        assert told.rstrip().endswith("or accept their loss with `streamward offsets skip --group streams`")
+        assert told.rstrip().endswith("or accept their loss with `streamward admin offsets skip --group streams`")

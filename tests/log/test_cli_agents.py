@@ -147,7 +147,7 @@ def test_interactions_are_followed_and_a_follower_killed_in_a_line_is_completed(
     assert rows(settings, *asked) == [{"file": str(file), "lines": 0}]
     assert [json.loads(line)["input"] for line in lines_of(file)] == ["Who is ada?", "Who is bob?", "Who is eve?"]
 
-    run(settings, "archive", "sync")
+    run(settings, "admin", "archive", "sync")
     for source in ("log", "archive"):
         whole = tmp_path / f"from {source}"
         (told,) = rows(settings, "export", str(whole), "--format", "conversations", "--test", "0", "--source", source)

@@ -166,7 +166,7 @@ def test_a_part_of_the_log_is_recounted_alone(made: Settings, tmp_path: Path) ->
 def test_a_log_without_topics_is_not_found(settings: Settings) -> None:
     result = audit(settings)
     assert result.exit_code == 3
-    assert "topics apply" in result.stderr
+    assert "admin topics apply" in result.stderr
 
 
 def test_the_figure_is_served_as_a_metric(made: Settings, tmp_path: Path) -> None:

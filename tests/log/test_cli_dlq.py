@@ -32,7 +32,7 @@ pytestmark = pytest.mark.kafka
 
 
 def run(settings: Settings, *args: str) -> Result:
-    return invoke(settings, "dlq", *args)
+    return invoke(settings, "admin", "dlq", *args)
 
 
 MARK: dict[tuple[str, int], int] = {}

@@ -66,15 +66,15 @@ def write_at(settings: Settings, label: str, *payloads: tuple[bytes, bytes, int]
 
 
 def test_topics_are_created_once_and_then_listed(settings: Settings) -> None:
-    before = invoke(settings, "topics", "list")
+    before = invoke(settings, "admin", "topics", "list")
     assert [row["partitions"] for row in rows_of(before)] == [None] * len(LABELS)
-    assert "streamward topics apply" in before.stderr
+    assert "streamward admin topics apply" in before.stderr
 
-    assert {row["result"] for row in rows_of(invoke(settings, "topics", "apply"))} == {"created"}
-    assert {row["result"] for row in rows_of(invoke(settings, "topics", "apply"))} == {"unchanged"}
+    assert {row["result"] for row in rows_of(invoke(settings, "admin", "topics", "apply"))} == {"created"}
+    assert {row["result"] for row in rows_of(invoke(settings, "admin", "topics", "apply"))} == {"unchanged"}
 
     write(settings, a_task(1), a_task(2))
-    listed = {row["label"]: row for row in rows_of(invoke(settings, "topics", "list"))}
+    listed = {row["label"]: row for row in rows_of(invoke(settings, "admin", "topics", "list"))}
     assert listed["tasks"] == {
         "label": "tasks",
         "name": f"{settings.topics.prefix}tasks",
@@ -88,17 +88,17 @@ def test_topics_are_created_once_and_then_listed(settings: Settings) -> None:
 
 def test_topics_describe_gives_offsets_and_configuration(log: Settings) -> None:
     write(log, *(a_task(number) for number in range(5)))
-    (described,) = rows_of(invoke(log, "topics", "describe", "tasks"))
+    (described,) = rows_of(invoke(log, "admin", "topics", "describe", "tasks"))
     assert sum(row["records"] for row in described["partitions"]) == 5
     assert all(row["first"] == 0 and row["next"] == row["records"] for row in described["partitions"])
     assert described["config"]["cleanup.policy"] == "delete"
-    assert len(rows_of(invoke(log, "topics", "describe"))) == len(LABELS)
+    assert len(rows_of(invoke(log, "admin", "topics", "describe"))) == len(LABELS)
 
 
 def test_topics_describe_of_a_missing_topic_is_not_found(settings: Settings) -> None:
-    result = invoke(settings, "topics", "describe", "tasks")
+    result = invoke(settings, "admin", "topics", "describe", "tasks")
     assert (result.exit_code, result.stdout) == (3, "")
-    assert "streamward topics apply" in result.stderr
+    assert "streamward admin topics apply" in result.stderr
 
 
 def test_a_process_of_the_loop_refuses_to_start_without_topics(settings: Settings) -> None:
@@ -106,7 +106,7 @@ def test_a_process_of_the_loop_refuses_to_start_without_topics(settings: Setting
     for name in ("policy", "scoring", "streams", "train"):
         result = invoke(settings.model_copy(update={"kafka": kafka}), name)
         assert result.exit_code == 3
-        assert "does not exist; create it with `streamward topics apply`" in result.stderr
+        assert "does not exist; create it with `streamward admin topics apply`" in result.stderr
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
@@ -416,14 +416,14 @@ def states(result: Result) -> dict[str, str]:
 def test_doctor_finds_missing_and_wrong_topics(settings: Settings) -> None:
     result = invoke(settings, "doctor")
     assert (result.exit_code, states(result)["topics"]) == (3, "failed")
-    assert "streamward topics apply" in result.stdout
+    assert "streamward admin topics apply" in result.stdout
 
     admin.apply_topics(settings)
     assert {states(invoke(settings, "doctor"))[check] for check in ("broker", "topics", "trainer")} == {"ok"}
     broker, *others = doctor.examine(lambda: (settings, {}))  # nothing names this Kafka
     assert (broker.state, "topics" in {one.check for one in others if one.state == "ok"}) == ("warning", True)
     assert broker.what.endswith("is the default, and this folder has no node")
-    assert broker.do == "Set kafka.bootstrap, or start a node here with `streamward broker start`"
+    assert broker.do == "Set kafka.bootstrap, or start a node here with `streamward admin broker start`"
 
     result = invoke(settings, "--set", "topics.partitions=3", "doctor")
     assert (result.exit_code, states(result)["topics"]) == (2, "failed")
@@ -437,14 +437,14 @@ def test_doctor_finds_missing_and_wrong_topics(settings: Settings) -> None:
 
 def test_the_broker_is_started_found_refused_twice_and_stopped(tmp_path: Path) -> None:
     settings = Settings(broker=Broker(data_dir=tmp_path / "kafka"))
-    started = invoke(settings, "broker", "start", "--port", "0")
+    started = invoke(settings, "admin", "broker", "start", "--port", "0")
     try:
         (node,) = rows_of(started)
         assert "from STREAMWARD_KAFKA__BOOTSTRAP: leave it out to use this node" in started.stderr
-        assert started.stderr.endswith("Next: streamward topics apply\n")
-        assert rows_of(invoke(settings, "broker", "status")) == [node]
+        assert started.stderr.endswith("Next: streamward admin topics apply\n")
+        assert rows_of(invoke(settings, "admin", "broker", "status")) == [node]
 
-        again = invoke(settings, "broker", "start")
+        again = invoke(settings, "admin", "broker", "start")
         assert again.exit_code == 4
         assert str(node["pid"]) in again.stderr
 
@@ -455,17 +455,17 @@ def test_the_broker_is_started_found_refused_twice_and_stopped(tmp_path: Path) -
         assert f"An embedded node runs at {node['bootstrap']}: leave kafka.bootstrap out" in elsewhere.stdout
 
         admin.apply_topics(Settings(kafka=Kafka(bootstrap=node["bootstrap"])))
-        invoke(settings, "broker", "stop")
-        restarted = invoke(settings, "broker", "start")
+        invoke(settings, "admin", "broker", "stop")
+        restarted = invoke(settings, "admin", "broker", "start")
         assert restarted.exit_code == 0 and "Next:" not in restarted.stderr
     finally:
-        stopped = invoke(settings, "broker", "stop")
+        stopped = invoke(settings, "admin", "broker", "stop")
     assert (stopped.exit_code, stopped.stdout) == (0, "")
-    status = invoke(settings, "broker", "status")
+    status = invoke(settings, "admin", "broker", "status")
     assert (status.exit_code, status.stdout) == (3, "")
-    assert "start it with `streamward broker start`" in status.stderr
+    assert "start it with `streamward admin broker start`" in status.stderr
     (node,) = rows_of(restarted)
     gone = settings.model_copy(update={"kafka": Kafka(bootstrap=node["bootstrap"], request_timeout_s=1.0)})
-    listed = invoke(gone, "topics", "list")
+    listed = invoke(gone, "admin", "topics", "list")
     assert (listed.exit_code, listed.stdout) == (5, "")
-    assert f"{node['bootstrap']}, is stopped; start it with `streamward broker start`" in listed.stderr
+    assert f"{node['bootstrap']}, is stopped; start it with `streamward admin broker start`" in listed.stderr

@@ -1,4 +1,4 @@
-"""`streamward offsets`: where groups stand, and the one way to accept what retention has cut."""
+"""`streamward admin offsets`: where groups stand, and the one way to accept what retention has cut."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METADATA = '{"changelog": 7}'
 
 
 def run(settings: Settings, *args: str) -> Result:
-    return invoke(settings, "offsets", *args)
+    return invoke(settings, "admin", "offsets", *args)
 
 
 def commit(settings: Settings, group: str, at: Coordinates, *offsets: tuple[int, int]) -> None:
@@ -69,7 +69,7 @@ def test_list_tells_lag_and_what_was_cut_of_the_groups_of_this_deployment_only(m
             ("streams", other, 3, 0, 0, 0, "beyond the end"),
         ]
     )
-    assert "streamward offsets skip --group streams" in result.stderr
+    assert "streamward admin offsets skip --group streams" in result.stderr
     table = run(made, "list", "--output", "table").stdout
     assert f"{at.topic}[{at.partition}]" in table and "cut: 3 records gone" in table
 

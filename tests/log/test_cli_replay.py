@@ -1,4 +1,4 @@
-"""`streamward replay` and `streamward experiments` on a real log: what they print, and with which exit code."""
+"""`streamward replay` on a real log: what they print, and with which exit code."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_run_prints_what_came_of_it_and_where_its_settings_are(source: Setting
     own = load(file=Path(dr["config"]), env={})
     assert (own.policy.name, own.advantages.formula, own.trainer.off_policy) == ("dr", "dr_grpo", True)
     assert own.topics.prefix == f"{source.topics.prefix}experiment.dr."
-    described = CliRunner().invoke(cli, ["--config", dr["config"], "topics", "list"])
+    described = CliRunner().invoke(cli, ["--config", dr["config"], "admin", "topics", "list"])
     assert {row["label"]: row["records"] for row in rows_of(described)}["groups"] == NUMBER // 2
 
 
@@ -74,7 +74,7 @@ def test_an_odd_event_of_an_experiment_does_not_hide_the_others(source: Settings
     odd = replace(experiments.read(source)["dr"].events[0], event_id="odd", experiment="../../odd\0")
     with Producer(source) as producer:
         producer.send(odd)
-    listed = {row["experiment"]: row for row in rows_of(invoke(source, "experiments", "list"))}
+    listed = {row["experiment"]: row for row in rows_of(invoke(source, "replay", "list"))}
     assert (listed["dr"]["state"], listed["../../odd\0"]["state"]) == ("finished", "unreadable")
     assert "policy.name" in listed["../../odd\0"]["reason"]
 
@@ -88,11 +88,11 @@ def test_a_name_that_no_command_gives_is_cut_in_the_table_and_odd_times_are_name
         for second in range(10):
             tp = (topics(source.topics)["experiments"].name, 0)
             producer.send_bytes(tp, b"odd", b"no event", timestamp_ms=second)
-    table = invoke(source, "experiments", "list", "--output", "table")
+    table = invoke(source, "replay", "list", "--output", "table")
     assert "n" * 200 in table.stdout and "unreadable" in table.stdout
     assert max(map(len, table.stdout.splitlines())) < 3000
     assert table.stderr.count("its record time is") == 1
-    assert all(len(line) < 10_000 for line in invoke(source, "experiments", "list").stdout.splitlines())
+    assert all(len(line) < 10_000 for line in invoke(source, "replay", "list").stdout.splitlines())
 
 
 def test_a_condition_in_sql_chooses_tasks(source: Settings) -> None:
@@ -110,30 +110,30 @@ def test_a_plan_with_a_scorer_says_how_many_scores(source: Settings) -> None:
 
 
 def test_lists_and_shows_where_an_experiment_came_from(source: Settings, dr: dict[str, Any]) -> None:
-    (row,) = [row for row in rows_of(invoke(source, "experiments", "list")) if row["experiment"] == "dr"]
+    (row,) = [row for row in rows_of(invoke(source, "replay", "list")) if row["experiment"] == "dr"]
     assert (row["policy"], row["state"], row["groups"], row["newest"]) == ("default", "finished", NUMBER // 2, 0)
-    (shown,) = rows_of(invoke(source, "experiments", "show", "dr"))
+    (shown,) = rows_of(invoke(source, "replay", "show", "dr"))
     assert shown["selection"] == {"policy": "default", "scenario": "even", "--scenario": "even"}
     assert shown["changed"] == {"advantages.formula": "dr_grpo", "trainer.off_policy": "True"}
     assert any(text.startswith(f"{source.topics.prefix}responses[") for text in shown["ranges"])
     assert [event["kind"] for event in shown["events"]] == ["started", "finished"]
-    table = invoke(source, "experiments", "show", "dr", "--output", "table").stdout
+    table = invoke(source, "replay", "show", "dr", "--output", "table").stdout
     assert "code_version" in table and "finished  replay" in table
-    assert "dr" in invoke(source, "experiments", "list", "--output", "table").stdout
+    assert "dr" in invoke(source, "replay", "list", "--output", "table").stdout
 
 
 def test_compares_an_experiment_with_the_policy_it_came_from(source: Settings, dr: dict[str, Any]) -> None:
-    nothing = invoke(source, "experiments", "compare", "dr", "default")
+    nothing = invoke(source, "replay", "compare", "dr", "default")
     assert nothing.exit_code == 3
     assert "dr has no held-out score; evaluate it with `streamward replay evaluate dr`" in nothing.stderr
     own = load(file=Path(dr["config"]), env={})
     for settings, policy, exact in ((source, "default", 0.25), (own, "dr", 0.75)):
         with Producer(settings) as producer:
             producer.send(evaluated(policy, exact))
-    (row,) = rows_of(invoke(source, "experiments", "compare", "default", "dr"))
+    (row,) = rows_of(invoke(source, "replay", "compare", "default", "dr"))
     assert (row["suite"], row["version"], row["default"], row["dr"], row["n"]) == (SUITE, 0, 0.25, 0.75, [4, 4])
     assert row["difference"] == 0.5 and row["within"] == pytest.approx(1.96 * (2 * 0.1875 / 4) ** 0.5)
-    assert "0.75" in invoke(source, "experiments", "compare", "default", "dr", "--output", "table").stdout
+    assert "0.75" in invoke(source, "replay", "compare", "default", "dr", "--output", "table").stdout
 
 
 def evaluated(policy: str, exact: float) -> AdapterEvent:
@@ -150,8 +150,8 @@ def evaluated(policy: str, exact: float) -> AdapterEvent:
         (("replay", "run", "x", "--policy", "nobody"), 3, "no train task of policy nobody is in the range"),
         (("replay", "run", "x", "--recipe", "nowhere.toml"), 3, "nowhere.toml: No such file"),
         (("replay", "evaluate", "x"), 3, " has no experiment 'x'"),
-        (("experiments", "show", "drr"), 3, "has no experiment 'drr'; did you mean dr?"),
-        (("experiments", "compare", "dr", "nobody"), 3, "'nobody' is neither an experiment nor a policy"),
+        (("replay", "show", "drr"), 3, "has no experiment 'drr'; did you mean dr?"),
+        (("replay", "compare", "dr", "nobody"), 3, "'nobody' is neither an experiment nor a policy"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, tuple) else None,
 )

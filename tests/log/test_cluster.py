@@ -53,7 +53,7 @@ def test_a_topic_with_too_few_partitions_is_refused_with_the_way_out(settings: S
 
 
 def test_a_topic_that_is_missing_is_named(settings: Settings) -> None:
-    with pytest.raises(NotFoundError, match=r"tasks does not exist; create it with `streamward topics apply`"):
+    with pytest.raises(NotFoundError, match=r"tasks does not exist; create it with `streamward admin topics apply`"):
         cluster.check_topics(settings)
     with pytest.raises(NotFoundError, match="does not exist"):
         cluster.offsets(settings, ["rewards"])
@@ -84,6 +84,10 @@ def test_a_bootstrap_that_does_not_answer_is_an_error_with_the_ways_out(
 ) -> None:
     with pytest.raises(LogError) as refused:
         cluster.check_topics(nowhere)
-    for words in ("Kafka at 127.0.0.1:1 did not answer within 0.5 s", "streamward broker start", "kafka.bootstrap"):
+    for words in (
+        "Kafka at 127.0.0.1:1 did not answer within 0.5 s",
+        "streamward admin broker start",
+        "kafka.bootstrap",
+    ):
         assert words in str(refused.value)
     assert capfd.readouterr() == ("", "")  # librdkafka would print a line a second

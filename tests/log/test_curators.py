@@ -194,7 +194,7 @@ def test_curators_that_are_killed_and_share_the_runs_judge_each_once(
         return len({event.answer_id for event in verdicts(log)})
 
     def start(out: Any) -> subprocess.Popen[bytes]:
-        return spawn(command("curate", "follow"), env=environment(log), cwd=tmp_path, stdout=out, stderr=out)
+        return spawn(command("improve", "curate", "follow"), env=environment(log), cwd=tmp_path, stdout=out, stderr=out)
 
     with (tmp_path / "curate.log").open("ab") as out:
         for goal in (1, 10, 20):
@@ -225,19 +225,21 @@ def run_cli(settings: Settings, *arguments: str) -> Result:
 def test_the_commands_judge_show_decide_and_measure(log: Settings, judge: JudgeServer) -> None:
     write_runs(log, ["run-0"])
     write_runs(log, ["long"], turns=4)
-    counts = json.loads(run_cli(log, "curate", "run", "--output", "jsonl").stdout)
+    counts = json.loads(run_cli(log, "improve", "curate", "run", "--output", "jsonl").stdout)
     assert counts == {"promote": 0, "reject": 1, "needs_human": 1, "elsewhere": 0}
-    [queued] = rows_of(run_cli(log, "curate", "queue"))
+    [queued] = rows_of(run_cli(log, "improve", "curate", "queue"))
     assert queued["run"] == "run-0" and "verdict" not in queued and "rationale" not in queued
-    shown = json.loads(run_cli(log, "curate", "show", "run").stdout)
+    shown = json.loads(run_cli(log, "improve", "curate", "show", "run").stdout)
     assert shown["verdicts"] == [] and shown["transcript"][0]["role"] == "user"
-    decided = json.loads(run_cli(log, "curate", "decide", "run-0", "reject", "--reason", "no", "--actor", "eve").stdout)
+    decided = json.loads(
+        run_cli(log, "improve", "curate", "decide", "run-0", "reject", "--reason", "no", "--actor", "eve").stdout
+    )
     assert (decided["verdict"], decided["labeller"], decided["actor"]) == ("reject", "person", "eve")
-    assert run_cli(log, "curate", "queue").stdout == ""
-    judged = json.loads(run_cli(log, "curate", "show", "run-0").stdout)["verdicts"]
+    assert run_cli(log, "improve", "curate", "queue").stdout == ""
+    judged = json.loads(run_cli(log, "improve", "curate", "show", "run-0").stdout)["verdicts"]
     assert [verdict["labeller"] for verdict in judged] == ["person", "judge"], "the judge's comes after one's own"
-    [agreement] = rows_of(run_cli(log, "curate", "agreement"))
+    [agreement] = rows_of(run_cli(log, "improve", "curate", "agreement"))
     assert (agreement["model"], agreement["runs"], agreement["false_promotions"]) == ("m", 1, 1.0)
     assert agreement["promotes_alone"] is False
-    table = run_cli(log, "curate", "agreement", "--output", "table").stdout
+    table = run_cli(log, "improve", "curate", "agreement", "--output", "table").stdout
     assert "100.0 %" in table and "expected 10 (curation.min_runs)" in table

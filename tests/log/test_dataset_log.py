@@ -111,7 +111,7 @@ def test_a_later_verdict_of_a_person_makes_another_build_and_leaves_the_first_wh
     )
     for event in (first, second):
         to = tmp_path / event.digest
-        result = invoke(settings, "datasets", "rebuild", f"coach@{event.digest[:8]}", "--to", str(to))
+        result = invoke(settings, "improve", "datasets", "rebuild", f"coach@{event.digest[:8]}", "--to", str(to))
         assert result.exit_code == 0, result.output
         assert json.loads(result.stdout)["manifest_equal"] is True
         assert event.folder is not None
@@ -125,7 +125,7 @@ def test_a_rebuild_that_differs_ends_with_4_and_names_the_files(settings: Settin
     event, _ = build(settings, order(tmp_path / "sets"), LogHistory(settings))
     forged = replace(event, event_id="forged", dataset="other", digest="0" * 64)
     write(settings, forged)
-    result = invoke(settings, "datasets", "rebuild", "other", "--to", str(tmp_path / "again"))
+    result = invoke(settings, "improve", "datasets", "rebuild", "other", "--to", str(tmp_path / "again"))
     assert (result.exit_code, json.loads(result.stdout)["equal"]) == (4, False)
     assert "expected 000000000000" in result.stderr
 
@@ -140,7 +140,7 @@ def test_questions_that_are_others_than_in_the_build_before_are_in_event_command
     second, _ = build(settings, order(tmp_path / "sets"), LogHistory(settings))
     assert second.drift_from == first.digest
     assert second.drift["script"] == 1.0 > second.drift["script.bound"] > second.drift["messages"] == 0.0
-    shown = json.loads(invoke(settings, "datasets", "show", "coach").stdout)
+    shown = json.loads(invoke(settings, "improve", "datasets", "show", "coach").stdout)
     assert "script" in shown["moved"] and shown["inputs"] == {**second.inputs}
 
     with TestClient(app.create_app(LogView(settings, "log")), base_url="http://127.0.0.1") as page:
@@ -148,7 +148,9 @@ def test_questions_that_are_others_than_in_the_build_before_are_in_event_command
     greek = [json.dumps({"question": f"Ποιος το έγραψε {number};"}) for number in range(24)]
     (tmp_path / "new.jsonl").write_text("\n".join(greek))
     against = f"coach@{first.digest[:8]}"
-    checked = invoke(settings, "data", "check", str(tmp_path / "new.jsonl"), "--against", against, "--output", "jsonl")
+    checked = invoke(
+        settings, "improve", "data", "check", str(tmp_path / "new.jsonl"), "--against", against, "--output", "jsonl"
+    )
     assert checked.exit_code == 0, checked.output
     assert json.loads(checked.stdout)["drift"]["script"] == 1.0
 
@@ -161,17 +163,17 @@ def test_questions_that_are_others_than_in_the_build_before_are_in_event_command
 def test_the_commands_list_and_show_what_was_built(settings: Settings, tmp_path: Path) -> None:
     promoted(settings, *QUESTIONS)
     settings = settings.model_copy(update={"datasets": Datasets(folder=tmp_path / "sets")})
-    result = invoke(settings, "datasets", "build", "coach", "--policy", "default", "--eval", "0")
+    result = invoke(settings, "improve", "datasets", "build", "coach", "--policy", "default", "--eval", "0")
     assert result.exit_code == 0, result.output
     made = json.loads(result.stdout)
     assert Path(made["folder"]).parent == tmp_path / "sets"
     assert (made["train"], made["eval"], made["recorded"]) == (3, 0, True)
-    (listed,) = rows_of(invoke(settings, "datasets", "list"))
+    (listed,) = rows_of(invoke(settings, "improve", "datasets", "list"))
     assert (listed["dataset"], listed["digest"]) == ("coach", made["digest"])
-    shown = json.loads(invoke(settings, "datasets", "show", "coach").stdout)
+    shown = json.loads(invoke(settings, "improve", "datasets", "show", "coach").stdout)
     assert shown["labellers"] == {"person": 3} and shown["rule"]["eval_share"] == "0.0"
-    assert invoke(settings, "datasets", "show", "coch").exit_code == 3
-    assert invoke(settings, "datasets", "build", "A B").exit_code == 2
+    assert invoke(settings, "improve", "datasets", "show", "coch").exit_code == 3
+    assert invoke(settings, "improve", "datasets", "build", "A B").exit_code == 2
 
 
 def test_a_build_is_found_by_the_beginning_of_its_digest_and_by_its_tenant(settings: Settings, tmp_path: Path) -> None:
@@ -260,7 +262,9 @@ def test_a_follower_that_is_killed_at_random_moments_leaves_whole_sets_and_one_e
     settings: Settings, tmp_path: Path
 ) -> None:
     moments, to = random.Random(7), tmp_path / "sets"
-    follow = command_line("datasets", "follow", "coach", "--policy", "default", "--new", "1", "--to", str(to))
+    follow = command_line(
+        "improve", "datasets", "follow", "coach", "--policy", "default", "--new", "1", "--to", str(to)
+    )
     for number in range(4):
         promoted(settings, f"What is {number} + {number}?")
         process = spawn(follow, env=environment(settings), stderr=subprocess.DEVNULL)

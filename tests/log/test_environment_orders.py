@@ -184,7 +184,7 @@ def test_a_record_that_no_gateway_has_checked_fails_before_anything_is_asked(doo
     }
     assert jobs[0].reason.startswith("environment: no environment is called 'gess'; did you mean guess")
     assert "seed 0 gave two episodes that differ at reset" in jobs[1].reason
-    assert "environments try" in (jobs[0].suggested_action or "")
+    assert "agents environments try" in (jobs[0].suggested_action or "")
 
 
 @pytest.mark.parametrize("role", ["submitter", "trainer", "red"])

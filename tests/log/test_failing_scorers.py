@@ -66,12 +66,12 @@ def test_a_scorer_that_raises_spends_nothing_and_after_its_repair_every_group_is
         until(lambda: len(letters(settings, "scorer_paused")) == 1, "a pause", folder=tmp_path)
         assert log.read_text().count("scorer shares:share fails: exception:") == 1, "one loud line"
         assert shares(settings) == [], "an error in rewards would be final"
-        again = invoke(settings, "rescore", "--failed", "--output", "jsonl")
+        again = invoke(settings, "admin", "rescore", "--failed", "--output", "jsonl")
         assert (again.exit_code, json.loads(again.stdout)["failed"]) == (1, 2)
         assert "2 failed again, the last: exception: shares:share raised KeyError: 'anwser'" in again.stderr
         scorer.write_text(REPAIRED)
         until(lambda: len(shares(settings)) == 7, "the scores that were held", folder=tmp_path)
-        assert streamward(settings, "rescore", "--failed") == {
+        assert streamward(settings, "admin", "rescore", "--failed") == {
             "rewards": 2, "responses": 3, "failed": 0, "too_late": 0
         }  # fmt: skip
         until(lambda: len(read(settings, AdvantagedGroup)) == 3, "three groups", folder=tmp_path)
@@ -80,7 +80,7 @@ def test_a_scorer_that_raises_spends_nothing_and_after_its_repair_every_group_is
     assert {reward.task_id: reward.value for reward in shares(settings)} == {"t1": 1 / 8, "t2": 2 / 8, "t3": 3 / 8}
     assert "has changed on disk; scorers are loaded again" in log.read_text()
     assert "shares:share works again; 6 scores that were held for it follow" in log.read_text()
-    assert streamward(settings, "rescore", "--failed")["rewards"] == 0, "nothing is scored twice"
+    assert streamward(settings, "admin", "rescore", "--failed")["rewards"] == 0, "nothing is scored twice"
     dropped = [letter for _, letter in read(settings, DeadLetter) if letter.stage == "dlq"]
     assert len(dropped) == 3, "no letter stays open"
     audit = invoke(settings, "audit")
@@ -105,8 +105,8 @@ def test_a_score_comes_too_late_for_a_group_that_has_left_and_its_letter_is_clos
     record = next(record for record, _ in read(made, Response))
     write(made, dead_letter(record, stage="scoring", reason="score_failed", error="it raised"))
     counts = {"rewards": 0, "responses": 0, "failed": 0, "too_late": 1}
-    assert streamward(made, "rescore", "--failed") == counts
-    assert streamward(made, "rescore", "--failed") == counts | {"too_late": 0}
+    assert streamward(made, "admin", "rescore", "--failed") == counts
+    assert streamward(made, "admin", "rescore", "--failed") == counts | {"too_late": 0}
 
 
 def test_a_response_that_failed_for_good_after_a_pause_is_scored_too(made: Settings) -> None:
@@ -115,9 +115,14 @@ def test_a_response_that_failed_for_good_after_a_pause_is_scored_too(made: Setti
     write(made, task(group_size=2, verifier='{"answer": 1}', reward_sources=exact), response(group_size=2))
     record = next(record for record, _ in read(made, Response))
     write(made, dead_letter(record, stage="scoring", reason="scorer_paused", error="exact is paused"))
-    assert streamward(made, "rescore", "--failed")["rewards"] == 0, "the agent holds it"
+    assert streamward(made, "admin", "rescore", "--failed")["rewards"] == 0, "the agent holds it"
     commit_ends(made, {"scoring": "responses"})
-    assert streamward(made, "rescore", "--failed") == {"rewards": 1, "responses": 1, "failed": 0, "too_late": 0}
+    assert streamward(made, "admin", "rescore", "--failed") == {
+        "rewards": 1,
+        "responses": 1,
+        "failed": 0,
+        "too_late": 0,
+    }
 
 
 def dropped(task_id: str, why: str, *reasons: str, **changes: str) -> AdvantagedGroup:

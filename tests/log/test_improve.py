@@ -1,4 +1,4 @@
-"""`streamward improve` on a real log: each step of the way from served runs to a job is one process, and all meet."""
+"""`improve run` on a real log: each step of the way from served runs to a job is one process, and all meet."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_served_runs_are_judged_collected_and_a_reason_to_retrain_by_one_command
     rule = tmp_path / "retrain.toml"
     rule.write_text(RULE)
     serve_runs(log, 3)
-    with running(log, tmp_path, f"improve --rule {rule}"):
+    with running(log, tmp_path, f"improve run --rule {rule}"):
         until(lambda: any(read(log, JobEvent)), "a job", folder=tmp_path / ".streamward/improve/logs")
     verdicts = [event for _, event in read(log, CurationEvent)]
     assert sorted((event.answer_id, event.verdict) for event in verdicts) == [

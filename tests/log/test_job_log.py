@@ -93,7 +93,11 @@ def test_controllers_killed_again_and_again_ask_for_every_task_and_end_every_ite
         tasks = [task for _, task in read(made, Task) if task.policy == job.policy]
         assert Counter(task.task_id for task in tasks).most_common(1)[0][1] == 1
         assert Counter(task.purpose for task in tasks)["train"] == 4 * 4
-    costs = [row for row in rows_of(invoke(made, "costs", "--by", "policy,job")) if row["policy"].startswith("killed")]
+    costs = [
+        row
+        for row in rows_of(invoke(made, "jobs", "costs", "--by", "policy,job"))
+        if row["policy"].startswith("killed")
+    ]
     assert len(costs) == 3 and all(row["cost_usd"] > 0 and row["trainer_s"] == 4.0 for row in costs)
 
 
@@ -344,16 +348,18 @@ def test_a_month_that_is_spent_refuses_orders_ends_jobs_and_is_closed_once(made:
         controller.close_months(now_ms + 32 * DAY_MS)
     closed = [event for _, event in read(made, JobEvent) if event.kind == "month_closed" and event.tenant == "bakery"]
     assert [event.metrics["cost_usd"] for event in closed] == [100.0]
-    (row,) = [row for row in rows_of(invoke(made, "costs", "--by", "tenant,month")) if row["tenant"] == "bakery"]
+    (row,) = [
+        row for row in rows_of(invoke(made, "jobs", "costs", "--by", "tenant,month")) if row["tenant"] == "bakery"
+    ]
     assert (row["closed"], row["cost_usd"]) == (True, 100.0)
-    assert "closed" in invoke(made, "costs", "--by", "tenant,month").stdout
+    assert "closed" in invoke(made, "jobs", "costs", "--by", "tenant,month").stdout
 
 
 def test_costs_are_summed_by_what_is_asked_for(made: Settings) -> None:
-    assert {row["tenant"] for row in rows_of(invoke(made, "costs", "--by", "tenant"))} == {"shop", "bakery"}
-    found = rows_of(invoke(made, "costs", "--by", "policy,job,month"))
+    assert {row["tenant"] for row in rows_of(invoke(made, "jobs", "costs", "--by", "tenant"))} == {"shop", "bakery"}
+    found = rows_of(invoke(made, "jobs", "costs", "--by", "policy,job,month"))
     assert [row["cost_usd"] for row in found if row["policy"] == "spends"] == [100.0]
-    assert invoke(made, "costs", "--by", "colour").exit_code == 2
+    assert invoke(made, "jobs", "costs", "--by", "colour").exit_code == 2
 
 
 @pytest.mark.parametrize(

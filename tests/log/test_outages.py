@@ -172,8 +172,8 @@ def test_what_learns_from_served_runs_outlives_its_broker_says_so_once_and_goes_
     rule.write_text(f'name = "often"\npolicy = "p"\nactions = ["train"]\n{when}', encoding="utf-8")
     scenario = {"name": "s", "questions": [{"question": "1 + 1 =", "expected": 2}]}
     catalogue.write_text(json.dumps({"name": "sums", "scenarios": [scenario]}), encoding="utf-8")
-    commands = ["curate follow", "datasets follow good", f"retrain follow --rule {rule}"]
-    commands.append(f"selfplay run {catalogue} --every 1s")
+    commands = ["improve curate follow", "improve datasets follow good", f"improve retrain follow --rule {rule}"]
+    commands.append(f"improve selfplay run {catalogue} --every 1s")
     ports = free_ports(len(commands))
     node = broker.status(settings.broker)
     assert node is not None

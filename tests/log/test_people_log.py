@@ -52,7 +52,7 @@ def made(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Sett
     settings = own_topics(
         kafka_bootstrap, login=Login(signing_key=tmp_path_factory.mktemp("keys") / "signing.pem", public_url=HERE)
     )
-    assert invoke(settings, "access", "signing-key", "rotate").exit_code == 0
+    assert invoke(settings, "admin", "access", "signing-key", "rotate").exit_code == 0
     return settings
 
 
@@ -95,7 +95,7 @@ def two_gateways(settings: Settings) -> Iterator[tuple[Gateway, Gateway]]:
 
 
 def user(settings: Settings, name: str) -> None:
-    made = invoke(settings, "access", "users", "create", name, "--role", "trainer", input=PASSWORD + "\n")
+    made = invoke(settings, "admin", "access", "users", "create", name, "--role", "trainer", input=PASSWORD + "\n")
     assert made.exit_code == 0, made.output
 
 
@@ -130,32 +130,32 @@ def test_what_becomes_of_a_user_is_so_at_every_gateway(made: Settings) -> None:
     with two_gateways(made) as (here, there):
         pair = here.log_in("bob")
         there.hears_of(pair)
-        assert invoke(made, "access", "users", "set-roles", "bob", "--role", "viewer").exit_code == 0
+        assert invoke(made, "admin", "access", "users", "set-roles", "bob", "--role", "viewer").exit_code == 0
         there.hears(lambda: there.log.user("bob").roles == ("viewer",))
         assert there.permissions(pair).json()["roles"] == ["viewer"]
-        checked = invoke(made, "access", "check", "bob", "jobs.command")
+        checked = invoke(made, "admin", "access", "check", "bob", "jobs.command")
         assert checked.exit_code == 4 and "user bob has role viewer" in checked.output
 
-        assert invoke(made, "access", "users", "set-password", "bob", input=ANOTHER).exit_code == 0
+        assert invoke(made, "admin", "access", "users", "set-password", "bob", input=ANOTHER).exit_code == 0
         there.hears(lambda: there.log.user("bob").epoch == 1)
         assert there.permissions(pair).status_code == 401
         pair = there.log_in("bob", ANOTHER)
 
-        assert invoke(made, "access", "users", "disable", "bob").exit_code == 0
+        assert invoke(made, "admin", "access", "users", "disable", "bob").exit_code == 0
         for gateway in (here, there):
             gateway.hears(lambda gateway=gateway: gateway.log.user("bob").disabled_at is not None)
             assert gateway.permissions(pair).status_code == gateway.refresh(pair).status_code == 401
-        assert "user bob is disabled" in invoke(made, "access", "check", "bob", "jobs.read").output
+        assert "user bob is disabled" in invoke(made, "admin", "access", "check", "bob", "jobs.read").output
         shut_out = here.post("/auth/login", json={"username": "bob", "password": ANOTHER})
         unknown = here.post("/auth/login", json={"username": "nobody", "password": ANOTHER})
         assert shut_out.status_code == 401 and shut_out.json() == unknown.json()
 
-        assert invoke(made, "access", "users", "enable", "bob").exit_code == 0
+        assert invoke(made, "admin", "access", "users", "enable", "bob").exit_code == 0
         there.hears(lambda: there.log.user("bob").disabled_at is None)
         assert there.permissions(pair).status_code == 401, "what was void stays void"
         [row] = [
             json.loads(line)
-            for line in invoke(made, "access", "users", "list", "--output", "jsonl").output.splitlines()
+            for line in invoke(made, "admin", "access", "users", "list", "--output", "jsonl").output.splitlines()
             if "bob" in line
         ]
         assert (row["roles"], row["status"]) == ("viewer", "enabled")
@@ -165,7 +165,7 @@ def test_others_verify_our_tokens_with_the_published_keys_also_after_a_rotation(
     user(made, "dora")
     with two_gateways(made) as (here, there):
         before = here.log_in("dora")["access_token"]
-        assert invoke(made, "access", "signing-key", "rotate").exit_code == 0
+        assert invoke(made, "admin", "access", "signing-key", "rotate").exit_code == 0
         here.hears(lambda: len(here.log.public_keys) > 1)
         after = here.log_in("dora")["access_token"]
         there.hears(lambda: len(there.log.public_keys) == len(here.log.public_keys))
@@ -178,7 +178,7 @@ def test_others_verify_our_tokens_with_the_published_keys_also_after_a_rotation(
             assert (known["sub"], known["roles"]) == ("dora", ["trainer"])
             assert authlib_jwt.decode(token, KeySet.import_key_set(published)).claims == known
 
-        assert invoke(made, "access", "signing-key", "rotate", "--revoke").exit_code == 0
+        assert invoke(made, "admin", "access", "signing-key", "rotate", "--revoke").exit_code == 0
         there.hears(lambda: sum(key.revoked_at is None for key in there.log.public_keys) == 1)
         assert there.permissions({"access_token": after}).status_code == 401
         assert made.login.signing_key is not None and made.login.signing_key.stat().st_mode & 0o777 == 0o600
@@ -192,7 +192,7 @@ def test_a_gateway_that_starts_makes_its_key_known_and_one_with_an_old_key_does_
     with AccessLog(made) as log:
         Logins(log, made.login, KeyFile(own), issuer=HERE)
         assert log.public_keys[-1].kid == KeyFile(own).key().kid
-        assert invoke(made, "access", "signing-key", "rotate", "--revoke").exit_code == 0
+        assert invoke(made, "admin", "access", "signing-key", "rotate", "--revoke").exit_code == 0
         log.wait_until(lambda: log.public_keys[-2].revoked_at is not None, WITHIN_S)
         with pytest.raises(SettingsError, match="was revoked; give this gateway the file"):
             Logins(log, made.login, KeyFile(own), issuer=HERE)
@@ -278,7 +278,7 @@ def test_who_logs_in_or_does_not_is_in_the_log_without_what_was_typed(made: Sett
         while gateway.logins._attempts.wait_ms("fay", HERE_TOO, times.now_ms() + 3_600_000) == 0:
             pass
         assert gateway.post("/auth/login", json={"username": "fay", "password": PASSWORD}).status_code == 429
-    printed = invoke(made, "access", "audit", "--output", "jsonl")
+    printed = invoke(made, "admin", "access", "audit", "--output", "jsonl")
     found = [json.loads(line)["event"] for line in printed.stdout.splitlines()]
     logins = [one for one in found if one["action"].startswith("auth.")]
     assert Counter((one["subject_id"], one["action"], one["status"], one["allowed"]) for one in logins) == {
@@ -307,8 +307,12 @@ def test_no_secret_of_a_person_is_in_the_log_in_output_or_in_an_error(
     said: list[str] = []
     with caplog.at_level(logging.DEBUG):
         for password in planted:
-            said.append(invoke(made, "access", "users", "create", "eve", "--role", "viewer", input=password).output)
-        said.append(invoke(made, "access", "users", "create", "eve", "--role", "viewer", input=planted[0]).output)
+            said.append(
+                invoke(made, "admin", "access", "users", "create", "eve", "--role", "viewer", input=password).output
+            )
+        said.append(
+            invoke(made, "admin", "access", "users", "create", "eve", "--role", "viewer", input=planted[0]).output
+        )
         with AccessLog(made) as log:
             gateway = Gateway(log, made)
             pair = gateway.log_in("eve", planted[0])
@@ -327,9 +331,9 @@ def test_no_secret_of_a_person_is_in_the_log_in_output_or_in_an_error(
                     said.append(gateway.refresh({"refresh_token": other}).text)
                     said.append(gateway.refresh({"refresh_token": [other]}).text)
                 said.append(gateway.get("/auth/permissions", headers={"x-api-key": secret}).text)
-                said.append(invoke(made, "access", "check", secret, "jobs.read").output)
-                said.append(invoke(made, "access", "keys", "revoke", secret).output)
-            said += [invoke(made, "access", "users", "list").output, invoke(made, "config", "show").output]
+                said.append(invoke(made, "admin", "access", "check", secret, "jobs.read").output)
+                said.append(invoke(made, "admin", "access", "keys", "revoke", secret).output)
+            said += [invoke(made, "admin", "access", "users", "list").output, invoke(made, "config", "show").output]
     assert made.login.signing_key is not None
     pem = made.login.signing_key.read_text().splitlines()[1]
     looked_for = [*planted, pem, *(secret[-30:-4] for secret in secrets)]

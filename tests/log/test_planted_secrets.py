@@ -121,10 +121,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         )
         admin.apply_topics(settings)
         said = [
-            run(settings, "access", "signing-key", "rotate"),
-            run(settings, "access", "users", "create", "eve", "--role", "admin", typed=PASSWORD),
+            run(settings, "admin", "access", "signing-key", "rotate"),
+            run(settings, "admin", "access", "users", "create", "eve", "--role", "admin", typed=PASSWORD),
         ]
-        key = run(settings, "access", "keys", "create", "--role", "admin").splitlines()[0]
+        key = run(settings, "admin", "access", "keys", "create", "--role", "admin").splitlines()[0]
         asked = Asked(settings, key)
         with server(settings, folder) as process:
             asked.everything(process)
@@ -140,7 +140,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             **asked.tokens,
         }
         said += [run(settings, "config", "show", "--output", output) for output in ("table", "jsonl")]
-        said += [run(settings, *args) for args in (("access", "audit"), ("access", "users", "list"), ("doctor",))]
+        said += [
+            run(settings, *args)
+            for args in (("admin", "access", "audit"), ("admin", "access", "users", "list"), ("doctor",))
+        ]
         records = [record for label in ("access", "requests", "turns") for record in admin.read_topic(settings, label)]
     yield Served(
         secrets=secrets,

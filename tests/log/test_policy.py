@@ -81,7 +81,7 @@ def group_of(number: str, *, teaches: bool) -> AdvantagedGroup:
     return group(task_id=number, policy="p", group_size=3, responses=responses)
 
 
-SHOWN = {"adapters show 1": "jsonl", "rollout status": "json"}
+SHOWN = {"adapters show 1": "jsonl", "adapters rollout": "json"}
 
 
 def told(settings: Settings, *command: str) -> str:
@@ -346,12 +346,12 @@ def test_an_agent_looks_at_the_store_before_any_task_comes(settings: Settings, t
     assert [(one.version, one.reason) for one in refused] == [(1, "bad_adapter")]
     assert state.primary_without({one.version for one in refused}) == 0
     shown = {name: json.loads(told(settings, *name.split(), "--output", form)) for name, form in SHOWN.items()}
-    assert shown["adapters show 1"]["refused"] == shown["rollout status"]["refused"][0]
-    assert shown["adapters show 1"]["refused"]["answers"] == shown["rollout status"]["answers"] == 0
+    assert shown["adapters show 1"]["refused"] == shown["adapters rollout"]["refused"][0]
+    assert shown["adapters show 1"]["refused"]["answers"] == shown["adapters rollout"]["answers"] == 0
     table = told(settings, "adapters", "list", "--output", "table")
     assert "primary" in table and "bad_adapter; version 0 answers" in table
-    assert "version 0, since an agent refused version 1" in told(settings, "rollout", "status", "--output", "table")
-    told(settings, "dlq", "drop", refused[0].letter)
+    assert "version 0, since an agent refused version 1" in told(settings, "adapters", "rollout", "--output", "table")
+    told(settings, "admin", "dlq", "drop", refused[0].letter)
     watched = Refusals(settings, "p")
     assert watched.look(state) == []
     with running(settings):

@@ -74,7 +74,7 @@ def test_an_alias_moves_only_from_the_version_that_was_expected(made: Settings) 
         with pytest.raises(RefusedError, match="production means version 3, and version 2 was expected"):
             log.activate(activation(3, expect=2, job_id="job-2"))
     assert sum(event.kind == "activated" for _, event in read(made, PromptEvent)) == 3
-    typed = invoke(made, "prompts", "activate", "greet", "production", "3", "--expected", "1")
+    typed = invoke(made, "improve", "prompts", "activate", "greet", "production", "3", "--expected", "1")
     words = "production means version 3, and version 1 was expected"
     assert (typed.exit_code, words in typed.stderr) == (4, True), typed.stderr
 
@@ -88,13 +88,13 @@ def test_a_version_is_withdrawn_by_command_or_over_http_and_then_named_by_nothin
             log.create(text)
         log.activate(activation(1))
         withdraw = f"{url}/prompts/templates/greet/withdraw"
-        meant = invoke(settings, "prompts", "withdraw", "greet", "1")
+        meant = invoke(settings, "improve", "prompts", "withdraw", "greet", "1")
         words = "prompt greet: production means version 1; let it mean another one first"
         assert (meant.exit_code, words in meant.stderr) == (4, True), meant.stderr
         refused = client.post(withdraw, json={"version": 1})
         assert (refused.status_code, refused.json()["error"]["message"]) == (409, words)
         assert client.post(withdraw, json={"version": 4}).status_code == 404
-        typed = invoke(settings, "prompts", "withdraw", "greet", "2", "--reason", "names a person")
+        typed = invoke(settings, "improve", "prompts", "withdraw", "greet", "2", "--reason", "names a person")
         assert typed.exit_code == 0, typed.stderr
         sent = client.post(withdraw, json={"version": 3, "reason": "too long"})
         assert (sent.status_code, sent.json()["withdrawn"]) == (200, "too long")
@@ -111,7 +111,7 @@ def test_a_version_is_withdrawn_by_command_or_over_http_and_then_named_by_nothin
     (tmp_path / "task.jsonl").write_text(json.dumps({"prompt": "Hi.", "answer": "Hello.", "prompt_version": "greet@3"}))
     task = invoke(settings, "tasks", "submit", str(tmp_path / "task.jsonl"))
     assert task.exit_code != 0 and "version 3 was withdrawn by" in task.stderr, task.stderr
-    shown = invoke(settings, "prompts", "show", "greet@2", "--output", "jsonl")
+    shown = invoke(settings, "improve", "prompts", "show", "greet@2", "--output", "jsonl")
     assert (json.loads(shown.stdout)["withdrawn"], "Two." in shown.stdout) == ("names a person", True), shown.stderr
     audited = invoke(settings, "audit")
     assert audited.exit_code == 0, audited.output
@@ -127,7 +127,7 @@ def test_a_bad_prompt_gets_the_same_words_from_the_command_the_server_and_the_lo
         file = tmp_path / "messages.json"
         file.write_text(json.dumps(bad["messages"]), encoding="utf-8")
         words_of_body = ("--messages", f"@{file}", "--variables", json.dumps(bad["variables"]))
-        typed = invoke(settings, "prompts", "create", "greet", *words_of_body)
+        typed = invoke(settings, "improve", "prompts", "create", "greet", *words_of_body)
         assert (typed.exit_code, typed.stderr.strip().splitlines()[-1]) == (2, f"Error: {words}")
         sent = client.post(f"{url}/prompts/templates", json={"name": "greet", **bad})
         assert (sent.status_code, sent.json()["error"]["message"]) == (400, words)
@@ -207,7 +207,7 @@ def test_what_each_version_earned_is_one_query_and_two_are_compared_on_equal_que
         {"version": 1, "tasks": 4, "reward": 0.0},
         {"version": 2, "tasks": 4, "reward": 1.0},
     ]
-    compared = json.loads(invoke(made, "prompts", "compare", "greet", "2", "1", "--output", "jsonl").stdout)
+    compared = json.loads(invoke(made, "improve", "prompts", "compare", "greet", "2", "1", "--output", "jsonl").stdout)
     assert [row["mean_reward"] for row in compared["versions"]] == [1.0, 0.0]
     against = compared["comparison"]
     assert (against["n"], against["gain"], against["mean_reward"]) == (4, 1.0, 1.0)
@@ -221,13 +221,13 @@ def test_a_policy_in_training_keeps_its_prompt_until_its_job_ends(made: Settings
         version = log.get("greet").versions[0]
     spec = job_spec(prompt_version=prompt_use.use(version, PromptReference.parse("greet@production"), {}))
     write(made, job_event("created", spec=spec))
-    refused = invoke(made, "prompts", "activate", "greet", "production", "2")
+    refused = invoke(made, "improve", "prompts", "activate", "greet", "production", "2")
     assert (refused.exit_code, "policy default is in training with greet@1 until job job-1 ends" in refused.stderr) == (
         4,
         True,
     )
     write(made, job_event("cancelled", 1))
-    assert invoke(made, "prompts", "activate", "greet", "production", "2").exit_code == 0
+    assert invoke(made, "improve", "prompts", "activate", "greet", "production", "2").exit_code == 0
 
 
 def test_a_tenant_sees_and_names_prompts_of_its_own_alone(kafka_bootstrap: str, tmp_path: Path) -> None:
@@ -440,7 +440,7 @@ def test_recorded_tasks_are_asked_again_with_another_prompt_in_an_experiment_of_
         log_of_b, "query", "SELECT prompt, version, count(*) AS n FROM prompt_rewards GROUP BY ALL", "--output", "jsonl"
     )
     assert json.loads(shown.stdout) == {"prompt": "greet", "version": 2, "n": 3}, shown.stderr
-    compared = invoke(scripted, "experiments", "compare", "a", "b", "--output", "jsonl")
+    compared = invoke(scripted, "replay", "compare", "a", "b", "--output", "jsonl")
     assert compared.exit_code == 0, (compared.stdout, compared.stderr)
     [row] = rows_of(compared)
     assert row["suite"].startswith("recorded@"), row

@@ -62,7 +62,7 @@ def test_the_page_shows_what_the_question_gives(number: int, session: Session) -
 
 @pytest.fixture(scope="module")
 def doubled(told: tuple[Settings, Written]) -> Any:
-    """The same log, in which every task, response, reward and group was written again, as `dlq retry` does."""
+    """The same log, in which every task, response, reward and group was written again, as `admin dlq retry` does."""
     settings, written = told[0], told[1]
     topics = settings.topics.model_copy(update={"prefix": own_prefix()})
     twice = settings.model_copy(update={"topics": topics})

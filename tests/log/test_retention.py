@@ -65,7 +65,7 @@ def test_a_commit_that_retention_has_cut_is_an_error_that_counts_the_loss_and_na
     cut(made, at, 4)
     expected = (
         rf"{at.topic}\[{at.partition}\]: group {made.topics.prefix}g has committed 1, but the first record "
-        r"has offset 4: retention has cut 3 .*Restore them, or accept .*`streamward offsets skip --group g`"
+        r"has offset 4: retention has cut 3 .*Restore them, or accept .*`streamward admin offsets skip --group g`"
     )
     for _ in range(2):  # to start again does not lose them in silence
         with member_of(made, "g", ["rewards"]) as consumer, pytest.raises(LogError, match=expected):

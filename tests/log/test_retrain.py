@@ -228,7 +228,7 @@ def test_killed_twenty_times_a_controller_starts_exactly_one_job_for_each_crossi
 
         def follower() -> subprocess.Popen[bytes]:
             return spawn(
-                command("retrain", "follow", "--rule", str(file)),
+                command("improve", "retrain", "follow", "--rule", str(file)),
                 env=environment(made), cwd=tmp_path, stdout=out, stderr=out,
             )  # fmt: skip
 
@@ -278,11 +278,11 @@ def test_the_commands_show_a_rule_and_what_it_has_started(made: Settings, tmp_pa
         encoding="utf-8",
     )
     serve(made, 0, 4)
-    rows = {row["signal"]: row for row in rows_of(invoke(made, "retrain", "check", "--rule", str(file)))}
+    rows = {row["signal"]: row for row in rows_of(invoke(made, "improve", "retrain", "check", "--rule", str(file)))}
     assert (rows["promotable"]["now"], rows["promotable"]["due"]) == ("4", "no")
     assert rows["reward"]["now"] == "4 values"
     serve(made, 4, 1)
     with Follower(made, rule()) as follower:
         follower.steps()
-    [row] = rows_of(invoke(made, "retrain", "list"))
+    [row] = rows_of(invoke(made, "improve", "retrain", "list"))
     assert (row["signal"], row["action"], row["status"]) == ("promotable", "train", "queued")

@@ -60,7 +60,7 @@ def test_an_experiments_records_have_the_ids_of_its_sources_subjects(
 
 def test_registering_what_is_there_changes_nothing(ours: Settings) -> None:
     for arguments in (["--dry-run"], []):
-        result = invoke(ours, "schemas", "register", *arguments, "--output", "jsonl")
+        result = invoke(ours, "admin", "schemas", "register", *arguments, "--output", "jsonl")
         assert (result.exit_code, result.stderr) == (0, "")
         rows = rows_of(result)
         assert [(row["id"], row["result"]) for row in rows] == [(id_, "there") for id_ in versions.files().schemas]
@@ -69,24 +69,24 @@ def test_registering_what_is_there_changes_nothing(ours: Settings) -> None:
 
 def test_other_topics_have_other_subjects_which_are_not_there(ours: Settings) -> None:
     lab = ours.model_copy(update={"topics": Topics(prefix="lab.")})
-    with pytest.raises(NotFoundError, match=r"does not hold Task version 1, .*`streamward schemas register`"):
+    with pytest.raises(NotFoundError, match=r"does not hold Task version 1, .*`streamward admin schemas register`"):
         schema_registry.connect(lab)
 
 
 def test_a_registry_that_registers_nothing_is_a_refusal(ours: Settings) -> None:
     lab = ours.model_copy(update={"topics": Topics(prefix="lab.")})
-    dry = invoke(lab, "schemas", "register", "--dry-run", "--output", "jsonl")
+    dry = invoke(lab, "admin", "schemas", "register", "--dry-run", "--output", "jsonl")
     assert dry.exit_code == 0
     assert {json.loads(line)["result"] for line in dry.stdout.splitlines()} == {"missing"}
-    result = invoke(lab, "schemas", "register")
+    result = invoke(lab, "admin", "schemas", "register")
     assert result.exit_code == 4 and "this registry is read only" in result.stderr
 
 
 def test_a_registry_that_is_away_is_unreachable_and_none_at_all_a_setting() -> None:
-    result = invoke(NOBODY, "schemas", "register")
+    result = invoke(NOBODY, "admin", "schemas", "register")
     assert result.exit_code == 5
     assert "the Schema Registry at http://127.0.0.1:1 does not answer" in result.stderr
-    result = invoke(Settings(), "schemas", "register")
+    result = invoke(Settings(), "admin", "schemas", "register")
     assert result.exit_code == 2 and "schemas.registry_url is not set" in result.stderr
 
 

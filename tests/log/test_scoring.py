@@ -322,7 +322,7 @@ def test_without_a_judge_the_last_response_of_a_group_is_left_and_sent_again_it_
         until(lambda: lag(ready) == 0, "a commit of everything")
     assert [letter.reason for letter in dead_letters(ready)] == ["no_judge"]
     with judging(says({"ranks": [*range(1, 9)]})) as judge:
-        write(ready, a_response(task, 7))  # as `dlq retry` does
+        write(ready, a_response(task, 7))  # as `admin dlq retry` does
         found = score_all(with_judge(ready, judge), 8)
     assert {reward.slot for reward in found} == set(range(8)) and len(judge.requests) == 1
 
@@ -342,7 +342,7 @@ def test_an_agent_without_a_judge_leaves_judged_responses_to_one_with_a_judge(re
     assert all("set scoring.judge_url" in letter.error for letter in dead_letters(ready))
     with judging(says({"score": 7})) as judge:
         scoring = Scoring(judge_url=judge.url, judge_model="m")
-        write(ready, a_response(judged), a_response(mixed))  # as `dlq retry` does
+        write(ready, a_response(judged), a_response(mixed))  # as `admin dlq retry` does
         found = score_all(ready.model_copy(update={"scoring": scoring}), 4)
     assert {(reward.task_id, reward.source) for reward in found if reward.error is None} == {
         ("t1", "exact"), ("t1", "judge"), ("t2", "mix"), ("t3", "exact")
@@ -356,7 +356,7 @@ def test_an_agent_leaves_modules_that_its_settings_do_not_list_to_one_that_lists
         until(lambda: lag(ready) == 0, "a commit of everything")
     [letter] = dead_letters(ready)
     assert letter.reason == "module_not_listed" and "add slow_scorers to scoring.modules" in letter.error
-    write(ready, a_response(entry_point))  # as `dlq retry` does
+    write(ready, a_response(entry_point))  # as `admin dlq retry` does
     assert [reward.value for reward in score_all(ready, 1)] == [0.5]
 
 

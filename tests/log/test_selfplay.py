@@ -108,13 +108,13 @@ def test_a_curriculum_asks_by_the_success_that_the_log_has_and_its_event_says_wh
 def test_the_commands_ask_once_show_figures_and_the_audit_counts_the_run(made: Settings, tmp_path: Path) -> None:
     file = tmp_path / "catalogue.yaml"
     file.write_text(json.dumps({"name": "arithmetic", "scenarios": [{"name": "s", "questions": QUESTIONS}]}), "utf-8")
-    (ran,) = rows_of(invoke(made, "selfplay", "run", str(file)))
+    (ran,) = rows_of(invoke(made, "improve", "selfplay", "run", str(file)))
     assert ran["questions"] == len(QUESTIONS)
     about: dict[str, Any] = {"purpose": "serve", "scenario": "s", "group_size": 1, "reward_mean": 1.0}
     for _, task in read(made, Task):
         right = member(0, reward=1.0, components={"exact": 1.0}, response_id=task.task_id)
         write(made, group(task_id=task.task_id, metadata=dict(task.metadata), responses=(right,), **about))
-    (row,) = rows_of(invoke(made, "selfplay", "show", "arithmetic"))
+    (row,) = rows_of(invoke(made, "improve", "selfplay", "show", "arithmetic"))
     assert (row["category"], row["answers"], row["success"]) == ("default", len(QUESTIONS), 1.0)
     report = Audit(made).look()
     assert report.counts["crossings without a job"] == 1

@@ -217,7 +217,7 @@ def test_a_scorer_that_fails_is_named_with_its_last_error_until_its_answers_are_
     assert "waits for batch 0: 0 of 16 groups; group of task t1 lacks a score since 20" in trainer["waits_for"]
     findings = invoke(made, "doctor", "--output", "jsonl").stdout
     assert "policy default: group of task t1 lacks a score since 20" in findings and "tasks resubmit" in findings
-    assert "Repair own:own, then `streamward rescore --failed`" in findings
+    assert "Repair own:own, then `streamward admin rescore --failed`" in findings
     assert look(made, now_ms=now_ms() + 3_601_000).failing == []
 
 

@@ -36,7 +36,7 @@ def test_a_plugin_of_a_stranger_writes_queries_and_recounts_its_topic(thumbs: Pa
         assert done.returncode == exit_code, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 
-    assert "thumbs" in {row["topic"].removeprefix(settings.topics.prefix) for row in run("topics", "apply")}
+    assert "thumbs" in {row["topic"].removeprefix(settings.topics.prefix) for row in run("admin", "topics", "apply")}
     answers = [response(slot=slot, group_size=2) for slot in range(2)]
     with Producer(settings) as producer:
         for event in (task(group_size=2), *answers):
@@ -58,7 +58,7 @@ def test_a_plugin_of_a_stranger_writes_queries_and_recounts_its_topic(thumbs: Pa
 
 def test_doctor_names_a_topic_that_no_plugin_reads(thumbs: Path, settings: Settings) -> None:
     admin.apply_topics(settings)
-    assert run_with(thumbs, "topics", "apply", settings=settings).returncode == 0
+    assert run_with(thumbs, "admin", "topics", "apply", settings=settings).returncode == 0
     (found,) = (one for one in doctor.examine(lambda: (settings, {})) if one.check == "topics" and one.state != "ok")
     assert found.what == f"{settings.topics.prefix}thumbs: no plugin that is loaded reads this"
 
@@ -73,7 +73,7 @@ def test_the_server_answers_the_route_of_a_stranger(thumbs: Path, settings: Sett
     packages = shutil.copytree(thumbs, tmp_path / "packages")
     add_room(packages)
     settings = settings.model_copy(update={"serve": Serve(port=free_ports(1)[0])})
-    assert run_with(packages, "topics", "apply", settings=settings).returncode == 0
+    assert run_with(packages, "admin", "topics", "apply", settings=settings).returncode == 0
     with Producer(settings) as producer:
         for event in (task(group_size=1), answer := response(group_size=1)):
             producer.send(event)

@@ -1,6 +1,6 @@
 """Two tenants with logs of their own on a Kafka with an authorizer: each has its own, and nothing of anybody else's.
 
-    `streamward access tenants create` for red and blue ──► each tries everything on red's, blue's and the operator's
+    `admin access tenants create` for red and blue ──► each tries everything on red's, blue's and the operator's
                                                         ──► a small run of its own works
 
 Not covered: that a tenant's processes need no more than this; its rights are those of all rows of docs/install.md.
@@ -76,7 +76,7 @@ class Tenanted(NamedTuple):
         return invoke(self.of[who], *args)
 
     def rows(self, *args: str) -> list[dict[str, Any]]:
-        found = self.run("operator", "access", "tenants", *args, "--output", "jsonl")
+        found = self.run("operator", "admin", "access", "tenants", *args, "--output", "jsonl")
         return rows_of(found)
 
     def listed(self, tenant: str) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def tenanted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenanted]:
         kafka_admin.apply_topics(found.of["operator"])
         for tenant in TENANTS:
             assert len(found.rows("create", tenant, "--principal", f"User:{tenant}")) == 6
-            applied = found.run(tenant, "topics", "apply")
+            applied = found.run(tenant, "admin", "topics", "apply")
             assert applied.exit_code == 0, applied.output
         yield found
 
@@ -319,7 +319,7 @@ def test_a_tenant_loses_its_rights_and_nothing_else(tenanted: Tenanted) -> None:
     green = tenanted.of["green"].model_copy(update={"topics": Topics(prefix=f"{BASE}green.", partitions=2)})
     kafka_admin.create(green, [admin.NewTopic(f"{BASE}green.tasks", 2, 1)])
     submit(green, [task(task_id="kept")])
-    asked = tenanted.run("operator", "access", "tenants", "remove", "green")
+    asked = tenanted.run("operator", "admin", "access", "tenants", "remove", "green")
     assert asked.exit_code == 2 and "give --yes" in asked.output
     assert {row["result"] for row in tenanted.rows("remove", "green", "--dry-run")} == {"would be removed"}
     assert len(tenanted.rows("remove", "green", "--principal", "User:green2", "--yes")) == 6
@@ -329,7 +329,7 @@ def test_a_tenant_loses_its_rights_and_nothing_else(tenanted: Tenanted) -> None:
         read(green, Task)
     as_operator = green.model_copy(update={"kafka": tenanted.of["operator"].kafka})
     assert [found.task_id for _, found in read(as_operator, Task)] == ["kept"]
-    again = tenanted.run("operator", "access", "tenants", "remove", "green", "--yes")
+    again = tenanted.run("operator", "admin", "access", "tenants", "remove", "green", "--yes")
     assert again.exit_code == 3 and "has no principals" in again.output
 
 
@@ -359,12 +359,12 @@ def test_of_two_who_change_a_tenant_at_once_the_second_is_refused_and_gives_noth
     ],
 )
 def test_what_cannot_be_is_said(tenanted: Tenanted, who: str, args: tuple[str, ...], code: int, said: str) -> None:
-    found = tenanted.run(who, "access", "tenants", *args)
+    found = tenanted.run(who, "admin", "access", "tenants", *args)
     assert (found.exit_code, said in found.output) == (code, True), found.output
 
 
 def test_a_kafka_without_an_authorizer_says_so_and_what_to_do(made: Settings) -> None:
-    found = invoke(made, "access", "tenants", "create", "red", "--principal", "User:red")
+    found = invoke(made, "admin", "access", "tenants", "create", "red", "--principal", "User:red")
     assert found.exit_code == 2 and "has no authorizer" in found.output, found.output
     assert "authorizer.class.name" in found.output
     with AccessLog(made) as log:

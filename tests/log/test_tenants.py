@@ -387,7 +387,7 @@ def test_what_was_asked_is_in_the_log_without_a_body_or_a_key(tenants: Tenants) 
         assert hidden.encode() not in raw
 
     def printed(*args: str) -> list[dict[str, Any]]:
-        found = invoke(tenants.settings, "access", "audit", "--output", "jsonl", *args)
+        found = invoke(tenants.settings, "admin", "access", "audit", "--output", "jsonl", *args)
         assert found.exit_code == 0, found.output
         return [json.loads(line)["event"] for line in found.stdout.splitlines()]
 

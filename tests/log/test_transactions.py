@@ -187,7 +187,7 @@ def test_archive_sync_says_that_a_topic_has_holes_and_restore_makes_them_again(
     partition.foreign.abort(RECORD, RECORD)
 
     def archive(*arguments: str) -> Result:
-        return invoke(made, "archive", *arguments)
+        return invoke(made, "admin", "archive", *arguments)
 
     result = archive("sync", "rewards")
     assert result.exit_code == 0 and "4 records archived" in result.stderr, result.output
@@ -277,7 +277,7 @@ def test_status_names_the_partition_and_the_producer_of_an_open_transaction(
 COMMANDS = (
     ("audit",),
     ("query", "SELECT count(*) FROM rewards"),
-    ("archive", "sync", "rewards"),
+    ("admin", "archive", "sync", "rewards"),
     ("events", "tail", "rewards", "--from", "start", "--until-end"),
     ("export", "e", "--format", "prompts"),
 )

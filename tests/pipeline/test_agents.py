@@ -203,7 +203,7 @@ def check_episodes(settings: Settings) -> None:
     )
     rows = [json.loads(line) for line in run(settings, "query", asked, "--output", "jsonl").splitlines()]
     assert [list(row.values()) for row in rows] == [[0, "calc", 0.2, 0.0], [1, None, 0.8, 0.0]]
-    replayed = json.loads(run(settings, "environments", "replay", "--all", "--output", "jsonl"))
+    replayed = json.loads(run(settings, "agents", "environments", "replay", "--all", "--output", "jsonl"))
     assert replayed == {"episodes": 4, "turns": 8, "differ": 0, "not_replayed": 0}
 
 

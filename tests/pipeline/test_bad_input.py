@@ -362,4 +362,4 @@ def test_no_process_waits_for_ever_for_a_bootstrap_that_does_not_answer(tmp_path
     nowhere = Settings.model_validate({"kafka": {"bootstrap": "127.0.0.1:1", "request_timeout_s": 1.0}})
     for code, said in ended(nowhere, tmp_path, *LOOP, "train").values():
         assert code == 5
-        assert "Kafka at 127.0.0.1:1 did not answer within 1 s" in said and "streamward broker start" in said
+        assert "Kafka at 127.0.0.1:1 did not answer within 1 s" in said and "streamward admin broker start" in said

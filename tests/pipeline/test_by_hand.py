@@ -1,9 +1,9 @@
 """The processes run by hand, as a user types them: in the open, behind a password, and behind TLS.
 
-    topics apply ─► tasks submit, generate ─► policy, scoring, streams ─► events tail ─► adapters list, topics list
+    admin topics apply ─► tasks submit, generate ─► policy, scoring, streams ─► events tail ─► adapters list
 
-Not covered: `broker start` and `stop`, which the README's commands begin and end with (tests/readme.py); SCRAM and
-client certificates. The nodes here are given neither; their settings take the same way.
+Not covered: `admin broker start` and `stop`, which the README's commands begin and end with (tests/readme.py); SCRAM
+and client certificates. The nodes here are given neither; their settings take the same way.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def session(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> T
     (folder / "tasks.jsonl").write_text(FILE)
     typed = Terminal(folder, environment())
     typed.env |= {"STREAMWARD_KAFKA__BOOTSTRAP": kafka_bootstrap, "STREAMWARD_TOPICS__PREFIX": own_prefix()}
-    typed.run("topics", "apply")
+    typed.run("admin", "topics", "apply")
     typed.run(*SUBMIT)
     typed.run(*GENERATE)
     settings = load(file=folder / "streamward.toml", env=typed.env)
@@ -91,7 +91,7 @@ def session(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> T
         typed.run("events", "tail", "groups", "--from", "start", "-n", "5")
     typed.run(*GROUPS)
     typed.run("adapters", "list")
-    typed.run("topics", "list")
+    typed.run("admin", "topics", "list")
     return typed
 
 
@@ -123,7 +123,7 @@ def test_a_policy_that_nobody_trained_has_the_base_model_alone(session: Terminal
 
 
 def test_each_topic_holds_what_the_processes_wrote_and_no_dead_letter(session: Terminal) -> None:
-    records = {row["label"]: row["records"] for row in session.rows("topics", "list")}
+    records = {row["label"]: row["records"] for row in session.rows("admin", "topics", "list")}
     written = {label: count for label, count in records.items() if count}  # a batch takes 16 groups
     assert written == {"tasks": 5, "responses": 15, "rewards": 14, "groups": 5} and len(records) > len(written)
 
@@ -176,7 +176,7 @@ def test_tls_and_a_password_open_the_door_for_every_process(
     plain = settings_of(kafka_of(secured, "SASL_SSL"), folder)
     settings = plain.model_copy(update={"model": Model(base=str(save_tiny(folder / "model")))})
     typed = Terminal(folder, environment(settings))
-    assert typed.run("topics", "apply").returncode == 0
+    assert typed.run("admin", "topics", "apply").returncode == 0
     assert typed.run(*MANY).returncode == 0
     with running(settings, folder, *LOOP, "train"):
         until(
@@ -207,13 +207,13 @@ def test_who_may_only_read_reads_and_is_told_why_nothing_was_written(secured: Se
         Terminal(tmp_path, environment(settings_of(kafka_of(secured, "SASL_PLAINTEXT", sasl_username=name), tmp_path)))
         for name in (USER, READER)
     )
-    assert owner.run("topics", "apply").returncode == 0
+    assert owner.run("admin", "topics", "apply").returncode == 0
     submitted = reader.run(*MANY)
     assert submitted.returncode == 5
     assert "the log takes nothing more from this process" in submitted.stderr
     assert "authorization failed" in submitted.stderr
-    assert reader.run("topics", "list").returncode == 0
-    assert {row["records"] for row in reader.rows("topics", "list")} == {0}
+    assert reader.run("admin", "topics", "list").returncode == 0
+    assert {row["records"] for row in reader.rows("admin", "topics", "list")} == {0}
 
 
 def test_a_read_only_principal_gets_the_brokers_reason_each_time(secured: Secured, tmp_path: Path) -> None:
@@ -239,6 +239,6 @@ def send_one(settings: Settings) -> None:
 
 def test_a_node_whose_certificate_nobody_vouches_for_is_not_talked_to(secured: Secured, tmp_path: Path) -> None:
     kafka = kafka_of(secured, "SASL_SSL", ssl_ca_location=None, request_timeout_s=2.0)
-    ended = Terminal(tmp_path, environment(settings_of(kafka, tmp_path))).run("topics", "list")
+    ended = Terminal(tmp_path, environment(settings_of(kafka, tmp_path))).run("admin", "topics", "list")
     assert ended.returncode == 5
     assert "certificate" in ended.stderr

@@ -1,7 +1,7 @@
 """Records that somebody made to stop the loop, which they would stop again after every restart: it continues.
 
     hostile records in six topics, then a good task ──► policy, scoring, streams ──► a whole group
-                                                  └──► audit, events tail, archive sync and restore
+                                                  └──► audit, events tail, admin archive sync and restore
 
 Whoever may write to one topic must not be able to end what reads it. Every topic has one partition here, so whoever
 comes to the good task has passed all that is bad. The topics take records of 1 MiB, which keeps the bad ones small.
@@ -226,11 +226,11 @@ def test_the_log_is_followed_audited_archived_and_restored_with_a_count_of_heade
     }
     assert audit["headers_left_out"] == len(READERS) + 1
     labels, prefix = ("tasks", "responses", "adapters"), f"restored-{hostile.settings.topics.prefix}"
-    synced = hostile.run("archive", "sync", *labels)
+    synced = hostile.run("admin", "archive", "sync", *labels)
     assert synced.exit_code == 0, synced.output
     count = len(labels) + 1
     assert f"{count} of them are kept without headers" in synced.stderr
-    restored = hostile.run("archive", "restore", *labels, "--into-prefix", prefix)
+    restored = hostile.run("admin", "archive", "restore", *labels, "--into-prefix", prefix)
     assert restored.exit_code == 0, restored.output
     assert f"{count} of these records have no headers" in restored.stderr
     into = hostile.settings.model_copy(update={"topics": hostile.settings.topics.model_copy(update={"prefix": prefix})})

@@ -241,7 +241,7 @@ def try_next(commands: list[list[str]], folder: Path) -> dict[str, str]:
             assert done.returncode == 0, f"{words}: {done.stderr}"
             shown.setdefault(" ".join(words[:2]), done.stdout)
     finally:
-        subprocess.run(command("broker", "stop"), env=environment(), cwd=folder, check=True)
+        subprocess.run(command("admin", "broker", "stop"), env=environment(), cwd=folder, check=True)
     return shown
 
 

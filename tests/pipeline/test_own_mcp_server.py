@@ -102,7 +102,9 @@ def test_two_steps_are_trained_on_calls_that_our_own_server_answered_and_come_ou
     environ = to_env(server_settings)
     with serving(server_settings) as url:
         server = f"mcp:{url}/mcp/registered"
-        added = CliRunner().invoke(cli, ["tools", "add", "get", "registered_keys:get", "--reason", "it"], env=environ)
+        added = CliRunner().invoke(
+            cli, ["agents", "tools", "add", "get", "registered_keys:get", "--reason", "it"], env=environ
+        )
         assert added.exit_code == 0, added.output
         settings = trained_settings(server_settings, server, tmp_path)
         admin.apply_topics(settings)

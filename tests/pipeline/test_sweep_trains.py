@@ -62,7 +62,7 @@ def test_a_sweep_that_is_killed_and_stopped_ends_as_one_and_pays_for_nothing_twi
 ) -> None:
     monkeypatch.chdir(tmp_path)  # experiments are in a folder beside it
     sweep = prepare(source, tmp_path, SWEEP)
-    words = command("sweep", "sweep.toml")
+    words = command("replay", "sweep", "sweep.toml")
     with (
         (tmp_path / "sweep.log").open("wb") as log,
         spawn(words, env=environment(source), stdout=log, stderr=log) as process,
@@ -91,7 +91,7 @@ def test_a_sweep_that_is_killed_and_stopped_ends_as_one_and_pays_for_nothing_twi
     work = [key[0] for counter in before.values() for key in counter]
     assert (work.count("trained"), work.count("evaluated")) == (3, 5)
 
-    result = invoke(source, "sweep", "sweep.toml", "--output", "jsonl")
+    result = invoke(source, "replay", "sweep", "sweep.toml", "--output", "jsonl")
     assert result.exit_code == 0, result.output
     row = json.loads(result.stdout)
     assert (row["best"], row["n"], row["rounds"]) == (end.verdict.best, 2, "1 of 1")
@@ -104,7 +104,7 @@ def test_a_larger_grid_continues_what_is_there_until_its_budget_is_spent(
     monkeypatch.chdir(tmp_path)
     text = SWEEP.replace('"rates"', '"spent"') + "[budget]\nmax_tokens = 1\n"
     (tmp_path / "sweep.toml").write_text(text)
-    result = invoke(source, "sweep", "sweep.toml", "--output", "jsonl")
+    result = invoke(source, "replay", "sweep", "sweep.toml", "--output", "jsonl")
     assert result.exit_code == 4, result.output
     assert "tokens are used: the sweep ended before its report" in result.stderr
     row = json.loads(result.stdout)
@@ -123,7 +123,7 @@ def test_a_suite_whose_questions_were_trained_on_is_refused_before_anything_is_p
     (tmp_path / "suite.yaml").write_text("name: own\nscenarios: {all: {file: questions.jsonl}}\n")
     text = SWEEP.replace('"rates"', '"leak"').replace('generator = "sums"\ncount = 4', 'file = "suite.yaml"')
     (tmp_path / "sweep.toml").write_text(text)
-    result = invoke(source, "sweep", "sweep.toml")
+    result = invoke(source, "replay", "sweep", "sweep.toml")
     assert result.exit_code == 4 and "sweep leak: contaminated" in result.stderr, result.output
     assert not [name for name in experiments.read(source) if name.startswith("leak-")]
 
@@ -133,7 +133,7 @@ def test_recipes_are_shown_before_anything_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sweep.toml").write_text(SWEEP.replace('"rates"', '"plan"'))
-    result = invoke(source, "sweep", "sweep.toml", "--dry-run", "--output", "jsonl")
+    result = invoke(source, "replay", "sweep", "sweep.toml", "--dry-run", "--output", "jsonl")
     rows = rows_of(result)
     assert [row["settings"] for row in rows] == [
         {},

@@ -102,7 +102,7 @@ def test_a_load_of_nothing_is_refused() -> None:
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(cli, ["capacity", *arguments])
+    done = CliRunner().invoke(cli, ["admin", "capacity", *arguments])
     return done.exit_code, done.stdout, done.stderr
 
 

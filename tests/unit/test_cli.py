@@ -24,6 +24,7 @@ from click.testing import CliRunner, Result
 from schemas.events import Coordinates
 from schemas.versions import FIRST_ID
 from streams import output as show
+from streams.cli.nearest import commands_below
 from streams.cli.root import SECTIONS, cli, plugin_commands
 from streams.cli.runtime import AppContext, Guarded, VersionNumber, pass_call, stopped_node_hint, user_name
 from streams.errors import EventError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
@@ -79,7 +80,7 @@ def test_help_imports_nothing_heavy_but_the_route_that_a_command_is_made_from() 
         "from streams.cli.route_commands import RoutedCommand\n"
         f"def heavy(): print('HEAVY', [name for name in {HEAVY!r} if name in sys.modules])\n"
         "cli.main(['--help'], standalone_mode=False)\n"
-        "cli.main(['topics', 'list', '--help'], standalone_mode=False)\n"
+        "cli.main(['admin', 'topics', 'list', '--help'], standalone_mode=False)\n"
         "contexts = list(_contexts(cli, None, 'streamward'))\n"
         "for ctx in contexts: isinstance(ctx.command, RoutedCommand) or ctx.get_help()\n"
         "heavy()\n"
@@ -100,19 +101,18 @@ def test_every_command_and_option_has_a_sentence() -> None:
         for parameter in command.params:
             if isinstance(parameter, click.Option) and not (parameter.help or "").strip().endswith((".", "]")):
                 yield f"{path} {parameter.opts[0]}"
-        if isinstance(command, click.Group):
-            for name, child in command.commands.items():
-                yield from look(child, f"{path} {name}")
 
-    assert list(look(cli, "streamward")) == []
+    found = [sentence for path, command in commands_below(cli) for sentence in look(command, path)]
+    assert found == []
 
 
 def test_no_list_of_commands_cuts_a_sentence_on_a_terminal_of_80_columns() -> None:
-    groups = [[name] for name, command in cli.commands.items() if isinstance(command, click.Group)]
+    groups = [path.split() for path, command in commands_below(cli) if isinstance(command, click.Group)]
+    assert ["admin", "access", "keys"] in groups
     for path in [[], *groups]:
         listed = run(*path, "--help").stdout.partition("--help ")[2]
         cut = [line for line in listed.splitlines() if line.endswith("...")]
-        assert "Show" in listed and cut == [], path
+        assert listed and cut == [], path
 
 
 def test_help_lists_every_command_in_one_section_and_status_doctor_and_up_first() -> None:
@@ -215,8 +215,8 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("nobody")
 def test_a_user_without_a_home_folder_is_asked_to_set_home() -> None:
     for args in (
-        ("broker", "start"),
-        ("--set", "broker.data_dir=~/kafka", "broker", "start"),
+        ("admin", "broker", "start"),
+        ("--set", "broker.data_dir=~/kafka", "admin", "broker", "start"),
         ("demo", "--steps", "1"),
     ):
         result = run(*args)
@@ -232,17 +232,21 @@ def test_a_user_without_a_name_decides_under_its_number() -> None:
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
-        (["topics", "nope"], 2, "No such command 'nope'"),
-        (["--set", "kafka.bootstrp=x", "topics", "list"], 2, "did you mean kafka.bootstrap?"),
-        (["--config", "missing.toml", "topics", "list"], 2, "missing.toml: no such settings file"),
+        (["admin", "topics", "nope"], 2, "No such command 'nope'"),
+        (["--set", "kafka.bootstrp=x", "admin", "topics", "list"], 2, "did you mean kafka.bootstrap?"),
+        (["--config", "missing.toml", "admin", "topics", "list"], 2, "missing.toml: no such settings file"),
         (["events", "tail", "reward"], 3, "did you mean rewards?"),
         (["events", "tail", "tasks", "--from", "yesterday"], 2, "--from yesterday: expected a time as ISO 8601"),
         (["config", "show", "kafak"], 3, "'kafak'"),
-        ([*NOBODY, "topics", "list"], 5, "Kafka at 127.0.0.1:1 did not answer within 0.3 s"),
+        ([*NOBODY, "admin", "topics", "list"], 5, "Kafka at 127.0.0.1:1 did not answer within 0.3 s"),
         ([*NOBODY, "policy"], 5, "Kafka at 127.0.0.1:1 did not answer within 0.3 s"),
         (["--set", "policy.name=p", "train", "--fleet"], 2, "train --fleet serves every policy, and policy.name=p"),
         (["--set", "policy.name=p", "policy", "--fleet"], 2, "leave out --fleet or policy.name"),
-        (["broker", "status"], 3, "no node runs in .streamward/kafka; start it with `streamward broker start`"),
+        (
+            ["admin", "broker", "status"],
+            3,
+            "no node runs in .streamward/kafka; start it with `streamward admin broker start`",
+        ),
     ],
 )
 def test_a_mistake_says_what_to_do_on_stderr_and_nothing_on_stdout(args: list[str], code: int, says: str) -> None:
@@ -261,18 +265,19 @@ def stopped_node(folder: Path, port: int) -> None:
 def test_an_embedded_node_that_is_stopped_is_named_with_the_command_that_starts_it(folder: str) -> None:
     stopped_node(Path(folder), port=1)
     Path("my.toml").write_text(f'[broker]\ndata_dir = "{folder}"\n')
-    result = run("--config", "my.toml", *NOBODY, "topics", "list")
-    start = (
-        "streamward --config my.toml --set kafka.bootstrap=127.0.0.1:1 --set kafka.request_timeout_s=0.3 broker start"
-    )
+    result = run("--config", "my.toml", *NOBODY, "admin", "topics", "list")
+    options = "--config my.toml --set kafka.bootstrap=127.0.0.1:1 --set kafka.request_timeout_s=0.3"
+    start = f"streamward {options} admin broker start"
     said = f"Error: the node in {folder}, which is 127.0.0.1:1, is stopped; start it with `{start}`\n"
     assert (result.exit_code, result.stderr) == (5, said)
 
 
 def test_the_node_that_the_folder_remembers_is_used_and_named_when_it_is_stopped() -> None:
     stopped_node(Path(".streamward/kafka"), port=1)
-    result = run("topics", "list")
-    said = "the node in .streamward/kafka, which is 127.0.0.1:1, is stopped; start it with `streamward broker start`"
+    result = run("admin", "topics", "list")
+    said = (
+        "the node in .streamward/kafka, which is 127.0.0.1:1, is stopped; start it with `streamward admin broker start`"
+    )
     assert (result.exit_code, result.stderr) == (5, f"Error: {said}\n")
 
 
@@ -280,9 +285,9 @@ def test_a_stopped_node_is_no_obstacle_to_what_is_archived() -> None:
     stopped_node(Path(".streamward/kafka"), port=1)
     assert "--source" not in run("query", "tasks").stderr
     Path(".streamward/archive").mkdir()
-    way_out = "`streamward broker start`, or read only the archive with --source archive\n"
+    way_out = "`streamward admin broker start`, or read only the archive with --source archive\n"
     assert run("query", "tasks").stderr.endswith(way_out)
-    assert "--source" not in run("topics", "list").stderr
+    assert "--source" not in run("admin", "topics", "list").stderr
 
 
 NAMELESS = "127.0.0.1:9092 is the default, and this folder has no node"
@@ -291,7 +296,7 @@ NAMELESS = "127.0.0.1:9092 is the default, and this folder has no node"
 @pytest.mark.parametrize(
     "typed",
     [
-        ("topics", "apply"),
+        ("admin", "topics", "apply"),
         ("tasks", "generate", "sums", "--submit"),
         ("ask", "hello"),
         ("reward", "r1", "0.5"),
@@ -299,7 +304,7 @@ NAMELESS = "127.0.0.1:9092 is the default, and this folder has no node"
 )
 def test_a_command_that_writes_where_nobody_said_warns(typed: tuple[str, ...]) -> None:
     patience = ("--set", "kafka.request_timeout_s=0.2", "--set", "kafka.security_protocol=SSL")  # nobody gets in
-    way_out = "set kafka.bootstrap, or start a node here with `streamward broker start`"
+    way_out = "set kafka.bootstrap, or start a node here with `streamward admin broker start`"
     said = run(*patience, *typed).stderr
     assert said.startswith(f"warning: {NAMELESS}; {way_out}\n") and said.count(NAMELESS) == 1
     assert NAMELESS not in run(*NOBODY, *typed).stderr
@@ -312,7 +317,9 @@ def test_a_command_that_only_reads_does_not_warn() -> None:
 
 
 def test_a_refused_connection_ends_a_command_long_before_the_time_that_a_broker_has_for_an_answer() -> None:
-    result = run("--set", "kafka.bootstrap=127.0.0.1:1", "--set", "kafka.request_timeout_s=300", "topics", "list")
+    result = run(
+        "--set", "kafka.bootstrap=127.0.0.1:1", "--set", "kafka.request_timeout_s=300", "admin", "topics", "list"
+    )
     assert result.exit_code == 5
     assert "Kafka at 127.0.0.1:1 did not answer within 1 s" in result.stderr and "Connection refused" in result.stderr
 
@@ -322,7 +329,8 @@ def test_a_refused_connection_ends_a_command_long_before_the_time_that_a_broker_
     [
         (["statu"], "No such command 'statu'; did you mean status?"),
         (["adapters", "lsit"], "No such command 'lsit'; did you mean list?"),
-        (["rollout", "zzz"], "No such command 'zzz'; there are status"),
+        (["admin", "offsets", "zzz"], "No such command 'zzz'; there are list, skip"),
+        (["topics", "apply"], "No such command 'topics'; did you mean admin topics?"),
         (["up", "--set", "a.b=1"], "--set in up; it stands before the command, as in `streamward --set … up`"),
         (["adapters", "list", "--log-level", "info"], "before the command, as in `streamward --log-level … adapters l"),
         (["adapters", "list", "demo"], "unexpected extra argument (demo); did you mean --policy demo?"),
@@ -333,8 +341,11 @@ def test_a_refused_connection_ends_a_command_long_before_the_time_that_a_broker_
         (["adapters", "show", "-1"], "No such option"),
         (["up", "--epochs", "1.5"], "'1.5' is not a whole number, at least 1"),
         (["serve", "--port", "1"], "No such option: --port; did you mean the setting serve.port? As in --set serve.p"),
-        (["broker", "start", "--prot", "1"], "No such option: --prot Did you mean --port?"),
-        (["--set", "broker.port=1", "status"], "no setting is called 'broker.port'; did you mean `streamward broker s"),
+        (["admin", "broker", "start", "--prot", "1"], "No such option: --prot Did you mean --port?"),
+        (
+            ["--set", "broker.port=1", "status"],
+            "no setting is called 'broker.port'; did you mean `streamward admin broker s",
+        ),
         (["--set", "serve.prot=1", "status"], "no setting is called 'serve.prot'; did you mean serve.port?"),
     ],
 )
@@ -362,10 +373,10 @@ def test_a_demos_node_that_is_stopped_is_found_below_the_current_folder() -> Non
     stopped_node(Path(".streamward/demo/kafka"), port=1)
     result = run(*NOBODY, "audit")
     assert result.exit_code == 5
-    assert "start it with `streamward --set broker.data_dir=.streamward/demo/kafka broker start`" in result.stderr
+    assert "start it with `streamward --set broker.data_dir=.streamward/demo/kafka admin broker start`" in result.stderr
     Path(".streamward/demo/streamward.toml").write_text("")
     result = run(*NOBODY, "audit")
-    assert "start it with `streamward --config .streamward/demo/streamward.toml broker start`" in result.stderr
+    assert "start it with `streamward --config .streamward/demo/streamward.toml admin broker start`" in result.stderr
 
 
 @pytest.mark.parametrize(("origins", "mentioned"), [({}, True), ({"kafka.bootstrap": "my.toml"}, False)])
@@ -377,7 +388,7 @@ def test_a_demo_with_another_port_is_mentioned_when_no_broker_was_named(
     call = AppContext()
     vars(call)["settings_and_origins"] = Settings(), origins
     found = stopped_node_hint(BrokerUnreachable("no answer"), call)
-    start = "start its node with `streamward --config .streamward/demo/streamward.toml broker start`"
+    start = "start its node with `streamward --config .streamward/demo/streamward.toml admin broker start`"
     assert (found is not None and found.startswith("no answer. A demo ran here") and start in found) is mentioned
 
 
@@ -548,8 +559,8 @@ def test_config_show_of_one_section_prints_only_it() -> None:
 
 
 def test_a_pipe_gets_jsonl_unless_a_table_is_asked_for() -> None:
-    assert json.loads(run("schemas", "list").stdout.splitlines()[0])["event"] == "Task"
-    assert run("schemas", "list", "--output", "table").stdout.splitlines()[0].split() == [
+    assert json.loads(run("admin", "schemas", "list").stdout.splitlines()[0])["event"] == "Task"
+    assert run("admin", "schemas", "list", "--output", "table").stdout.splitlines()[0].split() == [
         "id",
         "event",
         "version",
@@ -558,12 +569,12 @@ def test_a_pipe_gets_jsonl_unless_a_table_is_asked_for() -> None:
 
 
 def test_schemas_check_is_silent_on_stdout_when_all_is_well() -> None:
-    result = run("schemas", "check")
+    result = run("admin", "schemas", "check")
     assert (result.exit_code, result.stdout) == (0, "")
 
 
 def test_schemas_serve_answers_until_it_is_told_to_stop() -> None:
-    command = [sys.executable, "-m", "streams.cli", "schemas", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "streams.cli", "admin", "schemas", "serve", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None

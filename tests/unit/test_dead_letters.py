@@ -208,7 +208,7 @@ def test_too_little_of_an_id_or_an_id_of_several_is_refused() -> None:
         letters.find("aaaaaa")
     assert letters.find("aaaaaa2")[0].event.dead_letter_id == "aaaaaa22"
     for text in ("bbbbbb", "responses[3]@7"):
-        with pytest.raises(NotFoundError, match="dlq list --all"):
+        with pytest.raises(NotFoundError, match="admin dlq list --all"):
             letters.find(text)
 
 

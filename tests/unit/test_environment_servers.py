@@ -218,7 +218,16 @@ def test_a_tool_is_tried_on_the_command_line() -> None:
     pytest.importorskip("mcp", reason=skips.ENVIRONMENTS)
     call = json.dumps({"name": "add", "arguments": {"a": 2, "b": 3}})
     name = f"{PLAIN} add"
-    line = ["--set", f"environments.servers={name}", "environments", "try", name, "--settings", json.dumps(ADD)]
+    line = [
+        "--set",
+        f"environments.servers={name}",
+        "agents",
+        "environments",
+        "try",
+        name,
+        "--settings",
+        json.dumps(ADD),
+    ]
     result = CliRunner().invoke(cli, [*line, "--action", call, "--action", "5", "--output", "jsonl"])
     rows = [json.loads(row) for row in result.stdout.splitlines()]
     assert [(row["action"], row["shown"]) for row in rows[1:2]] == [('add({"a": 2, "b": 3})', "5")], result.stderr

@@ -234,13 +234,24 @@ def test_settings_that_a_class_does_not_take_are_named(pool: EnvironmentPool) ->
 
 
 def test_environments_are_listed_with_their_settings() -> None:
-    result = CliRunner().invoke(cli, ["environments", "list", "--output", "jsonl"])
+    result = CliRunner().invoke(cli, ["agents", "environments", "list", "--output", "jsonl"])
     names = [json.loads(line)["name"] for line in result.stdout.splitlines()]
     assert names == ["calculator", "lookup", "guess", "corridor", "tictactoe", "distractor"]
 
 
 def test_an_episode_is_tried_with_the_actions_that_are_given() -> None:
-    line = ["environments", "try", "calculator", "--seed", "1", "--action", "calc(98 * 53)", "--action", "5194"]
+    line = [
+        "agents",
+        "environments",
+        "try",
+        "calculator",
+        "--seed",
+        "1",
+        "--action",
+        "calc(98 * 53)",
+        "--action",
+        "5194",
+    ]
     result = CliRunner().invoke(cli, [*line, "--output", "jsonl"])
     rows = [json.loads(row) for row in result.stdout.splitlines()]
     assert [row["shown"].splitlines()[-1] for row in rows] == ["98 * 53", "result: 5194", "right"]

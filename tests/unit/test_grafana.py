@@ -1,4 +1,4 @@
-"""`streamward dashboards` against the part of Grafana's API that it uses (tests/support/doubles/grafana.py)."""
+"""`streamward admin dashboards` against the part of Grafana's API that it uses (tests/support/doubles/grafana.py)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def there() -> Iterator[grafana.Grafana]:
 
 
 def run(command: str, url: str, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["dashboards", command, "--grafana", url, *arguments])
+    return CliRunner().invoke(cli, ["admin", "dashboards", command, "--grafana", url, *arguments])
 
 
 def states(result: Result) -> dict[str, str]:

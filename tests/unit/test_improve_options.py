@@ -43,6 +43,6 @@ def test_an_option_without_effect_is_refused_by_name(option: tuple[str, str]) ->
 def test_every_process_gets_the_policy_tenant_and_purpose_of_the_rule(tmp_path: Path) -> None:
     (tmp_path / "retrain.toml").write_text(RULE + WHEN)
     words = commands(ImproveOrder.of(tmp_path / "retrain.toml", read_rule(tmp_path / "retrain.toml")))
-    assert words["curate"] == ("curate", "follow", "--policy", "shop.coach", "--purpose", "eval")
+    assert words["curate"] == ("improve", "curate", "follow", "--policy", "shop.coach", "--purpose", "eval")
     selection = ("--policy", "shop.coach", "--tenant", "shop", "--new", "7")
-    assert words["datasets"] == ("datasets", "follow", "good", *selection)
+    assert words["datasets"] == ("improve", "datasets", "follow", "good", *selection)

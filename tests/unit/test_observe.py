@@ -148,7 +148,7 @@ def test_every_line_of_a_process_is_json_where_the_setting_says_so(
 ) -> None:
     unreachable = ("--set", "kafka.bootstrap=127.0.0.1:1", "--set", "kafka.request_timeout_s=0.2")
     done = subprocess.run(
-        [sys.executable, "-m", "streams.cli", *arguments, *unreachable, "topics", "list"],
+        [sys.executable, "-m", "streams.cli", *arguments, *unreachable, "admin", "topics", "list"],
         env={**os.environ, **environment, "PYTHONPATH": str(Path(__file__).parents[2])},
         cwd=tmp_path,
         capture_output=True,
@@ -163,7 +163,7 @@ def test_every_line_of_a_process_is_json_where_the_setting_says_so(
 
 def test_a_process_that_is_stopped_reports_that_in_json(tmp_path: Path) -> None:
     serving = subprocess.Popen(
-        [sys.executable, "-m", "streams.cli", "--log-format", "json", "schemas", "serve", "--port", "0"],
+        [sys.executable, "-m", "streams.cli", "--log-format", "json", "admin", "schemas", "serve", "--port", "0"],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         cwd=tmp_path,
         stdout=subprocess.PIPE,

@@ -41,7 +41,7 @@ PLUGIN = replace(
     settings="thumbs.settings:Thumbs",
     metrics="thumbs.settings:METRICS",
     alerts="thumbs.settings:ALERTS",
-    commands={**PLUGIN.commands, "adapters rate": PluginCommand("thumbs.rate:rate", "Rate adapters.")},
+    commands={**PLUGIN.commands, "improve data rate": PluginCommand("thumbs.rate:rate", "Rate rows.")},
     exports={"rated": PluginExport("thumbs.rate:encode", "batches with thumbs")},
     engines={"hands": PluginEngine(help="all you have", package="thumbs", install="grow", agents="thumbs.rate:agents")},
     metadata={"thumbs_by": "who rated the answers"},
@@ -53,7 +53,7 @@ import click
 
 @click.command()
 def rate():
-    """Rate adapters."""
+    """Rate rows."""
     from streams.kafka.topics import SHAPES
     print("thumbs_by" in SHAPES["groups"].metadata)
 
@@ -81,7 +81,7 @@ LIMIT = Limit(growth(METRICS[0], "policy", window="1h"), ">", 9)
 ALERTS = (Alert("ThumbsDown", "warning", "5m", LIMIT, "{{ $value }} thumbs for `{{ $labels.policy }}`.", do="Read."),)
 '''
 THUMBS = Metric("streamward_thumbs_total", "counter", ("policy",), "Thumbs.", ("thumbs",))
-USED_BY = {"__init__.py": ("thumbs",), "recount.py": ("audit",), "settings.py": ("dashboards", "alerts")}
+USED_BY = {"__init__.py": ("thumbs",), "recount.py": ("audit",), "settings.py": ("admin", "dashboards", "alerts")}
 """The command that loads a file of the plugin; `query` loads topics and views."""
 TWICE = "from dataclasses import replace\nTOPICS += (replace(TOPICS[0], label='toes'),)\n"
 
@@ -105,15 +105,15 @@ def stranger(thumbs: Path, tmp_path: Path) -> Path:
 
 def test_the_plugin_of_a_stranger_has_all_that_it_declares(stranger: Path) -> None:
     assert run_with(stranger, "thumbs").stderr.startswith("Usage: streamward thumbs")
-    assert run_with(stranger, "adapters", "rate").stdout == "True\n"
-    assert "  rate      Rate adapters.\n" in run_with(stranger, "adapters", "--help").stdout
+    assert run_with(stranger, "improve", "data", "rate").stdout == "True\n"
+    assert "  rate        Rate rows.\n" in run_with(stranger, "improve", "data", "--help").stdout
     shown = run_with(stranger, "export", "--help").stdout
     assert "|rated]" in shown and "rated: batches with thumbs" in " ".join(shown.split())
     listed = run_with(stranger, "--help").stdout
-    assert "  rate          Rate an answer.\n  thumbs        Rate answers with a thumb up or down.\n" in listed
-    assert json.loads(run_with(stranger, "schemas", "list").stdout.splitlines()[-1])["event"] == "Thumb"
-    assert run_with(stranger, "schemas", "check").returncode == 0
-    listed = [json.loads(line) for line in run_with(stranger, "plugins").stdout.splitlines()]
+    assert "  rate       Rate an answer.\n  thumbs     Rate answers with a thumb up or down.\n" in listed
+    assert json.loads(run_with(stranger, "admin", "schemas", "list").stdout.splitlines()[-1])["event"] == "Thumb"
+    assert run_with(stranger, "admin", "schemas", "check").returncode == 0
+    listed = [json.loads(line) for line in run_with(stranger, "admin", "plugins").stdout.splitlines()]
     (theirs,) = (row for row in listed if row["plugin"] == "thumbs")
     assert theirs == {
         "plugin": "thumbs",
@@ -122,7 +122,7 @@ def test_the_plugin_of_a_stranger_has_all_that_it_declares(stranger: Path) -> No
         "loaded": True,
         "requires": [],
         "topics": ["thumbs"],
-        "commands": ["rate", "thumbs", "adapters rate"],
+        "commands": ["rate", "thumbs", "improve data rate"],
         "exports": ["rated"],
         "engines": ["hands"],
         "settings": ["most"],
@@ -164,7 +164,7 @@ def test_the_metric_of_a_stranger_has_a_panel_and_a_part_of_the_page_and_no_name
 
 
 def test_the_alert_of_a_stranger_is_a_rule_after_ours_and_a_row_of_the_page(stranger: Path) -> None:
-    ours, theirs = yaml.safe_load(run_with(stranger, "dashboards", "alerts").stdout)["groups"]
+    ours, theirs = yaml.safe_load(run_with(stranger, "admin", "dashboards", "alerts").stdout)["groups"]
     assert (ours["name"], len(ours["rules"])) == ("streamward", len(alerts.ALERTS))
     assert (theirs["name"], [rule.pop("expr") for rule in theirs["rules"]]) == (
         "streamward-thumbs",
@@ -207,7 +207,7 @@ def test_a_folder_of_plugins_that_somebody_works_in_is_not_ours(stranger: Path) 
     theirs = stranger / "plugins"
     theirs.mkdir()
     (theirs / "__init__.py").write_text("raise RuntimeError('not ours')\n")
-    listed = {json.loads(line)["plugin"] for line in run_with(stranger, "plugins").stdout.splitlines()}
+    listed = {json.loads(line)["plugin"] for line in run_with(stranger, "admin", "plugins").stdout.splitlines()}
     assert listed == {*FOLDERS, "thumbs"}
 
 
@@ -218,8 +218,13 @@ def test_a_folder_of_plugins_that_somebody_works_in_is_not_ours(stranger: Path) 
         ("__init__.py", "import Plugin", "import Thumb, Plugin", "ImportError: cannot import name 'Thumb'"),
         ("__init__.py", "replace(\n    PLUGIN,", "dict(", "is a dict, expected a Plugin"),
         ("__init__.py", '"thumbs": Plugin', '"tasks": Plugin', "there is another command tasks"),
-        ("__init__.py", '"adapters rate": ', '"adapters gc": ', "there is another command adapters gc"),
-        ("__init__.py", '"adapters rate": ', '"toes rate": ', "its command toes rate is of no group"),
+        ("__init__.py", '"improve data rate": ', '"adapters gc": ', "there is another command adapters gc"),
+        (
+            "__init__.py",
+            '"improve data rate": ',
+            '"improve toes rate": ',
+            "its command improve toes rate is of no group",
+        ),
         ("__init__.py", '"batches with thumbs"', '"with toes", options=("toes",)', "no option toes; there are ranks"),
         ("__init__.py", "requires=()", 'requires=("toes",)', "requires toes, which is not installed"),
         ("topics.py", 'label="thumbs"', 'label="tasks"', "topic tasks is another's"),
@@ -304,9 +309,11 @@ def test_the_chosen_plugins_are_read_as_any_setting_is(
 def test_a_process_loads_the_chosen_plugins_and_no_others(stranger: Path) -> None:
     with (stranger / "thumbs" / "__init__.py").open("a") as file:
         file.write("raise RuntimeError('loaded')\n")
-    assert "RuntimeError: loaded" in run_with(stranger, "plugins").stderr
+    assert "RuntimeError: loaded" in run_with(stranger, "admin", "plugins").stderr
     (stranger / "ours.toml").write_text(f'[plugins]\nload = "{OURS}"\n')
-    rows = [json.loads(line) for line in run_with(stranger, "--config", "ours.toml", "plugins").stdout.splitlines()]
+    rows = [
+        json.loads(line) for line in run_with(stranger, "--config", "ours.toml", "admin", "plugins").stdout.splitlines()
+    ]
     assert [row["plugin"] for row in rows if row["loaded"]] == [OURS] and len(rows) == len(load_plugins()) + 1
     (stranger / "none.toml").write_text('[plugins]\nload = ""\n')
     shown = run_with(stranger, "--config", "none.toml", "--help").stdout
@@ -314,7 +321,7 @@ def test_a_process_loads_the_chosen_plugins_and_no_others(stranger: Path) -> Non
     assert "--on [" not in run_with(stranger, "--config", "none.toml", "policy", "--help").stdout
 
 
-@pytest.mark.parametrize("words", [["--help"], ["plugins"], ["topics", "list"]])
+@pytest.mark.parametrize("words", [["--help"], ["admin", "plugins"], ["admin", "topics", "list"]])
 def test_a_chosen_plugin_that_is_not_installed_is_refused_with_those_that_are(stranger: Path, words: list[str]) -> None:
     done = run_with(stranger, "--set", f"plugins.load={OURS},toes", *words)
     assert done.returncode == 2 and "--set plugins.load: plugin toes is not installed; installed: " in done.stderr

@@ -353,7 +353,7 @@ def promoted(version: int) -> list[AdapterEvent]:
         (
             full(cut=2, sampled=4),
             [*promoted(1), factories.trained(2, policy="p")],
-            "version 2 to serve: it is trained, and version 1 answers (`streamward rollout status`)",
+            "version 2 to serve: it is trained, and version 1 answers (`streamward adapters rollout`)",
         ),
         (
             full(sampled=3, scored=1),

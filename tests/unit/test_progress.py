@@ -316,8 +316,8 @@ def test_a_group_that_lacks_a_score_is_named_and_counts_no_longer_as_in_flight()
         "waits for batch 0: 1 of 2 groups since 1970-01-01 00:00:00 UTC; group of task a lacks a score since "
         "2027-01-15 08:00:00 UTC (own:own: exception: own:own raised KeyError: 'answer'), and other tasks take their "
         "place; it still counts if it comes before 2027-01-15 08:10:00 UTC: repair the scorer, then `streamward "
-        "rescore --failed`; once the groups have timed out, `streamward tasks resubmit --unscored` sends their tasks "
-        "again"
+        "admin rescore --failed`; once the groups have timed out, `streamward tasks resubmit --unscored` sends "
+        "their tasks again"
     )
     for after in ([*events, grouped("a")], [grouped("a"), *events]):
         assert folded(*after).stalled_tasks() == 0

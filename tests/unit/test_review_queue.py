@@ -130,5 +130,5 @@ def test_what_a_run_says_is_text_on_the_page_and_what_its_judge_says_is_nowhere(
 
 def test_a_page_that_only_shows_names_the_command_and_has_no_form(page: TestClient) -> None:
     text = page.get("/curation/queue").text
-    assert "streamward curate decide run-1 promote" in text and "<form" not in text
+    assert "streamward improve curate decide run-1 promote" in text and "<form" not in text
     assert page.post("/curation/queue", data={}).status_code == 405

@@ -1,4 +1,4 @@
-"""What `streamward rollout status` shows, from the events alone."""
+"""What `streamward adapters rollout` shows, from the events alone."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_the_same_rows_in_four_formats_are_the_same_rows(tmp_path: Path) -> None
     parquet.write_table(pa.Table.from_pylist(rows), files[2])
     written = set()
     for number, file in enumerate(files):
-        assert run("data", "ingest", file, "--to", tmp_path / str(number)).exit_code == 0
+        assert run("improve", "data", "ingest", file, "--to", tmp_path / str(number)).exit_code == 0
         written.add((tmp_path / str(number) / "rows.jsonl").read_bytes())
     assert len(written) == 1
 
@@ -145,7 +145,7 @@ def test_a_mark_other_line_ends_one_bad_line_of_ten_thousand_and_an_endless_line
     endless = json.dumps({"question": "x" * LONGEST_ROW, "answer": "1"})
     raw = b"\xef\xbb\xbf" + "\r\n".join([*good, endless]).encode()
     (tmp_path / "rows.jsonl").write_bytes(raw)
-    result = run("data", "ingest", tmp_path / "rows.jsonl", "--to", tmp_path / "out", "--output", "jsonl")
+    result = run("improve", "data", "ingest", tmp_path / "rows.jsonl", "--to", tmp_path / "out", "--output", "jsonl")
     assert json.loads(result.stdout) | {"folder": ""} == {
         "folder": "", "read": 10_001, "kept": 9_999, "changed": 0, "dropped": 2,
         "changed_by": {}, "dropped_by": {"read": 2}, "shapes": {"question": 9_999},
@@ -160,7 +160,7 @@ def test_file_command_and_server_say_the_same_of_the_same_rows(tmp_path: Path) -
     rows = [{"messages": [USER]}, {"messages": [USER, PARIS]}, {"messages": [USER, PARIS]}]
     file = lines(tmp_path / "rows", *rows)
     checked = check(read_source(file)).plain()
-    by_command = run("data", "check", file, "--output", "jsonl")
+    by_command = run("improve", "data", "check", file, "--output", "jsonl")
     assert by_command.exit_code == 4 and json.loads(by_command.stdout) == checked
     room = TrainingRows(Settings(adapters=Adapters(store=str(tmp_path / "store"))))
     with TestClient(Application([room], version="0", max_body_bytes=1_000_000)) as client:
@@ -171,7 +171,7 @@ def test_file_command_and_server_say_the_same_of_the_same_rows(tmp_path: Path) -
         assert client.post("/data/check", json={"file": cleaned.json()["file"]}).json()["wrong"] is False
     assert cleaned.status_code == 201
     folder = tmp_path / "out"
-    assert run("data", "clean", file, "--to", folder).exit_code == 0
+    assert run("improve", "data", "clean", file, "--to", folder).exit_code == 0
     manifest = json.loads((folder / "manifest.json").read_text())
     fates = [json.loads(line) for line in (folder / "fates.jsonl").read_text().splitlines()]
     assert {name: cleaned.json()[name] for name in ("counts", "dropped_by")} == {
@@ -181,7 +181,10 @@ def test_file_command_and_server_say_the_same_of_the_same_rows(tmp_path: Path) -
     with pytest.raises(SettingsError) as refused:
         read_steps(["duplicate"])
     assert wrong.status_code == 400 and wrong.json()["error"]["message"] == str(refused.value)
-    assert str(refused.value) in run("data", "clean", file, "--to", tmp_path / "b", "--step", "duplicate").stderr
+    assert (
+        str(refused.value)
+        in run("improve", "data", "clean", file, "--to", tmp_path / "b", "--step", "duplicate").stderr
+    )
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
@@ -238,11 +241,11 @@ def test_a_file_with_other_column_names_is_read_with_the_map_of_tasks_submit(tmp
     elif kind == "csv":
         (file := file.with_suffix(".csv")).write_text('When,ISO\nWer schrieb Faust?,"{""text"": ""Goethe""}"\n')
     names = ("--map", "prompt=When", "--map", "answer=ISO.text")
-    assert run("data", "check", file, "--output", "jsonl").exit_code == 4
-    checked = run("data", "check", file, *names, "--output", "jsonl")
+    assert run("improve", "data", "check", file, "--output", "jsonl").exit_code == 4
+    checked = run("improve", "data", "check", file, *names, "--output", "jsonl")
     assert (checked.exit_code, json.loads(checked.stdout)["shape"]) == (0, "question"), checked.output
     for command in ("clean", "ingest"):
-        assert run("data", command, file, *names, "--to", tmp_path / command).exit_code == 0
+        assert run("improve", "data", command, file, *names, "--to", tmp_path / command).exit_code == 0
         first = json.loads((tmp_path / command / "rows.jsonl").read_text().splitlines()[0])
         assert (first["prompt"], first["answer"]) == ("Wer schrieb Faust?", "Goethe") and "When" not in first
 
@@ -255,7 +258,18 @@ def test_file_command_and_server_say_the_same_of_a_map(tmp_path: Path) -> None:
         mapped = {"prompt": "When", "answer": "ISO.text"}
         answer = client.post("/data/check", json={"rows": rows, "map": mapped}).json()
         by_command = json.loads(
-            run("data", "check", file, "--map", "prompt=When", "--map", "answer=ISO.text", "--output", "jsonl").stdout
+            run(
+                "improve",
+                "data",
+                "check",
+                file,
+                "--map",
+                "prompt=When",
+                "--map",
+                "answer=ISO.text",
+                "--output",
+                "jsonl",
+            ).stdout
         )
         assert {name: answer[name] for name in ("rows", "shape", "wrong", "findings")} == by_command
         assert answer["findings"][0]["first"].startswith("rows:2: --map answer=ISO.text: this line has no ")
@@ -265,7 +279,7 @@ def test_file_command_and_server_say_the_same_of_a_map(tmp_path: Path) -> None:
             400,
             "map",
         ) and "a task has no field promt; did you mean prompt" in message
-        assert message in run("data", "clean", file, "--map", "promt=When", "--to", tmp_path / "x").stderr
+        assert message in run("improve", "data", "clean", file, "--map", "promt=When", "--to", tmp_path / "x").stderr
 
 
 @pytest.mark.parametrize("empty", ["", "  ", None])
@@ -367,7 +381,7 @@ def test_the_same_input_and_steps_give_the_same_bytes_and_the_manifest_has_their
     rows = [{"question": f"What is {rng.randint(0, 9)}?", "answer": "ann@example.org"} for _ in range(50)]
     file = lines(tmp_path / "rows.jsonl", *rows)
     for name in ("a", "b"):
-        assert run("data", "clean", file, "--to", tmp_path / name).exit_code == 0
+        assert run("improve", "data", "clean", file, "--to", tmp_path / name).exit_code == 0
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
     manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
@@ -377,7 +391,7 @@ def test_the_same_input_and_steps_give_the_same_bytes_and_the_manifest_has_their
     for part in manifest["files"]:
         assert hashlib.sha256((tmp_path / "a" / part["path"]).read_bytes()).hexdigest() == part["sha256"]
     assert manifest["steps"][0] == {"name": "normalise", "form": "NFC"}
-    again = run("data", "clean", file, "--to", tmp_path / "a")
+    again = run("improve", "data", "clean", file, "--to", tmp_path / "a")
     assert again.exit_code == 4 and "is not empty" in again.stderr
 
 
@@ -467,7 +481,10 @@ def test_an_unreadable_row_is_a_row_of_the_check() -> None:
 def test_rows_of_a_generator_are_right_say_where_they_come_from_and_give_no_held_out_question_away(
     tmp_path: Path,
 ) -> None:
-    assert run("data", "synthesize", "--generator", "sums", "--count", 50, "--to", tmp_path / "a").exit_code == 0
+    assert (
+        run("improve", "data", "synthesize", "--generator", "sums", "--count", 50, "--to", tmp_path / "a").exit_code
+        == 0
+    )
     rows = [json.loads(line) for line in (tmp_path / "a" / "rows.jsonl").read_text().splitlines()]
     for number, row in enumerate(rows):
         question = row["messages"][-2]["content"]
@@ -481,9 +498,9 @@ def test_rows_of_a_generator_are_right_say_where_they_come_from_and_give_no_held
         made = client.post("/data/synthetic/generate", json={"generator": "sums", "count": 50})
         assert made.json()["counts"] == {"read": 50, "kept": 50, "changed": 0, "dropped": 0}
         unknown = client.post("/data/synthetic/generate", json={"generator": "sum", "count": 5})
-    by_command = run("data", "synthesize", "--generator", "sum", "--to", tmp_path / "b")
+    by_command = run("improve", "data", "synthesize", "--generator", "sum", "--to", tmp_path / "b")
     assert by_command.exit_code == 3 and unknown.json()["error"]["message"] in by_command.stderr
-    episodes = run("data", "synthesize", "--generator", "guess", "--to", tmp_path / "c")
+    episodes = run("improve", "data", "synthesize", "--generator", "guess", "--to", tmp_path / "c")
     assert episodes.exit_code == 2 and "no answer is known" in episodes.stderr
 
 
@@ -529,7 +546,7 @@ def test_a_model_answers_every_row_of_a_file_over_one_connection(tmp_path: Path)
     with ThreadingHTTPServer(("127.0.0.1", 0), Model) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         model = ("--model-url", f"http://127.0.0.1:{server.server_port}/v1/", "--model", "m")
-        made = run("data", "synthesize", file, *model, "--to", tmp_path / "a", "--output", "jsonl")
+        made = run("improve", "data", "synthesize", file, *model, "--to", tmp_path / "a", "--output", "jsonl")
         server.shutdown()
     assert (made.exit_code, json.loads(made.stdout)["kept"], Model.connections) == (0, 3, 1)
 
@@ -549,10 +566,10 @@ def test_a_value_that_no_file_of_rows_can_have_is_the_fate_of_its_row_alone(
 ) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(line + '\n{"question": "What is that?", "answer": "x"}\n')
-    checked = run("data", "check", file, "--output", "jsonl")
+    checked = run("improve", "data", "check", file, "--output", "jsonl")
     [finding] = json.loads(checked.stdout)["findings"]
     assert checked.exit_code == 4 and finding["rows"] == 1 and why in finding["first"]
-    assert run("data", "clean", file, "--to", tmp_path / "clean").exit_code == 0
+    assert run("improve", "data", "clean", file, "--to", tmp_path / "clean").exit_code == 0
     [row] = (tmp_path / "clean" / "rows.jsonl").read_text().splitlines()
     assert json.loads(row)["question"] == "What is that?"
 
@@ -562,14 +579,14 @@ def test_a_value_that_no_file_of_rows_can_have_is_the_fate_of_its_row_alone(
 )
 def test_a_file_without_a_row_is_worthless_to_train_on(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    checked = run("data", "check", tmp_path / name, "--output", "jsonl")
+    checked = run("improve", "data", "check", tmp_path / name, "--output", "jsonl")
     assert checked.exit_code == 4
     assert [finding["finding"] for finding in json.loads(checked.stdout)["findings"]] == ["no_rows"]
 
 
 def test_rows_of_no_shape_are_named_with_what_they_have(tmp_path: Path) -> None:
     file = lines(tmp_path / "rows.jsonl", {"frage": "Warum?", "antwort": "Darum."})
-    [finding] = json.loads(run("data", "check", file, "--output", "jsonl").stdout)["findings"]
+    [finding] = json.loads(run("improve", "data", "check", file, "--output", "jsonl").stdout)["findings"]
     assert finding["first"] == "rows.jsonl:1: most rows have the columns of no shape; it has frage, antwort"
 
 
@@ -594,7 +611,9 @@ def test_what_a_suite_expects_of_columns_is_checked_and_no_part_of_its_name(tmp_
         {"question": "What is that?", "info": {"index": "ten", "kind": "b"}},
         {"question": "And what is this?", "answer": None, "info": {"kind": "b"}},
     )
-    shown = json.loads(run("data", "check", file, "--suite", tmp_path / "suite.yaml", "--output", "jsonl").stdout)
+    shown = json.loads(
+        run("improve", "data", "check", file, "--suite", tmp_path / "suite.yaml", "--output", "jsonl").stdout
+    )
     findings = {finding["finding"]: finding for finding in shown["findings"] if "expectation" in finding["finding"]}
     assert {name: (finding["rows"], finding["first"]) for name, finding in findings.items()} == {
         "expectation answer": (2, "rows.jsonl:10: 2 of 11 rows have none, expected at most 10.0%"),

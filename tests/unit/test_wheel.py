@@ -51,7 +51,7 @@ def test_the_wheel_has_every_file_of_the_packages_and_nothing_else(wheel: zipfil
 
 def test_the_wheel_has_the_plugins_of_the_checkout(wheel: zipfile.Path, tmp_path: Path) -> None:
     wheel.root.extractall(tmp_path / "installed")
-    command = [sys.executable, "-m", "streams.cli", "plugins", "--output", "jsonl"]
+    command = [sys.executable, "-m", "streams.cli", "admin", "plugins", "--output", "jsonl"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     rows = [json.loads(line) for line in done.stdout.splitlines()]

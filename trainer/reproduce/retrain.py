@@ -131,7 +131,7 @@ def _remakes(
         if remake is None:
             raise RefusedError(
                 f"version {event.version} of {event.policy} is on the way, and was made by {event.actor}, not of "
-                "batches; no loaded plugin makes such versions again (`streamward plugins`). Start after it with "
+                "batches; no loaded plugin makes such versions again (`streamward admin plugins`). Start after it with "
                 "--from-version"
             )
         remake.check(event, start=start)

@@ -33,9 +33,9 @@ def fetch(groups: Iterable[AdvantagedGroup], topic: str, history: History) -> Ma
         if place.offset < first:
             raise RefusedError(
                 f"{place}: retention has deleted this response, and its group was too large to have its tokens, too; "
-                f"the first one there has offset {first}. Restore it from an archive (`streamward archive restore`; "
-                "`streamward reproduce` reads one with --source archive), and keep responses as long as groups "
-                "(topics.retention_days)"
+                f"the first one there has offset {first}. Restore it from an archive (`streamward admin archive "
+                "restore`; `streamward reproduce` reads one with --source archive), and keep responses as long as "
+                "groups (topics.retention_days)"
             )
     return history.fetch(place for place in coordinates if place.offset < bounds.get(place[:2], (0, 0))[1])
 

@@ -1228,7 +1228,7 @@ class ScoreBody(TypedDict):
 
 class SelfPlayBody(TypedDict):
     """
-    A catalogue of questions, as `streamward selfplay run` reads it from a file.
+    A catalogue of questions, as `streamward improve selfplay run` reads it from a file.
     """
 
     catalogue: dict[str, Any]

@@ -2597,7 +2597,7 @@ export type ScoreBody = {
 };
 
 /**
- * A catalogue of questions, as `streamward selfplay run` reads it from a file.
+ * A catalogue of questions, as `streamward improve selfplay run` reads it from a file.
  */
 export type SelfPlayBody = {
     /**

@@ -43,7 +43,9 @@ def waits_for(router: VersionRouter, admission: Admission, version: int) -> str 
         cut = f"batch {trained} is" if batches == 1 else f"batches {trained} to {trained + batches - 1} are"
         return f"the trainer: {cut} cut and not trained (`streamward train`)"
     if version < newest:
-        return f"version {newest} to serve: it is trained, and version {version} answers (`streamward rollout status`)"
+        return (
+            f"version {newest} to serve: it is trained, and version {version} answers (`streamward adapters rollout`)"
+        )
     if admission.in_flight:
         return f"{admission.in_flight} groups: their tasks are answered, and wait for rewards (`streamward scoring`)"
     return f"the next batch: {admission.pending} groups are there to cut it of (`streamward streams`)"

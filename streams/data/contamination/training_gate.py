@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from trainer.examples.tuned_examples import TuningSource
 
 ALLOW = "--allow-contaminated allows it, and records your name"
-WAY_OUT = f"Leave them out (`streamward data clean` does); {ALLOW}"
+WAY_OUT = f"Leave them out (`streamward improve data clean` does); {ALLOW}"
 BATCH_WAY_OUT = f"Nothing was trained. Train without these tasks under another policy.name; {ALLOW}"
 
 EXPORT_WAY_OUT = f"Nothing was exported. Name batches without these tasks; {ALLOW}"

@@ -5,7 +5,8 @@
 A message is the JSON that OpenEnv's own client sends (openenv/core/env_client.py); the package itself is not needed,
 and takes seconds to import. If an action has one field, the policy's text is that field; otherwise it is a JSON object.
 
-Not covered: an environment that ignores its seed. The server does not report that; `environments try` detects it.
+Not covered: an environment that ignores its seed. The server does not report that; `agents environments try` detects
+it.
 """
 
 from __future__ import annotations

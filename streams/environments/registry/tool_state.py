@@ -123,8 +123,9 @@ def check_trusted(entry: ToolState) -> None:
     if entry.accepted is not None and entry.seen is not None and not entry.is_trusted:
         raise RefusedError(
             f"{entry.tool_id} is described otherwise than {entry.accepted_by} accepted: {changes_of(entry)}; look at "
-            f"it with `streamward tools show {entry.tool_id}`, and accept digest {entry.seen.digest} or remove it. "
-            "Described as accepted again, it is trusted again by the next call: `streamward tools call`"
+            f"it with `streamward agents tools show {entry.tool_id}`, and accept digest {entry.seen.digest} or "
+            "remove it. Described as accepted again, it is trusted again by the next call: `streamward agents "
+            "tools call`"
         )
 
 

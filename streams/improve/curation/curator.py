@@ -10,8 +10,8 @@ missing verdicts with the ids that the dead one would have used. Several curator
 While the judge is unreachable, or refuses every request, runs wait: an outage decides nothing. A run that waits for a
 person does not delay others.
 
-Not covered: feedback after a verdict. `curate run` checks every run again, and judges again those that lacked a figure
-for a gate; `curate follow` does so when it starts.
+Not covered: feedback after a verdict. `improve curate run` checks every run again, and judges again those that lacked
+a figure for a gate; `improve curate follow` does so when it starts.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def find_finished(log: LogSnapshot, history: History, answer_id: str) -> Finishe
         f"SELECT task_id FROM trajectories WHERE trajectory_id = {own_id}"
     )
     if row is None:
-        raise NotFoundError(f"the log has no run {answer_id[:80]!r}; `streamward curate queue` lists some")
+        raise NotFoundError(f"the log has no run {answer_id[:80]!r}; `streamward improve curate queue` lists some")
     task_id, names = literal(row["task_id"]), topics(settings.topics)
     places = " UNION ALL ".join(
         f"SELECT '{label}' AS label, _partition, _offset FROM {label} WHERE task_id = {task_id}"  # noqa: S608

@@ -188,7 +188,7 @@ def _no_rows(order: DatasetOrder, runs: JudgedRuns, left_out: Counter[str]) -> s
     if not runs.promoted and not left_out:
         return (
             f"data set {order.name}: no run of policy {order.rule.policy} has a verdict; judge some with "
-            "`streamward curate run`"
+            "`streamward improve curate run`"
         )
     reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.most_common())
     return f"data set {order.name}: {left_out.total()} judged runs of {order.rule.policy} and none fits ({reasons})"

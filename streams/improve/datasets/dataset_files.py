@@ -93,9 +93,8 @@ def card(keys: Mapping[str, Sequence[str]], dataset: str) -> bytes:
             names = dict.fromkeys(key for entry in files for key in keys[entry["path"]])
             infos.append({"config_name": config, "features": [_feature(name) for name in names]})
     header = json.dumps({"configs": configs, "dataset_info": infos}, indent=1)
-    return (
-        f"---\n{header}\n---\n\nWritten by `streamward datasets build {dataset}`; {MANIFEST} names its runs.\n".encode()
-    )
+    written_by = f"Written by `streamward improve datasets build {dataset}`; {MANIFEST} names its runs."
+    return f"---\n{header}\n---\n\n{written_by}\n".encode()
 
 
 def _feature(name: str) -> dict[str, str]:

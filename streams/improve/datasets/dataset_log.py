@@ -77,7 +77,7 @@ class DatasetLog:
             raise RefusedError(f"{len(matching)} builds of {name} begin with {digest}; give more of the digest")
         raise NotFoundError(
             f"data set {name} has no build {digest[:80]}; its newest is {builds[-1].digest[:12]} "
-            f"(`streamward datasets show {name}`)"
+            f"(`streamward improve datasets show {name}`)"
         )
 
 

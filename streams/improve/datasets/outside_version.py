@@ -96,7 +96,8 @@ def _model(settings: Settings, order: AdoptionOrder) -> OutsideModel:
         dataset = f"{build.dataset}@{build.digest[:12]}"
         if result is None:
             raise NotFoundError(
-                f"data set {dataset} has no model of an outside provider; order one with `streamward datasets submit`"
+                f"data set {dataset} has no model of an outside provider; order one with `streamward improve "
+                "datasets submit`"
             )
         url, name, job = url or result.endpoint, name or result.result, result.job
     url = url or rule.url

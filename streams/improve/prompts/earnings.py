@@ -65,7 +65,7 @@ def compare(rows: Iterable[Mapping[str, Any]], first: int, second: int) -> Compa
     if not pairs:
         raise NotFoundError(
             f"versions {first} and {second} have no question in common that both were scored on; ask both the same "
-            "ones, e.g. with `streamward prompts optimize`"
+            "ones, e.g. with `streamward improve prompts optimize`"
         )
     return paired.compare(pairs)
 

@@ -92,7 +92,7 @@ def order(
     config, name = request.config, own_name(request.tenant, request.prompt)
     state = prompts.get(name)
     if state is None:
-        raise NotFoundError(f"there is no prompt {name[:80]!r}; `streamward prompts list` prints them")
+        raise NotFoundError(f"there is no prompt {name[:80]!r}; `streamward improve prompts list` prints them")
     versions = _versions(request, state)
     prices, budget = prices_and_budget(config.prices, config.max_budget_usd, settings)
     sources = tuple(

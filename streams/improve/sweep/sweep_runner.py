@@ -186,7 +186,7 @@ class SweepRun:
             raise Stopped
         if not result.counts["batches"]:
             raise RefusedError(
-                f"{recipe.name}: the recorded groups make no batch; see `streamward experiments show {recipe.name}`"
+                f"{recipe.name}: the recorded groups make no batch; see `streamward replay show {recipe.name}`"
             )
 
     def _score(self, recipe: Recipe, step: Score, experiment: Experiment) -> None:

@@ -93,5 +93,5 @@ def newest_build(settings: Settings, reference: str, rule: RetrainRule, before_m
         if event.digest.startswith(digest) and rule.tenant in (None, event.tenant) and event.created_at <= before_ms:
             builds.append(event)
     if not builds:
-        raise NotFoundError(f"data set {reference!r} was not built yet; `streamward datasets build {name}`")
+        raise NotFoundError(f"data set {reference!r} was not built yet; `streamward improve datasets build {name}`")
     return builds[-1]

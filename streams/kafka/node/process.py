@@ -238,7 +238,7 @@ def _holder(data_dir: Path, lock: int) -> str | None:
     if saved is not None and _is_node(saved.pid, data_dir):
         return (
             f"a Kafka node runs here already: pid {saved.pid}, bootstrap {saved.bootstrap}; use it, or stop it first "
-            "with `streamward broker stop`"
+            "with `streamward admin broker stop`"
         )
     pid = int(os.pread(lock, 20, 0) or b"0")
     if pid and (saved is None or pid != saved.pid) and psutil.pid_exists(pid):

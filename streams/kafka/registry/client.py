@@ -125,7 +125,7 @@ def connect(settings: Settings, ask: Callable[[int, int], str | None] | None = N
         address = "" if registered else ", or name the address of Confluent's API (Apicurio's ends in /apis/ccompat/v7)"
         raise NotFoundError(
             f"the Schema Registry at {settings.schemas.registry_url} does not hold {names}; register every version "
-            f"with `streamward schemas register`{address}"
+            f"with `streamward admin schemas register`{address}"
         )
     if clash := next(ids.clashes(), None):
         raise SettingsError(clashing(clash))

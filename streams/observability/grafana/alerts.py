@@ -2,7 +2,7 @@
 
     ALERTS, PLUGIN.alerts ──┬─► python -m streams.observability.grafana.alerts ──► helm/alerts/streamward.yaml
                             │       └──► Prometheus of docker compose, PrometheusRule of the chart
-                            ├─► streamward dashboards alerts: of what is installed, for any Prometheus
+                            ├─► streamward admin dashboards alerts: of what is installed, for any Prometheus
                             └─► the heading of docs/operations.md with the alert's name; a plugin's: docs/metrics.md
 
 An alert is a query that always has an answer, a limit, and sometimes a second condition without which the first means

@@ -1,7 +1,7 @@
 """Six Grafana dashboards of the loop, and one of plugins, from overall health down to single numbers.
 
     DASHBOARDS ── model.py ──┬─► python -m streams.observability.grafana.dashboards ──► helm/dashboards/*.json
-                             └─► streamward dashboards apply
+                             └─► streamward admin dashboards apply
 
 Docker compose and the chart use the same files. Every metric of catalog.py is on a panel or in an alert, and a panel's
 description comes from that table. The broker's own metrics are left to its operator.

@@ -30,10 +30,10 @@ is committed.
 server of agents `engine` (loaded, and its last request did not fail), of `agents run` `server` (it answered when it was
 last asked), and with `schemas.registry_url` everywhere
 `schema_registry` (its ids are known; [schemas.md](schemas.md)). The 503 names missing conditions. `streamward audit
---follow` has its own address (`--listen`) and no `/readyz`; `streamward archive sync --follow` and
-`streamward jobs run` are watched as the loop is, and so are `curate follow`, `datasets follow` (a build may take an
-hour), `retrain follow`, `selfplay run` with a schedule, and processes of plugins, such as `tune --jobs`, which may take
-an hour until the first step of a job.
+--follow` has its own address (`--listen`) and no `/readyz`; `streamward admin archive sync --follow` and
+`streamward jobs run` are watched as the loop is, and so are `improve curate follow`, `improve datasets follow` (a
+build may take an hour), `improve retrain follow`, `improve selfplay run` with a schedule, and processes of plugins,
+such as `tune --jobs`, which may take an hour until the first step of a job.
 
 Dashboards, alerts and runbooks: [operations.md](operations.md).
 

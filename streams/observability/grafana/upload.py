@@ -76,7 +76,7 @@ class Grafana:
         content = model(dashboard)
         if stored is not None:
             content |= {"id": stored["dashboard"]["id"], "version": stored["dashboard"]["version"]}
-        message = "streamward dashboards apply"
+        message = "streamward admin dashboards apply"
         with self._errors_of(f"write {dashboard.uid}"):
             self._api.dashboard.update_dashboard(
                 {"dashboard": content, "folderUid": TAG, "message": message, "overwrite": False}

@@ -9,7 +9,7 @@ event with one cause continues its trace. An event with many causes (a batch) be
 Without tracing.otlp_endpoint no span is sent and no trace begins: a record caused by one with a trace gets the same
 header, unchanged, and all others none.
 
-Of deliberate copies, those of a replay have no trace, and those of `dlq retry` keep their headers.
+Of deliberate copies, those of a replay have no trace, and those of `admin dlq retry` keep their headers.
 """
 
 from __future__ import annotations

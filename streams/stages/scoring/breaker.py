@@ -22,7 +22,7 @@ OUT_OF_TIME = ("timeout", "too_slow")
 
 FAILING = (
     "scorer %s fails: %s. Repair it, and try it with `streamward scoring try %s --task FILE:LINE --text TEXT`; a "
-    "changed module is loaded again by itself, and `streamward rescore --failed` then writes what is missing"
+    "changed module is loaded again by itself, and `streamward admin rescore --failed` then writes what is missing"
 )
 FOR_GOOD = {
     "judge_parameter": "until the setting is changed and the agent is started again",
@@ -35,7 +35,7 @@ PAUSED = (
 )
 PAUSED_REASON = "scorer_paused"
 """Reason of the dead letter about a pause."""
-GROUP_WAITS = "Its group is open for it until its deadline: repair the scorer, then `streamward rescore --failed`"
+GROUP_WAITS = "Its group is open for it until its deadline: repair the scorer, then `streamward admin rescore --failed`"
 """Ends the dead letter of a failed score."""
 
 Change = Literal["failing", "paused", "resumed"]

@@ -10,14 +10,14 @@ advantages stage counts it as answered. A scorer that compares the responses of 
 them in the log (whole_groups.py), and writes a reward for each.
 
 A score that fails for good is a reward with an error and no value if its group can do without it (siblings.py); else
-its response goes to `dead-letters` as `score_failed`, and `streamward rescore --failed` writes the reward once the
-scorer is repaired. A scorer that fails on everything is paused (breaker.py), which a dead letter `scorer_paused`
+its response goes to `dead-letters` as `score_failed`, and `streamward admin rescore --failed` writes the reward once
+the scorer is repaired. A scorer that fails on everything is paused (breaker.py), which a dead letter `scorer_paused`
 records: its responses are held, not committed, and scored when the scorer works again, here or after a restart.
 MAX_OPEN held responses pause reading.
 
 A response also goes to `dead-letters` if its task does not come within TASK_WAIT_S (`unknown_task`), needs a judge and
 none is configured (`no_judge`), or names a module that is not listed (`module_not_listed`): another agent, or this one
-once configured, can still score it (`streamward dlq retry`), where a reward with an error would be final.
+once configured, can still score it (`streamward admin dlq retry`), where a reward with an error would be final.
 """
 
 from __future__ import annotations

@@ -65,7 +65,9 @@ def train_and_held_out(
     try:
         train, held_out, _ = episodes(spec, opens)
     except EpisodeError as exc:
-        raise SettingsError(f"--environment {spec.name}: {exc}; try it with `streamward environments try`") from exc
+        raise SettingsError(
+            f"--environment {spec.name}: {exc}; try it with `streamward agents environments try`"
+        ) from exc
     return train, held_out
 
 

@@ -56,7 +56,8 @@ class ArchiveHistory:
             if not topic_bounds:
                 raise NotFoundError(
                     f"archive.store={self._settings.archive.store}: does not hold {self.archive.folder(label)}; run "
-                    "`streamward archive sync`, or read from the log (`streamward archive list` shows what there is)"
+                    "`streamward admin archive sync`, or read from the log (`streamward admin archive list` shows "
+                    "what there is)"
                 )
             bounds |= topic_bounds
         return bounds
@@ -122,8 +123,8 @@ class JoinedHistory:
         if high < next_:
             raise LogError(
                 f"{tp[0]}[{tp[1]}]: the log ends at {high}, but the archive in {self._settings.archive.store} has "
-                f"offsets up to {next_ - 1}: the topic was recreated, or is being restored. Finish `streamward archive "
-                "restore`, or read one of them with --source archive or --source log"
+                f"offsets up to {next_ - 1}: the topic was recreated, or is being restored. Finish `streamward "
+                "admin archive restore`, or read one of them with --source archive or --source log"
             )
         return min(first, low), high
 

@@ -77,7 +77,7 @@ def restore(
     if not extents:
         raise NotFoundError(
             f"archive.store={settings.archive.store}: holds nothing of {', '.join(labels)} under the prefix "
-            f"{settings.topics.prefix!r}; see `streamward archive list`, and set archive.store and topics.prefix"
+            f"{settings.topics.prefix!r}; see `streamward admin archive list`, and set archive.store and topics.prefix"
         )
     cluster.apply_topics(into)
     targets = {key: _Target(archive, extent, into, key) for key, extent in extents.items()}

@@ -210,8 +210,8 @@ class ArchiveReader:
         stored_range = "nothing" if extent is None or not extent.segments else f"{extent.first} to {extent.next - 1}"
         return LogError(
             f"{self.folder(label)}[{partition}]: offsets {start} to {end - 1} were asked for, but the archive in "
-            f"{self._settings.archive.store} holds {stored_range} of this partition; run `streamward archive sync`, or "
-            "ask for what is there (`streamward archive list`)"
+            f"{self._settings.archive.store} holds {stored_range} of this partition; run `streamward admin archive "
+            "sync`, or ask for what is there (`streamward admin archive list`)"
         )
 
     def _partition(self, label: str, tp: TopicPartition, start: int, end: int) -> Iterator[Record]:
@@ -310,7 +310,7 @@ def _missing_error(segment: Segment) -> LogError:
     return LogError(
         f"{segment.path}: this segment is missing, and with it {segment.records} records of {segment.label}"
         f"[{segment.partition}], offsets {segment.first} to {segment.next - 1}. Restore the file from a copy of the "
-        "archive; `streamward archive verify` names all that is wrong"
+        "archive; `streamward admin archive verify` names all that is wrong"
     )
 
 
@@ -318,5 +318,5 @@ def _damage_error(segment: Segment, damage: str) -> LogError:
     return LogError(
         f"{segment.path}: {damage}: it was changed since it was written. It holds {segment.label}"
         f"[{segment.partition}], offsets {segment.first} to {segment.next - 1}. Restore the file from a copy of the "
-        "archive; `streamward archive verify` names all that is wrong"
+        "archive; `streamward admin archive verify` names all that is wrong"
     )

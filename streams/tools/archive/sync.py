@@ -325,7 +325,7 @@ class TopicSync:
         if before.next > high:
             raise _NotThisLog(
                 f"{self._name}[{partition}]: ends at {high}, but {archive} has offsets up to {before.next - 1}: the "
-                "topic was recreated. Put the archive back into it with `streamward archive restore`, or set "
+                "topic was recreated. Put the archive back into it with `streamward admin archive restore`, or set "
                 "archive.store to another place for the new log"
             )
 

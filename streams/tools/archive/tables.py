@@ -281,8 +281,9 @@ class ArchiveTable:
             yield
         except (DeltaError, OSError, pa.ArrowException) as exc:
             raise LogError(
-                f"{self._store.location(self._folder)}: {failure}: {message_of(exc)}; `streamward archive verify` "
-                "names what is missing or damaged, and archive.store must be a place that can be read and written"
+                f"{self._store.location(self._folder)}: {failure}: {message_of(exc)}; `streamward admin archive "
+                "verify` names what is missing or damaged, and archive.store must be a place that can be read and "
+                "written"
             ) from exc
 
 

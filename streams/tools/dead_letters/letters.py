@@ -144,7 +144,7 @@ def _decision(record: Record, event: DeadLetter) -> LetterDecision | Poison:
             event.error.removeprefix(f"{source}: "), numbers.get("partition", 0), numbers.get("end", 0),
         )  # fmt: skip
     except (KeyError, ValueError) as exc:
-        return Poison("contradictory", f"no decision of `streamward dlq`: {type(exc).__name__}: {exc}")
+        return Poison("contradictory", f"no decision of `streamward admin dlq`: {type(exc).__name__}: {exc}")
     if found.decision_id != decision_id(source, found.attempt) or min(found.attempt, found.partition, found.end) < 0:
         return Poison("contradictory", f"its id or a number is not that of decision {found.attempt} about {source}")
     return found
@@ -237,9 +237,8 @@ class Letters:
                 raise SettingsError(f"{text} is the beginning of {len(ids)} ids ({some}); give more characters")
         if not ids:
             raise NotFoundError(
-                f"there is no dead letter {text}, and none about a record there; `streamward dlq list --all` shows "
-                f"every "
-                "one"
+                f"there is no dead letter {text}, and none about a record there; `streamward admin dlq list --all` "
+                "shows every one"
             )
         return sorted((self._first[letter_id] for letter_id in ids), key=lambda letter: letter.at)
 

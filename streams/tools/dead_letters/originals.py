@@ -103,7 +103,7 @@ def _found(letter: Letter, record: Record | None) -> Original | EventError:
     why = "it is no longer there" if record is None else "another record is there"
     return UndecodableEvent(
         f"{letter.at}: the record at {letter.source} ({letter.payload_bytes or 0} bytes) was too large for its dead "
-        f"letter, and {why}. Restore it from the archive, or close the dead letter with `streamward dlq drop`"
+        f"letter, and {why}. Restore it from the archive, or close the dead letter with `streamward admin dlq drop`"
     )
 
 

@@ -292,7 +292,7 @@ class _RedriveRun:
             reasons = [hopeless(letter, topic, original) for letter in case.letters]
             if all(reasons):
                 return RefusedError(
-                    f"{source}: {reasons[0]}. `streamward dlq drop` closes the dead letter; --force retries"
+                    f"{source}: {reasons[0]}. `streamward admin dlq drop` closes the dead letter; --force retries"
                 )
         case.original, case.target = original, RedriveTarget(partition, bounds[topic.name, partition][1])
         return None
@@ -303,11 +303,13 @@ class _RedriveRun:
         at = case.letter.source
         why = forgery(self.settings, case.letters, case.original, source)
         if why is not None:
-            return RefusedError(f"{at}: {why}. `streamward dlq drop` closes it; who else may write to dead-letters?")
+            return RefusedError(
+                f"{at}: {why}. `streamward admin dlq drop` closes it; who else may write to dead-letters?"
+            )
         if source.record is None and not self.order.source_gone:
             return RefusedError(
                 f"{at}: retention has deleted it, so nothing confirms what its dead letter says. Look at that with "
-                "`streamward dlq show`, then give --source-gone"
+                "`streamward admin dlq show`, then give --source-gone"
             )
         return None
 
@@ -328,7 +330,7 @@ class _RedriveRun:
                 raise
             raise LogError(
                 f"{exc}. {len(cases)} dead letters may be claimed already without their records being written: "
-                f"`streamward dlq retry --all-matching --unfinished` finishes that, {STALE_S} s from now"
+                f"`streamward admin dlq retry --all-matching --unfinished` finishes that, {STALE_S} s from now"
             ) from exc
         return outcomes + [self._lost(case) for case in cases if not self._holds(case)]
 

@@ -4,8 +4,8 @@
 
 An agent that cannot load a version writes a dead letter about the event that announced it, and answers with the version
 before it. The log records this nowhere else: the version stays primary, since another agent may serve it. Once the
-adapter is repaired and the agent restarted, `streamward dlq drop` closes the dead letter and so ends the refusal, until
-an agent refuses the version again.
+adapter is repaired and the agent restarted, `streamward admin dlq drop` closes the dead letter and so ends the
+refusal, until an agent refuses the version again.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
               └─ written before a field existed   ────────────► payloads ──► decoded again, with its default
 
 Size and footer are checked first. Damage inside a page is found if it cannot be decompressed or decoded, and otherwise
-by `archive verify`: queries do not check checksums of pages.
+by `admin archive verify`: queries do not check checksums of pages.
 """
 
 from __future__ import annotations

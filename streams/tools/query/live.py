@@ -6,7 +6,7 @@ DuckDB's Python client hands the columns and the filters of a statement to a `py
 no files: its rows are records between two offsets. A chunk is decoded once and kept for the next statement, and reading
 stops when a statement needs no more.
 
-The live part must fit into memory. `streamward archive sync` keeps it short.
+The live part must fit into memory. `streamward admin archive sync` keeps it short.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ the topics and columns it names are read, and nothing is committed.
 A session is locked unless files are allowed: DuckDB opens the archive's segments and no other file, loads nothing, and
 takes no settings (enable_external_access and lock_configuration of DuckDB's "Securing DuckDB").
 
-Not covered: the sha256 of the segments, which `streamward archive verify` checks; and times beyond the year 294246,
-which Avro has and DuckDB does not: a statement that reads one fails.
+Not covered: the sha256 of the segments, which `streamward admin archive verify` checks; and times beyond the year
+294246, which Avro has and DuckDB does not: a statement that reads one fails.
 """
 
 from __future__ import annotations
@@ -453,7 +453,7 @@ def _read(
 ) -> Iterator[DecodedRows]:
     """Yield what DuckDB cannot read by itself, within the scope."""
     if parts.missing and not parts.segments:
-        raise NotFoundError(f"topic {parts.topic.name} does not exist; create it with `streamward topics apply`")
+        raise NotFoundError(f"topic {parts.topic.name} does not exist; create it with `streamward admin topics apply`")
     if archive is not None:
         for rows in archived.rows(archive, parts.topic, older):
             yield scope.choose(rows)
@@ -471,5 +471,5 @@ def _cannot_read(archive: ArchiveReader | None, parts: Parts, reason: str) -> It
 
 
 def _unreadable(reason: object) -> LogError:
-    hint = "`streamward archive verify` names what is missing or damaged"
+    hint = "`streamward admin archive verify` names what is missing or damaged"
     return LogError(f"the archive cannot be read: {reason}. {hint}")

@@ -243,7 +243,7 @@ FROM once AS r LEFT JOIN made AS k USING (subject_id) LEFT JOIN ended AS e USING
 """
 
 UNIQUE = {"tasks": "task_id", "responses": "response_id", "rewards": "reward_id", "groups": "group_id"}
-"""By topic: the id of its events. `dlq retry` and a producer's retry write a record again, to its partition."""
+"""By topic: the id of its events. `admin dlq retry` and a producer's retry write a record again, to its partition."""
 
 
 def _unique(label: str, key: str) -> SqlView:

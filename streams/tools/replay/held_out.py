@@ -142,7 +142,7 @@ def _versions(settings: Settings, names: tuple[str, ...]) -> list[int]:
         if number not in state.versions:
             raise NotFoundError(
                 f"experiment {settings.policy.name} has no version {number}; the newest is {state.newest} "
-                f"(`streamward experiments show {settings.policy.name}`)"
+                f"(`streamward replay show {settings.policy.name}`)"
             )
         numbers[number] = None
     return list(numbers)

@@ -3,11 +3,11 @@
     tasks of the source ──► each question once, after the prompt ──► the experiment's agents ──► groups, `evaluated`
 
 Answers to one prompt do not count for another, so only the questions are copied, and version 0 of the experiment, the
-base model, answers them. Two experiments with a prompt each have the same suite, `recorded@DIGEST`: `experiments
+base model, answers them. Two experiments with a prompt each have the same suite, `recorded@DIGEST`: `replay
 compare` shows them side by side, and view `prompt_rewards` of each log has the rewards of its prompt.
 
 Not covered: tasks that an agent works on, and training. Adapters of the source did not learn with this prompt;
-`streamward prompts optimize` compares prompts under an adapter.
+`streamward improve prompts optimize` compares prompts under an adapter.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def _refuse_taken(source: Settings, request: ReplayRequest, settings: Settings) 
     if existing is not None or topics(settings.topics)["tasks"].name in admin.describe(source):
         state = f"is {existing.kind}" if existing else "has topics already"
         raise RefusedError(
-            f"experiment {request.name} {state}; see `streamward experiments show {request.name}`. "
+            f"experiment {request.name} {state}; see `streamward replay show {request.name}`. "
             "Give the one you plan another name"
         )
 

@@ -249,7 +249,7 @@ def _check_same_request(existing: Experiment, request: ReplayRequest, settings: 
             raise RefusedError(
                 f"experiment {existing.name} exists ({existing.kind}) with {key}={recorded.get(key)}, and this request "
                 f"has {requested.get(key)}. Give this one another name, or repeat the first request to resume it "
-                f"(`streamward experiments show {existing.name}`)"
+                f"(`streamward replay show {existing.name}`)"
             )
 
 

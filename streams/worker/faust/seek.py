@@ -202,5 +202,5 @@ def _cut(consumer: Any, tp: TP, due: int, first: int) -> LogError:
     return LogError(
         f"{tp.topic}[{tp.partition}]: group {consumer.app.conf.id} is at {due}, as committed or read, but the "
         f"first record there is {first}: {first - due} records were deleted (retention) before they were read. Restore "
-        f"them, or accept their loss with `streamward offsets skip --group {group}`"
+        f"them, or accept their loss with `streamward admin offsets skip --group {group}`"
     )

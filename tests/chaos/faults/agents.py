@@ -144,7 +144,7 @@ class EpisodeWorld(AgentWorld):
 
     def findings(self) -> list[str]:
         """Return what a count of the log finds wrong, and what the episodes do when they are played again."""
-        command = [sys.executable, "-m", "streams.cli", "environments", "replay", "--all"]
+        command = [sys.executable, "-m", "streams.cli", "agents", "environments", "replay", "--all"]
         env = {**plain_environment(self.repo), **to_env(self.direct)}
         again = subprocess.run(command, env=env, cwd=self.folder, capture_output=True, text=True, timeout=WITHIN_S)
         self.notes.append(" ".join(again.stdout.split()))

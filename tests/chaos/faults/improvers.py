@@ -1,6 +1,6 @@
 """Fault 18: what learns from served runs is killed: the curator, the builder of data sets, the retraining's controller.
 
-    tasks of purpose serve ──► groups ──► `curate follow` ──► `datasets follow` ──► `retrain follow`
+    tasks of purpose serve ──► groups ──► curate follow ──► datasets follow ──► retrain follow
 
 Each answer gets one verdict, each crossing one job, and each data set is built again to the same bytes.
 
@@ -65,9 +65,9 @@ class ImproveWorld(World):
         """Start the three processes."""
         rule = self.folder / "retrain.toml"
         rule.write_text(RETRAIN)
-        self.start("curate", "follow")
-        self.start("datasets", "follow", DATASET, "--new", str(NEW))
-        self.start("retrain", "follow", "--rule", str(rule))
+        self.start("improve", "curate", "follow")
+        self.start("improve", "datasets", "follow", DATASET, "--new", str(NEW))
+        self.start("improve", "retrain", "follow", "--rule", str(rule))
 
     def await_start(self, name: str, number: int) -> None:
         """Return once a process has begun to read for the `number`-th time. Raises TimeoutError."""

@@ -62,7 +62,7 @@ def retention(world: World, load: Load, draw: random.Random) -> None:
     said = world.said("policy")
     if "offsets skip" not in said:
         raise RuntimeError(f"the agent did not say what to do: {said[-400:]}")
-    streamward(world.direct, "offsets", "skip", "--group", f"policy-{world.direct.policy.name}")
+    streamward(world.direct, "admin", "offsets", "skip", "--group", f"policy-{world.direct.policy.name}")
     world.start("policy")
     load.until(1)
 

@@ -17,7 +17,7 @@ SITUATIONS: tuple[Situation, ...] = (
         what="A filter in Polars, DuckDB, pandas or pyarrow, on a column that has no bounds in the Delta log, or that "
         "the table of an older release lacks.",
         result="The rows are those that SQL over the records gives. The table names the columns that have bounds; an "
-        "older table gets that list at its next `archive sync`.",
+        "older table gets that list at its next `admin archive sync`.",
         tests=(
             f"{FILTERS}::test_a_filter_on_any_column_finds_what_sql_over_the_records_finds",
             f"{FILTERS}::test_every_comparison_finds_the_same_before_and_after_compaction",
@@ -28,7 +28,7 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(
         number="F86",
         what="Spark's SQL over an archive: text, bytes, times with a zone, days, numbers and nulls, in the version of "
-        "the table before `archive compact` and in that after it.",
+        "the table before `admin archive compact` and in that after it.",
         result="The same rows as above, by a filter on every column of every topic (`make test-spark`).",
         tests=(
             "tests/log/test_spark_filters.py::test_a_filter_on_any_column_finds_its_rows_before_and_after_compaction",
@@ -47,10 +47,10 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         number="F88",
-        what="Ranges of offsets that hold no record, since a transaction was aborted there; then `archive compact` "
-        "and `archive expire`.",
-        result="A range is archived whether it has records or not, and hides none. `archive sync` counts such offsets, "
-        "and `archive restore` leaves them without a record again.",
+        what="Ranges of offsets that hold no record, since a transaction was aborted there; then `admin archive "
+        "compact` and `admin archive expire`.",
+        result="A range is archived whether it has records or not, and hides none. `admin archive sync` counts "
+        "such offsets, and `admin archive restore` leaves them without a record again.",
         tests=(
             f"{FILTERS}::test_ranges_without_a_record_hide_none_before_and_after_compaction_and_expiry",
             "tests/log/test_transactions.py::test_archive_sync_says_that_a_topic_has_holes_and_restore_makes_them_again",
@@ -81,7 +81,8 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         number="F91",
-        what="Two `archive sync` at once, under two spellings of the folder; one that is killed with -9 at any moment.",
+        what="Two `admin archive sync` at once, under two spellings of the folder; one that is killed with -9 at "
+        "any moment.",
         result="Each record is archived once, and each command counts its own. A killed one leaves nothing that an "
         "engine reads.",
         tests=(
@@ -91,8 +92,8 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         number="F92",
-        what="A task, response, reward or group was written a second time, by `dlq retry` or a producer's retry, and "
-        "a question joins or counts them.",
+        what="A task, response, reward or group was written a second time, by `admin dlq retry` or a producer's "
+        "retry, and a question joins or counts them.",
         result="The views, and `unique_tasks`, `unique_responses`, `unique_rewards` and `unique_groups`, have each "
         "once; every question of queries.md gives the same on a log in which each was written twice.",
         tests=("tests/log/test_queries.py::test_a_record_that_was_written_again_counts_once",),

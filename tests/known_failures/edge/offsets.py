@@ -20,7 +20,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "commit makes that last: tried with both, the first records of the new topic were never read.",
         result="Readers compare the topic's id every ten seconds, and end with exit code 5 and its name. Each commit "
         "has the id in its metadata; one of another topic counts for nothing, so the next start reads the new topic "
-        "from its first record, with both drivers. `offsets list` says `recreated`.",
+        "from its first record, with both drivers. `admin offsets list` says `recreated`.",
         tests=(
             f"{RECREATED}::test_a_worker_joins_all_of_a_topic_that_was_made_anew_while_it_ran",
             f"{RECREATED}::test_a_member_that_lives_on_leaves_out_no_record_of_the_new_topic",
@@ -30,10 +30,11 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         number="F78",
-        what="An archived topic is recreated with exactly as many records. No offset differs: `archive sync` said that "
-        "it was up to date, and queries took the old records for the new ones.",
-        result="`archive sync`, `query` and replays compare the last archived record with the one in the log, also "
-        "where nothing is new or the last offsets hold markers, and end with exit code 5 and its coordinates.",
+        what="An archived topic is recreated with exactly as many records. No offset differs: `admin archive sync` "
+        "said that it was up to date, and queries took the old records for the new ones.",
+        result="`admin archive sync`, `query` and replays compare the last archived record with the one in the "
+        "log, also where nothing is new or the last offsets hold markers, and end with exit code 5 and its "
+        "coordinates.",
         tests=(
             f"{RECREATED}::test_an_archive_is_not_continued_by_another_log_of_the_same_length",
             f"{RECREATED}::test_an_archive_that_follows_notices_another_log_that_has_nothing_new",

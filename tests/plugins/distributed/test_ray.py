@@ -170,7 +170,7 @@ def test_an_agent_that_would_end_the_same_way_again_is_not_started_again(
 
 def test_an_agent_whose_log_is_unreachable_is_started_again(nowhere: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AgentLost, match="the agent ended with 5"):
-        ends("topics list", nowhere, monkeypatch)
+        ends("admin topics list", nowhere, monkeypatch)
 
 
 def test_an_agent_that_was_asked_to_end_is_not_started() -> None:

@@ -137,7 +137,9 @@ def test_a_topic_that_was_never_archived_is_refused(settings: Settings, executor
     source = replays.archived(settings)
     (replays.folder_of(source, "rewards")).rename(tmp_path / "gone")
     done = executors.run(source, "--on", executors.name)
-    assert (done.code, "does not hold" in done.stderr, "archive sync" in done.stderr) == (3, True, True), done.stderr
+    assert (done.code, "does not hold" in done.stderr, "admin archive sync" in done.stderr) == (3, True, True), (
+        done.stderr
+    )
     assert replays.nothing_written(source)
 
 

@@ -17,7 +17,7 @@ from streams.settings.model import Settings
 
 
 def parsed(arguments: Sequence[str]) -> str:
-    """Return the command that these arguments name, e.g. `topics apply`. Raises click.UsageError for wrong ones."""
+    """Return the command that these arguments name, `admin topics apply`. Raises click.UsageError for wrong ones."""
     command: click.Command = cli
     rest, names, parent = list(arguments), [], None
     while True:

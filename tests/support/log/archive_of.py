@@ -1,6 +1,6 @@
 """A log that a test makes up, as an archive: what reads topics reads it, and no broker runs.
 
-{label: events} ──► records of partition 0 ──► segments, as `streamward archive sync` writes them
+{label: events} ──► records of partition 0 ──► segments, as `streamward admin archive sync` writes them
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def of(settings: Settings, source: Any = "archive") -> History:
 
 
 def run(settings: Settings, *arguments: str) -> Result:
-    return invoke(settings, "archive", *arguments)
+    return invoke(settings, "admin", "archive", *arguments)
 
 
 def elsewhere(settings: Settings) -> Settings:

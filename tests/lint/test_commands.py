@@ -1,0 +1,79 @@
+"""Every command that a text names is one: of the documents, the chart, docker compose, and the program's own messages.
+
+    `streamward admin topics apply`, `$ streamward …` ──► the words after the options ──► the tree of commands
+
+Not covered: commands without the program's name, such as `topics apply`, and command lines in lists: the chart's and
+docker compose's are parsed in tests/deploy.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from streams.cli.root import cli
+
+ROOT = Path(__file__).parents[2]
+TEXTS = ("*.md", "docs/**/*.md", "schemas/*.md", "helm/**/*", "deploy/*", "docker-compose.yml", "gateway/**/*.html")
+EXAMPLE = "thumbs"
+"""Command of a plugin that is not installed here: docs/examples/plugin-thumbs."""
+PROGRAMS = ("streams", "gateway", "trainer", "plugins", "schemas", "docs/examples")
+NAMED = re.compile(
+    r"(?:`|\$ |\$\(|&& |\| |-- |^ *)streamward"
+    r"(?:\s+(?:\\\n\s*)?--(?:config|set|log-level|log-format)[ =](?:'[^']*'|[^\s'])+)*((?:\s+[a-z][a-z-]*)+)",
+    re.MULTILINE,
+)
+
+
+def _wrong(text: str) -> list[str]:
+    """Return the words after `streamward` that lead to no command."""
+    return [words for words in map(" ".join, map(str.split, NAMED.findall(text))) if not _is_command(words.split())]
+
+
+def _is_command(words: list[str]) -> bool:
+    command: click.Command | None = cli
+    for word in words if words[0] != EXAMPLE else ():
+        if not isinstance(command, click.Group):
+            break
+        command = command.get_command(click.Context(command), word)
+    return command is not None
+
+
+def _strings(source: str) -> Iterator[str]:
+    """Yield the strings of a program; a value within one is X."""
+    tree = ast.parse(source)
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            yield node.value
+
+
+def test_every_command_that_a_text_names_is_one() -> None:
+    files = [file for pattern in TEXTS for file in ROOT.glob(pattern) if file.is_file() and file.suffix != ".json"]
+    wrong = {file.relative_to(ROOT).as_posix(): _wrong(file.read_text(encoding="utf-8")) for file in files}
+    assert {name: words for name, words in wrong.items() if words} == {}
+
+
+@pytest.mark.parametrize("folder", PROGRAMS)
+def test_every_command_that_a_message_names_is_one(folder: str) -> None:
+    wrong = {
+        file.relative_to(ROOT).as_posix(): [
+            words for text in _strings(file.read_text(encoding="utf-8")) for words in _wrong(text)
+        ]
+        for file in (ROOT / folder).rglob("*.py")
+    }
+    assert {name: words for name, words in wrong.items() if words} == {}
+
+
+def test_a_command_that_has_moved_is_found_behind_options_and_line_breaks() -> None:
+    text = (
+        "$ streamward --set a.b='c d' \\\n  --config x topics apply\n`streamward admin\ntopics apply` `streamward up`"
+    )
+    assert _wrong(text) == ["topics apply"]
