@@ -13,7 +13,7 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -54,10 +54,9 @@ from gateway.log.tasks import SentTasks
 from gateway.mcp.mcp_mount import McpMount
 from gateway.mcp.own_tools import record_own_tools, report_changes
 from gateway.mcp.tool_socket import ToolSocket
-from gateway.people.auth import OwnPermissions, PasswordLogins
-from gateway.people.cookie import LoginCookie, PageEntrance
+from gateway.people.auth import OwnPermissions, PasswordLogins, is_over_tls
 from gateway.people.door import Door
-from gateway.people.oidc_login import OidcLogins
+from gateway.people.oidc_login import LoginLanding, OidcLogins
 from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, TABLE, Health
 from streams.access.access_log import AccessLog
 from streams.access.logins import KeyFile, Logins
@@ -131,13 +130,13 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                     recorder=recorder,
                     jobs=jobs,
                     log=log_view,
+                    keys=keys,
                     logins=_logins(settings, keys),
                     rendering=rendering,
                 )
                 server = Server(
                     base=base,
                     parts=tuple(stack.enter_context(part(base)) for part in PARTS),
-                    keys=keys,
                     requests=requests,
                     mcp=McpMount(),
                     place=place,
@@ -208,8 +207,6 @@ class Server:
 
     base: ServerBase
     parts: tuple[ServerPart, ...]
-    keys: AccessLog | None
-    """None: the server asks for none."""
     requests: RequestLog | None
     mcp: McpMount
     place: SoleMember
@@ -217,7 +214,7 @@ class Server:
 
 def build_application(server: Server) -> ASGIApp:
     """Return every route, with the door in front if there are keys, and for this machine alone if there are none."""
-    base, keys = server.base, server.keys
+    base, keys = server.base, server.base.keys
     settings, rule = base.settings, base.settings.serve
     rooms = [
         *agent_rooms(settings, base.recorder, lambda: base.log.prompts),
@@ -227,20 +224,21 @@ def build_application(server: Server) -> ASGIApp:
         *(room(settings, base.log) for room in PLUGIN_ROOMS),
     ]
     if keys is not None:
-        rooms += people_rooms(settings, base.logins)
+        landings = {name: landing for part in server.parts for name, landing in part.landings().items()}
+        rooms += people_rooms(settings, base.logins, landings)
     app = make_application(settings, rooms, keys=keys is not None)
     for part in server.parts:
         part.add_to(app)
     tool_socket = ToolSocket()
     server.mcp.add_to(app)
     tool_socket.add_to(app)
-    if keys is None:
-        server.mcp.server, limited = app, TimeLimits(OwnMachine(app, TABLE), TABLE, rule)
-    else:
-        door = Door(app, TABLE, keys, KeyLimits(rule), server.requests)
-        entrance = PageEntrance(door, keys, base.logins, LoginCookie.of(settings))
-        server.mcp.server, limited = door, TimeLimits(entrance, TABLE, rule)
-    held = HeldPlace(limited, TABLE, lambda: server.place.is_held)
+    guarded: ASGIApp = OwnMachine(app, TABLE)
+    server.mcp.server = app
+    if keys is not None:
+        server.mcp.server = guarded = Door(app, TABLE, keys, KeyLimits(rule), server.requests)
+    for part in server.parts:
+        guarded = part.in_front(guarded)
+    held = HeldPlace(TimeLimits(guarded, TABLE, rule), TABLE, lambda: server.place.is_held)
     tool_socket.server = held
     return held
 
@@ -293,13 +291,15 @@ def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
     ]
 
 
-def people_rooms(settings: Settings, logins: Logins | None) -> list[object]:
-    """Return the rooms of people; None: they cannot log in."""
+def people_rooms(
+    settings: Settings, logins: Logins | None, landings: Mapping[str, LoginLanding] | None = None
+) -> list[object]:
+    """Return the rooms of people; None: they cannot log in. `landings`: where logins of browsers may end."""
     rooms: list[object] = [OwnPermissions()]
     if logins is None:
         return rooms
     if settings.login.oidc_issuer:
-        rooms.insert(0, OidcLogins(Issuer(settings.login), logins, LoginCookie.of(settings)))
+        rooms.insert(0, OidcLogins(Issuer(settings.login), logins, over_tls=is_over_tls(settings), landings=landings))
     return [*rooms, PasswordLogins(logins)]
 
 

@@ -8,13 +8,17 @@ A plugin names its part as `serves`; one with rooms alone, which need only setti
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from gateway.http.route import Route
 from gateway.log.open_log import OpenLog
+from gateway.people.oidc_login import LoginLanding
+from streams.access.access_log import AccessLog
 from streams.access.logins import Logins
 from streams.engines.rendering.rendering import Rendering
 from streams.jobs.job_log import JobLog
@@ -30,6 +34,8 @@ class ServerBase:
     recorder: Recorder
     jobs: JobLog
     log: OpenLog
+    keys: AccessLog | None
+    """None: the server asks for none."""
     logins: Logins | None
     """None: people cannot log in."""
     rendering: Rendering
@@ -59,6 +65,14 @@ class ServerPart:
 
     def add_to(self, app: Starlette) -> None:
         """Mount what is no room."""
+
+    def in_front(self, app: ASGIApp) -> ASGIApp:
+        """Return what requests pass before the server's door."""
+        return app
+
+    def landings(self) -> Mapping[str, LoginLanding]:
+        """Return where logins of browsers through an issuer may end, by name."""
+        return {}
 
     async def resume(self) -> None:
         """Continue what an earlier server left; it is called once, when the server listens."""

@@ -10,7 +10,7 @@ reads in a separate process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -21,7 +21,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.http.notice import PREFIX, plain_page
 from gateway.http.own_machine import LOOPBACK
 from gateway.log.server_part import ServerBase, ServerPart
-from gateway.people.cookie import PAGE_ROUTES, LoginCookie
+from gateway.people.cookie import PAGE_ROUTES, LoginCookie, PageEntrance
+from gateway.people.oidc_login import LoginLanding
 from streams.access.logins import Logins
 from streams.settings.model import Settings
 
@@ -79,13 +80,20 @@ class PagePart(ServerPart):
     ROUTES = PAGE_ROUTES
 
     def __init__(self, base: ServerBase) -> None:
-        self._page = PageMount(base.settings, base.logins, base.rendering)
+        self._base, self._page = base, PageMount(base.settings, base.logins, base.rendering)
 
     def __exit__(self, *exc: object) -> None:
         self._page.close()
 
     def add_to(self, app: Starlette) -> None:
         mount(app, self._page)
+
+    def in_front(self, app: ASGIApp) -> ASGIApp:
+        keys, logins = self._base.keys, self._base.logins
+        return app if keys is None else PageEntrance(app, keys, logins, LoginCookie.of(self._base.settings))
+
+    def landings(self) -> Mapping[str, LoginLanding]:
+        return {"page": LoginCookie.of(self._base.settings)}
 
 
 def mount(app: Starlette, page: ASGIApp) -> None:

@@ -30,6 +30,7 @@ from streams.access.logins import Logins, TokenPair
 from streams.access.roles import Action, Decision
 from streams.access.users import User
 from streams.errors import LoginRefused
+from streams.settings.model import Settings
 
 MOST_BYTES = 16 * 1024
 """Maximum length of a body here."""
@@ -147,6 +148,11 @@ class PasswordLogins:
     async def list_public_keys(self) -> Reply[JwksAnswer]:
         """Return the keys that verify access tokens (RFC 7517)."""
         return Reply(JwksAnswer(keys=self._logins.public_keys()), {"Cache-Control": "public, max-age=60"})
+
+
+def is_over_tls(settings: Settings) -> bool:
+    """Return whether browsers reach the server by https."""
+    return (settings.login.public_url or settings.serve.url).startswith("https://")
 
 
 def address_of(request: Request) -> str:

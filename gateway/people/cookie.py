@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http.notice import PREFIX, plain_page
 from gateway.http.route import PAGE, Route
+from gateway.people.auth import is_over_tls
 from streams.access.keys import AccessKey
 from streams.access.logins import TokenPair
 from streams.access.users import User
@@ -82,8 +83,7 @@ class LoginCookie(NamedTuple):
     @classmethod
     def of(cls, settings: Settings) -> LoginCookie:
         """Return the cookie of a server."""
-        url = settings.login.public_url or settings.serve.url
-        return cls(over_tls=url.startswith("https://"), lasts_s=int(settings.login.session_h * HOUR_S))
+        return cls(over_tls=is_over_tls(settings), lasts_s=int(settings.login.session_h * HOUR_S))
 
     def put(self, answer: Response, pair: TokenPair) -> None:
         """Set the cookie with the tokens of a login."""
@@ -95,6 +95,20 @@ class LoginCookie(NamedTuple):
     def remove(self, answer: Response) -> None:
         """Delete the cookie."""
         answer.delete_cookie(COOKIE, PREFIX, secure=self.over_tls, httponly=True, samesite="strict")
+
+    def logged_in(self, pair: TokenPair) -> Response:
+        """Answer a browser that comes back from an issuer.
+
+        It is sent to the page by an intermediate one: no browser sends this cookie with a request that another site
+        began.
+        """
+        answer = plain_page("Logged in", "The page comes next.", 200, to=f"{PREFIX}/", follow=True)
+        self.put(answer, pair)
+        return answer
+
+    def refused(self, error: LoginRefused) -> Response:
+        """Answer a browser that the issuer did not let in."""
+        return plain_page("Not logged in", str(error), 401 if error.wait_ms is None else 429, to=LOGIN)
 
 
 def refresh_token_of(request: Request) -> str | None:

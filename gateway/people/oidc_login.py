@@ -4,20 +4,20 @@
     GET /auth/oidc/callback?code&state ──► cookie, Issuer.finish ──► Logins.vouched ──► access token, refresh token
 
 The cookie holds the state of one login for ten minutes. Scripts cannot read it, and other sites' requests do not carry
-it, except the issuer's redirect back. A login that begins on the page (`?to=page`) ends there, with the tokens in the
-page's own cookie, after an intermediate page: browsers do not send that cookie with requests that another site began.
+it, except the issuer's redirect back. The answer has the tokens, unless the login began for a part of the server
+(`?to=NAME`): then that part answers the browser.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
+from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from gateway.http.errors import apart, json_response
-from gateway.http.notice import PREFIX, plain_page
 from gateway.http.route import ANYWHERE, PLAIN
 from gateway.people.auth import (
     LOGGED_IN,
@@ -29,7 +29,6 @@ from gateway.people.auth import (
     record_login,
     refusal_decision,
 )
-from gateway.people.cookie import LOGIN, LoginCookie
 from streams.access.logins import Logins, TokenPair
 from streams.access.oidc import CALLBACK, Issuer
 from streams.access.roles import Decision
@@ -38,12 +37,12 @@ from streams.errors import LoginRefused
 COOKIE = "streamward-oidc"
 LASTS_S = 600
 _COOKIE_PATH = "/auth/oidc"
-_TO_PAGE = ":page"
-"""The end of the cookie of a login that began on the page."""
+_TO = ":"
+"""In the cookie of a login that began for a part of the server: what is before that part's name."""
 TO = {
     "name": "to",
     "in": "query",
-    "description": "`page`: the login is for the page, and ends there",
+    "description": "name of the part of the server where the login ends; without it the answer has the tokens",
     "schema": {"type": "string"},
 }
 CALLBACK_PARAMETERS = [
@@ -57,26 +56,38 @@ CALLBACK_PARAMETERS = [
 """The parameters that a browser brings back."""
 
 
+class LoginLanding(Protocol):
+    """Where the logins of browsers end that began for a part of the server."""
+
+    def logged_in(self, pair: TokenPair) -> Response:
+        """Return the answer to a browser whose user has logged in."""
+
+    def refused(self, error: LoginRefused) -> Response:
+        """Return the answer to a browser whose login was refused."""
+
+
 class OidcLogins:
     """The routes to an issuer and back."""
 
-    def __init__(self, issuer: Issuer, logins: Logins, login_cookie: LoginCookie) -> None:
-        """`login_cookie`: attributes of the page's login cookie."""
-        self._issuer, self._logins, self._login_cookie = issuer, logins, login_cookie
+    def __init__(
+        self, issuer: Issuer, logins: Logins, *, over_tls: bool, landings: Mapping[str, LoginLanding] | None = None
+    ) -> None:
+        """`over_tls`: whether browsers use https. `landings`: by the names that `?to=` has for them."""
+        self._issuer, self._logins, self._over_tls, self._landings = issuer, logins, over_tls, landings or {}
 
     @PLAIN.get("/auth/oidc/login", may="auth.oidc", status=302, parameters=(TO,), refuses=(404, *ANYWHERE))
     async def begin_oidc_login(self, request: Request) -> Response:
         """Send a browser to the issuer."""
         begun = await apart(self._issuer.begin)
         record_login(request, None, Decision(True, "sent to the issuer"))
-        suffix = _TO_PAGE if request.query_params.get("to") == "page" else ""
+        to = request.query_params.get("to", "")
         response = RedirectResponse(begun.url, 302, NOT_STORED)
         response.set_cookie(
             COOKIE,
-            begun.kept + suffix,
+            begun.kept + (f"{_TO}{to}" if to in self._landings else ""),
             LASTS_S,
             path=_COOKIE_PATH,
-            secure=self._login_cookie.over_tls,
+            secure=self._over_tls,
             httponly=True,
             samesite="lax",
         )
@@ -93,26 +104,20 @@ class OidcLogins:
     )
     async def finish_oidc_login(self, request: Request) -> Response:
         """Log in whom the issuer vouches for."""
-        parameters, cookie = dict(request.query_params), request.cookies.get(COOKIE, "")
-        finish = partial(self._finish, parameters, cookie.removesuffix(_TO_PAGE))
-        if cookie.endswith(_TO_PAGE):
-            response = await self._finish_on_page(request, finish)
-        else:
-            tokens = await give_tokens(request, finish, address_of(request))
+        kept, _, to = request.cookies.get(COOKIE, "").partition(_TO)
+        finish = partial(self._finish, dict(request.query_params), kept, address_of(request))
+        if (landing := self._landings.get(to)) is None:
+            tokens = await give_tokens(request, finish)
             response = tokens if isinstance(tokens, Response) else json_response(tokens.answer, headers=tokens.headers)
-        secure = self._login_cookie.over_tls
-        response.delete_cookie(COOKIE, _COOKIE_PATH, secure=secure, httponly=True, samesite="lax")
-        return response
-
-    async def _finish_on_page(self, request: Request, finish: Callable[[str], TokenPair]) -> Response:
-        try:
-            pair = await apart(finish, address_of(request))
-        except LoginRefused as exc:
-            record_login(request, None, refusal_decision(exc))
-            return plain_page("Not logged in", str(exc), 401 if exc.wait_ms is None else 429, to=LOGIN)
-        record_login(request, pair.user, LOGGED_IN)
-        response = plain_page("Logged in", "The page comes next.", 200, to=f"{PREFIX}/", follow=True)
-        self._login_cookie.put(response, pair)
+        else:
+            try:
+                pair = await apart(finish)
+                record_login(request, pair.user, LOGGED_IN)
+                response = landing.logged_in(pair)
+            except LoginRefused as exc:
+                record_login(request, None, refusal_decision(exc))
+                response = landing.refused(exc)
+        response.delete_cookie(COOKIE, _COOKIE_PATH, secure=self._over_tls, httponly=True, samesite="lax")
         return response
 
     def _finish(self, parameters: dict[str, str], cookie: str, address: str) -> TokenPair:

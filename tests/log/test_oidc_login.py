@@ -50,7 +50,8 @@ def browser(log: AccessLog, rule: Login, **given: Any) -> TestClient:
     """A browser at the door."""
     assert rule.signing_key is not None
     logins = Logins(log, rule, KeyFile(rule.signing_key), issuer=HERE)
-    oidc = OidcLogins(Issuer(rule, **given), logins, LoginCookie(over_tls=True, lasts_s=60))
+    landings = {"page": LoginCookie(over_tls=True, lasts_s=60)}
+    oidc = OidcLogins(Issuer(rule, **given), logins, over_tls=True, landings=landings)
     app = Application([oidc, OwnPermissions(), PasswordLogins(logins)], version="0", max_body_bytes=100_000)
     found = TestClient(Door(app, TABLE, log, KeyLimits(Serve())), base_url=HERE, follow_redirects=False)
     found.event_hooks = HOOKS

@@ -18,6 +18,7 @@ def every_room(settings: Settings) -> list[Any]:
         recorder=nothing,
         jobs=SimpleNamespace(month=None),
         log=nothing,
+        keys=None,
         logins=None,
         rendering=None,
     )
@@ -25,6 +26,6 @@ def every_room(settings: Settings) -> list[Any]:
         *agent_rooms(settings, nothing),
         *job_rooms(settings, nothing, nothing),
         *log_rooms(settings, nothing),
-        *(room for part in PARTS for room in part(base).rooms()),
         *people_rooms(settings, nothing),
+        *(room for part in PARTS for room in part(base).rooms()),
     ]
