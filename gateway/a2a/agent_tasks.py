@@ -46,13 +46,13 @@ from gateway.acp.requested_runs import RequestedRuns, RunOrigin
 from gateway.acp.run_execution import ThreadRuns
 from gateway.acp.thread_access import thread_name
 from gateway.acp.thread_bodies import RunBody
+from gateway.acp.thread_interfaces import A2A
 from gateway.http import jsonrpc, sse
 from gateway.http.body import checked
 from gateway.http.jsonrpc import RpcMethod
 from gateway.http.principal import actor_of
-from gateway.http.route import A2A
 from schemas.events import derive_id
-from schemas.older_forms import A2A_HEADER, A2A_METHOD, A2A_METHODS
+from schemas.older_forms import OlderForm
 from streams.errors import CallError
 from streams.knowledge.thread_state import RunState
 
@@ -61,6 +61,26 @@ PUSH_METHODS = tuple(
     f"{verb}TaskPushNotificationConfig{plural}"
     for verb, plural in (("Create", ""), ("Get", ""), ("List", "s"), ("Delete", ""))
 )
+A2A_METHOD = OlderForm("a method of A2A 0.3 or older", "A2A 1.0", "use a client of A2A 1.0, whose method is {method}")
+A2A_HEADER = OlderForm("A2A {version}", "A2A 1.0", "use a client of A2A 1.0, which sends the header A2A-Version: 1.0")
+A2A_METHODS = {
+    "message/send": "SendMessage",
+    "message/stream": "SendStreamingMessage",
+    "tasks/send": "SendMessage",
+    "tasks/sendSubscribe": "SendStreamingMessage",
+    "tasks/get": "GetTask",
+    "tasks/list": "ListTasks",
+    "tasks/cancel": "CancelTask",
+    "tasks/resubscribe": "SubscribeToTask",
+    "tasks/pushNotification/set": "CreateTaskPushNotificationConfig",
+    "tasks/pushNotification/get": "GetTaskPushNotificationConfig",
+    "tasks/pushNotificationConfig/set": "CreateTaskPushNotificationConfig",
+    "tasks/pushNotificationConfig/get": "GetTaskPushNotificationConfig",
+    "tasks/pushNotificationConfig/list": "ListTaskPushNotificationConfigs",
+    "tasks/pushNotificationConfig/delete": "DeleteTaskPushNotificationConfig",
+    "agent/getAuthenticatedExtendedCard": "GetExtendedAgentCard",
+}
+"""Methods of A2A 0.2 and 0.3, with their present names."""
 
 P = TypeVar("P", bound=A2aParameters)
 

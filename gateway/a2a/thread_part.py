@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from gateway.a2a.agent_cards import A2aCards
 from gateway.a2a.agent_tasks import A2aTasks
 from gateway.acp.acp_agents import AcpAgents
@@ -12,7 +14,12 @@ from gateway.acp.known_agents import KnownAgents
 from gateway.acp.requested_runs import RequestedRuns
 from gateway.acp.run_execution import ThreadRuns
 from gateway.acp.thread_views import ThreadViews
+from gateway.log.open_log import READ_S
 from gateway.log.server_part import ServerBase, ServerPart
+from streams.errors import CallError
+from streams.kafka.followed import FollowedOnDemand
+from streams.knowledge.memory_log import MemoryLog
+from streams.knowledge.task_thread_log import TaskThreadLog
 
 
 class ThreadPart(ServerPart):
@@ -21,25 +28,36 @@ class ThreadPart(ServerPart):
     ROOMS = (AcpAgents, AcpThreads, AcpRuns, AcpStore, A2aCards, A2aTasks)
 
     def __init__(self, base: ServerBase) -> None:
-        self._settings, self._log = base.settings, base.log
-        self._runs = ThreadRuns(base.settings, base.recorder, lambda: base.log.memory, lambda: base.log.prompts)
+        settings = self._settings = base.settings
+        self._log, self._stack = base.log, ExitStack()
+        self._memory = self._stack.enter_context(FollowedOnDemand(MemoryLog, settings))
+        self._task_threads = self._stack.enter_context(FollowedOnDemand(TaskThreadLog, settings))
+        runs = ThreadRuns(settings, base.recorder, self._memory.open, lambda: base.log.prompts)
+        self._runs = self._stack.enter_context(runs)
 
     def __exit__(self, *exc: object) -> None:
-        self._runs.__exit__(*exc)
+        self._stack.__exit__(*exc)
 
     def rooms(self) -> list[object]:
         log, runs = self._log, self._runs
         agents = KnownAgents(lambda: log.agents, self._settings.policy.name)
-        views = ThreadViews(runs, lambda: log.task_threads)
+        views = ThreadViews(runs, self._read_task_threads)
         requested = RequestedRuns(runs, views, agents)
         return [
             AcpAgents(agents),
             AcpThreads(runs, views),
             AcpRuns(runs, requested),
-            AcpStore(lambda: log.memory),
+            AcpStore(self._memory.open),
             A2aCards(agents, self._settings.login.public_url),
             A2aTasks(runs, requested, agents),
         ]
+
+    def _read_task_threads(self) -> TaskThreadLog:
+        """Return every thread that a task names. Raises as `TaskThreadLog`, and CallError while tasks are read."""
+        threads = self._task_threads.open()
+        if not threads.is_read(READ_S):
+            raise CallError("busy", "the tasks in the log are being read for their threads; try again")
+        return threads
 
     async def resume(self) -> None:
         await self._runs.resume()

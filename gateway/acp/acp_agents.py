@@ -13,8 +13,8 @@ from starlette.responses import Response
 from gateway.acp.known_agents import LISTED, KnownAgents
 from gateway.acp.thread_answers import AgentAnswer, AgentSchemaAnswer, agent_answer, list_response
 from gateway.acp.thread_bodies import AgentSearch, Configurable
+from gateway.acp.thread_interfaces import ACP
 from gateway.http import errors
-from gateway.http.route import ACP
 
 MESSAGE: dict[str, Any] = {
     "type": "object",

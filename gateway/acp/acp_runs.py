@@ -31,9 +31,10 @@ from gateway.acp.thread_answers import (
     run_result,
 )
 from gateway.acp.thread_bodies import STREAM_MODES, AliasRunBody, CancelQuery, RunBody, RunSearch, ThreadRunsQuery
+from gateway.acp.thread_interfaces import ACP
 from gateway.http import sse
 from gateway.http.principal import actor_of
-from gateway.http.route import ACP, CONVERSATION, Reply
+from gateway.http.route import CONVERSATION, Reply
 from streams.errors import CallError
 from streams.knowledge.thread_state import RunState
 from streams.stages.agents.agent_log import object_of

@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, Response
 from gateway.acp.thread_access import logged_namespace, own_labels
 from gateway.acp.thread_answers import ItemAnswer, ItemList, item_answer
 from gateway.acp.thread_bodies import ItemDelete, ItemPut, ItemSearch, NamespaceSearch
+from gateway.acp.thread_interfaces import ACP
 from gateway.http.principal import actor_of
-from gateway.http.route import ACP
 from gateway.log.open_log import AT_ONCE
 from schemas import json_text
 from streams.access.tenants.tenant_names import SEPARATOR

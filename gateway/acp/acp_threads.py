@@ -18,9 +18,10 @@ from gateway.acp.run_execution import ThreadRuns
 from gateway.acp.thread_access import check_thread, own_agent, thread_name
 from gateway.acp.thread_answers import ThreadAnswer, list_response, state_answer, thread_answer
 from gateway.acp.thread_bodies import HistoryBody, HistoryQuery, ThreadCreate, ThreadPatch, ThreadSearch
+from gateway.acp.thread_interfaces import ACP
 from gateway.acp.thread_views import ThreadViews
 from gateway.http.principal import actor_of
-from gateway.http.route import ACP, CONVERSATION
+from gateway.http.route import CONVERSATION
 from schemas import json_text
 from schemas.events import ThreadEvent
 from streams.errors import CallError

@@ -28,7 +28,6 @@ from gateway.http.intake import Intake, read_apart
 from gateway.http.principal import decide_at_door, principal_of
 from gateway.http.request_record import CLIENT_LEFT, denied, record_of
 from gateway.http.route import Reply, Route, RouteTable, routes_of
-from schemas.older_forms import older_path
 from streams.errors import CallError
 
 TITLE = "Streamward"
@@ -83,7 +82,7 @@ class Application(FastAPI):
 
     async def _no_such_path(self, request: Request, exc: Exception) -> Response:
         assert isinstance(exc, HTTPException)  # noqa: S101 - it handles no other
-        older = older_path(request.url.path)
+        older = self.table.older_form(request.url.path)
         detail = exc.detail if older is None else older.text
         error = CallError("not_found", f"{request.method} {request.url.path}: {detail}")
         response = errors.response(error, self.table.dialect(request.url.path))

@@ -159,14 +159,6 @@ class RpcErrorAnswer(Answer):
     id: None
 
 
-class ThreadErrorAnswer(Answer):
-    """Why a request has no other answer, as the Agent Protocol has it."""
-
-    code: str
-    message: str
-    metadata: dict[str, Any]
-
-
 # --- dialects ---------------------------------------------------------------------------------------------------------
 
 
@@ -262,24 +254,7 @@ class RpcDialect(Dialect):
         return RpcErrorAnswer(jsonrpc="2.0", error=RpcFailure(code=code, message=message, data=data), id=None)
 
 
-class AgentProtocolDialect(Dialect):
-    """Errors as the Agent Protocol has them: what a request says wrong has status 422."""
-
-    model = ThreadErrorAnswer
-    refuses_bodies = (408, 413, 415, 422)
-    invalid_status = 422
-
-    def problem(self, error: CallError) -> ThreadErrorAnswer:
-        action = error.way_out or ACTIONS[error.kind]
-        metadata = {"parameter": error.parameter, "suggested_action": action}
-        return ThreadErrorAnswer(code=error.kind, message=error.message, metadata=metadata)
-
-    def refusal(self, status: int, message: str) -> ThreadErrorAnswer:
-        return ThreadErrorAnswer(code=REFUSALS[status][0], message=message, metadata={})
-
-
 OPENAI, REST, MESSAGES, RPC = OpenAiDialect(), RestDialect(), MessagesDialect(), RpcDialect()
-AGENT_PROTOCOL = AgentProtocolDialect()
 
 
 # --- responses --------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from starlette.routing import compile_path
 from gateway.http import errors
 from gateway.http.body import Answer, PathQuery
 from gateway.http.errors import Dialect
+from schemas.older_forms import PATHS, OlderForm, OlderPaths, older_form
 from streams.access.roles import Action
 
 T = TypeVar("T", bound=Answer)
@@ -56,6 +57,8 @@ class Interface:
     dialect: Dialect = errors.OPENAI
     described_in: str = ""
     """The page of docs/ that lists them and links their description; empty: they are in openapi.json."""
+    older: OlderPaths = ()
+    """Paths of older versions, whose clients are told which one is spoken."""
     key_prefix: str = ""
     """Its clients send only keys with this prefix, so users put it in front of ours; the door removes it."""
 
@@ -91,9 +94,6 @@ ANYWHERE = (503, 504)
 PLAIN = Interface()
 OPENAI = Interface(("/v1",))
 REST = Interface(("", "/api/v1"), errors.REST)
-ACP = Interface(("/acp",), errors.AGENT_PROTOCOL, described_in="agent-protocol.md")
-A2A = Interface(("/a2a",), errors.RPC, described_in="agent-protocol.md")
-A2A_CARDS = Interface(("/a2a",), errors.REST, described_in="agent-protocol.md")
 MCP = Interface(described_in="mcp.md")
 PAGE = Interface(described_in="page.md")
 
@@ -233,6 +233,8 @@ class RouteTable:
         self.routes = tuple(routes)
         self.key_prefixes = frozenset(route.interface.key_prefix for route in self.routes) - {""}
         self._patterns = [(compile_path(path)[0], route) for route in self.routes for path in route.paths]
+        older = dict.fromkeys(each for route in self.routes for each in route.interface.older)
+        self._older = (*PATHS, *older)
         self._beginnings = [
             (f"{prefix}/{route.path.split('/')[1]}/", route.interface.dialect)
             for route in self.routes
@@ -250,6 +252,10 @@ class RouteTable:
     def at(self, path: str) -> Route | None:
         """Return the first route of a path, whatever its method; None if not found."""
         return next((route for pattern, route in self._patterns if pattern.match(path) is not None), None)
+
+    def older_form(self, path: str) -> OlderForm | None:
+        """Return the older form with this path, if any."""
+        return older_form(path, self._older)
 
     def dialect(self, path: str) -> Dialect:
         """Return the error dialect of a path, whatever the method.

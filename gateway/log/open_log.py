@@ -2,8 +2,7 @@
 
 rows ──► LogOverHttp, which needs DuckDB        ids of tasks ──► TaskIndex        rules ──► TriggerLog
 prompts ──► PromptLog                           tools ──► ToolLog, and the processes that call them
-items of the store ──► MemoryLog                agents ──► AgentLog
-threads that tasks name ──► TaskThreadLog
+agents ──► AgentLog
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from streams.environments.registry.tool_log import ToolLog
 from streams.errors import CallError, NotFoundError
 from streams.improve.triggers.trigger_log import TriggerLog
 from streams.kafka.followed import FollowedOnDemand
-from streams.knowledge.memory_log import MemoryLog
-from streams.knowledge.task_thread_log import TaskThreadLog
 from streams.prompts.prompt_log import PromptLog
 from streams.settings.model import Settings
 from streams.stages.agents.agent_log import AgentLog
@@ -54,8 +51,6 @@ class OpenLog:
         self._triggers = self._stack.enter_context(FollowedOnDemand(TriggerLog, settings))
         self._prompts = self._stack.enter_context(FollowedOnDemand(PromptLog, settings))
         self._tools = self._stack.enter_context(FollowedOnDemand(ToolLog, settings))
-        self._memory = self._stack.enter_context(FollowedOnDemand(MemoryLog, settings))
-        self._task_threads = self._stack.enter_context(FollowedOnDemand(TaskThreadLog, settings))
 
     def __enter__(self) -> Self:
         return self
@@ -110,22 +105,9 @@ class OpenLog:
             return self._tool_caller
 
     @property
-    def memory(self) -> MemoryLog:
-        """The agents' store. Raises as `MemoryLog`."""
-        return self._memory.open()
-
-    @property
     def agents(self) -> AgentLog:
         """Every registered agent. Raises as `AgentLog`."""
         return self._agents.open()
-
-    @property
-    def task_threads(self) -> TaskThreadLog:
-        """Every thread that a task names. Raises as `TaskThreadLog`, and CallError while tasks are read at first."""
-        threads = self._task_threads.open()
-        if not threads.is_read(READ_S):
-            raise CallError("busy", "the tasks in the log are being read for their threads; try again")
-        return threads
 
     def find_task(self, request: Request, task_id: str) -> SubmittedTask:
         """Return a task that a request may see. Raises NotFoundError, and as `tasks`."""

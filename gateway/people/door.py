@@ -35,7 +35,6 @@ from gateway.http.principal import decide_at_door, set_principal
 from gateway.http.request_record import RequestRecord
 from gateway.http.route import LOGIN_ACTIONS, RouteTable
 from schemas.events import RequestEvent
-from schemas.older_forms import older_path
 from streams.access.keys import UNKNOWN, AccessKey
 from streams.access.roles import Action, Decision
 from streams.access.users import User
@@ -93,7 +92,7 @@ class Door:
         route = self._table.at(path) if match is None else match.route
         is_closed = route is None or (match is None and not route.is_open)  # an open path has no other action
         may = UNLISTED if route is None or is_closed else route.may
-        if match is None and older_path(path) is not None:  # whose client is told what is spoken here
+        if match is None and self._table.older_form(path) is not None:  # whose client is told what is spoken here
             may = "models.read"
         if may is None:
             await self._app(scope, receive, send)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from gateway.a2a.agent_tasks import PUSH_METHODS
-from gateway.http.route import A2A, A2A_CARDS
+from gateway.acp.thread_interfaces import A2A, A2A_CARDS
 from gateway.rooms.routes import ROUTES
 from schemas.events import AccessRole, AgentEvent, ThreadEvent, Tool, Turn
 from streams.access.roles import ALLOWED, ROLES

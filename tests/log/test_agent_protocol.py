@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.http.route import ACP
+from gateway.acp.thread_interfaces import ACP
 from gateway.rooms.routes import ROUTES
 from schemas.events import AccessRole, MemoryEvent, ThreadEvent, Turn
 from streams.access.roles import ALLOWED, ROLES

@@ -28,7 +28,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.a2a.agent_tasks import PUSH_METHODS, AgentMethods
+from gateway.a2a.agent_tasks import A2A_METHODS, PUSH_METHODS, AgentMethods
 from gateway.http.application import Application, Endpoint
 from gateway.http.limits import KeyLimits
 from gateway.http.mcp_paths import MCP_PATHS, TOOLSETS, Toolset
@@ -43,7 +43,6 @@ from gateway.people.auth import OwnPermissions
 from gateway.people.door import Door
 from gateway.rooms.routes import ROOMS, TABLE
 from schemas.events import AccessRole
-from schemas.older_forms import A2A_METHODS
 from streams.access.roles import ROLES, Action
 from streams.settings.model import Serve, Settings
 from tests.unit.test_door import BEARER, SECRET, Known

@@ -6,9 +6,15 @@ import re
 
 import pytest
 
+from gateway.rooms.routes import ROUTES
 from tests.support.patterns import SourcePattern, found_patterns, slow_text
 
 FOUND = found_patterns()
+OLDER_PATHS = [
+    SourcePattern(f"older path {pattern}", re.compile(pattern), frozenset({"fullmatch"}))
+    for interface in {route.interface for route in ROUTES}
+    for pattern, _ in interface.older
+]
 MADE_WHEN_USED = {
     "gateway/jobs/fine_tuning_body.py: f'\\\\b{re.escape(option)}\\\\b'": "a word",
     "streams/scorers/judge_client.py: f'\\\\b{name}\\\\b'": "a word",
@@ -27,7 +33,7 @@ MADE_WHEN_USED = {
 """Why each is linear, or cannot stop more than itself."""
 
 
-@pytest.mark.parametrize("pattern", FOUND.patterns, ids=lambda pattern: pattern.place)
+@pytest.mark.parametrize("pattern", [*FOUND.patterns, *OLDER_PATHS], ids=lambda pattern: pattern.place)
 def test_a_pattern_is_linear_in_texts_of_its_own_literals(pattern: SourcePattern) -> None:
     assert slow_text(pattern) is None
 
