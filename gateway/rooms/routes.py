@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gateway.a2a.thread_part import ThreadPart
 from gateway.agents.agent_runs import AgentRuns
 from gateway.agents.feedback import FeedbackBox
 from gateway.agents.protocols import AgentProtocols
@@ -71,7 +70,7 @@ ROOMS: tuple[type, ...] = (
 _PLUGINS = tuple(plugin for plugin, _, _ in load_plugins())
 PLUGIN_ROOMS: tuple[type, ...] = tuple(room for plugin in _PLUGINS for room in plugin.load_all(plugin.rooms))
 PARTS: tuple[type[ServerPart], ...] = (
-    *(CallPart, ThreadPart, PagePart),
+    *(CallPart, PagePart),
     *(plugin.load(plugin.serves) for plugin in _PLUGINS if plugin.serves),
 )
 

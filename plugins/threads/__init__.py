@@ -5,5 +5,6 @@ from streams.plugins.plugin import Plugin
 PLUGIN = Plugin(
     name="threads",
     topics="plugins.threads.topics:TOPICS",
+    serves="plugins.threads.thread_part:ThreadPart",
     recounts="plugins.threads.audit:RECOUNTS",
 )

@@ -24,6 +24,8 @@ DEVICE = os.environ.get("BENCH_DEVICE", "cpu")
 """Where a benchmark of the model runs it, as in `model.device`."""
 LEAST = 3
 """Rounds below which a median says nothing: two runs of one round each have given 3.1 and 1.9 for the same case."""
+LEAST_S = 1e-4
+"""What a difference of two medians counts as at least."""
 
 
 def by_turns(

@@ -27,8 +27,7 @@ from streams.processes.child import free_port
 from streams.settings.model import Serve
 from tests.benchmarks import local_http
 from tests.benchmarks.loop import node, process
-from tests.benchmarks.side_by_side import line, say
-from tests.benchmarks.threads import LEAST_S
+from tests.benchmarks.side_by_side import LEAST_S, line, say
 from tests.support.processes import until
 
 CALLS, WARM_UP = 300, 100

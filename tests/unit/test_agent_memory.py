@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from plugins.threads.log.memory_state import REMEMBERED, MemoryItem, MemoryState, with_items
+from plugins.threads.log.thread_state import last_turns
 from schemas.events import MemoryEvent, Message
 from streams.errors import EventError
-from streams.knowledge.memory_state import REMEMBERED, MemoryItem, MemoryState, with_items
-from streams.knowledge.thread_state import last_turns
 from streams.stages.agents.agent_log import AgentMemory, capability_problem, read_memory
 from tests.support.factories import memory_event
 

@@ -21,7 +21,6 @@ import zstandard
 from hypothesis import given, strategies as st
 from starlette.requests import Request
 
-from gateway.acp.thread_bodies import ItemPut
 from gateway.http import body as bodies, openapi
 from gateway.http.application import Application
 from gateway.http.body import Body, read
@@ -31,6 +30,7 @@ from gateway.jobs.form_data import HEAD_BYTES, parts
 from gateway.rooms.routes import ROUTES
 from gateway.tinker import protobuf
 from gateway.tinker.pass_calls import PROTOBUF
+from plugins.threads.acp.thread_bodies import ItemPut
 from schemas import json_text
 from schemas.conversation import Conversation
 from schemas.faults import LONGEST_PATH

@@ -28,7 +28,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.a2a.agent_tasks import A2A_METHODS, PUSH_METHODS, AgentMethods
 from gateway.http.application import Application, Endpoint
 from gateway.http.limits import KeyLimits
 from gateway.http.mcp_paths import MCP_PATHS, TOOLSETS, Toolset
@@ -42,6 +41,7 @@ from gateway.mcp.tools import TOOLS, LogTool, tools_of
 from gateway.people.auth import OwnPermissions
 from gateway.people.door import Door
 from gateway.rooms.routes import ROOMS, TABLE
+from plugins.threads.a2a.agent_tasks import A2A_METHODS, PUSH_METHODS, AgentMethods
 from schemas.events import AccessRole
 from streams.access.roles import ROLES, Action
 from streams.settings.model import Serve, Settings

@@ -2,7 +2,7 @@
 
     ThreadFact, in the order of its partition ──► refusal: why it changes nothing ──► take ──► ThreadCount
 
-A second implementation of the servers' fold (streams/knowledge/thread_state.py), over digests. Most events that change
+A second implementation of the servers' fold (log/thread_state.py), over digests. Most events that change
 nothing are legitimate: two clients met, and the second got a 409. Those that no server can have written have an
 `ImpossibleEvent`.
 """

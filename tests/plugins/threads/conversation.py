@@ -12,8 +12,8 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from plugins.threads.log.thread_state import RunState, ThreadState, fold, last_turns, refusal
 from schemas.events import AccessEvent, Event, MemoryEvent, Message, ThreadEvent, Turn, derive_id
-from streams.knowledge.thread_state import RunState, ThreadState, fold, last_turns, refusal
 from streams.stages.agents.agent_log import read_memory
 from tests.support.agent_calls import assistant, user
 from tests.support.factories import T0, memory_event, thread_event, trajectory, turn

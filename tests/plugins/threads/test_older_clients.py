@@ -12,15 +12,15 @@ import pytest
 from fastapi.testclient import TestClient
 from starlette.requests import Request
 
-from gateway.a2a.agent_cards import A2aCards
-from gateway.a2a.agent_tasks import A2A_METHODS, AgentMethods
-from gateway.acp.acp_agents import AcpAgents
-from gateway.acp.thread_interfaces import OLDER, OLDER_A2A
 from gateway.http import jsonrpc
 from gateway.http.application import Application
 from gateway.http.limits import KeyLimits
 from gateway.people.door import Door
 from gateway.rooms.routes import TABLE
+from plugins.threads.a2a.agent_cards import A2aCards
+from plugins.threads.a2a.agent_tasks import A2A_METHODS, AgentMethods
+from plugins.threads.acp.acp_agents import AcpAgents
+from plugins.threads.thread_interfaces import OLDER, OLDER_A2A
 from streams.settings.model import Serve
 from tests.import_graph import ROOT
 from tests.unit.test_door import BEARER, Known

@@ -28,7 +28,7 @@ from streams.processes.child import free_port
 from streams.settings.model import Serve, Settings
 from tests.benchmarks import local_http
 from tests.benchmarks.loop import node, process
-from tests.benchmarks.side_by_side import line, say
+from tests.benchmarks.side_by_side import LEAST_S, line, say
 from tests.support.factories import T0, response, task
 from tests.support.processes import until
 
@@ -36,8 +36,6 @@ CALLS, WARM_UP = 300, 100
 MESSAGES, READS = 1000, 50
 FIRST_AIM_S, THREAD_AIM_S = 0.020, 0.050
 TEXT = "What is 47 * 83, and why? " * 4
-LEAST_S = 1e-4
-"""What a difference counts as at least."""
 
 
 def run() -> Iterator[dict[str, Any]]:

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from plugins.threads.log.thread_state import NO_PARTS, TaskPart, ThreadState, fold
 from schemas import json_text
 from schemas.conventions import TASK_PARTS, THREAD_TASK
 from schemas.events import Message, Response, Task, ThreadEvent, derive_id
 from streams.kafka.record import Record
-from streams.knowledge.thread_state import NO_PARTS, TaskPart, ThreadState, fold
 
 QUESTION, ANSWER = "question", "answer"
 LABEL = "thread"

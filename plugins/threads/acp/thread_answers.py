@@ -12,13 +12,13 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.acp.known_agents import RunningAgent
-from gateway.acp.thread_access import id_of, own_labels
 from gateway.http.body import Answer
 from gateway.http.principal import tenant_of
+from plugins.threads.acp.known_agents import RunningAgent
+from plugins.threads.acp.thread_access import id_of, own_labels
+from plugins.threads.log.memory_state import MemoryItem
+from plugins.threads.log.thread_state import RunState, ThreadCheckpoint, ThreadMessage, ThreadState
 from streams.access.tenants.tenant_names import SEPARATOR
-from streams.knowledge.memory_state import MemoryItem
-from streams.knowledge.thread_state import RunState, ThreadCheckpoint, ThreadMessage, ThreadState
 from streams.output import moment
 from streams.stages.agents.agent_log import PROTOCOL_CAPABILITIES, object_of
 

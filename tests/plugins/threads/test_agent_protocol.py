@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.acp.thread_interfaces import ACP
 from gateway.rooms.routes import ROUTES
+from plugins.threads.thread_interfaces import ACP
 from schemas.events import AccessRole, MemoryEvent, ThreadEvent, Turn
 from streams.access.roles import ALLOWED, ROLES
 from streams.kafka import admin

@@ -14,12 +14,12 @@ import uuid
 from collections.abc import Callable
 from typing import TypeVar
 
+from plugins.threads.log.memory_state import Labels, MemoryItem, MemoryState
 from schemas.events import MemoryEvent, derive_id, problems
 from streams.errors import EventError, NotFoundError
 from streams.kafka import times
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.record import Record
-from streams.knowledge.memory_state import Labels, MemoryItem, MemoryState
 from streams.settings.model import Settings
 
 T = TypeVar("T")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from plugins.threads.log.task_threads import TaskFold, TaskThread, ThreadName, ThreadTask, forgetting_events, says_more
+from plugins.threads.log.thread_state import ThreadState, fold
 from schemas.events import Coordinates, Message, Task, ThreadEvent, problems
 from streams.kafka.record import Record
-from streams.knowledge.task_threads import TaskFold, TaskThread, ThreadName, ThreadTask, forgetting_events, says_more
-from streams.knowledge.thread_state import ThreadState, fold
 from tests.support.factories import response, task, thread_event
 
 UUID = "0ab97e5c-19a5-4d0f-8ff6-5c2a9b6f2f11"

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gateway.a2a.task_bodies import TaskState
-from gateway.acp.run_frames import end_id
-from gateway.acp.thread_access import id_of
+from plugins.threads.a2a.task_bodies import TaskState
+from plugins.threads.acp.run_frames import end_id
+from plugins.threads.acp.thread_access import id_of
+from plugins.threads.log.thread_state import RunState, RunStatus
 from schemas.events import derive_id
-from streams.knowledge.thread_state import RunState, RunStatus
 from streams.output import moment
 from streams.stages.agents.agent_log import object_of
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from gateway.acp.thread_access import read_uuid
 from gateway.agents.parameters import MaxTokens, Seed, Stop, Temperature, TopP
 from gateway.http.body import Body, PathQuery, Whole
+from plugins.threads.acp.thread_access import read_uuid
 from schemas.conversation import MessageIn
 from schemas.events import Message
 from schemas.faults import Ignored, Refused

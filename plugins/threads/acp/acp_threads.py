@@ -14,19 +14,19 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.acp.run_execution import ThreadRuns
-from gateway.acp.thread_access import check_thread, own_agent, thread_name
-from gateway.acp.thread_answers import ThreadAnswer, list_response, state_answer, thread_answer
-from gateway.acp.thread_bodies import HistoryBody, HistoryQuery, ThreadCreate, ThreadPatch, ThreadSearch
-from gateway.acp.thread_interfaces import ACP
-from gateway.acp.thread_views import ThreadViews
 from gateway.http.principal import actor_of
 from gateway.http.route import CONVERSATION
+from plugins.threads.acp.run_execution import ThreadRuns
+from plugins.threads.acp.thread_access import check_thread, own_agent, thread_name
+from plugins.threads.acp.thread_answers import ThreadAnswer, list_response, state_answer, thread_answer
+from plugins.threads.acp.thread_bodies import HistoryBody, HistoryQuery, ThreadCreate, ThreadPatch, ThreadSearch
+from plugins.threads.acp.thread_views import ThreadViews
+from plugins.threads.log.thread_state import ThreadState
+from plugins.threads.thread_interfaces import ACP
 from schemas import json_text
 from schemas.events import ThreadEvent
 from streams.errors import CallError
 from streams.kafka import times
-from streams.knowledge.thread_state import ThreadState
 
 LISTED = "POST /acp/threads/search lists threads"
 """Where the ids of threads are found."""

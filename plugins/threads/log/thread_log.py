@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from plugins.threads.log.thread_state import RunState, ThreadState, fold, refusal
 from schemas.events import ThreadEvent, problems
 from streams.errors import EventError, NotFoundError
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.record import Record
-from streams.knowledge.thread_state import RunState, ThreadState, fold, refusal
 from streams.settings.model import Settings
 
 

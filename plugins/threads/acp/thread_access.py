@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from starlette.requests import Request
 
 from gateway.http.principal import principal_of, tenant_of
+from plugins.threads.log.memory_state import Labels
+from plugins.threads.log.thread_state import ThreadState
 from streams.access.tenants.tenant_names import SEPARATOR, is_of, named
 from streams.errors import CallError
-from streams.knowledge.memory_state import Labels
-from streams.knowledge.thread_state import ThreadState
 
 
 def read_uuid(name: str, parameter: str) -> str:

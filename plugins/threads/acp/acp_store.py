@@ -12,17 +12,17 @@ from itertools import islice
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from gateway.acp.thread_access import logged_namespace, own_labels
-from gateway.acp.thread_answers import ItemAnswer, ItemList, item_answer
-from gateway.acp.thread_bodies import ItemDelete, ItemPut, ItemSearch, NamespaceSearch
-from gateway.acp.thread_interfaces import ACP
 from gateway.http.principal import actor_of
 from gateway.log.open_log import AT_ONCE
+from plugins.threads.acp.thread_access import logged_namespace, own_labels
+from plugins.threads.acp.thread_answers import ItemAnswer, ItemList, item_answer
+from plugins.threads.acp.thread_bodies import ItemDelete, ItemPut, ItemSearch, NamespaceSearch
+from plugins.threads.log.memory_log import MemoryLog
+from plugins.threads.log.memory_state import MemoryItem
+from plugins.threads.thread_interfaces import ACP
 from schemas import json_text
 from streams.access.tenants.tenant_names import SEPARATOR
 from streams.errors import CallError, EventError
-from streams.knowledge.memory_log import MemoryLog
-from streams.knowledge.memory_state import MemoryItem
 
 LISTED = "POST /acp/store/items/search lists items"
 """Where keys are found."""

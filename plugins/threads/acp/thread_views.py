@@ -15,17 +15,17 @@ from typing import NamedTuple
 
 from starlette.requests import Request
 
-from gateway.acp.run_execution import ThreadRuns
-from gateway.acp.thread_access import own_agent, sees_thread, thread_name
 from gateway.http import errors
 from gateway.http.principal import actor_of, tenant_of
+from plugins.threads.acp.run_execution import ThreadRuns
+from plugins.threads.acp.thread_access import own_agent, sees_thread, thread_name
+from plugins.threads.log.task_thread_log import TaskThreadLog
+from plugins.threads.log.task_threads import TaskFold, TaskThread, forgetting_events, says_more
+from plugins.threads.log.thread_log import ThreadLog
+from plugins.threads.log.thread_state import ThreadState
 from schemas.events import ThreadEvent
 from streams.access.tenants.tenant_names import is_of
 from streams.errors import CallError
-from streams.knowledge.task_thread_log import TaskThreadLog
-from streams.knowledge.task_threads import TaskFold, TaskThread, forgetting_events, says_more
-from streams.knowledge.thread_log import ThreadLog
-from streams.knowledge.thread_state import ThreadState
 
 KEPT_FOLDS = 256
 """How many threads with tasks stay folded."""

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from gateway.a2a.agent_cards import A2aCards
-from gateway.a2a.agent_tasks import A2aTasks
-from gateway.acp.acp_agents import AcpAgents
-from gateway.acp.acp_runs import AcpRuns
-from gateway.acp.acp_store import AcpStore
-from gateway.acp.acp_threads import AcpThreads
-from gateway.acp.known_agents import KnownAgents
-from gateway.acp.requested_runs import RequestedRuns
-from gateway.acp.run_execution import ThreadRuns
-from gateway.acp.thread_views import ThreadViews
 from gateway.log.open_log import READ_S
 from gateway.log.server_part import ServerBase, ServerPart
+from plugins.threads.a2a.agent_cards import A2aCards
+from plugins.threads.a2a.agent_tasks import A2aTasks
+from plugins.threads.acp.acp_agents import AcpAgents
+from plugins.threads.acp.acp_runs import AcpRuns
+from plugins.threads.acp.acp_store import AcpStore
+from plugins.threads.acp.acp_threads import AcpThreads
+from plugins.threads.acp.known_agents import KnownAgents
+from plugins.threads.acp.requested_runs import RequestedRuns
+from plugins.threads.acp.run_execution import ThreadRuns
+from plugins.threads.acp.thread_views import ThreadViews
+from plugins.threads.log.memory_log import MemoryLog
+from plugins.threads.log.task_thread_log import TaskThreadLog
 from streams.errors import CallError
 from streams.kafka.followed import FollowedOnDemand
-from streams.knowledge.memory_log import MemoryLog
-from streams.knowledge.task_thread_log import TaskThreadLog
 
 
 class ThreadPart(ServerPart):

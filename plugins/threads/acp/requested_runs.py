@@ -13,19 +13,19 @@ from typing import Any, NamedTuple
 
 from starlette.requests import Request
 
-from gateway.acp.acp_threads import LISTED, thread_event
-from gateway.acp.known_agents import KnownAgents, RunningAgent
-from gateway.acp.run_execution import ThreadRuns, run_of
-from gateway.acp.thread_access import check_thread, id_of, own_agent, read_uuid, thread_name
-from gateway.acp.thread_bodies import RunBody
-from gateway.acp.thread_views import ThreadViews
 from gateway.agents.parameters import MAX_TOKENS
 from gateway.http import errors
 from gateway.http.principal import principal_of, sees
+from plugins.threads.acp.acp_threads import LISTED, thread_event
+from plugins.threads.acp.known_agents import KnownAgents, RunningAgent
+from plugins.threads.acp.run_execution import ThreadRuns, run_of
+from plugins.threads.acp.thread_access import check_thread, id_of, own_agent, read_uuid, thread_name
+from plugins.threads.acp.thread_bodies import RunBody
+from plugins.threads.acp.thread_views import ThreadViews
+from plugins.threads.log.thread_state import RunState, ThreadState
 from schemas import json_text
 from schemas.events import Sampling, ThreadEvent
 from streams.errors import CallError
-from streams.knowledge.thread_state import RunState, ThreadState
 
 
 class RunOrigin(NamedTuple):

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.a2a.agent_tasks import PUSH_METHODS
-from gateway.acp.thread_interfaces import A2A, A2A_CARDS
 from gateway.rooms.routes import ROUTES
+from plugins.threads.a2a.agent_tasks import PUSH_METHODS
+from plugins.threads.thread_interfaces import A2A, A2A_CARDS
 from schemas.events import AccessRole, AgentEvent, ThreadEvent, Tool, Turn
 from streams.access.roles import ALLOWED, ROLES
 from streams.kafka import admin

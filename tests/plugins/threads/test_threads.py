@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from plugins.threads.log.thread_state import ThreadState, fold, refusal
 from schemas.events import Message, ThreadEvent, derive_id
-from streams.knowledge.thread_state import ThreadState, fold, refusal
 from tests.support.factories import thread_event
 
 

@@ -17,12 +17,15 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from gateway.acp.acp_threads import LISTED
-from gateway.acp.requested_runs import RequestedRuns, sees_run
-from gateway.acp.run_execution import ThreadRuns, run_event
-from gateway.acp.run_frames import BEFORE, DEFAULT_MODES, StreamPlace, place_of
-from gateway.acp.thread_access import id_of, read_uuid, thread_name
-from gateway.acp.thread_answers import (
+from gateway.http import sse
+from gateway.http.principal import actor_of
+from gateway.http.route import CONVERSATION, Reply
+from plugins.threads.acp.acp_threads import LISTED
+from plugins.threads.acp.requested_runs import RequestedRuns, sees_run
+from plugins.threads.acp.run_execution import ThreadRuns, run_event
+from plugins.threads.acp.run_frames import BEFORE, DEFAULT_MODES, StreamPlace, place_of
+from plugins.threads.acp.thread_access import id_of, read_uuid, thread_name
+from plugins.threads.acp.thread_answers import (
     RunResult,
     ThreadRunAnswer,
     agent_name,
@@ -30,13 +33,17 @@ from gateway.acp.thread_answers import (
     run_answer,
     run_result,
 )
-from gateway.acp.thread_bodies import STREAM_MODES, AliasRunBody, CancelQuery, RunBody, RunSearch, ThreadRunsQuery
-from gateway.acp.thread_interfaces import ACP
-from gateway.http import sse
-from gateway.http.principal import actor_of
-from gateway.http.route import CONVERSATION, Reply
+from plugins.threads.acp.thread_bodies import (
+    STREAM_MODES,
+    AliasRunBody,
+    CancelQuery,
+    RunBody,
+    RunSearch,
+    ThreadRunsQuery,
+)
+from plugins.threads.log.thread_state import RunState
+from plugins.threads.thread_interfaces import ACP
 from streams.errors import CallError
-from streams.knowledge.thread_state import RunState
 from streams.stages.agents.agent_log import object_of
 
 RUNS_LISTED = "POST /acp/runs/search lists runs"

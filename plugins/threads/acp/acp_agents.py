@@ -10,11 +10,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.acp.known_agents import LISTED, KnownAgents
-from gateway.acp.thread_answers import AgentAnswer, AgentSchemaAnswer, agent_answer, list_response
-from gateway.acp.thread_bodies import AgentSearch, Configurable
-from gateway.acp.thread_interfaces import ACP
 from gateway.http import errors
+from plugins.threads.acp.known_agents import LISTED, KnownAgents
+from plugins.threads.acp.thread_answers import AgentAnswer, AgentSchemaAnswer, agent_answer, list_response
+from plugins.threads.acp.thread_bodies import AgentSearch, Configurable
+from plugins.threads.thread_interfaces import ACP
 
 MESSAGE: dict[str, Any] = {
     "type": "object",

@@ -19,9 +19,13 @@ from typing import Any, NoReturn, TypeVar
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from gateway.a2a.agent_cards import PROTOCOL_VERSION, callable_agent
-from gateway.a2a.task_answers import SentState, new_events, task_answer, task_state
-from gateway.a2a.task_bodies import (
+from gateway.http import jsonrpc, sse
+from gateway.http.body import checked
+from gateway.http.jsonrpc import RpcMethod
+from gateway.http.principal import actor_of
+from plugins.threads.a2a.agent_cards import PROTOCOL_VERSION, callable_agent
+from plugins.threads.a2a.task_answers import SentState, new_events, task_answer, task_state
+from plugins.threads.a2a.task_bodies import (
     A2aCall,
     A2aParameters,
     CancelTaskParameters,
@@ -29,7 +33,7 @@ from gateway.a2a.task_bodies import (
     SendMessageParameters,
     TaskParameters,
 )
-from gateway.a2a.task_errors import (
+from plugins.threads.a2a.task_errors import (
     CONTENT_NOT_SUPPORTED,
     INVALID,
     NO_EXTENDED_CARD,
@@ -41,20 +45,16 @@ from gateway.a2a.task_errors import (
     from_call_error,
     task_error,
 )
-from gateway.acp.known_agents import LISTED, KnownAgents, RunningAgent
-from gateway.acp.requested_runs import RequestedRuns, RunOrigin
-from gateway.acp.run_execution import ThreadRuns
-from gateway.acp.thread_access import thread_name
-from gateway.acp.thread_bodies import RunBody
-from gateway.acp.thread_interfaces import A2A
-from gateway.http import jsonrpc, sse
-from gateway.http.body import checked
-from gateway.http.jsonrpc import RpcMethod
-from gateway.http.principal import actor_of
+from plugins.threads.acp.known_agents import LISTED, KnownAgents, RunningAgent
+from plugins.threads.acp.requested_runs import RequestedRuns, RunOrigin
+from plugins.threads.acp.run_execution import ThreadRuns
+from plugins.threads.acp.thread_access import thread_name
+from plugins.threads.acp.thread_bodies import RunBody
+from plugins.threads.log.thread_state import RunState
+from plugins.threads.thread_interfaces import A2A
 from schemas.events import derive_id
 from schemas.older_forms import OlderForm
 from streams.errors import CallError
-from streams.knowledge.thread_state import RunState
 
 NO_PUSH = "the server sends no requests of its own; stream the task, or get it"
 PUSH_METHODS = tuple(

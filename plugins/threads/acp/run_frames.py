@@ -14,10 +14,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from gateway.acp.thread_access import id_of
-from gateway.acp.thread_answers import message_answer, message_answers
+from plugins.threads.acp.thread_access import id_of
+from plugins.threads.acp.thread_answers import message_answer, message_answers
+from plugins.threads.log.thread_state import RunState, ThreadMessage
 from schemas.events import Message, derive_id
-from streams.knowledge.thread_state import RunState, ThreadMessage
 
 DEFAULT_MODES = ("values",)
 _PLACE = re.compile(r"([0-7])(?:\.([0-9]{1,12}))?")

@@ -20,20 +20,20 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
-from gateway.acp.run_frames import StreamPlace, end_id, frames
-from gateway.acp.thread_access import id_of
 from gateway.agents.named_prompts import PromptParameter, with_prompt, without_prompts
 from gateway.http import errors
+from plugins.threads.acp.run_frames import StreamPlace, end_id, frames
+from plugins.threads.acp.thread_access import id_of
+from plugins.threads.log.memory_log import MemoryLog
+from plugins.threads.log.memory_state import with_items
+from plugins.threads.log.thread_log import Appended, ThreadLog
+from plugins.threads.log.thread_state import RunState, ThreadState, last_turns
 from schemas import json_text
 from schemas.events import Message, RunEnding, ThreadEvent, derive_id
 from streams.access.tenants.tenant_names import tenant_in
 from streams.errors import CallError, EventError, LogError, NotFoundError
 from streams.kafka import times
 from streams.kafka.followed import FollowedOnDemand
-from streams.knowledge.memory_log import MemoryLog
-from streams.knowledge.memory_state import with_items
-from streams.knowledge.thread_log import Appended, ThreadLog
-from streams.knowledge.thread_state import RunState, ThreadState, last_turns
 from streams.prompts.prompt_log import PromptLog
 from streams.settings.model import Settings
 from streams.stages.agents.agent_log import MOST_ITEMS, read_memory

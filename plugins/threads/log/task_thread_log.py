@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Self
 
+from plugins.threads.log.task_threads import TaskThread, ThreadName, ThreadTask
 from schemas.events import Response, Task
 from streams.errors import StreamwardError
 from streams.kafka.client import POLL_S
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.record import Record
-from streams.knowledge.task_threads import TaskThread, ThreadName, ThreadTask
 from streams.settings.model import Settings
 
 

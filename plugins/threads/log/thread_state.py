@@ -9,7 +9,7 @@ refused, waits, or interrupts it: every reader of the events makes the same deci
 
 Every state of the messages is kept as a checkpoint: the changes since the one before it.
 
-Questions and answers of tasks that name the thread (streams/knowledge/task_threads.py) are added by `changed` events,
+Questions and answers of tasks that name the thread (task_threads.py) are added by `changed` events,
 each once, even if the thread was deleted meanwhile.
 """
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from gateway.acp.thread_bodies import Uuid
 from gateway.http.body import Body, Whole
+from plugins.threads.acp.thread_bodies import Uuid
 from schemas.faults import Ignored, Refused
 
 NO_EXTENSIONS = "the card names no extension"

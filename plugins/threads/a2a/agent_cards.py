@@ -14,10 +14,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from gateway.acp.known_agents import LISTED, KnownAgents, RunningAgent
-from gateway.acp.thread_interfaces import A2A_CARDS
 from gateway.http import errors
 from gateway.http.principal import principal_of
+from plugins.threads.acp.known_agents import LISTED, KnownAgents, RunningAgent
+from plugins.threads.thread_interfaces import A2A_CARDS
 from streams.errors import CallError
 from streams.files import program_version
 

@@ -7,7 +7,7 @@ A client begins a run, reads its stream to the end, joining it again as often as
 Then every run has one request and one end in the log, each text has come to its client whole, places only grew, and the
 runs of a thread ended in the order in which they were read.
 
-Not covered: several servers, and tools that a run waits for (`tests/log/test_agent_protocol.py` has those).
+Not covered: several servers, and tools that a run waits for (`test_agent_protocol.py` has those).
 """
 
 from __future__ import annotations
