@@ -22,9 +22,8 @@ from streams.kafka.idle_member import MARGIN_S, SoleMember
 from streams.kafka.node import process as broker
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.settings.model import Broker, Settings
-from tests.support.agent_server import settings_of
+from tests.support.agent_server import ServeProcess, settings_of
 from tests.support.processes import command, environment, read, said, spawn_and_wait, until
-from tests.support.thread_server import ServeProcess
 
 pytestmark = pytest.mark.kafka
 SCRIPT = {"replies": [{"when": "?", "reply": "fine"}]}

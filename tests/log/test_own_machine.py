@@ -15,6 +15,7 @@ from schemas.events import Task
 from streams.settings.model import Settings
 from tests.support.agent_server import serving, settings_of
 from tests.support.processes import read
+from tests.support.rooms import entrances
 
 pytestmark = pytest.mark.kafka
 JSON = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
@@ -77,7 +78,7 @@ def test_no_path_answers_under_a_foreign_name_or_to_a_page_of_another_site(local
 
 
 @pytest.mark.parametrize("host", FOREIGN_HOSTS)
-@pytest.mark.parametrize("path", ["/mcp", "/query", "/jsonrpc", "/acp/runs", "/a2a/calc", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", entrances())
 def test_what_is_none_of_this_machine_s_names_is_refused_whatever_else_is_sent(
     local: Local, path: str, host: str
 ) -> None:
@@ -108,8 +109,7 @@ def test_this_machine_is_answered_by_any_of_its_names_and_from_its_own_pages(
 def test_a_refusal_is_in_the_words_of_each_protocol(local: Local) -> None:
     bodies = {
         path: local.send("POST", path, Host="evil.example").json()
-        for path in ("/query", "/jsonrpc", "/v1/messages", "/acp/runs", "/mcp")
+        for path in ("/query", "/jsonrpc", "/v1/messages", "/mcp")
     }
     assert bodies["/query"]["error"]["code"] == bodies["/mcp"]["error"]["code"] == "misdirected_request"
     assert bodies["/jsonrpc"]["error"]["code"] == -32421 and bodies["/v1/messages"]["type"] == "error"
-    assert bodies["/acp/runs"]["code"] == "misdirected_request"

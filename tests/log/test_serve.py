@@ -38,11 +38,11 @@ from streams.stages.agents.recording.calls import Delta, Done, ModelCall
 from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.service import open_recorder
 from streams.stages.agents.trajectories.fold import of_each
+from tests.support.agent_server import ServeProcess
 from tests.support.commands import invoke
 from tests.support.log.secured_node import free_ports
 from tests.support.log.shared_node import own_prefix, own_topics
 from tests.support.processes import read, said, until
-from tests.support.thread_server import ServeProcess
 
 pytestmark = pytest.mark.kafka
 

@@ -39,6 +39,7 @@ from tests.support.commands import invoke
 from tests.support.documented import document
 from tests.support.factories import task
 from tests.support.processes import read, until
+from tests.support.rooms import entrances
 from tests.support.thoroughness import examples
 from tests.unit.test_access import AGENTS_MAY
 from tests.unit.test_door import application, paths
@@ -275,7 +276,7 @@ def test_what_another_tenant_has_is_what_nobody_has(tenants: Tenants, question: 
         is_told_nothing(tenants, question, tenants.blues, who)
 
 
-ENTRANCES = ("/mcp", "/mcp/policy", "/acp/runs", "/a2a/default", "/v1/chat/completions", "/query", "/jsonrpc")
+ENTRANCES = entrances()
 
 
 def test_a_token_of_ours_for_another_audience_opens_no_entrance(tenants: Tenants) -> None:

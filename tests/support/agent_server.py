@@ -9,7 +9,7 @@ import json
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from streams.settings.model import Adapters, Advantages, Batches, Kafka, Model, 
 from streams.tools.audit.reading import Audit
 from tests.support.log.secured_node import free_ports
 from tests.support.log.shared_node import own_prefix
-from tests.support.processes import read, until
+from tests.support.processes import command, environment, read, said, spawn, until
 
 CALCULATOR = {
     "replies": [
@@ -117,3 +117,32 @@ def turns(settings: Settings, agent: str) -> list[Turn]:
     """Return what an agent's calls left in the log, in the order of its trajectories."""
     found = [turn for _, turn in read(settings, Turn) if turn.agent_id == agent]
     return sorted(found, key=lambda turn: (turn.trajectory_id, turn.number))
+
+
+class ServeProcess:
+    """`streamward serve` in a process of its own, started again where it was."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.settings, self.folder = settings, folder
+        self.url = f"http://127.0.0.1:{settings.serve.port}"
+        self.start()
+
+    def start(self) -> None:
+        with (self.folder / "serve.log").open("a") as log:
+            self.process = spawn(command("serve"), env=environment(self.settings), stderr=log)
+        until(self._answers, "the server answers", folder=self.folder)
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, said(self.folder)
+        with suppress(httpx.TransportError):
+            return httpx.get(self.url + "/healthz", timeout=300).status_code == 200
+        return False
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        assert self.process.wait(300) == 0, said(self.folder)
+        check_audit(self.settings)

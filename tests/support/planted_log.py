@@ -1,6 +1,6 @@
 """One of each kind of thing on a log, all of them with a word in name and content, as a key of a server makes them.
 
-word, key ──► a file, a prompt with an alias, a job, a task, a thread, an item, a conversation, a session
+word, key ──► a file, a prompt with an alias, a job, a task, a conversation; of plugins that are loaded, too
 word      ──► a tool of the registry, a data set: what only the operator makes, and no server
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from gateway.rooms.routes import TABLE
 from schemas.events import DatasetEvent, Tool, derive_id
 from schemas.tool_text import offer_digest
 from streams.access.tenants.tenant_names import named
@@ -60,7 +61,8 @@ def plant(settings: Settings, url: str, key: str, word: str, tenant: str | None)
             ("POST", "/v1/chat/completions", {"model": policy, "messages": [{"role": "user", "content": f"{word}?"}]}),
             ("POST", "/api/v1/create_session", {"tags": [word], "user_metadata": {"about": word}, "sdk_version": "0"}),
         ):
-            ask(method, path, json=body)
+            if TABLE.find(method, path) is not None:
+                ask(method, path, json=body)
     tools = (Tool(name=word, description=word, parameters='{"type": "object"}'),)
     with ToolLog(settings) as log:
         offer = Offer(tools=tools, digest=offer_digest(tools))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from gateway.rooms.routes import PARTS
+from gateway.http.mcp_paths import MCP_PATHS
+from gateway.rooms.routes import PARTS, ROUTES
 from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms
 from streams.settings.model import Settings
 
@@ -29,3 +30,9 @@ def every_room(settings: Settings) -> list[Any]:
         *people_rooms(settings, nothing),
         *(room for part in PARTS for room in part(base).rooms()),
     ]
+
+
+def entrances() -> list[str]:
+    """Return a path of each interface, those of plugins too, and of MCP, to which a key is sent with a body."""
+    posts = [route for route in ROUTES if route.method == "POST" and not route.is_open]
+    return [*{route.interface: route.paths[0] for route in reversed(posts)}.values(), *MCP_PATHS]

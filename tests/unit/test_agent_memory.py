@@ -1,65 +1,11 @@
-"""The store of agents, and what an agent gets to read of it and of its thread."""
+"""What a registration may say about an agent's memory and capabilities."""
 
 from __future__ import annotations
 
 import pytest
 
-from plugins.threads.log.memory_state import REMEMBERED, MemoryItem, MemoryState, with_items
-from plugins.threads.log.thread_state import last_turns
-from schemas.events import MemoryEvent, Message
 from streams.errors import EventError
 from streams.stages.agents.agent_log import AgentMemory, capability_problem, read_memory
-from tests.support.factories import memory_event
-
-
-def stored(*events: MemoryEvent) -> MemoryState:
-    state = MemoryState()
-    for event in events:
-        state.take(event)
-    return state
-
-
-def user(text: str) -> Message:
-    return Message(role="user", content=text)
-
-
-def test_the_newest_event_of_a_key_counts_and_an_item_remembers_when_it_was_first_put() -> None:
-    first, second = memory_event(), memory_event(value='{"likes": "tea"}', created_at=memory_event().created_at + 5)
-    item = stored(first, second).get(("people",), "ann")
-    assert item == MemoryItem(("people",), "ann", '{"likes": "tea"}', first.created_at, second.created_at)
-    gone = memory_event(kind="deleted", value=None)
-    assert stored(first, gone).get(("people",), "ann") is None
-    assert stored(first, gone).namespaces() == []
-
-
-def test_items_are_found_below_a_namespace_by_their_fields_and_not_beside_it() -> None:
-    state = stored(
-        memory_event(namespace="red.people"),
-        memory_event(namespace="red.people", key="bob", value='{"likes": "tea"}'),
-        memory_event(namespace="redder.people"),
-    )
-    assert [item.key for item in state.search(("red",), {})] == ["ann", "bob"]
-    assert [item.key for item in state.search(("red",), {"likes": "tea"})] == ["bob"]
-    assert state.namespaces(("red",)) == [("red", "people")]
-    assert state.namespaces((), ("people",)) == [("red", "people"), ("redder", "people")]
-
-
-def test_an_agent_reads_its_last_turns_and_the_system_message_before_them() -> None:
-    system = Message(role="system", content="Add.")
-    messages = (system, user("1"), Message(role="assistant", content="a"), user("2"), user("3"))
-    assert last_turns(messages, 2) == (system, user("2"), user("3"))
-    assert last_turns(messages, None) == last_turns(messages, 3) == messages
-    assert last_turns(messages[1:], 1) == (user("3"),)
-
-
-def test_what_was_remembered_is_given_as_data_and_only_as_much_as_the_agent_takes() -> None:
-    items = [MemoryItem(("people",), key, '{"likes": "sums"}', 0, 0) for key in ("ann", "bob")]
-    [first, question] = with_items((user("hi"),), iter(items), 1)
-    assert first == Message(role="system", content=f'{REMEMBERED}\n{{"people/ann": {{"likes": "sums"}}}}')
-    assert question == user("hi")
-    with_system = with_items((Message(role="system", content="Add."), user("hi")), iter(items), 1)
-    assert with_system[0].content == f"Add.\n\n{first.content}"
-    assert with_items((user("hi"),), iter(()), 1) == (user("hi"),)
 
 
 def test_a_memory_config_that_nothing_obeys_is_refused_by_its_name() -> None:

@@ -41,7 +41,6 @@ from gateway.mcp.tools import TOOLS, LogTool, tools_of
 from gateway.people.auth import OwnPermissions
 from gateway.people.door import Door
 from gateway.rooms.routes import ROOMS, TABLE
-from plugins.threads.a2a.agent_tasks import A2A_METHODS, PUSH_METHODS, AgentMethods
 from schemas.events import AccessRole
 from streams.access.roles import ROLES, Action
 from streams.settings.model import Serve, Settings
@@ -372,17 +371,6 @@ RPC_TWINS = {
     "training.export_trajectories": "jobs.read",
 }
 """The route that does the same; where there is none, the action."""
-A2A_TWINS = {
-    "SendMessage": "POST /runs/wait",
-    "SendStreamingMessage": "POST /runs/stream",
-    "GetTask": "GET /runs/{run_id}",
-    "ListTasks": "POST /runs/search",
-    "CancelTask": "POST /runs/{run_id}/cancel",
-    "SubscribeToTask": "GET /runs/{run_id}/stream",
-}
-"""The route of the Agent Protocol that does the same."""
-ASKS_NOTHING = {"GetExtendedAgentCard", *PUSH_METHODS}
-"""Methods of A2A that are refused to everybody."""
 
 
 def routes_by_name() -> dict[str, Route]:
@@ -407,10 +395,3 @@ def test_a_method_of_json_rpc_is_denied_where_its_route_is(principal: Principal)
             assert (denial(answer) is None) == decision.allowed, (method, answer)
 
     using(principal, compare)
-
-
-def test_a_method_of_a2a_needs_what_the_route_of_the_agent_protocol_needs_that_does_the_same() -> None:
-    routes, nothing = routes_by_name(), cast(Any, None)
-    assert set(AgentMethods(nothing, nothing, nothing, nothing).table()) == {*A2A_TWINS, *ASKS_NOTHING, *A2A_METHODS}
-    assert {routes[twin].may for twin in A2A_TWINS.values()} == {routes["POST /{agent_id}"].may}
-    assert routes["GET /{agent_id}/.well-known/agent-card.json"].may == routes["POST /{agent_id}"].may

@@ -17,12 +17,12 @@ from plugins.threads.thread_interfaces import ACP
 from schemas.events import AccessRole, MemoryEvent, ThreadEvent, Turn
 from streams.access.roles import ALLOWED, ROLES
 from streams.kafka import admin
+from tests.plugins.threads.thread_server import SCRIPT, SLOW, Client, Served, served_with_keys
 from tests.strangers import exchanges
 from tests.strangers.agent_protocol import suite
 from tests.strangers.replay import differences
-from tests.support.agent_server import audited, settings_of
+from tests.support.agent_server import ServeProcess, audited, settings_of
 from tests.support.processes import read
-from tests.support.thread_server import SCRIPT, SLOW, Client, Served, ServeProcess, served_with_keys
 
 pytestmark = pytest.mark.kafka
 SECRET = {"likes": "sums"}

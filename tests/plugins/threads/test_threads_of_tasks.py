@@ -12,10 +12,10 @@ import pytest
 from schemas.events import Message, ThreadEvent
 from streams.kafka import admin
 from streams.kafka.producer import Producer
-from tests.support.agent_server import settings_of
+from tests.plugins.threads.thread_server import SCRIPT, Client, Served, served_with_keys
+from tests.support.agent_server import ServeProcess, settings_of
 from tests.support.factories import response, task
 from tests.support.processes import read, until, write
-from tests.support.thread_server import SCRIPT, Client, Served, ServeProcess, served_with_keys
 
 pytestmark = pytest.mark.kafka
 

@@ -1,4 +1,4 @@
-"""A server of threads for tests: somebody who calls it, keys of every kind, and a process that is killed.
+"""A server of threads for tests: somebody who calls it, and keys of every kind.
 
 settings ──► topics, keys of each role, tenants red and blue, agent calc ──► Served ──► Client
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -16,8 +15,7 @@ from streams.access.access_log import AccessLog
 from streams.access.roles import ROLES
 from streams.kafka import admin
 from streams.settings.model import Settings
-from tests.support.agent_server import audited, check_audit
-from tests.support.processes import command, environment, said, spawn, until
+from tests.support.agent_server import audited
 
 SCRIPT: dict[str, Any] = {
     "replies": [{"when": "1 + 7 =", "reply": "8"}, {"when": "and twice that?", "reply": "16"}],
@@ -84,32 +82,3 @@ def served_with_keys(settings: Settings) -> Iterator[Served]:
         keys["calc"] = person.create(role="submitter", agent_id="calc", actor="ann").text
     with audited(settings) as url:
         yield Served(settings, url, keys)
-
-
-class ServeProcess:
-    """`streamward serve` in a process of its own, started again where it was."""
-
-    def __init__(self, settings: Settings, folder: Path) -> None:
-        self.settings, self.folder = settings, folder
-        self.url = f"http://127.0.0.1:{settings.serve.port}"
-        self.start()
-
-    def start(self) -> None:
-        with (self.folder / "serve.log").open("a") as log:
-            self.process = spawn(command("serve"), env=environment(self.settings), stderr=log)
-        until(self._answers, "the server answers", folder=self.folder)
-
-    def _answers(self) -> bool:
-        assert self.process.poll() is None, said(self.folder)
-        with contextlib.suppress(httpx.TransportError):
-            return httpx.get(self.url + "/healthz", timeout=300).status_code == 200
-        return False
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def stop(self) -> None:
-        self.process.terminate()
-        assert self.process.wait(300) == 0, said(self.folder)
-        check_audit(self.settings)

@@ -1,4 +1,4 @@
-"""A client of an older Agent Protocol or A2A is told what it speaks, what is spoken here, and what to do."""
+"""The interfaces of threads: rights, refusals in the words of each protocol, and clients of their older versions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gateway.http import jsonrpc
 from gateway.http.application import Application
 from gateway.http.limits import KeyLimits
 from gateway.people.door import Door
-from gateway.rooms.routes import TABLE
+from gateway.rooms.routes import ROUTES, TABLE
 from plugins.threads.a2a.agent_cards import A2aCards
-from plugins.threads.a2a.agent_tasks import A2A_METHODS, AgentMethods
+from plugins.threads.a2a.agent_tasks import A2A_METHODS, PUSH_METHODS, AgentMethods
 from plugins.threads.acp.acp_agents import AcpAgents
 from plugins.threads.thread_interfaces import OLDER, OLDER_A2A
 from streams.settings.model import Serve
@@ -108,3 +108,30 @@ def test_the_page_names_the_methods_of_langgraph_sdk_that_are_not_there_and_no_o
     }
     assert {name for name, of_method in missing.items() if len(of_method) != 1} == set()
     assert set(re.findall(r"`([a-z_.]+)`", sentence)) == {name for name in missing if missing[name] == {True}}
+
+
+A2A_TWINS = {
+    "SendMessage": "POST /runs/wait",
+    "SendStreamingMessage": "POST /runs/stream",
+    "GetTask": "GET /runs/{run_id}",
+    "ListTasks": "POST /runs/search",
+    "CancelTask": "POST /runs/{run_id}/cancel",
+    "SubscribeToTask": "GET /runs/{run_id}/stream",
+}
+"""The route of the Agent Protocol that does the same."""
+ASKS_NOTHING = {"GetExtendedAgentCard", *PUSH_METHODS}
+"""Methods of A2A that are refused to everybody."""
+
+
+def test_a_method_of_a2a_needs_what_the_route_of_the_agent_protocol_needs_that_does_the_same() -> None:
+    routes = {f"{route.method} {route.path}": route for route in ROUTES}
+    nothing = cast(Any, None)
+    assert set(AgentMethods(nothing, nothing, nothing, nothing).table()) == {*A2A_TWINS, *ASKS_NOTHING, *A2A_METHODS}
+    assert {routes[twin].may for twin in A2A_TWINS.values()} == {routes["POST /{agent_id}"].may}
+    assert routes["GET /{agent_id}/.well-known/agent-card.json"].may == routes["POST /{agent_id}"].may
+
+
+@pytest.mark.parametrize(("path", "code"), [("/acp/runs", "misdirected_request"), ("/a2a/calc", -32421)])
+def test_a_refusal_before_any_route_is_in_the_words_of_its_protocol(path: str, code: object) -> None:
+    answer = TABLE.dialect(path).refusal(421, "not one of this machine").model_dump()
+    assert (answer["code"] if "code" in answer else answer["error"]["code"]) == code
