@@ -60,7 +60,7 @@ from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
 from streams.stages.agents.agent_log import AgentLog, AgentMemory, capability_problem, read_memory
 from streams.stages.agents.runs.registration import KnownAgent, register
-from streams.stages.tasks.lines import RewardSourceLine
+from streams.stages.tasks.task_line import RewardSourceLine
 
 OrderType = Literal["RL_TRAINING", "FINE_TUNING", "PROMPT_ENGINEERING"]
 RL_TRAINING: Literal["RL_TRAINING"] = "RL_TRAINING"

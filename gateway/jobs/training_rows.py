@@ -35,7 +35,7 @@ from streams.jobs import training_files
 from streams.kafka import times
 from streams.settings.model import Settings
 from streams.stages.tasks.generators import TaskSpec
-from streams.stages.tasks.lines import columns_by_field
+from streams.stages.tasks.mapped_row import columns_by_field
 
 FATES_SHOWN = 100
 MOST_GENERATED = 10_000

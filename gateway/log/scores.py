@@ -22,7 +22,7 @@ from streams.kafka import times
 from streams.scorers import ScoreOutcome, source_problems
 from streams.settings.model import Settings
 from streams.stages.scoring.trial import try_texts
-from streams.stages.tasks.lines import Answer as RightAnswer
+from streams.stages.tasks.task_line import Answer as RightAnswer
 
 MOST_TEXTS = 32
 AT_ONCE = 2

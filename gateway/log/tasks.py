@@ -37,8 +37,10 @@ from streams.prompts.prompt_use import Resolver, no_prompts
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import KnownAgent, known_agents
-from streams.stages.tasks.lines import Reading, TaskLine, check_rows
+from streams.stages.tasks.line_task import Reading
+from streams.stages.tasks.lines import check_rows
 from streams.stages.tasks.task_index import SubmittedTask
+from streams.stages.tasks.task_line import TaskLine
 
 ID_CHARACTERS = 200
 TENANTS_OWN = ("task_id", "agent", "thread")

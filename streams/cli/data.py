@@ -279,7 +279,7 @@ def _finish(
 
 def _rows(files: Sequence[Path], split: str | None, names: Sequence[str]) -> Iterator[DataRow | UnreadableRow]:
     from streams.data.cleaning.data_rows import read_source
-    from streams.stages.tasks.lines import columns_by_field
+    from streams.stages.tasks.mapped_row import columns_by_field
 
     columns = columns_by_field(names)
     for path in files:

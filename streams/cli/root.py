@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -136,9 +135,10 @@ def _commands_of_plugins() -> dict[str, tuple[Plugin, PluginCommand]]:
     return commands
 
 
-def _load(name: str, plugin: Plugin, declared: PluginCommand) -> Any:
+def _load(name: str, plugin: Plugin, declared: PluginCommand) -> click.Command:
     if not declared.method:
-        return plugin.load(declared.command)
+        command: click.Command = plugin.load(declared.command)
+        return command
     route = RouteCommand(declared.method, declared.help, declared.arguments, declared.columns)
     return RoutedCommand(name, declared.command, route)
 

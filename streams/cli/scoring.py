@@ -80,7 +80,8 @@ def _task(call: AppContext, place: str, options: TaskFileOptions) -> Task:
     from streams.arrow.file_rows import SEPARATED, rows
     from streams.errors import EventError, NotFoundError
     from streams.kafka.times import now_ms
-    from streams.stages.tasks.lines import Reading, check_rows
+    from streams.stages.tasks.line_task import Reading
+    from streams.stages.tasks.lines import check_rows
 
     name, colon, number = place.rpartition(":")
     file, line = (Path(name), int(number)) if colon and number.isdecimal() else (Path(place), None)

@@ -103,7 +103,7 @@ class TaskFileOptions:
 
     def fields_of_columns(self) -> dict[str, str]:
         """Return the file's column for each field that --map names. Raises SettingsError."""
-        from streams.stages.tasks.lines import columns_by_field
+        from streams.stages.tasks.mapped_row import columns_by_field
 
         return columns_by_field(self.names)
 
@@ -144,8 +144,9 @@ def read_tasks(
     from streams.kafka.times import now_ms
     from streams.prompts.prompt_log import resolver
     from streams.stages.tasks import lines
+    from streams.stages.tasks.line_task import Reading
 
-    reading = lines.Reading(
+    reading = Reading(
         now_ms=now_ms(),
         topic_settings=settings.topics,
         min_group=settings.advantages.min_group,

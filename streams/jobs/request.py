@@ -47,8 +47,8 @@ from streams.settings.model import FOLDER_NAME, Settings
 from streams.stages.agents.runs.registration import KnownAgent
 from streams.stages.tasks.episode_tasks import HELD_OUT_TASKS
 from streams.stages.tasks.generators import ENVIRONMENT_AGENT
-from streams.stages.tasks.lines import task_problems
 from streams.stages.tasks.suites import of_guard
+from streams.stages.tasks.task_problems import task_problems
 
 MOST_QUERIES = 100_000
 """Most questions of one job; they are in one record, whose size is checked, too."""

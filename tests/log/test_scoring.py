@@ -28,7 +28,8 @@ from streams.settings.model import Scoring, Settings
 from streams.stages.scoring import scoring_agent as scoring
 from streams.stages.scoring.task_lookup import TaskLookup
 from streams.stages.tasks.generators import TaskSpec, generate
-from streams.stages.tasks.lines import Reading, check_rows
+from streams.stages.tasks.line_task import Reading
+from streams.stages.tasks.lines import check_rows
 from streams.stages.tasks.submit import submit
 from tests.support.beside import running_beside
 from tests.support.doubles.judge import JudgeServer, judging, says

@@ -24,7 +24,8 @@ from schemas.events import Message, Task, Tool, ToolCall
 from streams.arrow.file_rows import json_lines, rows
 from streams.errors import CallError, JobRequestError
 from streams.settings.model import Model, Settings
-from streams.stages.tasks.lines import Checked, Reading, check_rows
+from streams.stages.tasks.line_task import Reading
+from streams.stages.tasks.lines import Checked, check_rows
 from trainer.examples import from_file
 
 Conversation = list[Any]

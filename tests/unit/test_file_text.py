@@ -17,7 +17,8 @@ from streams.jobs.training_files import lines_of
 from streams.settings.load import load
 from streams.settings.model import Topics
 from streams.stages.tasks import suites
-from streams.stages.tasks.lines import Reading, check_rows
+from streams.stages.tasks.line_task import Reading
+from streams.stages.tasks.lines import check_rows
 
 LINE = b'{"prompt": "What is 1 + 3?", "answer": 4}'
 MARK = b"\xef\xbb\xbf"

@@ -22,18 +22,9 @@ from streams.arrow.file_rows import json_lines, rows
 from streams.errors import EventError, NotFoundError, SettingsError, StreamwardError
 from streams.settings.model import Topics
 from streams.stages.tasks.generators import TaskSpec, generate
-from streams.stages.tasks.lines import (
-    BadLine,
-    Checked,
-    EnvironmentLine,
-    Reading,
-    RewardSourceLine,
-    SamplingLine,
-    TaskLine,
-    by_kind,
-    check_rows,
-    epochs,
-)
+from streams.stages.tasks.line_task import Reading
+from streams.stages.tasks.lines import BadLine, Checked, by_kind, check_rows, epochs
+from streams.stages.tasks.task_line import EnvironmentLine, RewardSourceLine, SamplingLine, TaskLine
 
 FORMAT = {"name": "format", "settings": {"shape": "bare_number"}}
 SHORT = {"prompt": "4 + 7 =", "answer": "11"}

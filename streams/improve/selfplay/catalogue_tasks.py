@@ -25,7 +25,7 @@ from streams.improve.selfplay.curriculum import CATALOGUE, CELL, SCENARIO
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
 from streams.stages.tasks.generators import TaskSpec, generate
-from streams.stages.tasks.lines import task_problems
+from streams.stages.tasks.task_problems import task_problems
 
 CATEGORY, RUN = "selfplay_category", SELFPLAY_RUN
 """Metadata of its tasks, with those of curriculum.py."""

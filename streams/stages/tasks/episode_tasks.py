@@ -19,7 +19,7 @@ from streams.environments.listed import LISTED, open_listed, settings_of
 from streams.errors import SettingsError
 from streams.kafka import times
 from streams.stages.tasks.generators import ENVIRONMENT_AGENT, TaskSpec, generate
-from streams.stages.tasks.lines import group_problem
+from streams.stages.tasks.task_problems import group_problem
 
 HELD_OUT_TASKS = 35
 HELD_OUT_SEEDS = 2**30

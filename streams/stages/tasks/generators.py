@@ -28,7 +28,7 @@ from streams.environments.listed import LISTED, open_listed
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.scorers import ScoreError, gym
 from streams.scorers.verdict import ScorerOptions, options
-from streams.stages.tasks.lines import group_problem
+from streams.stages.tasks.task_problems import group_problem
 
 HELD_OUT_PERCENT = 40
 """Share of the questions kept for `eval`; of the 100 sums of two one-digit terms it holds out 35."""

@@ -55,16 +55,11 @@ from streams.prompts.prompt_log import resolver
 from streams.prompts.prompt_use import Resolver, no_prompts
 from streams.settings.model import Settings, Topics
 from streams.stages.tasks.generators import TaskSpec, generate
-from streams.stages.tasks.lines import (
-    PromptLine,
-    Reading,
-    RewardSourceLine,
-    after_prompt,
-    by_kind,
-    check_rows,
-    task_problems,
-)
+from streams.stages.tasks.line_task import Reading, after_prompt, prompt_of_line
+from streams.stages.tasks.lines import by_kind, check_rows
 from streams.stages.tasks.submit import Submitted, submit
+from streams.stages.tasks.task_line import PromptLine, RewardSourceLine
+from streams.stages.tasks.task_problems import task_problems
 
 MAX_TASKS = 1000
 DEADLINE_MS = 24 * 3600 * 1000
@@ -258,7 +253,7 @@ def _with_prompt(task: Task, prompt: PromptLine | None, reading: Reading) -> Tas
     if prompt is None:
         return task
     try:
-        use = prompt.use(task.task_id, reading)
+        use = prompt_of_line(prompt, task.task_id, reading)
         return replace(task, prompt_version=use, messages=after_prompt(use, task.messages))
     except ValueError as exc:
         raise SettingsError(str(exc)) from exc

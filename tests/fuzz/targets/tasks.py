@@ -13,7 +13,8 @@ from tests.fuzz.target import Check, target
 
 def _lines(folder: Path, name: str) -> Check:
     from streams.arrow.file_rows import rows
-    from streams.stages.tasks.lines import Reading, by_kind, check_rows
+    from streams.stages.tasks.line_task import Reading
+    from streams.stages.tasks.lines import by_kind, check_rows
 
     path = folder / name
     reading = Reading(now_ms=0, topic_settings=Topics(), defaults={"policy": "p"})
