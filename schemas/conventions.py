@@ -31,7 +31,7 @@ FEEDBACK_VERSION = "feedback/1"
 """The `scorer_version` of such a reward."""
 
 THREAD = "thread"
-"""Metadata of a turn: the thread of its run, in the sense of the Agent Protocol."""
+"""Metadata of a turn: the thread that its run continues."""
 THREAD_TASK, TASK_PARTS = "task_id", "task_parts"
 """Metadata of a `changed` event of a thread: the task of its messages, and the parts of it, `question` and `answer`,
 that the thread then has."""

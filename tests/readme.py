@@ -59,7 +59,6 @@ ALONE = (
     "docs/data.md",
     "docs/prompts.md",
     "docs/mcp.md",
-    "docs/agent-protocol.md",
     "docs/tinker.md",
 )
 WALKED = (FIRST, *CONTINUED, *ALONE)
@@ -176,8 +175,9 @@ def run_page(name: str, folder: Path, *, more: str, limit_s: float) -> Iterator[
     `more` is added to its settings file; `limit_s` is for one command.
     """
     (folder / ".venv").symlink_to(sys.prefix)
+    served = str(_free_port())
     with _bash(folder, limit_s) as bash:
-        for step in steps(name):
+        for step in (step._replace(command=step.command.replace(SERVED, served)) for step in steps(name)):
             if step.file is not None:
                 (folder / step.file).write_text(step.command + (more if _is_settings(step) else ""))
             yield Ran(step, 0, "") if step.file is not None else Ran(step, *bash(step.command))

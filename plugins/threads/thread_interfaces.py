@@ -59,7 +59,7 @@ OLDER_A2A: OlderPaths = (
         OlderForm("where A2A 0.2 has a card", "A2A 1.0", "GET /a2a/AGENT/.well-known/agent-card.json"),
     ),
 )
-PAGE = "agent-protocol.md"
+PAGE = "threads.md"
 ACP = Interface(("/acp",), AgentProtocolDialect(), described_in=PAGE, older=OLDER)
 A2A = Interface(("/a2a",), RPC, described_in=PAGE)
 A2A_CARDS = Interface(("/a2a",), REST, described_in=PAGE, older=OLDER_A2A)

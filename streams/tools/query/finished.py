@@ -110,7 +110,7 @@ class Finished:
 
     @property
     def thread(self) -> str | None:
-        """The thread of its task, or of the Agent Protocol's run; None if it is of none."""
+        """The thread of its task, or of the run that it is; None if not found."""
         if self.task is not None:
             return self.task.thread
         steps = () if self.run is None else self.run.steps

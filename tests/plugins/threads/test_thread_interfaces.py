@@ -100,7 +100,7 @@ SDK = {
 
 
 def test_the_page_names_the_methods_of_langgraph_sdk_that_are_not_there_and_no_others() -> None:
-    page = (ROOT / "docs" / "agent-protocol.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "threads.md").read_text(encoding="utf-8")
     (sentence,) = re.findall(r"\*\*Not offered of langgraph-sdk\*\*.*?\n\n", page, re.DOTALL)
     requests = {name: [each.split() for each in calls.split(", ")] for name, calls in SDK.items()}
     missing = {
@@ -135,3 +135,10 @@ def test_a_method_of_a2a_needs_what_the_route_of_the_agent_protocol_needs_that_d
 def test_a_refusal_before_any_route_is_in_the_words_of_its_protocol(path: str, code: object) -> None:
     answer = TABLE.dialect(path).refusal(421, "not one of this machine").model_dump()
     assert (answer["code"] if "code" in answer else answer["error"]["code"]) == code
+
+
+def test_the_page_names_the_versions_of_the_clients_that_were_run() -> None:
+    pinned = (ROOT / "tests" / "strangers" / "requirements.txt").read_text(encoding="utf-8")
+    versions = re.findall(r"^(langgraph-sdk|a2a-sdk)==(\S+)$", pinned, re.MULTILINE)
+    page = (ROOT / "docs" / "threads.md").read_text(encoding="utf-8")
+    assert len(versions) == 2 and [name for name, version in versions if f"{name} {version}" not in page] == []
