@@ -12,7 +12,7 @@ the head's own weight, and no engine applies an adapter there. `trained_layers` 
 the answer of weights_info.
 
 Not covered: token ids beyond the vocabulary and rows beyond the context, which only the worker, with its
-model, can judge (trainer/calls/called_model.py).
+model, can judge (plugins/tinker/worker/called_model.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the training calls in the log come to: sessions, models, sampling sessions, saved weights, and who waits.
 
-    training-calls ───► take ──► CallState ──► call_rules.py: what may come next      trainer/calls: what is to be done
+    training-calls ───► take ──► CallState ──► call_rules.py: what may come next      worker/: what is to be done
     training-results ─► take ──┘
 
 It is the same in whatever order the two topics, and their partitions, are read: a result that is read before its call

@@ -40,7 +40,6 @@ from streams.cli.streams import streams
 from streams.cli.sweep import replay
 from streams.cli.tasks import tasks
 from streams.cli.train import train
-from streams.cli.training_calls import calls
 from streams.cli.up import up
 from streams.errors import SettingsError
 from streams.plugins.choice import read_choice, use_choice
@@ -54,7 +53,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Ask and reward": (tasks, ask, chat, reward),
     "Look at the log": (events, runs, adapters, query, page, audit),
     "Train and compare": (jobs, evaluate, replay, reproduce, improve),
-    "Connect": (agents, mcp, export, calls),
+    "Connect": (agents, mcp, export),
     "Operate": (config, admin),
 }
 """The commands by what a user wants, in the order in which --help lists them."""

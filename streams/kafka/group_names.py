@@ -13,7 +13,6 @@ records may therefore not be members of one group, and both answers follow from 
 | `agents run` | `agents-AGENT@POLICY`, `agents-AGENT@@FLEET` | tasks of other agents and policies |
 | `train` | `trainer-POLICY`, `trainer-@FLEET` with fleet.policies | batches of other policies |
 | `serve`, the only one of a log | `serve` | nothing |
-| `calls` | `trainer-@FLEET@calls` | nothing |
 | `jobs run`, `improve prompts run` | `jobs`, `prompts` | jobs of another kind |
 | `improve curate` | `curate-PURPOSE-POLICY` | runs of other policies and purposes |
 | `improve datasets follow` | `datasets-NAME` | other data sets |
@@ -93,11 +92,6 @@ def agent_in(group: str) -> tuple[str, str | None] | None:
     """Return the agent that a group runs and its policy, None for those of a fleet; None for another group."""
     match = _OF_AGENT.fullmatch(group)
     return None if match is None else (match["agent"], None if match["policy"][0] == "@" else match["policy"])
-
-
-def of_calls(fleet: Fleet) -> str:
-    """Return the group of the processes that serve training calls."""
-    return f"trainer-@{fleet.name}@calls"
 
 
 def of_curators(policy: str | None, purpose: str | None) -> str:

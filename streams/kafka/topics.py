@@ -4,7 +4,6 @@
       └─► turns, trajectories ─┘                                        agents, jobs, access, requests
                 └─► curation ─► datasets ─► triggers                     prompts, tools
     queues ─► samples                                                   of other trainers
-    training-calls ─► training-results ─► adapters                      of other people's training loops
 
 Topics keyed by task have equal partition counts, so one worker sees a whole task; the others are keyed by policy
 (experiments, agents, jobs, keys and their requests, samples and queues by their name), so one policy's groups have one
@@ -28,7 +27,6 @@ from streams.topics.agent_topics import CONTEXT, RUNS
 from streams.topics.loop_topics import JOIN, LOOP
 from streams.topics.service_topics import SERVICE
 from streams.topics.shape import TopicShape
-from streams.topics.trainer_topics import CALLS
 
 DAY_MS = 86_400_000
 FRAMING_BYTES = 4096
@@ -62,7 +60,7 @@ class Topic(NamedTuple):
 
 def _shapes() -> dict[str, TopicShape]:
     """Return every topic by its label. Raises SettingsError if a plugin has a label that is taken."""
-    shapes = {shape.label: shape for shape in (*LOOP, *RUNS, *SERVICE, *CONTEXT, *CALLS)}
+    shapes = {shape.label: shape for shape in (*LOOP, *RUNS, *SERVICE, *CONTEXT)}
     for plugin, _, _ in load_plugins():
         own: tuple[TopicShape, ...] = plugin.load_all(plugin.topics)
         for shape in own:

@@ -29,9 +29,9 @@ READERS: tuple[str, ...] = (*LOOP, "agents")
 """Those that read as a consumer group: the loop, and `agents run`."""
 IMPROVERS: tuple[str, ...] = ("curate", "datasets", "retrain", "selfplay")
 """Those that learn from served runs, by the name of their commands below `improve`."""
-SERVED: tuple[str, ...] = (*READERS, "archive", "serve", "jobs", *IMPROVERS, "calls")
-"""Those that serve metrics.port: these, `admin archive sync --follow`, the server of agents, the controller of jobs,
-and the worker of training calls. Processes of plugins do, too."""
+SERVED: tuple[str, ...] = (*READERS, "archive", "serve", "jobs", *IMPROVERS)
+"""Those that serve metrics.port: these, `admin archive sync --follow`, the server of agents, and the controller of
+jobs. Processes of plugins do, too."""
 
 
 class Metric(NamedTuple):
@@ -640,31 +640,6 @@ DATASET_DRIFT_BOUND = Metric(
     "Distance that chance alone passes in one build of a hundred at most.",
     ("datasets",),
     "a second build",
-)
-
-# --- calls ------------------------------------------------------------------------------------------------------------
-
-CALLS_WAITING = Metric(
-    "streamward_calls_waiting_records",
-    "gauge",
-    (),
-    "Training calls without a result, in the partitions of this process.",
-    ("calls",),
-)
-CALLS_DONE = Metric(
-    "streamward_calls_done_total",
-    "counter",
-    ("kind", "outcome"),
-    "Training calls that got a result: done, or whose fault it is that they failed (user, server).",
-    ("calls",),
-)
-CALL_SECONDS = Metric(
-    "streamward_call_duration_seconds",
-    "histogram",
-    ("kind",),
-    "Time that a training call took.",
-    ("calls",),
-    buckets=TIMES,
 )
 
 # --- improve retrain follow -------------------------------------------------------------------------------------------

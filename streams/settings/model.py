@@ -734,24 +734,6 @@ class Trainer(Section):
         return self
 
 
-class Calls(Section):
-    """The worker of training calls: `streamward calls`."""
-
-    states: int = Field(
-        4,
-        ge=1,
-        description="maximum of models in memory, with gradient and optimizer; others are re-read from "
-        "their checkpoints",
-    )
-    samplers: int = Field(8, ge=1, description="maximum of adapters in memory to sample with")
-    checkpoint_s: float = Field(
-        30.0,
-        ge=0,
-        description="work on a model after which it gets a checkpoint, seconds: what a killed worker has to compute "
-        "again, at most; 0: after each call",
-    )
-
-
 class Fleet(Section):
     """One process for many policies: `train --fleet` and `policy --fleet`."""
 
@@ -1404,7 +1386,6 @@ class Settings(Section):
     canary: Canary = Canary()
     trainer: Trainer = Trainer()
     fleet: Fleet = Fleet()
-    calls: Calls = Calls()
     adapters: Adapters = Adapters()
     outside: Outside = Outside()
     archive: Archive = Archive()

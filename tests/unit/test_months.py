@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from schemas.events import JobEvent, JobPrices, problems
-from streams.calls.call_names import policy_of
 from streams.errors import RefusedError
 from streams.jobs import spending
 from streams.jobs.all_jobs import AllJobs
@@ -22,7 +21,6 @@ from streams.kafka.topics import WITH_COSTS, topics
 from streams.settings.model import Topics
 from tests.support.factories import job_event, job_spec
 from tests.support.log.whole_run import Written
-from tests.support.training_calls import MODEL, SESSION, numbered, result
 
 DOLLAR = JobPrices(prompt=1e6, completion=0.0, trainer_hour=0.0)
 """A dollar a token of prompts."""
@@ -155,56 +153,6 @@ def test_a_record_that_closes_a_month_has_to_say_which_and_what_was_counted() ->
         ({"metrics": {}}, "it needs completion_tokens, cost_usd"),
     ):
         assert says in " ".join(problems(dataclasses.replace(good, **changes)))
-
-
-# --- training calls ---------------------------------------------------------------------------------------------------
-
-
-def called(log: Written, time: str, number: int, **fields: Any) -> None:
-    """Write the result of a call of tenant `shop`, twice, as a worker and one that did not know of it do."""
-    whole = {"created_at": ms(time), "tenant": "shop", "prompt_tokens": 10, "trainer_s": 2.0, "cost_usd": 0.5}
-    for _ in range(2):
-        log.write(result(numbered("forward", number), **whole | fields), 0)
-
-
-def test_training_calls_count_once_in_the_month_of_their_results_beside_jobs() -> None:
-    log = Written()
-    for event in job("a", "shop", ("2026-11-10T00:00:00", 3)):
-        log.write(event, 0)
-    called(log, "2026-11-30T23:59:59", 1)
-    called(log, "2026-12-01T00:00:00", 2)
-    called(log, "2026-12-01T00:00:01", 3, cost_usd=None)
-    called(log, "2026-12-01T00:00:02", 4, cost_usd=None, tenant=None, model=SESSION)
-    known = folded(log.records)
-    assert by_month(known) == {
-        ("", "2026-12"): (0.0, False),
-        ("shop", "2026-11"): (3.5, False),
-        ("shop", "2026-12"): (0.5, False),
-    }
-    rows = spending.costs(known.months, ("policy", "job", "session"))
-    assert [(row["policy"], row["job"], row["session"], row["prompt_tokens"], row["trainer_s"]) for row in rows] == [
-        ("", "", SESSION, 10, 2.0),
-        ("default", "a", "", 3, 0.0),
-        (policy_of(MODEL), "", SESSION, 30, 6.0),
-    ]
-    assert set(known.months.tenants) == {"shop", ""}
-
-
-def test_a_month_with_calls_is_closed_for_its_jobs_and_its_budget_has_both() -> None:
-    log = Written()
-    for event in job("a", "shop", ("2026-11-10T00:00:00", 40)):
-        log.write(event, 0)
-    called(log, "2026-11-20T00:00:00", 1, cost_usd=59.5)
-    known = folded(log.records)
-    budget = known.months.budget("shop", ms("2026-11-20T00:00:00"), 100.0)
-    assert budget is not None and (budget.spent_usd, budget.problem()) == (99.5, None)
-    assert budget.problem(0.5) == "100.0000 USD of 100.0000 are spent that are for tenant shop in 2026-11"
-    with pytest.raises(RefusedError, match=r"tenant shop in 2026-11, 99\.50 are spent"):
-        spending.check_month(known, ordered("shop", 1), ms("2026-11-20T00:00:00"), limit_usd=100.0)
-    (event,) = closing(log, "2026-12-05T00:00:00")
-    assert event.metrics["cost_usd"] == 40.0
-    log.write(event, 0)
-    assert by_month(folded(log.records)) == {("shop", "2026-11"): (99.5, True)}
 
 
 # --- what a month forbids ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Views of jobs, training runs and versions say what the folds of their events say."""
+"""Views of jobs and versions say what the folds of their events say."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from hypothesis import given, settings, strategies as st
 
 from schemas.events import JobEvent, JobKind
 from streams.adapters import versions as adapters
-from streams.calls.call_state import CallState
 from streams.jobs import job_view, state as job_state
 from streams.jobs.state import TRANSITIONS, JobState
 from streams.tools.query.views import JOINS
 from tests.support.appended import Appended
 from tests.support.factories import adapter_event, changed, evaluated, job_event, promoted, trained
 from tests.support.thoroughness import examples
-from tests.support.training_calls import MODEL, begin_session, create_model, numbered, result, sample
 
 VIEWS = {view.name: view.sql for view in JOINS}
 KINDS: list[JobKind] = [kind for kind in TRANSITIONS if kind != "month_closed"]
@@ -66,46 +64,6 @@ def test_a_job_is_what_its_fold_says(events: list[JobEvent]) -> None:
     figures = job_view.metrics(job)
     assert (row["success"], row["success_gain"]) == (figures["success_rate"], figures["success_gain"])
     assert (row["method"], row["ordered_by"], row["budget_usd"]) == ("grpo", "ann", job.spec.max_budget_usd)
-
-
-def test_a_training_run_is_what_the_fold_of_its_calls_says() -> None:
-    """Of two models, one with a call sent twice, a failed, a refused and an open one, and a second result of one."""
-    passes = [numbered("forward_backward", seq, examples=1) for seq in (1, 3, 5)]
-    steps = [numbered("optim_step", seq) for seq in (2, 4)]
-    save = numbered("save_weights", 6, path="last")
-    drawn, refused = sample(0, model=MODEL), numbered("refused", 7)
-    calls = [begin_session(), create_model(), create_model(1), *passes, *steps, save, drawn, passes[0], refused]
-    usage = {"prompt_tokens": 10, "seconds": 2.0, "trainer_s": 1.5, "cost_usd": 0.25}
-    results = [
-        result(calls[1]),
-        result(passes[0], **usage),
-        result(steps[0], seconds=0.5),
-        result(passes[1], category="user", error="no"),
-        result(steps[1]),
-        result(steps[1], seconds=9.0),
-        result(save, version=1, uri="/store/1", path=f"tinker://{MODEL}/weights/last"),
-        result(drawn, prompt_tokens=3, completion_tokens=7, cost_usd=0.5),
-        result(refused, category="user", error=refused.refusal),
-    ]
-    state = CallState()
-    for event in (*results, *calls):
-        state.take(event)
-    by_model = {row["model"]: row for row in rows(Appended(*calls, *results), "training_runs")}
-    assert by_model.keys() == state.models.keys()
-    for name, run in state.models.items():
-        row = by_model[name]
-        own = [call for call in state.calls.values() if call.model == name]
-        ended = [state.results[call.call_id] for call in own if call.call_id in state.results]
-        assert (row["session_id"], row["base_model"], row["rank"]) == (run.session_id, run.base_model, run.lora.rank)
-        assert (row["calls"], row["last_call_at"].timestamp() * 1000) == (len(own), run.last_call_at)
-        assert row["open"] == sum(state.is_pending(call.call_id) for call in own)
-        assert row["versions"] == [each.version for each in state.checkpoints.values() if each.model_id == name]
-        assert row["seconds"] == sum(each.seconds for each in ended)
-    first, second = by_model[MODEL], by_model[create_model(1).model]
-    assert (first["open"], first["failed"], first["steps"], first["samples"]) == (1, 1, 2, 1)
-    assert (first["refused"], second["refused"]) == (1, 0)
-    assert (first["prompt_tokens"], first["completion_tokens"], first["cost_usd"]) == (13, 7, 0.75)
-    assert (second["calls"], second["open"], second["cost_usd"], second["versions"]) == (1, 1, None, [])
 
 
 def test_a_version_is_shown_with_what_made_it_how_it_did_and_what_it_is_now() -> None:

@@ -38,7 +38,6 @@ from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.plugins.installed import load_plugins
 from streams.settings.model import Settings
-from trainer.reproduce.called import CalledRemake
 from trainer.reproduce.recorded import (
     PlannedStep,
     RecordedSetup,
@@ -123,7 +122,7 @@ def _remakes(
     if files and not others:
         version, policy = chain[-1].version, chain[-1].policy
         raise SettingsError(f"--file has no effect: version {version} of {policy} was trained on batches; leave it out")
-    kinds = [CalledRemake, *(kind for plugin, _, _ in load_plugins() for kind in plugin.load_all(plugin.remakes))]
+    kinds = (kind for plugin, _, _ in load_plugins() for kind in plugin.load_all(plugin.remakes))
     every: list[Remake] = [kind(settings, history, by_digest) for kind in kinds]
     remakes = {}
     for event in others:

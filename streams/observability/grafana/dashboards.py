@@ -255,13 +255,6 @@ IMPROVEMENT = (
     _growth_panel("Crossings per hour", catalog.RETRAIN_CROSSINGS, "rule", "signal", "action", window="1h"),
     _growth_panel("Questions of self-play per hour", catalog.SELFPLAY_QUESTIONS, "catalogue", window="1h"),
 )
-CALLS = (
-    _speed("Training calls a second, by how they ended", "ops", catalog.CALLS_DONE, "kind", "outcome"),
-    _spread("Time of a training call", catalog.CALL_SECONDS, "kind"),
-    _panel("Training calls without a result", "short", (f"sum ({select(catalog.CALLS_WAITING)})", "waiting")),
-)
-
-
 FLEET = (
     _gauge("Waiting work, by policy", "short", catalog.FLEET_WAITING),
     _gauge("Age of the oldest waiting work", "s", catalog.FLEET_WAITING_SECONDS),
@@ -380,7 +373,6 @@ TRAINING = Dashboard(
         PanelRow("For which job?", JOBS),
         PanelRow("Verdicts on runs", CURATION),
         PanelRow("Data sets, retraining, self-play", IMPROVEMENT),
-        PanelRow("Training loops from outside", CALLS),
     ),
 )
 POLICY = Dashboard(

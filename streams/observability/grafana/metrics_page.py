@@ -64,7 +64,6 @@ def _sections() -> Iterator[str]:
         ("curate",): "Verdicts on runs",
         ("datasets",): "Data sets",
         ("retrain",): "Rules of retraining",
-        ("calls",): "Training calls",
         ("selfplay",): "Self-play",
         ("archive",): "The archive",
     }

@@ -53,7 +53,6 @@ from streams.tools.audit.facts import (
 )
 from streams.tools.audit.record_digests import mark_of
 from streams.tools.audit.records import event_and_key, fact_of
-from streams.tools.audit.recount_calls import CallRecount
 from streams.tools.audit.recount_curation import CurationRecount
 from streams.tools.audit.recount_dataset import DatasetRecount
 from streams.tools.audit.recount_job import JobRecount
@@ -69,7 +68,7 @@ from streams.tools.audit.subject import SubjectRecount
 from streams.tools.audit.view import AuditView, LoopFacts, PolicyLedger, Story
 
 RECOUNTS: tuple[type[SubjectRecount], ...] = (
-    *(TrajectoryRecount, JobRecount, TriggerRecount, CallRecount, CurationRecount, DatasetRecount),
+    *(TrajectoryRecount, JobRecount, TriggerRecount, CurationRecount, DatasetRecount),
     *(ToolRecount, PromptRecount),
 )
 """Those of the core."""

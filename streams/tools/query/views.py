@@ -30,7 +30,6 @@ from streams.kafka.topics import SHAPES, topics
 from streams.plugins.installed import load_plugins
 from streams.settings.model import Settings
 from streams.tools.archive.columns import MEMBERS, PER_TOKEN
-from streams.tools.query.calls_view import TRAINING_RUNS
 from streams.tools.query.jobs_view import TRAINING_JOBS
 from streams.tools.query.prompts_view import PROMPT_REWARDS
 from streams.tools.query.runs_view import RUNS
@@ -277,7 +276,6 @@ JOINS = (
         KNOWN_VERSIONS + FOLDED + CHECKPOINTS,
     ),
     TRAINING_JOBS,
-    TRAINING_RUNS,
     PROMPT_REWARDS,
     *(_unique(label, key) for label, key in UNIQUE.items()),
     SqlView(

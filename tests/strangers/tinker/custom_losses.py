@@ -4,7 +4,7 @@
 
 Needs tinker and torch in one environment. Each loss is written as a user would write it. The file has its graph as the
 SDK sends it, examples, and what the SDK's own run on the client gives: loss, metrics, the derivative by the logprobs.
-tests/unit/test_custom_loss.py repeats it.
+tests/plugins/tinker/test_custom_loss.py repeats it.
 """
 
 from __future__ import annotations

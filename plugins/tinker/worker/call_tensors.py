@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from plugins.tinker.worker.called_model import LossExample
 from schemas import json_text
 from schemas.events import TrainingCall
 from streams.errors import CallError
-from trainer.calls.called_model import LossExample
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -11,6 +11,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
 
+from plugins.tinker.worker.called_model import CalledModel, CalledState, LossExample
+from plugins.tinker.worker.custom_loss import CustomLoss
 from schemas.events import CallAdam, CallLora
 from streams.calls.call_forms import adam_of
 from streams.calls.loss_graph import loss_graph_of
@@ -19,8 +21,6 @@ from streams.errors import CallError
 from streams.settings.model import Settings
 from tests.support.models.chat_tiny import chat_base
 from tests.support.models.tiny import tiny_model
-from trainer.calls.called_model import CalledModel, CalledState, LossExample
-from trainer.calls.custom_loss import CustomLoss
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
 
@@ -148,7 +148,7 @@ def test_a_long_batch_is_run_in_parts_that_give_the_same(monkeypatch: pytest.Mon
     whole = called.forward_backward(examples, "cross_entropy")
     of_whole = gradient(state)
     called.optim_step(step_of(learning_rate=0.0))
-    monkeypatch.setattr("trainer.calls.called_model.MICRO_TOKENS", 15)
+    monkeypatch.setattr("plugins.tinker.worker.called_model.MICRO_TOKENS", 15)
     parts = called.forward_backward(examples, "cross_entropy")
     assert close(gradient(state), of_whole)
     assert close([out["logprobs"] for out in parts.outputs], [out["logprobs"] for out in whole.outputs])
@@ -174,7 +174,7 @@ def test_a_call_that_fails_leaves_the_gradient_as_it_was(monkeypatch: pytest.Mon
     with pytest.raises(CallError, match="token 99 is not in the vocabulary") as error:
         called.forward_backward([example(1), broken], "cross_entropy")
     assert error.value.parameter == "data[1].target_tokens"
-    monkeypatch.setattr("trainer.calls.called_model.MICRO_TOKENS", 12)  # a part an example
+    monkeypatch.setattr("plugins.tinker.worker.called_model.MICRO_TOKENS", 12)  # a part an example
     with pytest.raises(CallError, match="make more than"):  # found while the second part is computed
         called.forward_backward([example(1), example(2)], _Failing())
     assert same(gradient(state), before)

@@ -12,6 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from plugins.tinker.worker.apply_call import fresh_state
+from plugins.tinker.worker.call_worker import FETCHED, LABEL, RESULTS, call_recipe
+from plugins.tinker.worker.called_model import CalledModel, CalledState
+from plugins.tinker.worker.resident_models import repeat
 from schemas.events import AdapterEvent, Coordinates, TrainingCall, TrainingResult
 from schemas.serde import Poison
 from streams.adapters import signing, store, stored_tensors
@@ -22,10 +26,6 @@ from streams.kafka.history import History
 from streams.kafka.record import Record, partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from trainer.calls.apply_call import fresh_state
-from trainer.calls.call_worker import FETCHED, LABEL, RESULTS, call_recipe
-from trainer.calls.called_model import CalledModel, CalledState
-from trainer.calls.resident_models import repeat
 from trainer.reproduce.recorded import RecordedSetup, RemadeVersion, Remake, recorded_events
 from trainer.step.model import pin
 
@@ -151,3 +151,6 @@ class CalledRemake(Remake):
             except EventError as exc:
                 raise RefusedError(f"call {call.call_id} cannot be repeated: {exc}") from exc
             self._place = place
+
+
+REMAKES = (CalledRemake,)

@@ -28,6 +28,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from plugins.tinker.worker import call_metrics
+from plugins.tinker.worker.apply_call import CallOutcome, apply
+from plugins.tinker.worker.call_costs import cost_of
+from plugins.tinker.worker.call_queue import CallQueue, WaitingCall
+from plugins.tinker.worker.call_sampler import CallSampler
+from plugins.tinker.worker.call_tensors import output_bytes
+from plugins.tinker.worker.called_model import CalledModel
+from plugins.tinker.worker.resident_models import ResidentModels
+from plugins.tinker.worker.saved_weights import SavedWeights
+from plugins.tinker.worker.worker_settings import Tinker
 from schemas.events import CallFault, TrainingCall, TrainingResult
 from schemas.serde import Poison
 from schemas.tokens import Octets
@@ -43,23 +53,14 @@ from streams.files import Scratch
 from streams.kafka import times
 from streams.kafka.client import POLL_S
 from streams.kafka.consumer import OnAssignment
-from streams.kafka.group_names import of_calls
+from streams.kafka.group_names import begin
 from streams.kafka.history import LogHistory
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.topics import topics
-from streams.observability import catalog
 from streams.observability.trace_context import of_headers
-from streams.settings.model import Settings
+from streams.settings.model import Fleet, Settings
 from trainer.batch_source import FleetConsumer
-from trainer.calls.apply_call import CallOutcome, apply
-from trainer.calls.call_costs import cost_of
-from trainer.calls.call_queue import CallQueue, WaitingCall
-from trainer.calls.call_sampler import CallSampler
-from trainer.calls.call_tensors import output_bytes
-from trainer.calls.called_model import CalledModel
-from trainer.calls.resident_models import ResidentModels
-from trainer.calls.saved_weights import SavedWeights
 from trainer.fleet import START_S, connect
 from trainer.policy_trainer import TrainerIO
 from trainer.step.model import recipe
@@ -89,6 +90,11 @@ def run(settings: Settings, *, stop: threading.Event, calls: int | None = None) 
             done = 0
             while done != calls and not stop.is_set():
                 done += worker.turn(None if calls is None else calls - done)
+
+
+def calls_group(fleet: Fleet) -> str:
+    """Return the consumer group of the workers of a fleet."""
+    return f"{begin('trainer')}@{fleet.name}@calls"
 
 
 def call_recipe(settings: Settings, base: Base) -> dict[str, str]:
@@ -134,7 +140,7 @@ class CallWorker:
         self._scratch = self._stack.enter_context(Scratch("calls"))
         model = CalledModel(settings, base)
         self._models = ResidentModels(
-            model, settings.trainer.checkpoints, base.base_digest, settings.calls.states, self
+            model, settings.trainer.checkpoints, base.base_digest, settings.of_plugin(Tinker).states, self
         )
         self._models.on_checkpoint = io.producer.flush
         self._recipe = call_recipe(settings, base)
@@ -145,7 +151,7 @@ class CallWorker:
     def __enter__(self) -> Self:
         on_assignment = OnAssignment(self._gain, self._lose, self._lose)
         self._consumer = FleetConsumer(
-            self._settings, of_calls(self._settings.fleet), [LABEL], self._io.outage, on_assignment
+            self._settings, calls_group(self._settings.fleet), [LABEL], self._io.outage, on_assignment
         )
         self._stack.callback(self._consumer.close)
         self._io.meter.collect(self._report)
@@ -284,7 +290,7 @@ class CallWorker:
         self._finish(waiting, outcome, saved, state_sha256, failure, seconds)
         self._io.producer.flush()
         if failure.error is None and place is not None and call.kind not in SAVES:
-            self._models.advance(call.model, place, seconds, self._settings.calls.checkpoint_s)
+            self._models.advance(call.model, place, seconds, self._settings.of_plugin(Tinker).checkpoint_s)
 
     def _enter(self, waiting: WaitingCall) -> None:
         """Have the model that a call is about as it was before it. Raises CallError, and as the parts."""
@@ -411,8 +417,8 @@ class CallWorker:
         self._io.producer.send(self._with_outputs(result, outcome))
         self._state.take(result)
         self._queue.end(call)
-        self._io.meter.add(catalog.CALLS_DONE, call.kind, failure.fault or "done")
-        self._io.meter.observe(catalog.CALL_SECONDS, seconds, call.kind)
+        self._io.meter.add(call_metrics.DONE, call.kind, failure.fault or "done")
+        self._io.meter.observe(call_metrics.SECONDS, seconds, call.kind)
 
     def _with_outputs(self, result: TrainingResult, outcome: CallOutcome) -> TrainingResult:
         """Return the result with its outputs, or where they are if they are too large for a record."""
@@ -424,7 +430,7 @@ class CallWorker:
 
     def _report(self) -> None:
         """Set the gauges. Called in the metrics server's thread, so it only reads."""
-        self._io.meter.set(catalog.CALLS_WAITING, self._queue.backlog())
+        self._io.meter.set(call_metrics.WAITING, self._queue.backlog())
 
 
 def _words(exc: CallError) -> str:

@@ -15,6 +15,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from plugins.tinker.worker.called_model import CalledModel
+from plugins.tinker.worker.resident_models import whole_folder
 from schemas.events import AdapterEvent, CallOrigin, TrainingCall, derive_id
 from streams.adapters import signing, store
 from streams.adapters.decisions import AdapterHistory, read_history
@@ -23,8 +25,6 @@ from streams.calls.call_state import saved_path
 from streams.errors import CallError, EventError, RefusedError
 from streams.kafka import times
 from streams.settings.model import Settings
-from trainer.calls.called_model import CalledModel
-from trainer.calls.resident_models import whole_folder
 from trainer.versions.announce import announce
 
 ACTOR = "calls"

@@ -9,9 +9,9 @@ from streams.calls.call_names import policy_of
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
 from streams.tools.audit.report import Report
+from tests.plugins.tinker.session_calls import MODEL, begin_session, create_model, numbered, result
 from tests.support.factories import T0, changed, trained
 from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends
-from tests.support.training_calls import MODEL, begin_session, create_model, numbered, result
 
 SAVE = numbered("save_weights", 2, path="a")
 CALLS = (begin_session(), create_model(), numbered("forward", 1), SAVE)

@@ -12,6 +12,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
+from plugins.tinker.worker.called_model import CalledModel
 from schemas.events import CallLora
 from streams.engines.local import prompt_batch
 from streams.engines.local.prompt_sampler import DrawnPrompt, PromptSampler
@@ -21,7 +22,6 @@ from streams.settings.model import Settings
 from tests.support.models.chat_tiny import chat_base
 from tests.support.models.tiny import tiny_model
 from tests.support.thoroughness import FULL
-from trainer.calls.called_model import CalledModel
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
 

@@ -194,3 +194,6 @@ def _origin_problem(
     if any(view.is_cut("training-calls", partition) for partition in {call.at.partition for call in calls.values()}):
         return None  # retention has deleted calls
     return "phantom", f"it says that call {version.origin} saved it, which is not in the log"
+
+
+RECOUNTS = (CallRecount,)

@@ -14,6 +14,7 @@ from click.testing import Result
 from peft import PeftModel
 from safetensors.numpy import save
 
+from plugins.tinker.worker import call_worker
 from schemas.events import AdapterEvent, Message, Response, RewardSource, Sampling, TrainingResult
 from schemas.tokens import Octets
 from streams.adapters.versions import read_state
@@ -21,13 +22,12 @@ from streams.calls.call_names import policy_of
 from streams.engines.base_model import Base
 from streams.settings.model import Canary, Policy, Rollouts, Settings
 from tests.chaos.proxy import free_ports
+from tests.plugins.tinker.session_calls import MODEL, begin_session, create_model, numbered
 from tests.support.commands import invoke, rows_of
 from tests.support.factories import task
 from tests.support.models.tiny import tiny_model
 from tests.support.models.tiny_log import settings_in
 from tests.support.processes import read, running, until, write
-from tests.support.training_calls import MODEL, begin_session, create_model, numbered
-from trainer.calls import call_worker
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 

@@ -1,8 +1,8 @@
-"""The models of one base that calls train: as many in memory as calls.states, each from its newest checkpoint.
+"""The models of one base that calls train: as many in memory as tinker.states, each from its newest checkpoint.
 
     enter(model, place) ──► in memory at that place ────────────────────────────────────────────► CalledState
                        └──► newest checkpoint at or before it ──► the calls in between, once more ──► …
-    advance(model) ──► every calls.checkpoint_s of work, and when it leaves memory ──► a folder, whole or not at all
+    advance(model) ──► every tinker.checkpoint_s of work, and when it leaves memory ──► a folder, whole or not at all
 
 A checkpoint only saves time: without any, a model is computed from its first call. So none is needed that is right in
 the middle of a step, yet a checkpoint has the gradient that was accumulated. What a call gave the first time is in its
@@ -25,14 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from plugins.tinker.worker.apply_call import CallFiles, apply, fresh_state
+from plugins.tinker.worker.called_model import CalledModel, CalledState
 from schemas import json_text
 from schemas.events import TrainingCall, TrainingResult
 from streams import files
 from streams.calls.call_names import policy_of
 from streams.errors import CallError, RefusedError
 from streams.files import sha256_of
-from trainer.calls.apply_call import CallFiles, apply, fresh_state
-from trainer.calls.called_model import CalledModel, CalledState
 
 STATE_FILE = "call.json"
 KEPT_CHECKPOINTS = 2

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from plugins.tinker.worker.apply_call import CallOutcome
+from plugins.tinker.worker.call_tensors import Arrays
 from schemas.events import TrainingCall
 from streams.calls.call_names import number_of
 from streams.calls.call_state import request_of
 from streams.engines.local.prompt_sampler import DrawnPrompt
 from streams.engines.local.prompt_scores import DrawnSequence, PromptDraw
 from streams.errors import CallError
-from trainer.calls.apply_call import CallOutcome
-from trainer.calls.call_tensors import Arrays
 
 MOST_SAMPLES = 1024
 

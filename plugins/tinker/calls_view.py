@@ -49,3 +49,4 @@ TRAINING_RUNS = SqlView(
     _RUNS.replace("$ANSWERED", ", ".join(f"'{kind}'" for kind in sorted(ANSWERED))),
     ("training-results",),
 )
+VIEWS = (TRAINING_RUNS,)

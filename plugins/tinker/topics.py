@@ -22,7 +22,7 @@ def _cost(result: events.TrainingResult) -> RecordCost:
 
 
 # fmt: off
-CALLS = (
+TOPICS = (
     TopicShape(
         label="training-calls", event=events.TrainingCall, key="model", kept=False,
         written_by="the server that training loops call", read_by="the worker of calls, the server",

@@ -37,6 +37,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from plugins.tinker.worker.call_losses import LOSS_OF, moving
+from plugins.tinker.worker.custom_loss import CustomLoss
 from schemas.events import CallAdam, CallLora
 from streams.calls.call_forms import (
     CUSTOM,
@@ -50,8 +52,6 @@ from streams.calls.call_forms import (
 from streams.engines.base_model import Base
 from streams.errors import CallError
 from streams.settings.model import Settings
-from trainer.calls.call_losses import LOSS_OF, moving
-from trainer.calls.custom_loss import CustomLoss
 from trainer.step import plain_pass, prefix_tree
 from trainer.step.collate import MICRO_TOKENS
 from trainer.step.model import CONFIG_FILE, WEIGHTS_FILE, config_text

@@ -16,8 +16,8 @@ from tests.benchmarks.side_by_side import by_turns, line, median_s, say
 from tests.benchmarks.trainer import CASES, SLOTS, random_group, real_trainer
 
 if TYPE_CHECKING:
+    from plugins.tinker.worker.called_model import LossExample
     from schemas.events import AdvantagedGroup
-    from trainer.calls.called_model import LossExample
 
 TARGET = 1 / 1.2
 """How fast the calls should at least be, as a share of the trainer's speed."""
@@ -27,11 +27,11 @@ def run() -> Iterator[dict[str, Any]]:
     """Yield one line a size; ours and peer are seconds for one step."""
     import torch
 
+    from plugins.tinker.worker.called_model import CalledModel
     from schemas.events import CallLora
     from streams.calls.call_forms import adam_of
     from streams.engines.base_model import load_base
     from streams.settings.model import Model, Settings
-    from trainer.calls.called_model import CalledModel
 
     with real_trainer() as trainer:
         called = CalledModel(Settings(), load_base(Model()))
@@ -69,7 +69,7 @@ def examples_of(group: AdvantagedGroup) -> list[LossExample]:
     """Return the responses of a group as a client of the Tinker API sends them, padded as its cookbook does."""
     import torch
 
-    from trainer.calls.called_model import LossExample
+    from plugins.tinker.worker.called_model import LossExample
 
     examples = []
     for response in group.responses:

@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
+from plugins.tinker.worker import call_worker
+from plugins.tinker.worker.called_model import CalledModel
 from schemas.events import TrainingCall, TrainingResult
 from schemas.tokens import Octets
 from streams.adapters.decisions import read_history
@@ -30,10 +32,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Calls, Settings
 from tests.chaos import training_client
 from tests.chaos.proxy import free_ports
-from tests.support.models.tiny_log import settings_in
-from tests.support.models.tiny_settings import settings
-from tests.support.processes import read, spawn, write
-from tests.support.training_calls import (
+from tests.plugins.tinker.session_calls import (
     MODEL,
     SESSION,
     begin_session,
@@ -43,8 +42,9 @@ from tests.support.training_calls import (
     numbered,
     sample,
 )
-from trainer.calls import call_worker
-from trainer.calls.called_model import CalledModel
+from tests.support.models.tiny_log import settings_in
+from tests.support.models.tiny_settings import settings
+from tests.support.processes import read, spawn, write
 from trainer.reproduce import retrain
 
 __all__ = ["settings"]

@@ -15,6 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from plugins.tinker.worker.call_losses import LOSS_OF, moving
+from plugins.tinker.worker.called_model import CalledModel, LossExample
 from schemas.events import CallLora
 from streams.calls.call_forms import (
     LOSSES,
@@ -32,8 +34,6 @@ from streams.calls.call_forms import (
 from streams.errors import CallError
 from streams.settings.model import Settings
 from tests.support.models.chat_tiny import chat_base
-from trainer.calls.call_losses import LOSS_OF, moving
-from trainer.calls.called_model import CalledModel, LossExample
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
 

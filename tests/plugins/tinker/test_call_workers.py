@@ -24,10 +24,10 @@ from streams.kafka.client import client_config
 from streams.kafka.record import partition_of
 from streams.settings.load import to_env
 from streams.settings.model import Calls, Settings
-from tests.pipeline.test_call_worker import examples, work, write
+from tests.plugins.tinker.session_calls import SESSION, begin_session, create_model, numbered
+from tests.plugins.tinker.test_call_worker import examples, work, write
 from tests.support.models.tiny_log import settings_in
 from tests.support.processes import read, spawn, until
-from tests.support.training_calls import SESSION, begin_session, create_model, numbered
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before"), pytest.mark.kills]
 

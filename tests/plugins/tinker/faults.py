@@ -1,6 +1,6 @@
 """Fault 19: what a training loop of somebody else's needs is killed: the server, the worker, the loop itself.
 
-    tests/chaos/training_client.py ──► `streamward serve` ──► training-calls ──► `streamward calls` ──► training-results
+    training_client.py ──► `streamward serve` ──► training-calls ──► `streamward calls` ──► training-results
                                         undisturbed once, and once under kills: the same bytes
 
 Every call has one result, every sample is the same, and so is every file of the saved weights.
@@ -47,7 +47,7 @@ class CallsWorld(World):
         self._overrides = {
             **self._overrides,
             "serve": {"port": free_ports(1)[0]},
-            "calls": {"checkpoint_s": 0.5},
+            "tinker": {"checkpoint_s": 0.5},
             "topics": {"partitions": 2, "policy_partitions": 2},
             "kafka": {"request_timeout_s": 30.0},
         }

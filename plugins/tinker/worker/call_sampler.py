@@ -12,6 +12,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from plugins.tinker.worker.apply_call import CallFiles, CallOutcome
+from plugins.tinker.worker.call_queue import WaitingCall
+from plugins.tinker.worker.call_tensors import tensors_of
+from plugins.tinker.worker.resident_models import ResidentModels
+from plugins.tinker.worker.sample_call import draw_of, outcome_of
+from plugins.tinker.worker.saved_weights import SavedWeights, sampler_folder
+from plugins.tinker.worker.worker_settings import Tinker
 from schemas.events import TrainingCall
 from streams.calls.call_state import CallState, place_of
 from streams.engines.base_model import load_base
@@ -19,12 +26,6 @@ from streams.engines.local.prompt_sampler import PromptSampler
 from streams.engines.local.prompt_scores import PromptDraw
 from streams.errors import CallError
 from streams.settings.model import Settings
-from trainer.calls.apply_call import CallFiles, CallOutcome
-from trainer.calls.call_queue import WaitingCall
-from trainer.calls.call_tensors import tensors_of
-from trainer.calls.resident_models import ResidentModels
-from trainer.calls.sample_call import draw_of, outcome_of
-from trainer.calls.saved_weights import SavedWeights, sampler_folder
 
 log = logging.getLogger(__name__)
 
@@ -86,5 +87,6 @@ class CallSampler:
         """The engine, loaded when it is first needed."""
         if self._engine is None:
             base = load_base(self._settings.model)
-            self._engine = PromptSampler(base, self._settings.trainer.threads, self._settings.calls.samplers)
+            samplers = self._settings.of_plugin(Tinker).samplers
+            self._engine = PromptSampler(base, self._settings.trainer.threads, samplers)
         return self._engine

@@ -22,6 +22,6 @@ def calls(call: AppContext, /, count: int | None) -> None:
     with until_stopped() as stop:
         begin(call, "worker of training calls", "training-calls")
         with importing():
-            from trainer.calls.call_worker import run
+            from plugins.tinker.worker.call_worker import run
 
         run(call.settings, stop=stop, calls=count)

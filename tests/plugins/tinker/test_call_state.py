@@ -13,8 +13,7 @@ from schemas.tokens import Octets
 from streams.calls.call_names import CheckpointPath, parse_path
 from streams.calls.call_rules import LEAST_TTL_S, refusal
 from streams.calls.call_state import CallState, place_of
-from tests.support.factories import T0
-from tests.support.training_calls import (
+from tests.plugins.tinker.session_calls import (
     MODEL,
     begin_session,
     call,
@@ -24,6 +23,7 @@ from tests.support.training_calls import (
     result,
     sample,
 )
+from tests.support.factories import T0
 
 PATH = f"tinker://{MODEL}/weights/a"
 FOLDER = "file:///store/s1-train-0/1"
