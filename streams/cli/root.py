@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from streams.cli.admin import admin
+from streams.cli.administration import admin
 from streams.cli.agents import agents
 from streams.cli.ask import ask, reward
 from streams.cli.audit import audit
@@ -81,7 +81,7 @@ class CommandLine(Guarded):
         choose_plugins(ctx)
         command = super().get_command(ctx, cmd_name)
         if command is None and (declaration := plugin_commands().get(cmd_name)) is not None:
-            return _load(cmd_name, *declaration)
+            command = _load(cmd_name, *declaration)
         for path, group in _core_groups().items():
             if path.partition(" ")[0] == cmd_name:
                 for name, declaration in plugin_commands(path).items():
