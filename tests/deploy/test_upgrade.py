@@ -184,7 +184,10 @@ def test_a_release_is_upgraded_under_load_and_rolled_back_and_every_task_has_one
             elsewhere.ends("new to old", "old again")
         tasks = [*(task.task_id for task in load.sent), "old", "old to new", "new to old", "old again"]
         pods.until(
-            lambda: len(log.read(AdvantagedGroup)) >= len(tasks) and len(log.trained()) >= len(log.batches("default")),
+            lambda: (
+                {group.task_id for _, group in log.read(AdvantagedGroup)} >= {*tasks}
+                and len(log.trained()) >= len(log.batches("default"))
+            ),
             "a group of every task, and a version of every batch",
         )
     log.check(tasks)

@@ -52,9 +52,12 @@ class Log:
         return max((response.adapter_version for _, response in self.read(Response)), default=0)
 
     def groups(self, policy: str) -> dict[str, int]:
-        """Return the offsets of a policy's groups, by task."""
-        found = self.read(AdvantagedGroup)
-        return {group.task_id: record.at.offset for record, group in found if group.policy == policy}
+        """Return the offset of a policy's group, by task: the first, which counts."""
+        found: dict[str, int] = {}
+        for record, group in self.read(AdvantagedGroup):
+            if group.policy == policy:
+                found.setdefault(group.task_id, record.at.offset)
+        return found
 
     def batches(self, policy: str) -> list[Batch]:
         """Return the batches of a policy, as often as they were written."""
@@ -63,13 +66,17 @@ class Log:
     def check(self, task_ids: Iterable[str]) -> None:
         """Fail unless these are the tasks, and each has one group, whole and of its own."""
         sent = Counter(task_ids)
-        groups = [group for _, group in self.read(AdvantagedGroup)]
+        groups: dict[str, tuple[Record, AdvantagedGroup]] = {}
+        for record, group in self.read(AdvantagedGroup):
+            first, _ = groups.setdefault(group.task_id, (record, group))
+            again = f"{group.task_id}: a worker that takes over may write its group again, with the same bytes"
+            assert record.payload == first.payload, again
         assert Counter(task.task_id for _, task in self.read(Task)) == sent
-        grouped = Counter(group.task_id for group in groups)
-        assert grouped == sent, f"without a group: {sent - grouped}; more than once: {grouped - sent}"
+        grouped = Counter(groups.keys())
+        assert grouped == sent, f"without a group: {sent - grouped}; of no task: {grouped - sent}"
         answers = {(record.at.partition, record.at.offset): one for record, one in self.read(Response)}
         rewards = {reward.response_id: reward.value for _, reward in self.read(Reward)}
-        for group in groups:
+        for _, group in groups.values():
             assert group.complete and group.dropped_reason is None and not group.left_out, group.task_id
             assert len(group.responses) == group.group_size
             for slot, member in enumerate(group.responses):
@@ -90,4 +97,5 @@ class Log:
         assert sorted(self.trained()) == list(range(1, len(batches) + 1))
         passed = [offset for batch in batches for offset in batch.groups_offsets]
         passed += [dropped.offset for batch in batches for dropped in batch.dropped]
-        assert sorted(passed) == [offset for offset in sorted(self.groups(policy).values()) if offset <= max(passed)]
+        offsets = [record.at.offset for record, group in self.read(AdvantagedGroup) if group.policy == policy]
+        assert sorted(passed) == [offset for offset in sorted(offsets) if offset <= max(passed)]
