@@ -40,7 +40,6 @@ from gateway.log.tasks import SentTasks
 from gateway.page.mount import PagePart
 from gateway.people.auth import OwnPermissions, PasswordLogins
 from gateway.people.oidc_login import OidcLogins
-from gateway.tinker.call_part import CallPart
 from streams.errors import SettingsError
 from streams.plugins.installed import load_plugins
 
@@ -70,7 +69,7 @@ ROOMS: tuple[type, ...] = (
 _PLUGINS = tuple(plugin for plugin, _, _ in load_plugins())
 PLUGIN_ROOMS: tuple[type, ...] = tuple(room for plugin in _PLUGINS for room in plugin.load_all(plugin.rooms))
 PARTS: tuple[type[ServerPart], ...] = (
-    *(CallPart, PagePart),
+    PagePart,
     *(plugin.load(plugin.serves) for plugin in _PLUGINS if plugin.serves),
 )
 

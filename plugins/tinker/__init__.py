@@ -1,6 +1,9 @@
-"""Training loops of others (the Tinker API): their calls in the log, the worker that serves them, saved versions.
+"""Training loops of others, as the Tinker API has them: their calls, the worker that serves them, and its versions.
 
-training-calls ──► worker: the model, any number of processes ──► training-results      └──► adapters: versions
+    api ──► training-calls ──► worker ──► training-results ──► api: futures
+                                 └──► adapters: versions
+
+Routes are in `api`, models in `worker`, and what both know of calls, their fold among it, is in `calls`.
 """
 
 from streams.plugins.plugin import Plugin, PluginCommand
@@ -15,6 +18,7 @@ PLUGIN = Plugin(
             section="Connect",
         )
     },
+    serves="plugins.tinker.api.call_part:CallPart",
     settings="plugins.tinker.worker.worker_settings:Tinker",
     views="plugins.tinker.calls_view:VIEWS",
     recounts="plugins.tinker.recount_calls:RECOUNTS",

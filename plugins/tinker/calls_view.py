@@ -1,4 +1,4 @@
-"""View `training_runs`: one row per model that calls train, as streams/calls/call_state.py folds calls and results.
+"""View `training_runs`: one row per model that calls train, as calls/call_state.py folds calls and results.
 
     training_calls ──► the first call of each id ──► the first that makes a model ──► its calls ──► counts
     training_results ► the first result of a call ──────────────────────────────────────────────────┘
@@ -9,7 +9,7 @@ result; calls that the server refused do not count as failed, as they never ran.
 
 from __future__ import annotations
 
-from streams.calls.call_state import ANSWERED
+from plugins.tinker.calls.call_state import ANSWERED
 from streams.tools.query.sql_view import SqlView
 from streams.topics.shape import OF_TENANT
 

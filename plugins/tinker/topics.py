@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plugins.tinker.calls.call_names import policy_of
 from schemas import events
 from streams.output import Column
 from streams.topics.shape import OF_TENANT, RecordCost, TopicShape, short
@@ -12,7 +13,7 @@ def _cost(result: events.TrainingResult) -> RecordCost:
         work_id=result.call_id,
         created_at=result.created_at,
         tenant=result.tenant,
-        policy="" if result.model == result.session_id else result.model.replace(":", "-"),
+        policy="" if result.model == result.session_id else policy_of(result.model),
         session=result.session_id,
         prompt_tokens=result.prompt_tokens,
         completion_tokens=result.completion_tokens,

@@ -26,7 +26,7 @@ LAYERS = [
     ["streams.kafka"],
     [
         *("streams.engines", "streams.scorers", "streams.adapters", "streams.arrow"),
-        *("streams.worker", "streams.calls", "streams.prompts"),
+        *("streams.worker", "streams.prompts"),
     ],
     ["streams.environments", "streams.evaluation"],
     ["streams.stages", "trainer"],

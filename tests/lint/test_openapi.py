@@ -35,7 +35,7 @@ def test_the_committed_description_is_that_of_the_code() -> None:
 
 def test_the_server_reads_every_request_that_is_an_example() -> None:
     for route in ROUTES:
-        if route.sends is None:
+        if route.sends is None or route.interface.described_in:
             continue
         schema = by_name()[route.name]["requestBody"]["content"][JSON]["schema"]
         assert valid(schema, route.sends) == [], route.name

@@ -36,21 +36,6 @@ KEY_BYTES = 22
 TAKING = [route for route in ROUTES if route.takes is not None]
 
 
-_PASS = {
-    "data": [
-        {
-            "model_input": {"chunks": [{"type": "encoded_text", "tokens": [9707, 1879]}]},
-            "loss_fn_inputs": {"target_tokens": {"data": [1879, 13], "dtype": "int64"}},
-        }
-    ],
-    "loss_fn": "cross_entropy",
-}
-PASSES = {
-    f"tinker_{name}": {f"{name}_input": _PASS, "model_id": "m", "seq_id": 1} for name in ("forward", "forward_backward")
-}
-"""Examples of routes that read their bodies themselves."""
-
-
 class WorstBody(NamedTuple):
     """A body, what it is, and the headers that it comes with."""
 
@@ -91,7 +76,7 @@ def sent_to(route: Route) -> list[WorstBody]:
 
 def worst_bodies(route: Route) -> Iterator[WorstBody]:
     """Yield bodies that a route has to read."""
-    example = PASSES.get(route.name, route.sends)
+    example = route.sends
     if example is None:
         schema = TypeAdapter(route.takes).json_schema() if route.takes_json else {}
         example = _example(schema, schema.get("$defs", {}))

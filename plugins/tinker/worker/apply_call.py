@@ -18,14 +18,14 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from plugins.tinker.calls.call_names import number_of
+from plugins.tinker.calls.call_state import request_of
+from plugins.tinker.calls.loss_graph import loss_graph_of
 from plugins.tinker.worker.call_tensors import examples_of, tensors_of
 from plugins.tinker.worker.called_model import CalledModel, CalledState
 from plugins.tinker.worker.custom_loss import CustomLoss
 from schemas import json_text
 from schemas.events import TrainingCall
-from streams.calls.call_names import number_of
-from streams.calls.call_state import request_of
-from streams.calls.loss_graph import loss_graph_of
 from streams.errors import CallError
 
 CUSTOM = "custom"

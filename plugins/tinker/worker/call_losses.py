@@ -89,7 +89,7 @@ LOSS_OF: dict[str, LossOf] = {
     "dro": dro,
     "stable_reinforce": stable_reinforce,
 }
-"""The names are those of streams.calls.call_forms.LOSSES."""
+"""The names are those of plugins.tinker.calls.call_forms.LOSSES."""
 
 
 def moving(loss: str, inputs: Inputs) -> Tensor | None:

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from plugins.tinker.calls.call_state import ANSWERED, CallState, place_of
 from schemas.events import Coordinates, TrainingCall
-from streams.calls.call_state import ANSWERED, CallState, place_of
 from streams.observability.trace_context import Context
 
 

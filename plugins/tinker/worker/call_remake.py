@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from plugins.tinker.calls.call_state import place_of
 from plugins.tinker.worker.apply_call import fresh_state
 from plugins.tinker.worker.call_worker import FETCHED, LABEL, RESULTS, call_recipe
 from plugins.tinker.worker.called_model import CalledModel, CalledState
@@ -19,7 +20,6 @@ from plugins.tinker.worker.resident_models import repeat
 from schemas.events import AdapterEvent, Coordinates, TrainingCall, TrainingResult
 from schemas.serde import Poison
 from streams.adapters import signing, store, stored_tensors
-from streams.calls.call_state import place_of
 from streams.errors import CallError, EventError, RefusedError, SettingsError
 from streams.files import Scratch
 from streams.kafka.history import History

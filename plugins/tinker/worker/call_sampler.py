@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from plugins.tinker.calls.call_state import CallState, place_of
 from plugins.tinker.worker.apply_call import CallFiles, CallOutcome
 from plugins.tinker.worker.call_queue import WaitingCall
 from plugins.tinker.worker.call_tensors import tensors_of
@@ -20,7 +21,6 @@ from plugins.tinker.worker.sample_call import draw_of, outcome_of
 from plugins.tinker.worker.saved_weights import SavedWeights, sampler_folder
 from plugins.tinker.worker.worker_settings import Tinker
 from schemas.events import TrainingCall
-from streams.calls.call_state import CallState, place_of
 from streams.engines.base_model import load_base
 from streams.engines.local.prompt_sampler import PromptSampler
 from streams.engines.local.prompt_scores import PromptDraw

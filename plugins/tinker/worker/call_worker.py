@@ -28,6 +28,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from plugins.tinker.calls.call_names import policy_of
+from plugins.tinker.calls.call_rules import line_refusal
+from plugins.tinker.calls.call_state import CallState, place_of
 from plugins.tinker.worker import call_metrics
 from plugins.tinker.worker.apply_call import CallOutcome, apply
 from plugins.tinker.worker.call_costs import cost_of
@@ -42,9 +45,6 @@ from schemas.events import CallFault, TrainingCall, TrainingResult
 from schemas.serde import Poison
 from schemas.tokens import Octets
 from streams.adapters import stored_tensors
-from streams.calls.call_names import policy_of
-from streams.calls.call_rules import line_refusal
-from streams.calls.call_state import CallState, place_of
 from streams.engines.base_model import Base, load_base
 from streams.engines.fair_share import Turns, next_turn, take_turn
 from streams.engines.local.prompt_scores import PromptDraw

@@ -37,10 +37,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from plugins.tinker.worker.call_losses import LOSS_OF, moving
-from plugins.tinker.worker.custom_loss import CustomLoss
-from schemas.events import CallAdam, CallLora
-from streams.calls.call_forms import (
+from plugins.tinker.calls.call_forms import (
     CUSTOM,
     LORA_ALPHA,
     PROVENANCE,
@@ -49,6 +46,9 @@ from streams.calls.call_forms import (
     check_examples,
     loss_config,
 )
+from plugins.tinker.worker.call_losses import LOSS_OF, moving
+from plugins.tinker.worker.custom_loss import CustomLoss
+from schemas.events import CallAdam, CallLora
 from streams.engines.base_model import Base
 from streams.errors import CallError
 from streams.settings.model import Settings

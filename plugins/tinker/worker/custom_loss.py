@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from streams.calls.loss_graph import LossGraph, LossNode, output_of
+from plugins.tinker.calls.loss_graph import LossGraph, LossNode, output_of
 from streams.errors import CallError
 
 MAX_ELEMENTS = 2**26

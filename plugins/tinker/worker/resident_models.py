@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from plugins.tinker.calls.call_names import policy_of
 from plugins.tinker.worker.apply_call import CallFiles, apply, fresh_state
 from plugins.tinker.worker.called_model import CalledModel, CalledState
 from schemas import json_text
 from schemas.events import TrainingCall, TrainingResult
 from streams import files
-from streams.calls.call_names import policy_of
 from streams.errors import CallError, RefusedError
 from streams.files import sha256_of
 

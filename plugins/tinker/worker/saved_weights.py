@@ -15,13 +15,13 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from plugins.tinker.calls.call_names import policy_of
+from plugins.tinker.calls.call_state import saved_path
 from plugins.tinker.worker.called_model import CalledModel
 from plugins.tinker.worker.resident_models import whole_folder
 from schemas.events import AdapterEvent, CallOrigin, TrainingCall, derive_id
 from streams.adapters import signing, store
 from streams.adapters.decisions import AdapterHistory, read_history
-from streams.calls.call_names import policy_of
-from streams.calls.call_state import saved_path
 from streams.errors import CallError, EventError, RefusedError
 from streams.kafka import times
 from streams.settings.model import Settings

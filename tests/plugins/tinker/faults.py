@@ -21,11 +21,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from plugins.tinker.calls.call_names import model_name, policy_of
+from plugins.tinker.calls.call_state import ANSWERED
 from schemas.events import TrainingCall, TrainingResult
 from schemas.serde import Poison
 from streams.adapters.decisions import read_history
-from streams.calls.call_names import model_name, policy_of
-from streams.calls.call_state import ANSWERED
 from streams.kafka import admin
 from streams.tools.audit.reading import Audit
 from tests.chaos import training_client

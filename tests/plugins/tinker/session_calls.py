@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from plugins.tinker.calls.call_names import model_name, numbered_call, sampler_name
 from schemas.events import CallAdam, CallKind, CallLora, TrainingCall, TrainingResult
-from streams.calls.call_names import model_name, numbered_call, sampler_name
 from tests.support.factories import T0
 
 SESSION = "s1"

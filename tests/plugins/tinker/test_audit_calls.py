@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from plugins.tinker.calls.call_names import policy_of
 from schemas.events import AdapterEvent, CallOrigin, Event, TrainingCall, TrainingResult, derive_id
-from streams.calls.call_names import policy_of
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
 from streams.tools.audit.report import Report

@@ -15,10 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from plugins.tinker.worker.call_losses import LOSS_OF, moving
-from plugins.tinker.worker.called_model import CalledModel, LossExample
-from schemas.events import CallLora
-from streams.calls.call_forms import (
+from plugins.tinker.calls.call_forms import (
     LOSSES,
     ExampleShape,
     TensorShape,
@@ -31,6 +28,9 @@ from streams.calls.call_forms import (
     loss_config,
     trained_layers,
 )
+from plugins.tinker.worker.call_losses import LOSS_OF, moving
+from plugins.tinker.worker.called_model import CalledModel, LossExample
+from schemas.events import CallLora
 from streams.errors import CallError
 from streams.settings.model import Settings
 from tests.support.models.chat_tiny import chat_base

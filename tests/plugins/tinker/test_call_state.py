@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from plugins.tinker.calls.call_names import CheckpointPath, parse_path
+from plugins.tinker.calls.call_rules import LEAST_TTL_S, refusal
+from plugins.tinker.calls.call_state import CallState, place_of
 from schemas.events import CallLora, TrainingCall, TrainingResult
 from schemas.tokens import Octets
-from streams.calls.call_names import CheckpointPath, parse_path
-from streams.calls.call_rules import LEAST_TTL_S, refusal
-from streams.calls.call_state import CallState, place_of
 from tests.plugins.tinker.session_calls import (
     MODEL,
     begin_session,

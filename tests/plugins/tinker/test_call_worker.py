@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
+from plugins.tinker.calls.call_names import policy_of
 from plugins.tinker.worker import call_worker
 from plugins.tinker.worker.called_model import CalledModel
 from schemas.events import TrainingCall, TrainingResult
 from schemas.tokens import Octets
 from streams.adapters.decisions import read_history
-from streams.calls.call_names import policy_of
 from streams.engines.base_model import Base
 from streams.engines.local.prompt_sampler import PromptSampler
 from streams.kafka.history import LogHistory

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from plugins.tinker.calls.call_names import model_name, policy_of
+from plugins.tinker.calls.call_state import ANSWERED
 from schemas.events import TrainingCall, TrainingResult
 from streams.adapters.decisions import read_history
-from streams.calls.call_names import model_name, policy_of
-from streams.calls.call_state import ANSWERED
 from streams.engines.base_model import Base
 from streams.kafka import group_names
 from streams.kafka.client import client_config

@@ -11,11 +11,11 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
 
+from plugins.tinker.calls.call_forms import adam_of
+from plugins.tinker.calls.loss_graph import loss_graph_of
 from plugins.tinker.worker.called_model import CalledModel, CalledState, LossExample
 from plugins.tinker.worker.custom_loss import CustomLoss
 from schemas.events import CallAdam, CallLora
-from streams.calls.call_forms import adam_of
-from streams.calls.loss_graph import loss_graph_of
 from streams.engines.base_model import Base
 from streams.errors import CallError
 from streams.settings.model import Settings

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from plugins.tinker.calls.loss_graph import MAX_NODES, loss_graph_of
 from plugins.tinker.worker.called_model import CalledModel, LossExample
 from plugins.tinker.worker.custom_loss import CustomLoss
 from schemas.events import CallLora
-from streams.calls.loss_graph import MAX_NODES, loss_graph_of
 from streams.errors import CallError
 from streams.settings.model import Settings
 from tests.support.models.chat_tiny import chat_base

@@ -14,11 +14,11 @@ from click.testing import Result
 from peft import PeftModel
 from safetensors.numpy import save
 
+from plugins.tinker.calls.call_names import policy_of
 from plugins.tinker.worker import call_worker
 from schemas.events import AdapterEvent, Message, Response, RewardSource, Sampling, TrainingResult
 from schemas.tokens import Octets
 from streams.adapters.versions import read_state
-from streams.calls.call_names import policy_of
 from streams.engines.base_model import Base
 from streams.settings.model import Canary, Policy, Rollouts, Settings
 from tests.chaos.proxy import free_ports

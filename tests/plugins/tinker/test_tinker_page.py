@@ -7,9 +7,10 @@ from pathlib import Path
 
 from gateway.http.route import routes_of
 from gateway.rooms.routes import ROUTES
-from gateway.tinker.interface import TINKER
-from gateway.tinker.not_offered import TinkerNotOffered
-from streams.calls.call_forms import CUSTOM, LOSSES, PROVENANCE
+from plugins.tinker.api.call_part import CallPart
+from plugins.tinker.api.interface import TINKER
+from plugins.tinker.api.not_offered import TinkerNotOffered
+from plugins.tinker.calls.call_forms import CUSTOM, LOSSES, PROVENANCE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tinker.md").read_text(encoding="utf-8")
 REFUSED = {"/save_weights_external"} | {route.path for route in routes_of(TinkerNotOffered)}
@@ -25,6 +26,11 @@ def test_the_page_has_every_route_and_says_which_are_refused() -> None:
     listed = {route.strip("`"): fate for route, fate in rows("Routes")}
     assert set(listed) == {f"{route.method} {route.path}" for route in ROUTES if route.interface is TINKER}
     assert {route.partition(" ")[2] for route, fate in listed.items() if fate.startswith("refused: ")} == REFUSED
+
+
+def test_two_routes_need_no_key() -> None:
+    own = [route for room in CallPart.ROOMS for route in routes_of(room)]
+    assert {route.path for route in own if route.is_open} == {"/healthz", "/auth/token"}
 
 
 def test_the_page_has_every_loss_with_its_inputs_and_settings() -> None:

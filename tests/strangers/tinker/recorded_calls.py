@@ -19,7 +19,7 @@ import httpx
 import zstandard
 from google.protobuf.json_format import MessageToDict
 
-from gateway.tinker import protobuf
+from plugins.tinker.api import protobuf
 from tests.strangers.exchanges import shape, shape_of
 from tests.strangers.proxy import Exchange
 from tests.strangers.replay import UUID, Difference, differences

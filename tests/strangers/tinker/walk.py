@@ -17,7 +17,7 @@ import tinker
 from tinker import types
 from tinker.proto import tinker_public_pb2
 
-from gateway.tinker.protobuf import MESSAGES, message
+from plugins.tinker.api.protobuf import MESSAGES, message
 
 BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DATUM = types.Datum(

@@ -27,9 +27,9 @@ def run() -> Iterator[dict[str, Any]]:
     """Yield one line a size; ours and peer are seconds for one step."""
     import torch
 
+    from plugins.tinker.calls.call_forms import adam_of
     from plugins.tinker.worker.called_model import CalledModel
     from schemas.events import CallLora
-    from streams.calls.call_forms import adam_of
     from streams.engines.base_model import load_base
     from streams.settings.model import Model, Settings
 

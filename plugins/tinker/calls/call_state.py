@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from plugins.tinker.calls.call_names import checkpoint_path, parse_path, policy_of
 from schemas import json_text
 from schemas.events import CallLora, JobPrices, TrainingCall, TrainingResult
 from schemas.tokens import Octets
-from streams.calls.call_names import checkpoint_path, parse_path, policy_of
 
 NUMBERED = frozenset(
     ("forward", "forward_backward", "optim_step", "save_weights", "save_weights_for_sampler", "load_weights", "refused")

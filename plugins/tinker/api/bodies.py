@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from gateway.http.body import Body, PathQuery, Whole
+from plugins.tinker.calls.call_rules import LEAST_TTL_S, MOST_TTL_S, NAME
 from schemas.faults import Ignored, Refused
-from streams.calls.call_rules import LEAST_TTL_S, MOST_TTL_S, NAME
 
 Seq = Annotated[Whole, Field(ge=0, lt=2**63)]
 Count = Annotated[Whole, Field(ge=0, lt=2**31)]

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import re
 
+from plugins.tinker.calls.call_names import parse_path
+from plugins.tinker.calls.call_state import BEGINS_AT, NUMBERED, CallState, TrainingSession, request_of, saved_path
 from schemas.events import TrainingCall
-from streams.calls.call_names import parse_path
-from streams.calls.call_state import BEGINS_AT, NUMBERED, CallState, TrainingSession, request_of, saved_path
 
 PAID = frozenset(("forward", "forward_backward", "optim_step", "sample"))
 """Kinds whose calls cost something: a budget that is spent ends these, and what was trained can still be saved."""

@@ -19,8 +19,8 @@ from starlette.requests import Request
 
 from gateway.http.body import read
 from gateway.http.intake import content_type
-from gateway.tinker import protobuf
-from gateway.tinker.bodies import (
+from plugins.tinker.api import protobuf
+from plugins.tinker.api.bodies import (
     MOST_EXAMPLES,
     ForwardBackwardBody,
     ForwardBody,
@@ -28,13 +28,23 @@ from gateway.tinker.bodies import (
     PassInput,
     TensorBody,
 )
-from gateway.tinker.tensors import Tensors
-from streams.calls.call_forms import ExampleShape, TensorShape, check_chunk
+from plugins.tinker.api.tensors import Tensors
+from plugins.tinker.calls.call_forms import ExampleShape, TensorShape, check_chunk
 from streams.errors import CallError
 
 PROTOBUF = "application/x-protobuf"
 PASS: Mapping[str, Any] = {"takes": {PROTOBUF: {}}, "max_bytes": None, "max_values": 50_000, "max_numbers": 1_000_000}
 """What the route of a pass declares; one with more numbers is sent as protobuf."""
+EXAMPLE: Mapping[str, Any] = {
+    "data": [
+        {
+            "model_input": {"chunks": [{"type": "encoded_text", "tokens": [9707, 1879]}]},
+            "loss_fn_inputs": {"target_tokens": {"data": [1879, 13], "dtype": "int64"}},
+        }
+    ],
+    "loss_fn": "cross_entropy",
+}
+"""Of the input of a pass."""
 MOST_DENSE_BYTES = 64 * 1024 * 1024
 """Of all sparse tensors of a call, once they are dense."""
 TOKEN: np.dtype[Any] = np.dtype("<i4")

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from starlette.responses import Response
 
-from gateway.tinker import protobuf
-from gateway.tinker.pass_calls import PROTOBUF, Array
-from gateway.tinker.tensors import Tensors, by_example, read_tensors
+from plugins.tinker.api import protobuf
+from plugins.tinker.api.pass_calls import PROTOBUF, Array
+from plugins.tinker.api.tensors import Tensors, by_example, read_tensors
 from schemas import json_text
 from schemas.events import TrainingResult
 from streams.errors import CallError

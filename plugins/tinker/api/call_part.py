@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from gateway.log.server_part import ServerBase, ServerPart
-from gateway.tinker.call_log import OpenCalls
-from gateway.tinker.futures import TinkerFutures
-from gateway.tinker.not_offered import TinkerNotOffered
-from gateway.tinker.sampling_sessions import TinkerSampling
-from gateway.tinker.training import TinkerTraining
-from gateway.tinker.training_runs import TinkerRuns
-from gateway.tinker.training_sessions import TinkerService
-from gateway.tinker.weights import TinkerWeights
+from plugins.tinker.api.call_log import OpenCalls
+from plugins.tinker.api.futures import TinkerFutures
+from plugins.tinker.api.not_offered import TinkerNotOffered
+from plugins.tinker.api.sampling_sessions import TinkerSampling
+from plugins.tinker.api.training import TinkerTraining
+from plugins.tinker.api.training_runs import TinkerRuns
+from plugins.tinker.api.training_sessions import TinkerService
+from plugins.tinker.api.weights import TinkerWeights
 from streams.settings.model import Settings
 
 

@@ -14,7 +14,7 @@ import uuid
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.tinker.api_answers import (
+from plugins.tinker.api.api_answers import (
     AcceptedAnswer,
     ApiHealth,
     CapabilitiesAnswer,
@@ -26,12 +26,12 @@ from gateway.tinker.api_answers import (
     SessionList,
     SupportedModel,
 )
-from gateway.tinker.base_names import base_names
-from gateway.tinker.bodies import ConfigBody, FinishBody, HeartbeatBody, PageQuery, ScopeQuery, SessionBody
-from gateway.tinker.call_log import OpenCalls
-from gateway.tinker.interface import TINKER
-from gateway.tinker.tenant_calls import TenantCalls, digest, request_text
-from gateway.tinker.training_runs import page
+from plugins.tinker.api.base_names import base_names
+from plugins.tinker.api.bodies import ConfigBody, FinishBody, HeartbeatBody, PageQuery, ScopeQuery, SessionBody
+from plugins.tinker.api.call_log import OpenCalls
+from plugins.tinker.api.interface import TINKER
+from plugins.tinker.api.tenant_calls import TenantCalls, digest, request_text
+from plugins.tinker.api.training_runs import page
 from streams.access.tenants.tenant_names import named
 from streams.errors import CallError
 from streams.jobs.request import prices_and_budget

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from plugins.tinker.calls.call_state import CallState
 from schemas.events import Coordinates, TrainingCall, TrainingResult
 from schemas.serde import EncodeError, Poison
 from schemas.tokens import Octets
 from streams.adapters.stored_tensors import get, put
-from streams.calls.call_state import CallState
 from streams.errors import CallError, EventError, LogError, NotFoundError
 from streams.jobs.monthly_spending import MonthBudget
 from streams.kafka.followed import FollowedOnDemand, FollowedTopic

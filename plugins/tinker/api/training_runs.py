@@ -13,23 +13,23 @@ from typing import Literal, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.tinker.api_answers import (
+from plugins.tinker.api.api_answers import (
     CheckpointAnswer,
     CheckpointList,
     CursorAnswer,
     TrainingRunAnswer,
     TrainingRunList,
 )
-from gateway.tinker.bodies import PageQuery, ScopeQuery, TtlBody
-from gateway.tinker.call_log import OpenCalls
-from gateway.tinker.interface import TINKER
-from gateway.tinker.tenant_calls import TenantCalls, request_text
-from gateway.tinker.training import MODELS
-from gateway.tinker.weights import CHECKPOINTS
-from gateway.tinker.weights_archive import TAR, archive
+from plugins.tinker.api.bodies import PageQuery, ScopeQuery, TtlBody
+from plugins.tinker.api.call_log import OpenCalls
+from plugins.tinker.api.interface import TINKER
+from plugins.tinker.api.tenant_calls import TenantCalls, request_text
+from plugins.tinker.api.training import MODELS
+from plugins.tinker.api.weights import CHECKPOINTS
+from plugins.tinker.api.weights_archive import TAR, archive
+from plugins.tinker.calls.call_names import checkpoint_path
+from plugins.tinker.calls.call_state import Checkpoint, TrainingRun
 from streams.adapters.store import size_of
-from streams.calls.call_names import checkpoint_path
-from streams.calls.call_state import Checkpoint, TrainingRun
 from streams.kafka import times
 from streams.output import moment
 from streams.settings.model import Settings

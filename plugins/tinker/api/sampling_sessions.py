@@ -14,15 +14,15 @@ from typing import Any
 from starlette.requests import Request
 
 from gateway.http.route import CONVERSATION
-from gateway.tinker.api_answers import FutureAnswer, JoinAnswer, SamplerAnswer, SamplingSessionAnswer
-from gateway.tinker.base_names import base_names
-from gateway.tinker.bodies import JoinBody, SampleBody, SamplingSessionBody
-from gateway.tinker.call_log import OpenCalls
-from gateway.tinker.interface import TINKER
-from gateway.tinker.pass_calls import Array, input_tokens
-from gateway.tinker.tenant_calls import TenantCalls, request_text
-from gateway.tinker.training import check_base
-from streams.calls.call_names import numbered_call, sampler_name
+from plugins.tinker.api.api_answers import FutureAnswer, JoinAnswer, SamplerAnswer, SamplingSessionAnswer
+from plugins.tinker.api.base_names import base_names
+from plugins.tinker.api.bodies import JoinBody, SampleBody, SamplingSessionBody
+from plugins.tinker.api.call_log import OpenCalls
+from plugins.tinker.api.interface import TINKER
+from plugins.tinker.api.pass_calls import Array, input_tokens
+from plugins.tinker.api.tenant_calls import TenantCalls, request_text
+from plugins.tinker.api.training import check_base
+from plugins.tinker.calls.call_names import numbered_call, sampler_name
 from streams.errors import CallError
 from streams.settings.model import Settings
 

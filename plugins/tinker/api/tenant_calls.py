@@ -20,13 +20,11 @@ from starlette.requests import Request
 
 from gateway.http.principal import principal_of
 from gateway.http.request_record import record_of
-from gateway.tinker.call_log import CallLog
-from gateway.tinker.tensors import tensor_bytes
-from schemas.events import CallKind, TrainingCall
-from schemas.tokens import Octets
-from streams.calls.call_names import numbered_call
-from streams.calls.call_rules import PAID, refusal
-from streams.calls.call_state import (
+from plugins.tinker.api.call_log import CallLog
+from plugins.tinker.api.tensors import tensor_bytes
+from plugins.tinker.calls.call_names import numbered_call
+from plugins.tinker.calls.call_rules import PAID, refusal
+from plugins.tinker.calls.call_state import (
     ANSWERED,
     BEGINS_AT,
     Checkpoint,
@@ -35,6 +33,8 @@ from streams.calls.call_state import (
     TrainingSession,
     UploadedLoss,
 )
+from schemas.events import CallKind, TrainingCall
+from schemas.tokens import Octets
 from streams.errors import CallError, NotFoundError
 from streams.kafka import times
 

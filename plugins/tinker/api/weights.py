@@ -11,8 +11,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from gateway.tinker.api_answers import CopyAnswer, FutureAnswer, OptimizerAnswer, WeightsInfo
-from gateway.tinker.bodies import (
+from plugins.tinker.api.api_answers import CopyAnswer, FutureAnswer, OptimizerAnswer, WeightsInfo
+from plugins.tinker.api.bodies import (
     CopyWeightsBody,
     LoadWeightsBody,
     NumberedBody,
@@ -20,14 +20,14 @@ from gateway.tinker.bodies import (
     SaveForSamplerBody,
     SaveWeightsBody,
 )
-from gateway.tinker.call_log import OpenCalls
-from gateway.tinker.interface import TINKER
-from gateway.tinker.not_offered import ARCHIVE, refuse
-from gateway.tinker.tenant_calls import TenantCalls, request_text
-from gateway.tinker.training import MODELS, check_base, future_of
+from plugins.tinker.api.call_log import OpenCalls
+from plugins.tinker.api.interface import TINKER
+from plugins.tinker.api.not_offered import ARCHIVE, refuse
+from plugins.tinker.api.tenant_calls import TenantCalls, request_text
+from plugins.tinker.api.training import MODELS, check_base, future_of
+from plugins.tinker.calls.call_forms import check_optimizer, trained_layers
+from plugins.tinker.calls.call_names import checkpoint_path, model_name, numbered_call, sampler_name
 from streams.access.tenants.tenant_names import named
-from streams.calls.call_forms import check_optimizer, trained_layers
-from streams.calls.call_names import checkpoint_path, model_name, numbered_call, sampler_name
 from streams.errors import CallError
 from streams.settings.model import Settings
 

@@ -16,15 +16,14 @@ from starlette.requests import Request
 
 from gateway.http.errors import apart
 from gateway.http.intake import read_apart
-from gateway.tinker.api_answers import FutureAnswer, InfoAnswer, ModelData, OptimizerAnswer
-from gateway.tinker.base_names import base_names
-from gateway.tinker.bodies import CreateModelBody, CustomLossBody, ModelBody, OptimStepBody
-from gateway.tinker.call_log import OpenCalls
-from gateway.tinker.interface import TINKER
-from gateway.tinker.pass_calls import PASS, PassCall, RefusedPass, read_pass
-from gateway.tinker.tenant_calls import TenantCalls, request_text
-from schemas.events import CallKind, TrainingCall
-from streams.calls.call_forms import (
+from plugins.tinker.api.api_answers import FutureAnswer, InfoAnswer, ModelData, OptimizerAnswer
+from plugins.tinker.api.base_names import base_names
+from plugins.tinker.api.bodies import CreateModelBody, CustomLossBody, ModelBody, OptimStepBody
+from plugins.tinker.api.call_log import OpenCalls
+from plugins.tinker.api.interface import TINKER
+from plugins.tinker.api.pass_calls import EXAMPLE, PASS, PassCall, RefusedPass, read_pass
+from plugins.tinker.api.tenant_calls import TenantCalls, request_text
+from plugins.tinker.calls.call_forms import (
     CUSTOM,
     adam_of,
     check_examples,
@@ -33,13 +32,16 @@ from streams.calls.call_forms import (
     lora_of,
     loss_config,
 )
-from streams.calls.call_names import loss_name, model_name, numbered_call
-from streams.calls.call_state import TrainingRun
-from streams.calls.loss_graph import loss_graph_of
+from plugins.tinker.calls.call_names import loss_name, model_name, numbered_call
+from plugins.tinker.calls.call_state import TrainingRun
+from plugins.tinker.calls.loss_graph import loss_graph_of
+from schemas.events import CallKind, TrainingCall
 from streams.errors import CallError
 from streams.settings.model import Settings
 
 MODELS = "GET /api/v1/training_runs lists models"
+FORWARD = {"forward_input": EXAMPLE, "model_id": "m", "seq_id": 1}
+FORWARD_BACKWARD = {"forward_backward_input": EXAMPLE, "model_id": "m", "seq_id": 1}
 
 
 class TinkerTraining:
@@ -95,12 +97,12 @@ class TinkerTraining:
         call = calls.new_call("unload_model", name, model.session_id, {}, model=body.model_id, tenant=model.tenant)
         return future_of(calls.submit(call))
 
-    @TINKER.post("/forward", may="training.call", ids=MODELS, **PASS)
+    @TINKER.post("/forward", may="training.call", ids=MODELS, sends=FORWARD, **PASS)
     async def tinker_forward(self, request: Request, raw: bytes) -> FutureAnswer:
         """Compute losses and logprobs."""
         return await self._pass(request, raw, forward_only=True)
 
-    @TINKER.post("/forward_backward", may="training.call", ids=MODELS, **PASS)
+    @TINKER.post("/forward_backward", may="training.call", ids=MODELS, sends=FORWARD_BACKWARD, **PASS)
     async def tinker_forward_backward(self, request: Request, raw: bytes) -> FutureAnswer:
         """Compute losses, and add their gradients to those since the last step."""
         return await self._pass(request, raw, forward_only=False)

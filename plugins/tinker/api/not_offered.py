@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from starlette.responses import Response
 
-from gateway.tinker.interface import TINKER
+from plugins.tinker.api.interface import TINKER
 from streams.errors import CallError
 
 ARCHIVE = "GET /api/v1/training_runs/MODEL/checkpoints/weights/NAME/archive gives the files of saved weights"

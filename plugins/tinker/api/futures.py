@@ -18,14 +18,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.http.errors import apart, json_response
-from gateway.tinker.api_answers import CompletionsAnswer, EndedRequest, PendingAnswer
-from gateway.tinker.bodies import FutureBody, FuturesBody
-from gateway.tinker.call_log import CallLog, OpenCalls
-from gateway.tinker.call_results import json_of, result_response
-from gateway.tinker.interface import TINKER
-from gateway.tinker.tenant_calls import TenantCalls, request_text
+from plugins.tinker.api.api_answers import CompletionsAnswer, EndedRequest, PendingAnswer
+from plugins.tinker.api.bodies import FutureBody, FuturesBody
+from plugins.tinker.api.call_log import CallLog, OpenCalls
+from plugins.tinker.api.call_results import json_of, result_response
+from plugins.tinker.api.interface import TINKER
+from plugins.tinker.api.tenant_calls import TenantCalls, request_text
+from plugins.tinker.calls.call_state import CallState
 from schemas.events import TrainingCall
-from streams.calls.call_state import CallState
 from streams.settings.model import Settings
 
 POLL_S = 25.0

@@ -15,15 +15,15 @@ import pytest
 
 from gateway.http.application import Application
 from gateway.http.principal import PRINCIPAL
-from gateway.tinker import futures, protobuf
-from gateway.tinker.call_log import CallLog, OpenCalls
-from gateway.tinker.call_part import tinker_rooms
-from gateway.tinker.tensors import read_tensors, tensor_bytes
+from plugins.tinker.api import futures, protobuf
+from plugins.tinker.api.call_log import CallLog, OpenCalls
+from plugins.tinker.api.call_part import tinker_rooms
+from plugins.tinker.api.tensors import read_tensors, tensor_bytes
+from plugins.tinker.calls.call_rules import line_refusal
 from schemas.events import TrainingCall, TrainingResult
 from schemas.tokens import Octets
 from streams.access.keys import AccessKey
 from streams.adapters import stored_tensors
-from streams.calls.call_rules import line_refusal
 from streams.jobs.job_log import JobLog
 from streams.kafka import times
 from streams.settings.model import Adapters, Jobs, Settings
