@@ -36,7 +36,7 @@ class ThreadPart(ServerPart):
         self._runs = self._stack.enter_context(runs)
 
     def __exit__(self, *exc: object) -> None:
-        self._stack.__exit__(*exc)
+        self._stack.close()
 
     def rooms(self) -> list[object]:
         log, runs = self._log, self._runs

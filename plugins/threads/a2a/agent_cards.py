@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from gateway.http import errors
 from gateway.http.principal import principal_of
 from plugins.threads.acp.known_agents import LISTED, KnownAgents, RunningAgent
-from plugins.threads.thread_interfaces import A2A_CARDS
+from plugins.threads.acp.thread_interfaces import A2A_CARDS
 from streams.errors import CallError
 from streams.files import program_version
 

@@ -50,8 +50,8 @@ from plugins.threads.acp.requested_runs import RequestedRuns, RunOrigin
 from plugins.threads.acp.run_execution import ThreadRuns
 from plugins.threads.acp.thread_access import thread_name
 from plugins.threads.acp.thread_bodies import RunBody
+from plugins.threads.acp.thread_interfaces import A2A
 from plugins.threads.log.thread_state import RunState
-from plugins.threads.thread_interfaces import A2A
 from schemas.events import derive_id
 from schemas.older_forms import OlderForm
 from streams.errors import CallError

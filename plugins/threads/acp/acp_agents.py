@@ -14,7 +14,7 @@ from gateway.http import errors
 from plugins.threads.acp.known_agents import LISTED, KnownAgents
 from plugins.threads.acp.thread_answers import AgentAnswer, AgentSchemaAnswer, agent_answer, list_response
 from plugins.threads.acp.thread_bodies import AgentSearch, Configurable
-from plugins.threads.thread_interfaces import ACP
+from plugins.threads.acp.thread_interfaces import ACP
 
 MESSAGE: dict[str, Any] = {
     "type": "object",

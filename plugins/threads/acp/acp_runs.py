@@ -41,8 +41,8 @@ from plugins.threads.acp.thread_bodies import (
     RunSearch,
     ThreadRunsQuery,
 )
+from plugins.threads.acp.thread_interfaces import ACP
 from plugins.threads.log.thread_state import RunState
-from plugins.threads.thread_interfaces import ACP
 from streams.errors import CallError
 from streams.stages.agents.agent_log import object_of
 

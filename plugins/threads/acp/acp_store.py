@@ -17,9 +17,9 @@ from gateway.log.open_log import AT_ONCE
 from plugins.threads.acp.thread_access import logged_namespace, own_labels
 from plugins.threads.acp.thread_answers import ItemAnswer, ItemList, item_answer
 from plugins.threads.acp.thread_bodies import ItemDelete, ItemPut, ItemSearch, NamespaceSearch
+from plugins.threads.acp.thread_interfaces import ACP
 from plugins.threads.log.memory_log import MemoryLog
 from plugins.threads.log.memory_state import MemoryItem
-from plugins.threads.thread_interfaces import ACP
 from schemas import json_text
 from streams.access.tenants.tenant_names import SEPARATOR
 from streams.errors import CallError, EventError

@@ -20,9 +20,9 @@ from plugins.threads.acp.run_execution import ThreadRuns
 from plugins.threads.acp.thread_access import check_thread, own_agent, thread_name
 from plugins.threads.acp.thread_answers import ThreadAnswer, list_response, state_answer, thread_answer
 from plugins.threads.acp.thread_bodies import HistoryBody, HistoryQuery, ThreadCreate, ThreadPatch, ThreadSearch
+from plugins.threads.acp.thread_interfaces import ACP
 from plugins.threads.acp.thread_views import ThreadViews
 from plugins.threads.log.thread_state import ThreadState
-from plugins.threads.thread_interfaces import ACP
 from schemas import json_text
 from schemas.events import ThreadEvent
 from streams.errors import CallError

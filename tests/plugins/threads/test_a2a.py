@@ -13,7 +13,7 @@ import pytest
 
 from gateway.rooms.routes import ROUTES
 from plugins.threads.a2a.agent_tasks import PUSH_METHODS
-from plugins.threads.thread_interfaces import A2A, A2A_CARDS
+from plugins.threads.acp.thread_interfaces import A2A, A2A_CARDS
 from schemas.events import AccessRole, AgentEvent, ThreadEvent, Tool, Turn
 from streams.access.roles import ALLOWED, ROLES
 from streams.kafka import admin

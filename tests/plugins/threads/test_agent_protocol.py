@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from gateway.rooms.routes import ROUTES
-from plugins.threads.thread_interfaces import ACP
+from plugins.threads.acp.thread_interfaces import ACP
 from schemas.events import AccessRole, MemoryEvent, ThreadEvent, Turn
 from streams.access.roles import ALLOWED, ROLES
 from streams.kafka import admin

@@ -20,7 +20,7 @@ from gateway.rooms.routes import ROUTES, TABLE
 from plugins.threads.a2a.agent_cards import A2aCards
 from plugins.threads.a2a.agent_tasks import A2A_METHODS, PUSH_METHODS, AgentMethods
 from plugins.threads.acp.acp_agents import AcpAgents
-from plugins.threads.thread_interfaces import OLDER, OLDER_A2A
+from plugins.threads.acp.thread_interfaces import OLDER, OLDER_A2A
 from streams.settings.model import Serve
 from tests.import_graph import ROOT
 from tests.unit.test_door import BEARER, Known
