@@ -9,8 +9,8 @@
     loss                 marks your function as a trainer's loss             trainer.step.loss
     main                 the command line                                   streams.cli
     PromotionGuardAgent  gates and judge over a run: is it good enough      streams.improve.curation
-    RunArchiveService    rows of runs into JSON lines or SQLite             streams.improve.runs.run_archive
-    RunTracker           the figures of runs                                streams.improve.runs.run_tracker
+    RunArchiveService    rows of runs into JSON lines or SQLite             streams.tools.runs.run_archive
+    RunTracker           the figures of runs                                streams.tools.runs.run_tracker
     SelfPlayRunner       asks a policy a catalogue of questions             streams.improve.selfplay.selfplay_runner
     VerifierAgent        the judge of a transcript alone                    streams.improve.curation
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from streams.improve.curation.promotion_guard import PromotionGuardAgent
     from streams.improve.curation.verifier import VerifierAgent
     from streams.improve.datasets.curation_service import DatasetCurationHostedService
-    from streams.improve.runs.run_archive import RunArchiveService
-    from streams.improve.runs.run_tracker import RunTracker
     from streams.improve.selfplay.selfplay_runner import SelfPlayRunner
     from streams.scorers import entry_point
     from streams.tools.agent_manager import AgentManager, ConversationTracker
     from streams.tools.query.session import connect
+    from streams.tools.runs.run_archive import RunArchiveService
+    from streams.tools.runs.run_tracker import RunTracker
     from trainer.step.loss import loss
 
 __all__ = [
@@ -55,8 +55,8 @@ HOMES = {
     "ConversationTracker": "streams.tools.agent_manager",
     "DatasetCurationHostedService": "streams.improve.datasets.curation_service",
     "PromotionGuardAgent": "streams.improve.curation.promotion_guard",
-    "RunArchiveService": "streams.improve.runs.run_archive",
-    "RunTracker": "streams.improve.runs.run_tracker",
+    "RunArchiveService": "streams.tools.runs.run_archive",
+    "RunTracker": "streams.tools.runs.run_tracker",
     "SelfPlayRunner": "streams.improve.selfplay.selfplay_runner",
     "VerifierAgent": "streams.improve.curation.verifier",
     "connect": "streams.tools.query.session",

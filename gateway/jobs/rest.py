@@ -46,7 +46,6 @@ from streams.adapters.versions import read_state
 from streams.environments.registry import tool_log
 from streams.environments.registry.named_tools import NamedTools, named_tools
 from streams.errors import CallError, EventError, NotFoundError, RefusedError
-from streams.improve.prompts import search_request
 from streams.jobs import job_log, job_view, request as requests
 from streams.jobs.job_answers import tool_accuracy, tool_accuracy_by_version
 from streams.jobs.job_log import JobLog
@@ -61,6 +60,7 @@ from streams.settings.model import Settings
 from streams.stages.agents.agent_log import AgentLog, AgentMemory, capability_problem, read_memory
 from streams.stages.agents.runs.registration import KnownAgent, register
 from streams.stages.tasks.task_line import RewardSourceLine
+from streams.tools.prompt_search import search_request
 
 OrderType = Literal["RL_TRAINING", "FINE_TUNING", "PROMPT_ENGINEERING"]
 RL_TRAINING: Literal["RL_TRAINING"] = "RL_TRAINING"

@@ -24,12 +24,12 @@ from schemas.events import Message
 from schemas.prompt_text import VariableType
 from streams.access.tenants.tenant_names import named, own_of
 from streams.errors import CallError, EventError
-from streams.improve.prompts.activation import activate
 from streams.output import moment
 from streams.prompts.prompt_body import PromptBody, PromptMessageBody
 from streams.prompts.prompt_log import Activation
 from streams.prompts.prompt_state import PromptState, PromptVersion
 from streams.settings.model import Settings
+from streams.tools.prompt_search.activation import activate
 
 LISTED = "GET /prompts/templates lists prompts"
 """Where the names of prompts are found."""
@@ -283,7 +283,7 @@ class PromptTemplates:
     def evaluate_prompt(self, request: Request, query: EvaluateQuery) -> PromptEvaluation:
         """Return what the tasks with each version of a prompt earned, and one version against another."""
         view = self._log.view
-        from streams.improve.prompts import earnings  # which needs DuckDB
+        from streams.tools.prompt_search import earnings  # which needs DuckDB
         from streams.tools.views.rights import LogRights
 
         name = self._log.prompts.get(named(tenant_of(request), query.name)).prompt

@@ -153,9 +153,9 @@ def prompts_optimize(
     from streams import output as show
     from streams.cli.jobs import read_objects
     from streams.cli.runtime import json_object, until_stopped
-    from streams.improve.prompts import prompt_worker, search_request
     from streams.jobs.job_log import JobLog
     from streams.prompts import prompt_log
+    from streams.tools.prompt_search import prompt_worker, search_request
 
     settings = call.settings_to_write
     config: dict[str, Any] = {"max_answers": answers, **json_object(in_json, "--config")}
@@ -189,8 +189,8 @@ def prompts_run(call: AppContext, /) -> None:
     Several share the jobs.
     """
     from streams.cli.runtime import until_stopped
-    from streams.improve.prompts import prompt_worker
     from streams.kafka import admin
+    from streams.tools.prompt_search import prompt_worker
 
     call.working = True
     with until_stopped() as stop:

@@ -54,7 +54,7 @@ def runs_show(call: AppContext, /, run_id: str, source: Source, output: Output) 
     from dataclasses import asdict
 
     from streams import output as show
-    from streams.improve.runs.run_tracker import RunTracker
+    from streams.tools.runs.run_tracker import RunTracker
 
     show.record(asdict(RunTracker(call.settings, source=source).track(run_id)), output)
 
@@ -84,7 +84,7 @@ def runs_export(
     lost. Exit code 1 means that unreadable records are left out.
     """
     from streams import output as show
-    from streams.improve.runs.run_archive import RunArchiveService
+    from streams.tools.runs.run_archive import RunArchiveService
 
     result = RunArchiveService(call.settings, source=source).archive(path, where)
     for text in result.left_out:

@@ -3,7 +3,7 @@
     prompts ──► a thread that follows ──► PromptState of each ──► resolve
     create, activate, withdraw ──► event with the sequence it expects ──► prompts ──► own fold has passed it ──► answer
 
-Not covered: whether a policy is in training with a prompt; streams/improve/prompts/activation.py checks the jobs.
+Not covered: whether a policy is in training with a prompt; streams/tools/prompt_search/activation.py checks the jobs.
 """
 
 from __future__ import annotations

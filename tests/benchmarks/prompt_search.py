@@ -19,7 +19,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from streams.improve.prompts.halving import Ask, SearchPlan, SearchVerdict, next_step
+from streams.tools.prompt_search.halving import Ask, SearchPlan, SearchVerdict, next_step
 
 PAGE = Path(__file__).parents[2] / "docs" / "prompts.md"
 BEGIN, END = "<!-- prompt-search:begin -->", "<!-- prompt-search:end -->"

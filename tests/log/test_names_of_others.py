@@ -24,8 +24,8 @@ from gateway.http.route import Route
 from gateway.mcp.tools import TOOLS
 from gateway.rooms.routes import TABLE
 from streams.access.access_log import AccessLog
-from streams.improve.prompts.search_request import SearchConfig
 from streams.jobs.request import JobConfig
+from streams.tools.prompt_search.search_request import SearchConfig
 from tests.support.agent_server import serving, settings_of
 from tests.support.planted_log import plant
 from tests.support.processes import until

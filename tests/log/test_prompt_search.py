@@ -14,9 +14,6 @@ import pytest
 
 from schemas.events import Coordinates, Message, PromptEvent, Task
 from streams.errors import JobRequestError, RefusedError
-from streams.improve.prompts import prompt_worker, search_request
-from streams.improve.prompts.activation import activate
-from streams.improve.prompts.live_search import LiveSearch
 from streams.jobs.job_log import JobCommand, JobLog
 from streams.jobs.request import JobConfig, prompt_of
 from streams.jobs.state import JobState
@@ -26,6 +23,9 @@ from streams.prompts import prompt_log, prompt_use
 from streams.prompts.prompt_log import Activation, PromptLog, PromptText
 from streams.prompts.prompt_use import PromptReference
 from streams.settings.model import Jobs, Settings
+from streams.tools.prompt_search import prompt_worker, search_request
+from streams.tools.prompt_search.activation import activate
+from streams.tools.prompt_search.live_search import LiveSearch
 from tests import skips
 from tests.support.factories import group, job_event, job_spec, member, response, task
 from tests.support.processes import read

@@ -10,8 +10,6 @@ import pytest
 
 from schemas.events import CurationEvent, derive_id
 from streams.improve.curation.verdicts import VerdictFold
-from streams.improve.runs.run_archive import RunArchiveService
-from streams.improve.runs.run_row import RunRow, RunRules, run_row
 from streams.kafka import admin
 from streams.settings.model import Archive, Jobs, Settings
 from streams.tools.archive import history, sync
@@ -19,6 +17,8 @@ from streams.tools.query import formats
 from streams.tools.query.finished import FinishedReader
 from streams.tools.query.session import NO_LIMITS, Session
 from streams.tools.query.source import Scope
+from streams.tools.runs.run_archive import RunArchiveService
+from streams.tools.runs.run_row import RunRow, RunRules, run_row
 from streamward import RunTracker
 from tests.support.log.shared_node import own_topics
 from tests.support.processes import write

@@ -28,9 +28,9 @@ from streams.engines.protocol import TextScores
 from streams.engines.rendering.template_rendering import ChatRendering
 from streams.engines.rendering.token_table import TokenTable
 from streams.errors import CallError
-from streams.improve.runs.tool_use import ToolUse, tool_use
 from streams.stages.agents.recording.calls import Delta, Done, ModelCall, Piece, PromptScores
 from streams.stages.agents.trajectories.fold import fold
+from streams.tools.runs.tool_use import ToolUse, tool_use
 from tests.support.models import chat
 from tests.support.processes import until
 from tests.support.server_in_memory import LogInMemory, ServerInMemory, serving

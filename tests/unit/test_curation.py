@@ -25,10 +25,10 @@ from streams.improve.curation.promotion_guard import (
 from streams.improve.curation.run_case import RunCase, run_case
 from streams.improve.curation.verdicts import PlacedVerdict, VerdictFold
 from streams.improve.curation.verifier import VerifierAgent, endpoint_of
-from streams.improve.runs.run_row import RunRules, run_row
 from streams.scorers import ScoreError
 from streams.settings.model import GATES, RunCuration, Scoring, Settings
 from streams.tools.query.finished import Finished
+from streams.tools.runs.run_row import RunRules, run_row
 from tests.support.doubles.judge import JudgeServer, judging, raw, says
 from tests.support.factories import T0
 from tests.support.runs import SURE, agreeing, chat_turn, finished, result, tool_turn

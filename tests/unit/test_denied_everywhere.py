@@ -165,9 +165,12 @@ async def status_of(app: ASGIApp, method: str, path: str, headers: dict[str, str
 # --- fields of a body that have something else done, too --------------------------------------------------------------
 
 CHANGES: dict[str, tuple[Action, ...]] = {
-    "streams.improve.prompts.activation.activate": ("adapters.promote",),
+    "streams.tools.prompt_search.activation.activate": ("adapters.promote",),
     "streams.adapters.decisions.decide": ("adapters.promote",),
-    "streams.improve.prompts.search_request.order": ("jobs.order", "adapters.promote"),  # its job moves config.alias
+    "streams.tools.prompt_search.search_request.order": (
+        "jobs.order",
+        "adapters.promote",
+    ),  # its job moves config.alias
     "self._log.tools.add": ("code.run",),
     "self._log.tools.accept": ("code.run",),
     "self._log.tools.remove": ("code.run",),

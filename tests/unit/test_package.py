@@ -9,9 +9,9 @@ import pytest
 
 import streamward
 from streams import cli, scorers
-from streams.improve.runs import run_archive, run_tracker
 from streams.tools import agent_manager
 from streams.tools.query import session
+from streams.tools.runs import run_archive, run_tracker
 
 
 def test_the_package_gives_what_a_users_code_needs() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from streams.improve.prompts.halving import Ask, SearchPlan, SearchVerdict, next_step
-from streams.improve.prompts.reflection import quotations
+from streams.tools.prompt_search.halving import Ask, SearchPlan, SearchVerdict, next_step
+from streams.tools.prompt_search.reflection import quotations
 from tests.benchmarks.prompt_search import BETTER, outcome
 
 

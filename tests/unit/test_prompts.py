@@ -11,13 +11,13 @@ from hypothesis import given, strategies as st
 
 from schemas.events import Coordinates, Message, PromptArm, PromptUse, PromptVariable, problems
 from streams.errors import EventError, NotFoundError
-from streams.improve.prompts import search_request
 from streams.prompts import prompt_use
 from streams.prompts.prompt_state import PromptState, fold, refusal
 from streams.prompts.prompt_use import PromptReference
 from streams.settings.model import Settings
 from streams.stages.agents.trajectories.fold import fold as fold_run
 from streams.stages.agents.trajectories.response import response_of
+from streams.tools.prompt_search import search_request
 from tests.support.factories import prompt_event, task, trajectory, turn
 from tests.support.log.join_partition import Log, answers, scores
 

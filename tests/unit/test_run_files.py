@@ -14,10 +14,10 @@ import pytest
 
 from schemas.events import Event, derive_id
 from streams.errors import NotFoundError, RefusedError
-from streams.improve.runs.run_archive import COLUMNS, RunArchiveService, append_lines, write_database
-from streams.improve.runs.run_tracker import RunTracker
 from streams.kafka.topics import topics
 from streams.settings.model import Archive, Settings
+from streams.tools.runs.run_archive import COLUMNS, RunArchiveService, append_lines, write_database
+from streams.tools.runs.run_tracker import RunTracker
 from tests.support.commands import invoke, rows_of
 from tests.support.factories import T0, response, reward, task, trajectory
 from tests.support.log.archive_of import archived

@@ -19,8 +19,8 @@ from gateway.log.sql_rows import LogOverHttp
 from gateway.people.door import Door
 from gateway.rooms.routes import TABLE
 from schemas.events import AccessRole, derive_id
-from streams.improve.runs.run_row import RunRow
 from streams.settings.model import Archive, Serve, Settings
+from streams.tools.runs.run_row import RunRow
 from tests.support.factories import T0
 from tests.support.log.archive_of import archived
 from tests.unit.test_door import BEARER, Known

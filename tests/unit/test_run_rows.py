@@ -10,11 +10,11 @@ import pytest
 
 from schemas.conventions import FAILED_TOOLS, RatedAnswer, feedback
 from schemas.events import Coordinates, JobPrices, Message, Observed, Reward, ToolCall, Turn, derive_id
-from streams.improve.runs.run_row import RunRow, RunRules, run_row
-from streams.improve.runs.tool_use import ToolUse, tool_use
 from streams.settings.model import Jobs, RunCuration, Settings
 from streams.stages.agents.trajectories.fold import fold
 from streams.tools.query.finished import Finished
+from streams.tools.runs.run_row import RunRow, RunRules, run_row
+from streams.tools.runs.tool_use import ToolUse, tool_use
 from tests.support.agent_calls import ADD, Recorded, assistant, system, user
 from tests.support.factories import T0, group, member, response, reward, task, trajectory
 

@@ -24,10 +24,10 @@ from schemas.events import (
     derive_id,
 )
 from streams.improve.curation.verdicts import VerdictFold
-from streams.improve.runs.run_row import RunRow, RunRules, run_row
 from streams.settings.model import Jobs
 from streams.tools.query.finished import FinishedReader, FinishedSelection
 from streams.tools.query.runs_view import runs_sql
+from streams.tools.runs.run_row import RunRow, RunRules, run_row
 from tests.support.agent_calls import ADD, Recorded, assistant, system, user
 from tests.support.appended import SETTINGS, Appended
 from tests.support.factories import T0, curation_event, group, member, response, reward, task, trajectory

@@ -10,8 +10,8 @@ from hypothesis import given, strategies as st
 
 from schemas.events import Message
 from streams.improve.curation.transcript import Transcript, transcript_of
-from streams.improve.runs.run_row import RunRules, run_row
 from streams.tools.query.finished import Finished
+from streams.tools.runs.run_row import RunRules, run_row
 from tests.support.runs import chat_turn, finished, result, tool_turn
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from schemas.events import GateResult
-from streams.improve.runs.run_row import RunRow
+from streams.tools.runs.run_row import RunRow
 
 FIGURES: Mapping[str, Callable[[RunRow], float | None]] = {
     "min_score": lambda row: row.reward,

@@ -12,9 +12,9 @@ from schemas.events import GateResult
 from streams.improve.curation.gates import gate_results
 from streams.improve.curation.rubric import Rubric, rubric_of
 from streams.improve.curation.transcript import Transcript, transcript_of
-from streams.improve.runs.run_row import RunRow, RunRules, run_row
 from streams.settings.model import Settings
 from streams.tools.query.finished import Finished
+from streams.tools.runs.run_row import RunRow, RunRules, run_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

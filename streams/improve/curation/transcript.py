@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.events import Message
-from streams.improve.runs.run_row import RunRow
 from streams.scorers.verdict import storable
 from streams.stages.agents.trajectories.fold import TrajectoryStep
 from streams.tools.query.finished import Finished
+from streams.tools.runs.run_row import RunRow
 
 NAME_CHARACTERS = 200
 """Of a name in a transcript: a role, a tool, why a run ended."""

@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 from schemas.events import Outcome
 from streams.evaluation import paired
 from streams.evaluation.paired import Comparison
-from streams.improve.prompts.halving import better_half
+from streams.tools.prompt_search.halving import better_half
 
 Side = Literal["search", "report"]
 

@@ -24,13 +24,6 @@ from schemas.events import JobEvent, JobKind, Message, Outcome, PromptSearch, de
 from streams.adapters.decisions import read_history
 from streams.errors import EventError, LogError, SettingsError, StreamwardError
 from streams.evaluation import paired
-from streams.improve.prompts import reflection
-from streams.improve.prompts.activation import check_not_in_training
-from streams.improve.prompts.halving import Ask, SearchPlan, SearchVerdict, next_step
-from streams.improve.prompts.live_search import LiveSearch
-from streams.improve.prompts.reflection import AnsweredQuestion, ReflectionPlan, SearchEnded, request_digest
-from streams.improve.prompts.reflector import reflector_of
-from streams.improve.prompts.search_tasks import AnswerReader, SearchTasks, texts_of, tokens_paid
 from streams.jobs.job_log import JobLog
 from streams.jobs.job_reducer import over_budget
 from streams.jobs.state import BUDGET_EXCEEDED, JobState, JobUsage, place
@@ -43,6 +36,13 @@ from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.prompts.prompt_log import Activation, PromptLog, PromptText, event_of
 from streams.prompts.prompt_state import PromptVersion
 from streams.settings.model import Settings
+from streams.tools.prompt_search import reflection
+from streams.tools.prompt_search.activation import check_not_in_training
+from streams.tools.prompt_search.halving import Ask, SearchPlan, SearchVerdict, next_step
+from streams.tools.prompt_search.live_search import LiveSearch
+from streams.tools.prompt_search.reflection import AnsweredQuestion, ReflectionPlan, SearchEnded, request_digest
+from streams.tools.prompt_search.reflector import reflector_of
+from streams.tools.prompt_search.search_tasks import AnswerReader, SearchTasks, texts_of, tokens_paid
 
 ACTOR = "prompts"
 SAY_EVERY_S = 60.0

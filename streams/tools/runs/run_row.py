@@ -21,9 +21,9 @@ from typing import Any, Self
 from schemas.conventions import COST, OUTSIDE_ENGINE
 from schemas.events import Ending, JobPrices, Purpose, RunVerdict, Turn
 from streams.access.tenants.tenant_names import tenant_in
-from streams.improve.runs.tool_use import tool_use
 from streams.settings.model import Settings
 from streams.tools.query.finished import Finished
+from streams.tools.runs.tool_use import tool_use
 
 CHAT = "chat"
 """The scenario of a run without a task."""
@@ -82,7 +82,7 @@ class RunRow:
     rewrites: int
     recoveries: int
     escalations: int
-    """These six as streams/improve/runs/tool_use.py defines them."""
+    """These six as streams/tools/runs/tool_use.py defines them."""
     latency_ms: float
     """Of a response, as it was recorded; of a chat, from its first call to its last answer."""
     prompt_tokens: int

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 
 from schemas import json_text
 from streams.errors import RefusedError
-from streams.improve.runs.run_row import RunRow
 from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
 from streams.tools.query import formats
 from streams.tools.query.line_file import LineFile
 from streams.tools.query.session import Session
+from streams.tools.runs.run_row import RunRow
 
 COLUMNS = tuple(field.name for field in fields(RunRow))
 DATABASES = (".db", ".sqlite", ".sqlite3")

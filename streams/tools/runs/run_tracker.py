@@ -7,11 +7,11 @@ from contextlib import closing
 from typing import Any
 
 from streams.errors import NotFoundError
-from streams.improve.runs.run_archive import COLUMNS
-from streams.improve.runs.run_row import RunRow
 from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
+from streams.tools.runs.run_archive import COLUMNS
+from streams.tools.runs.run_row import RunRow
 from streams.tools.views import run_list
 from streams.tools.views.log_view import LogView
 

@@ -19,7 +19,6 @@ from pydantic import Field, ValidationError
 
 from schemas.events import JobSpec, PromptSearch, RewardSource, Sampling
 from streams.errors import EventError, JobRequestError, NotFoundError
-from streams.improve.prompts.search_tasks import prompt_of
 from streams.jobs.request import (
     JobOrder,
     PricesConfig,
@@ -36,6 +35,7 @@ from streams.jobs.state import JobState, split
 from streams.prompts.prompt_state import PromptState, PromptVersion
 from streams.prompts.prompt_use import own_name
 from streams.settings.model import Settings
+from streams.tools.prompt_search.search_tasks import prompt_of
 
 
 class SearchConfig(RequestPart):

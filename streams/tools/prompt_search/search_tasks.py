@@ -19,7 +19,6 @@ from schemas.conventions import has_scores
 from schemas.events import AdvantagedGroup, Coordinates, Message, PromptUse, Response, Sampling, Task, derive_id
 from schemas.serde import Poison
 from streams.errors import EventError
-from streams.improve.prompts.halving import Ask
 from streams.jobs.state import JobState
 from streams.kafka.admin import offsets
 from streams.kafka.reader import PartitionReader, fetch
@@ -28,6 +27,7 @@ from streams.kafka.topics import topics
 from streams.prompts.prompt_state import PromptVersion
 from streams.prompts.prompt_use import PromptReference, before, use
 from streams.settings.model import Settings
+from streams.tools.prompt_search.halving import Ask
 
 SEARCH = "prompt_search"
 """Metadata of a task, and of its group: the job that asked first."""

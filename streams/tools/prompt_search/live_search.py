@@ -20,8 +20,6 @@ from typing import NamedTuple
 from schemas.events import AdvantagedGroup, PromptArm, PromptSearch, Task
 from schemas.serde import Poison
 from streams.errors import EventError
-from streams.improve.prompts.halving import Ask, SearchPlan, SearchVerdict, next_step
-from streams.improve.prompts.search_tasks import score_of
 from streams.jobs.state import JobState
 from streams.kafka import times
 from streams.kafka.history import LogHistory
@@ -29,6 +27,8 @@ from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.topics import topics
 from streams.prompts.prompt_log import PromptLog, event_of
 from streams.settings.model import Settings
+from streams.tools.prompt_search.halving import Ask, SearchPlan, SearchVerdict, next_step
+from streams.tools.prompt_search.search_tasks import score_of
 
 
 class LiveTask(NamedTuple):
