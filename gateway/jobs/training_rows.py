@@ -30,12 +30,12 @@ from streams.data.contamination.known_suites import expectations_of, of_files
 from streams.data.contamination.suite_index import SuiteIndex
 from streams.data.synthesis.synthetic_rows import rows_of
 from streams.errors import CallError, EventError, NotFoundError, SettingsError
-from streams.improve.datasets import dataset_log
 from streams.jobs import training_files
 from streams.kafka import times
 from streams.settings.model import Settings
 from streams.stages.tasks.generators import TaskSpec
 from streams.stages.tasks.mapped_row import columns_by_field
+from streams.tools.dataset_reader import dataset_reader
 
 FATES_SHOWN = 100
 MOST_GENERATED = 10_000
@@ -153,7 +153,7 @@ class TrainingRows:
         if reference is None:
             return None
         tenant = tenant_of(request)
-        return dataset_log.read(self._settings).find(reference, None if tenant is None else (tenant,)).inputs
+        return dataset_reader().find(self._settings, reference, None if tenant is None else (tenant,)).inputs
 
     @REST.post(
         "/data/ingest",

@@ -19,12 +19,12 @@ from gateway.jobs.fine_tuning_body import (
 from schemas.events import DatasetEvent, TuningMethod
 from streams.adapters.versions import AdapterState
 from streams.errors import CallError, JobRequestError, NotFoundError, RefusedError
-from streams.improve.datasets import dataset_log
 from streams.jobs import training_files, tuning_request
 from streams.jobs.request import JobOrder
 from streams.jobs.training_files import TrainingFile
 from streams.kafka import times
 from streams.settings.model import Settings
+from streams.tools.dataset_reader import dataset_reader
 
 METHODS: Mapping[str, TuningMethod] = {"supervised": "sft", "dpo": "dpo"}
 """By OpenAI's name."""
@@ -123,7 +123,7 @@ def _file(settings: Settings, file_id: str, tenant: str | None, method: TuningMe
 def _dataset(settings: Settings, reference: str, tenant: str | None) -> DatasetEvent:
     """Return the build that a request names; a tenant's key may use that tenant's alone. Raises CallError."""
     try:
-        return dataset_log.read(settings).find(reference, None if tenant is None else (tenant,))
+        return dataset_reader().find(settings, reference, None if tenant is None else (tenant,))
     except (NotFoundError, RefusedError) as exc:
         raise CallError("not_found", f"config.dataset: {exc}", "config.dataset") from exc
 

@@ -160,14 +160,14 @@ def _check(settings: Settings, allow_contaminated: bool) -> SourceCheck:
 
 def _examples(settings: Settings, reference: str, method: TuningMethod, history: History) -> DatasetExamples:
     """Return the examples of a data set, out of the log. Raises UsageError for options that choose other ones."""
-    from streams.improve.datasets import dataset_rebuild
+    from streams.tools.dataset_reader import dataset_reader
 
     context = click.get_current_context()
     for name in ("file", "groups_of", "purpose", "min_reward", "every", "margin", "since", "until"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             option = {"file": "FILE", "every": "--all"}.get(name, f"--{name.replace('_', '-')}")
             raise click.UsageError(f"{option} and --dataset both choose the examples; leave one of them out")
-    return dataset_rebuild.examples(settings, reference, method, history)
+    return dataset_reader().examples(settings, reference, method, history)
 
 
 def _serve_jobs(call: AppContext) -> None:

@@ -34,7 +34,6 @@ from streams.arrow.file_rows import TABLES
 from streams.data.contamination.training_gate import TrainingGate
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.files import Scratch
-from streams.improve.datasets import dataset_rebuild
 from streams.jobs import training_files
 from streams.jobs.job_log import JobLog
 from streams.jobs.state import JobState, JobUsage
@@ -49,6 +48,7 @@ from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
 from streams.observability import metrics
 from streams.settings.model import Settings
+from streams.tools.dataset_reader import dataset_reader
 from trainer.examples.curation import Curation
 from trainer.examples.tuned_examples import DatasetExamples, TunedExample, all_tokens, loss_tokens
 
@@ -195,11 +195,11 @@ class TuningWorker:
         return path
 
     def _dataset(self, tuning: JobTuning) -> DatasetExamples | None:
-        """Return the examples of the data set that a job names. Raises as `dataset_rebuild.examples`."""
+        """Return the examples of the data set that a job names. Raises as `DatasetReader.examples`."""
         if tuning.dataset is None:
             return None
         build = f"{tuning.dataset}@{tuning.dataset_digest}"
-        return dataset_rebuild.examples(self._settings, build, tuning.method, LogHistory(self._settings))
+        return dataset_reader().examples(self._settings, build, tuning.method, LogHistory(self._settings))
 
     def check(self, job: JobState, usage: JobUsage) -> None:
         """Raise _EndedBetweenSteps if a job is not to be continued; over its budget it is ended before."""

@@ -18,7 +18,7 @@ from schemas.events import AdapterEvent, Tuning
 from streams.engines.base_model import Base
 from streams.errors import NotFoundError, RefusedError
 from streams.files import Scratch
-from streams.improve.datasets import dataset_rebuild
+from streams.tools.dataset_reader import dataset_reader
 from trainer.examples.tuned_examples import TunedExample, digest
 from trainer.reproduce.recorded import RecordedSetup, RemadeVersion, Remake, recorded_events
 from trainer.step.model import pin
@@ -77,7 +77,7 @@ class TunedRemake(Remake):
             return read_file(self._files[tuning.file_sha256], tuning.method, base).examples
         if tuning.dataset is not None:
             build = f"{tuning.dataset}@{tuning.dataset_digest}"
-            dataset = dataset_rebuild.examples(self._settings, build, tuning.method, self._history)
+            dataset = dataset_reader().examples(self._settings, build, tuning.method, self._history)
             return from_log.choose_rows(dataset, limits_of(base)).examples
         return from_log.recorded_examples(self._settings, tuning, limits_of(base), self._history)
 

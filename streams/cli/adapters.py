@@ -144,13 +144,13 @@ def adapters_show(call: AppContext, version: int, suite: Path | None, policy: st
 def _contamination(call: AppContext, adapters: AdapterHistory, version: int, suite: Path | None) -> dict[str, Any]:
     """Return which held-out questions a version was trained on."""
     from streams.data.contamination.known_suites import KnownSuites
-    from streams.improve.datasets import dataset_rebuild
     from streams.kafka.history import LogHistory
+    from streams.tools.dataset_reader import texts_of
     from streams.tools.training_exposure import find_exposure
 
     settings, log = call.settings, LogHistory(call.settings)
     index = KnownSuites(settings, log, file=suite).index(adapters.state.policy)
-    return find_exposure(adapters, version, index, log, dataset_rebuild.texts_of(settings, log)).plain()
+    return find_exposure(adapters, version, index, log, texts_of(settings, log)).plain()
 
 
 @adapters.command("lineage")

@@ -81,12 +81,11 @@ def audit(
     versions were trained on is compared with the held-out questions that they name. Names every record that does not
     add up by topic[partition]@offset. The exit code is 0 only if everything balances. Nothing is committed.
     """
-    from streams.improve.datasets.dataset_audit import with_rows
-    from streams.improve.datasets.dataset_rebuild import texts_of
     from streams.kafka.history import LogHistory
     from streams.kafka.times import parse_time
     from streams.tools.audit.reading import Audit
     from streams.tools.contamination_recount import with_contamination
+    from streams.tools.dataset_reader import dataset_reader, texts_of
 
     since_ms = None if since is None else parse_time(since, "--since")
     look = Audit(call.settings, policy=policy, since_ms=since_ms, settled=settled)
@@ -94,7 +93,7 @@ def audit(
         call.working = True
         _follow(look, listen, every_s)
         return
-    report = with_rows(call.settings, look.look(), policy)
+    report = look.look().including(*dataset_reader().recount(call.settings, policy))
     report = with_contamination(call.settings, report, policy, texts_of(call.settings, LogHistory(call.settings)))
     if output == "json":
         from streams import output as show

@@ -96,9 +96,9 @@ def data_check(
 
     reference = None
     if against is not None:
-        from streams.improve.datasets import dataset_log
+        from streams.tools.dataset_reader import dataset_reader
 
-        reference = dataset_log.read(call.settings).find(against).inputs
+        reference = dataset_reader().find(call.settings, against).inputs
     expectations = expectations_of(call.settings, suites)
     checked = check(_rows(files, split, names), _suite_index(call, suites), expectations, reference)
     if output == "jsonl":

@@ -193,10 +193,10 @@ def _order_by_rewards(call: AppContext, body: dict[str, Any], key: str | None) -
 def _order_tuning(call: AppContext, body: dict[str, Any], file: Path | None, key: str | None) -> JobState:
     """Order a job that tunes, after putting its file into the adapter store."""
     from streams.adapters.versions import read_state
-    from streams.improve.datasets import dataset_log
     from streams.jobs import job_log, training_files, tuning_request
     from streams.kafka import times
     from streams.stages.agents.runs.registration import known_agents
+    from streams.tools.dataset_reader import dataset_reader
 
     settings = call.settings_to_write
     agent_id, agents = body["policy"], known_agents(settings)
@@ -205,7 +205,7 @@ def _order_tuning(call: AppContext, body: dict[str, Any], file: Path | None, key
     now_ms = times.now_ms()
     stored: TrainingFile | DatasetEvent | None = None
     if request.config.dataset is not None and file is None:
-        stored = dataset_log.read(settings).find(request.config.dataset)
+        stored = dataset_reader().find(settings, request.config.dataset)
     if file is not None:
         raw, name = _content(file)
         tuning_request.check_lines(settings, request.method, training_files.lines_of(raw))

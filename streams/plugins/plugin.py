@@ -116,6 +116,8 @@ class Plugin:
     remakes: str | None = None
     """Where that is which makes versions again that no batch made, for `reproduce`: `module:name` of a tuple of Remake
     (trainer/reproduce/recorded.py)."""
+    datasets: str | None = None
+    """Where its reader of data sets is: `module:name` of a DatasetReader (streams/tools/dataset_reader.py)."""
     metrics: str | None = None
     """Where its metrics are: `module:name` of a tuple of Metric (streams/observability/catalog.py)."""
     alerts: str | None = None
@@ -135,7 +137,7 @@ class Plugin:
                 None,
                 (
                     *(self.topics, self.settings, self.rooms, self.serves),
-                    *(self.views, self.recounts, self.remakes, self.metrics, self.alerts),
+                    *(self.views, self.recounts, self.remakes, self.datasets, self.metrics, self.alerts),
                 ),
             ),
             *(command.command for command in self.commands.values()),

@@ -11,26 +11,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 
 from streams.errors import NotFoundError, RefusedError, SettingsError
-from streams.files import code_version
-from streams.improve.datasets import dataset_log, dataset_rebuild
+from streams.improve.datasets import dataset_rebuild
 from streams.improve.datasets.dataset_log import PlacedDataset
-from streams.kafka.history import History, LogHistory
+from streams.kafka.history import History
 from streams.settings.model import Settings
 from streams.tools.audit.facts import AuditFinding
-from streams.tools.audit.report import Report
-
-
-def with_rows(settings: Settings, report: Report, policy: str | None) -> Report:
-    """Return the report of an audit with what is wrong with the rows of data sets, of one policy or of all.
-
-    Raises LogError.
-    """
-    placed = [one for one in dataset_log.read(settings).placed if policy in (None, one.event.policy)]
-    findings, counts = recount_rows(settings, placed, LogHistory(settings), code_version())
-    return replace(report, findings=(*report.findings, *findings), counts=report.counts + counts)
 
 
 def recount_rows(

@@ -17,7 +17,6 @@ from streams.improve.datasets.dataset_rule import DatasetRule
 from streams.improve.datasets.source_ranges import check_ranges
 from streams.kafka.history import History
 from streams.settings.model import Settings
-from streams.tools.training_exposure import DatasetTexts
 from trainer.examples.tuned_examples import DatasetExamples, SampledExample
 
 
@@ -68,11 +67,6 @@ def examples(settings: Settings, reference: str, method: TuningMethod, history: 
     texts = tuple(map(rows.texts, train))
     agents = frozenset(run.agent for run in train if run.agent is not None)
     return DatasetExamples(event.dataset, event.digest, tuple(_examples(composed, method)), texts, agents)
-
-
-def texts_of(settings: Settings, history: History) -> DatasetTexts:
-    """Return what reads the texts of the rows of a build, out of this history."""
-    return lambda reference, method: examples(settings, reference, method, history).texts
 
 
 def _examples(composed: ComposedDataset, method: TuningMethod) -> list[SampledExample]:

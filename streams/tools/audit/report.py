@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any, get_args
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Self, get_args
 
 from streams.tools.audit.facts import AuditFinding, Category
 from streams.tools.audit.subject import RecountSum, SubjectRecount
@@ -52,6 +53,10 @@ class Report:
     """Records with unreadable headers, because a name is not UTF-8 (streams/kafka/headers.py)."""
     recounts: tuple[type[SubjectRecount], ...] = ()
     """Those of subjects, which have sums and counts of their own."""
+
+    def including(self, findings: Iterable[AuditFinding], counts: Counter[str]) -> Self:
+        """Return this report with further findings and counts."""
+        return replace(self, findings=(*self.findings, *findings), counts=self.counts + counts)
 
     @property
     def wrong(self) -> list[AuditFinding]:
