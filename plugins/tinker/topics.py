@@ -28,6 +28,7 @@ TOPICS = (
         label="training-calls", event=events.TrainingCall, key="model", kept=False,
         written_by="the server that training loops call", read_by="the worker of calls, the server",
         tenant=OF_TENANT, reader=None, is_about="a training call", audit="whole", causes=(),
+        effects=("adapters",),
         line=lambda kind, model, seq_id, refusal: (
             f"{kind} {seq_id} of {model}{'' if refusal is None else f': {refusal}'}"
         ),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import binascii
 import dataclasses
 import hashlib
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -28,27 +29,19 @@ from schemas.events import (
     MAX_TURNS,
     NAMESPACE,
     RATIONALE_CHARACTERS,
-    AccessEvent,
     AdapterEvent,
     AdvantagedGroup,
-    CurationEvent,
-    DatasetEvent,
+    AgentEvent,
+    Batch,
+    DeadLetter,
     Event,
-    JobEvent,
-    MemoryEvent,
-    PromptEvent,
-    QueueEvent,
-    RequestEvent,
+    ExperimentEvent,
+    GroupControl,
     Response,
     Reward,
     SampleEvent,
     Task,
-    ThreadEvent,
-    ToolEvent,
-    TrainingCall,
-    TrainingResult,
     TrajectoryEvent,
-    TriggerEvent,
     Turn,
 )
 from schemas.tokens import MAX_LOGPROB, Logprobs, TokenIds
@@ -58,35 +51,14 @@ _GROUPS = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
 _VARIANT = np.zeros(256, np.uint8)
 """For each hexadecimal digit that SHA-1 may give, the one with RFC 9562's two upper bits."""
 _VARIANT[list(b"0123456789abcdef")] = list(b"89ab89ab89ab89ab")
-_JUDGED_SINGLY = (
-    *(JobEvent, AccessEvent, RequestEvent, CurationEvent, DatasetEvent, TriggerEvent),
-    *(QueueEvent, PromptEvent, MemoryEvent, ThreadEvent, ToolEvent, TrainingCall, TrainingResult),
-)
-"""They are few, so serde judges them all."""
 
 
 def hold(event: type[Event], events: pa.StructArray) -> bool:
     """Return whether every row certainly keeps every rule."""
     if not _record_holds(event, events):
         return False
-    if event is Task:
-        return _tasks_hold(events)
-    if event is Response:
-        return _responses_hold(events)
-    if event is AdvantagedGroup:
-        members = events.field("responses").flatten()
-        return members.field("elsewhere").null_count == len(members) and _alone(members) and _within(members, "spans")
-    if event is AdapterEvent:
-        return _adapters_hold(events)
-    if event is Turn:
-        return _turns_hold(events)
-    if event is TrajectoryEvent:
-        return _trajectories_hold(events)
-    if event is SampleEvent:
-        return _samples_hold(events)
-    if event in _JUDGED_SINGLY:
-        return False
-    return event is not Reward or _rewards_hold(events)
+    rules = _RULES.get(event)
+    return event in _WITHOUT_RULES if rules is None else rules(events)
 
 
 # --- rules of a field's type ------------------------------------------------------------------------------------------
@@ -197,6 +169,11 @@ def _within(responses: pa.StructArray, name: str) -> bool:
     return all(map(_all_true, (*rules, pc.less_equal(end, tokens))))
 
 
+def _groups_hold(groups: pa.StructArray) -> bool:
+    members = groups.field("responses").flatten()
+    return members.field("elsewhere").null_count == len(members) and _alone(members) and _within(members, "spans")
+
+
 def _rewards_hold(rewards: pa.StructArray) -> bool:
     value, steps, scored = rewards.field("value"), rewards.field("steps"), rewards.field("error").is_null()
     components = rewards.field("components")
@@ -290,3 +267,18 @@ def _ids_match(ids: pa.Array, *parts: pa.Array) -> bool:
     begin = int(np.frombuffer(offsets, np.int32)[ids.offset])
     actual = np.frombuffer(data, np.uint8, expected.size, begin)
     return np.array_equal(actual, expected.reshape(-1))
+
+
+_RULES: dict[type[Event], Callable[[pa.StructArray], bool]] = {
+    Task: _tasks_hold,
+    Response: _responses_hold,
+    Reward: _rewards_hold,
+    AdvantagedGroup: _groups_hold,
+    AdapterEvent: _adapters_hold,
+    Turn: _turns_hold,
+    TrajectoryEvent: _trajectories_hold,
+    SampleEvent: _samples_hold,
+}
+"""Events of other types are few, so serde judges them all, except those of _WITHOUT_RULES."""
+_WITHOUT_RULES = (GroupControl, Batch, DeadLetter, ExperimentEvent, AgentEvent)
+"""Their fields may have any value of their type."""

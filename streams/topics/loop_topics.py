@@ -138,7 +138,7 @@ LOOP = (
         label="adapters", event=events.AdapterEvent, key="policy", kept=True,
         written_by="trainer, rollouts, people", read_by="policy, rollouts, trainer",
         tenant=OWN_POLICY, reader=LetterStage("streams", "rollouts"), is_about="about a version", audit="whole",
-        causes=("groups", "batches", "training-calls"),
+        causes=("groups", "batches"),
         line=lambda version, kind, reason: f"version {version} {words(kind)}: {reason}",
         columns=(
             Column("policy", lambda e: e.policy, 10),

@@ -85,6 +85,8 @@ class TopicShape:
     causes: tuple[str, ...]
     """Topics with the causes of this one's records, or EVERY_TOPIC: the audit finds the cause of each record
     that it finds here."""
+    effects: tuple[str, ...] = ()
+    """Topics of others with effects of this one's records, which do not name it as a cause."""
     line: Callable[..., str]
     """A record in one line. Its arguments are fields of the event, and columns of the topic's view."""
     columns: tuple[Column, ...]

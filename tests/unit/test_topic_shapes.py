@@ -15,7 +15,7 @@ from streams.tools.views.rights import LogRights
 from streams.topics.shape import ADMINS_ONLY, TopicShape
 from tests.support.factories import one_of_each
 
-OPTIONAL = ("metadata", "cost")
+OPTIONAL = ("effects", "metadata", "cost")
 FACTS = {
     field.name: getattr(SHAPES["curation"], field.name) for field in fields(TopicShape) if field.name not in OPTIONAL
 }
@@ -53,6 +53,7 @@ def test_the_audit_reads_the_ends_of_effects_before_those_of_their_causes() -> N
     assert set(SHAPES) - set(order) == {"requests"}
     assert order[0] == "dead-letters"
     late = [(shape.label, cause) for shape in SHAPES.values() for cause in shape.causes if cause in order]
+    late += [(effect, shape.label) for shape in SHAPES.values() for effect in shape.effects]
     assert [pair for pair in late if order.index(pair[0]) > order.index(pair[1])] == []
 
 

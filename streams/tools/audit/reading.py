@@ -38,7 +38,8 @@ def effects_first(shapes: Mapping[str, TopicShape]) -> list[str]:
         shape.label: [
             cause.label
             for cause in read
-            if cause is not shape and (cause.label in shape.causes or EVERY_TOPIC in shape.causes)
+            if cause is not shape
+            if {cause.label, EVERY_TOPIC} & {*shape.causes} or shape.label in cause.effects
         ]
         for shape in read
     }
