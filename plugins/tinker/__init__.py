@@ -16,6 +16,7 @@ PLUGIN = Plugin(
             "plugins.tinker.commands:calls",
             "Serve the training calls that `streamward serve` records.",
             section="Connect",
+            is_worker=True,
         )
     },
     serves="plugins.tinker.api.call_part:CallPart",

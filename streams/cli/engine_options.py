@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 import click
 
-from streams.cli.runtime import plugin_choice
+from streams.cli.runtime import PluginOption, plugin_choice
 from streams.plugins.engines import EngineWork, engine_work, engines
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class EngineOption(click.Option):
+class EngineOption(PluginOption):
     """An option whose value is an engine that does one kind of work. A line of each follows its help."""
 
     def __init__(self, *names: Any, work: EngineWork, **attributes: Any) -> None:
@@ -25,10 +25,10 @@ class EngineOption(click.Option):
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return its row of the help; None without any engine."""
-        record, offers = super().get_help_record(ctx), engines(self.work)
-        if record is None or not offers:
+        if (record := super().get_help_record(ctx)) is None:
             return None
-        return record[0], record[1] + "".join(f" {name}: {engine.help}." for name, (_, engine) in offers.items())
+        lines = "".join(f" {name}: {engine.help}." for name, (_, engine) in engines(self.work).items())
+        return record[0], record[1] + lines
 
 
 def engine_option(name: str, work: EngineWork, text: str) -> Callable[[F], F]:

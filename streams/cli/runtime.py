@@ -149,6 +149,15 @@ def plugin_choice(names: Callable[[], Sequence[str]]) -> click.Choice[str]:
     return choice
 
 
+class PluginOption(click.Option):
+    """An option of a `plugin_choice`, which the help leaves out while plugins add no name."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return its row of the help."""
+        is_offered = isinstance(self.type, click.Choice) and len(self.type.choices) > 0
+        return super().get_help_record(ctx) if is_offered else None
+
+
 class Guarded(click.Group):
     """The root group, which handles every exception of a command."""
 

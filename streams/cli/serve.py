@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import AppContext, importing, pass_call, until_stopped, user_name
+from streams.cli.runtime import AppContext, PluginOption, importing, pass_call, plugin_choice, until_stopped, user_name
 from streams.errors import ServerError, StreamwardError
+from streams.plugins.installed import plugin_entries
 
 if TYPE_CHECKING:
     import httpx
 
 OPINIONS = {"/good": 1.0, "/bad": 0.0}
 """Commands of `chat` that rate the last answer."""
-CALL_S = 30.0
-"""Time that the worker of training calls has to finish a call when the server ends."""
+WORK_S = 30.0
+"""Time that a worker of --with has to finish its work when the server ends."""
 ANSWER_S = 600.0
 """Time that `chat` waits for the next piece of an answer."""
 
 
 @click.command()
 @click.option("--fleet", is_flag=True, help="Serve every policy in the log (fleet.policies), not only policy.name.")
-@click.option("--calls", is_flag=True, help="Run the worker of training calls, too (`streamward calls`).")
+@click.option(
+    "--with",
+    "workers",
+    cls=PluginOption,
+    type=plugin_choice(lambda: list(_workers())),
+    multiple=True,
+    help="Run this command, too.",
+)
 @pass_call
-def serve(call: AppContext, /, fleet: bool, calls: bool) -> None:
+def serve(call: AppContext, /, fleet: bool, workers: tuple[str, ...]) -> None:
     """Serve a policy to agents and record every call.
 
     It speaks OpenAI's chat completions, completions and responses, and Anthropic's messages, at serve.host and
@@ -39,13 +47,15 @@ def serve(call: AppContext, /, fleet: bool, calls: bool) -> None:
     With --fleet the model of a call names the policy, or a registered agent does: one base model, and fleet.states
     policies in memory (docs/fleet.md).
 
-    With --calls, training loops that use the Tinker API need no other process: its worker is a child, which is started
-    again if it dies (docs/tinker.md).
+    --with names a command of a plugin that does what the server records. It is a child process, which is started again
+    if it dies.
     """
     call.working = True
     if fleet:
         call.refuse_one_policy("serve")
-    with until_stopped() as stop, _worker_of_calls(call) if calls else nullcontext():
+    with until_stopped() as stop, ExitStack() as children:
+        for worker in dict.fromkeys(workers):
+            children.enter_context(_child(call, worker))
         from streams.access import core_files
         from streams.kafka import admin
         from streams.kafka.retry import StoppedWaiting
@@ -60,25 +70,30 @@ def serve(call: AppContext, /, fleet: bool, calls: bool) -> None:
             click.echo(str(exc), err=True)
 
 
+def _workers() -> Iterable[str]:
+    """Return the commands of plugins that --with may name."""
+    commands = plugin_entries(lambda plugin: plugin.commands, "command", ())
+    return (name for name, (_, command) in commands.items() if command.is_worker)
+
+
 @contextmanager
-def _worker_of_calls(call: AppContext) -> Iterator[None]:
-    """Run `streamward calls` while the block runs; one that ends is started again after a second."""
+def _child(call: AppContext, worker: str) -> Iterator[None]:
+    """Run a command while the block runs; one that ends is started again after a second."""
     from streams.processes.child import describe_exit
     from streams.processes.signals import start_ending_with_parent
 
-    command, stop = call.again("--set", "metrics.port=0", "calls"), threading.Event()  # the port is the server's
+    command = call.again("--set", "metrics.port=0", *worker.split())  # the port is the server's
+    stop = threading.Event()
     child = start_ending_with_parent(command, os.environ)
 
     def tend() -> None:
         nonlocal child
         while not stop.wait(1.0):
             if (code := child.poll()) is not None:
-                click.echo(
-                    f"the worker of training calls ended with {describe_exit(code)}: starting it again", err=True
-                )
+                click.echo(f"{worker} ended with {describe_exit(code)}: starting it again", err=True)
                 child = start_ending_with_parent(command, os.environ)
 
-    thread = threading.Thread(target=tend, name="tends-calls", daemon=True)
+    thread = threading.Thread(target=tend, name=f"tends-{worker}", daemon=True)
     thread.start()
     try:
         yield
@@ -86,7 +101,7 @@ def _worker_of_calls(call: AppContext) -> Iterator[None]:
         stop.set()
         thread.join()
         child.terminate()
-        child.wait_at_most(CALL_S)
+        child.wait_at_most(WORK_S)
         child.kill_group()
 
 

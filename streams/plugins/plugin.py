@@ -35,6 +35,8 @@ class PluginCommand:
     """Then those of its RouteCommand (streams/cli/route_commands.py)."""
     section: str = "Of plugins"
     """Where `streamward --help` has it: a section that is there, or one of its own."""
+    is_worker: bool = False
+    """Whether it does work that the server records, until interrupted: `serve --with NAME` runs it, too."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ PLUGIN = replace(
     settings="thumbs.settings:Thumbs",
     metrics="thumbs.settings:METRICS",
     alerts="thumbs.settings:ALERTS",
-    commands={**PLUGIN.commands, "improve data rate": PluginCommand("thumbs.rate:rate", "Rate rows.")},
+    commands={**PLUGIN.commands, "improve data rate": PluginCommand("thumbs.rate:rate", "Rate rows.", is_worker=True)},
     exports={"rated": PluginExport("thumbs.rate:encode", "batches with thumbs")},
     engines={"hands": PluginEngine(help="all you have", package="thumbs", install="grow", agents="thumbs.rate:agents")},
     metadata={"thumbs_by": "who rated the answers"},
@@ -107,6 +107,8 @@ def test_the_plugin_of_a_stranger_has_all_that_it_declares(stranger: Path) -> No
     assert run_with(stranger, "thumbs").stderr.startswith("Usage: streamward thumbs")
     assert run_with(stranger, "improve", "data", "rate").stdout == "True\n"
     assert "  rate        Rate rows.\n" in run_with(stranger, "improve", "data", "--help").stdout
+    assert re.search(r"--with \[.*\bimprove data rate\b", run_with(stranger, "serve", "--help").stdout)
+    assert "--with [" not in run_with(stranger, "--set", f"plugins.load={OURS}", "serve", "--help").stdout
     shown = run_with(stranger, "export", "--help").stdout
     assert "|rated]" in shown and "rated: batches with thumbs" in " ".join(shown.split())
     listed = run_with(stranger, "--help").stdout

@@ -349,7 +349,7 @@ def test_one_command_serves_a_training_loop_and_does_its_work(
     monkeypatch.setattr(training_client, "STEPS", 1)
     served = settings.model_copy(update={"serve": settings.serve.model_copy(update={"port": free_ports(1)[0]})})
     served = served.model_copy(update={"policy": served.policy.model_copy(update={"engine": "scripted"})})
-    command = [sys.executable, "-m", "streamward", "serve", "--calls"]
+    command = [sys.executable, "-m", "streamward", "serve", "--with", "calls"]
     with spawn(command, env=os.environ | to_env(served)) as server:
         try:
             url, base = served.serve.url.removesuffix("/v1"), served.model.base
