@@ -1,7 +1,8 @@
 """The tree without a plugin: copied, with what lies with the plugin left out, and checked there.
 
     this checkout ──► a folder without plugins/NAME, tests/plugins/NAME, docs/NAME.md, docs/examples/NAME
-       ──► generated files made again, links to it taken out ──► imports, --help, schemas, tests/lint, [make test]
+       ──► generated files made again, links to it and names of its files taken out
+       ──► imports, --help, schemas, tests/lint, [make test]
 
 A plugin that requires NAME goes with it. Nothing here knows a plugin by name, so a check that fails has found a list
 that does, or code that needs one.
@@ -28,6 +29,7 @@ STREAMWARD = (sys.executable, "-m", "streams.cli")
 Check = tuple[str, list[str]]
 """A name, and a command."""
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+FILE_NAME = re.compile(r"`(([\w./-]+)(?:::\w+)?)`")
 IMPORT_ALL = """
 import importlib, sys
 from tests.import_graph import PACKAGES, modules
@@ -86,14 +88,16 @@ def copy_without(removed: Iterable[str], folder: Path) -> None:
     (folder / ".venv").symlink_to((ROOT / ".venv").resolve())
     for page in [*folder.glob("*.md"), *folder.glob("docs/*.md")]:
         text = page.read_text(encoding="utf-8")
-        page.write_text(LINK.sub(partial(_kept, page=page, folder=folder), text), encoding="utf-8")
+        for pattern, place in ((LINK, page.parent), (FILE_NAME, folder)):
+            text = pattern.sub(partial(_kept, place=place, folder=folder), text)
+        page.write_text(text, encoding="utf-8")
 
 
-def _kept(link: re.Match[str], *, page: Path, folder: Path) -> str:
-    """Return a link, or its text alone if it leads to a file of the checkout that is not in the copy."""
-    target = (page.parent / link[2]).resolve()
+def _kept(name: re.Match[str], *, place: Path, folder: Path) -> str:
+    """Return a link or a file name, or its text alone if the file is in the checkout and not in the copy."""
+    target = (place / name[2]).resolve()
     is_gone = target.is_relative_to(folder) and not target.exists() and (ROOT / target.relative_to(folder)).exists()
-    return link[1] if is_gone else link[0]
+    return name[1] if is_gone else name[0]
 
 
 def checks(with_tests: bool) -> Iterator[Check]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from streams.plugins.installed import InstalledPlugin, load_plugins
+from streams.plugins.installed import InstalledPlugin
 from streams.plugins.plugin import Plugin
 from tests import without
-from tests.without import LINK, ROOT, copy_without, files_without, removed_with
+from tests.without import FILE_NAME, LINK, ROOT, copy_without, files_without, removed_with
 
 
 def test_what_requires_a_plugin_goes_with_it_and_an_unknown_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,8 +21,8 @@ def test_what_requires_a_plugin_goes_with_it_and_an_unknown_one_is_refused(monke
         removed_with("e")
 
 
-def test_the_copy_has_all_but_the_plugin_and_no_link_to_what_is_gone(tmp_path: Path) -> None:
-    name = load_plugins()[0].plugin.name
+def test_the_copy_has_all_but_the_plugin_and_no_link_or_name_of_what_is_gone(tmp_path: Path) -> None:
+    (name, *_) = re.findall(r"`tests/plugins/(\w+)/", (ROOT / "docs" / "reliability.md").read_text())
     gone = {*files_without(())} - {*files_without((name,))}
     assert {Path(f"plugins/{name}/__init__.py"), Path(f"docs/{name}.md")} <= gone
     assert all(name in file.parts or file.stem == name for file in gone)
@@ -31,5 +31,8 @@ def test_the_copy_has_all_but_the_plugin_and_no_link_to_what_is_gone(tmp_path: P
     links = [(page, link[2]) for page in pages for link in LINK.finditer(page.read_text())]
     in_tree = [(page, link) for page, link in links if (ROOT / page.relative_to(tmp_path).parent / link).exists()]
     assert len(in_tree) > 100 and all((page.parent / link).exists() for page, link in in_tree)
+    names = [name[2] for page in pages for name in FILE_NAME.finditer(page.read_text())]
+    files = [file for file in names if (ROOT / file).is_file()]
+    assert len(files) > 100 and all((tmp_path / file).exists() for file in files)
     assert f"docs/{name}.md" in (ROOT / "README.md").read_text()
     assert f"docs/{name}.md" not in (tmp_path / "README.md").read_text()
