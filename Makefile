@@ -221,7 +221,7 @@ test-page: .venv/ready-test
 	@test -x .venv-page/bin/python || $(PYTHON) -m venv .venv-page
 	.venv-page/bin/python -m pip --disable-pip-version-check install --quiet playwright==1.65.2
 	npm install --silent --no-audit --no-fund --ignore-scripts --prefix .venv-page axe-core@4.14.1
-	$(BIN)/python -m tests.page $(PICTURES)
+	$(BIN)/python -m tests.plugins.page.browser $(PICTURES)
 
 # what is generated: schema files, schemas/README.md, docs/cli.md, known-failures.md, metrics.md, protocols.md; gateway/openapi.json; of helm/: README.md, values.schema.json,
 # files, dashboards, alerts; the version in chart and docker compose

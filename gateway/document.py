@@ -16,7 +16,7 @@ from typing import Any
 
 from gateway.http import openapi
 from gateway.http.application import TITLE
-from gateway.rooms.routes import ROUTES
+from gateway.rooms.routes import PARTS, ROUTES
 from streams.files import program_version
 
 FILE = Path(__file__).with_name("openapi.json")
@@ -25,7 +25,8 @@ WIDTH = 110
 
 def document() -> dict[str, Any]:
     """Return the description of every route."""
-    return openapi.document(ROUTES, title=TITLE, version=program_version(), keys=True)
+    mounted = (route for part in PARTS for route in part.ROUTES)
+    return openapi.document([*ROUTES, *mounted], title=TITLE, version=program_version(), keys=True)
 
 
 def text() -> str:

@@ -178,13 +178,13 @@ def circles_of_rooms() -> list[list[str]]:
 
 
 def folder_of(module: str) -> str:
-    """Return the folder of a module, as a path: `gateway/page`."""
+    """Return the folder of a module, as a path: `plugins/page`."""
     return path_of(module).rpartition("/")[0]
 
 
 @cache
 def path_of(module: str) -> str:
-    """Return the path of a module: `gateway/page/app.py`."""
+    """Return the path of a module: `plugins/page/app.py`."""
     return modules()[module].relative_to(ROOT).as_posix()
 
 

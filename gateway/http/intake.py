@@ -3,7 +3,7 @@
     body, or message of a WebSocket ──► bytes ──► unpacked ──► values and levels ──► bytes that may be parsed
                                           └────────── or 413 ────────┘
 
-Every entrance has an Intake: each route, MCP, the WebSocket of tools, the forms of the page. A long body is counted and
+Every entrance has an Intake: each route, MCP, the WebSocket of tools, forms. A long body is counted and
 parsed in a thread (`read_apart`), which keeps the event loop free. A parser holds Python's lock, so a thread alone
 would not help: the bounds do.
 

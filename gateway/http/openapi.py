@@ -67,8 +67,7 @@ The paths of calls (`/v1/chat/completions`, `/v1/completions`, `/v1/responses`, 
 `/v1/models`) are also below `/agents/AGENT_ID` and `/agents/AGENT_ID/trajectories/TRAJECTORY_ID`, those of Streamward's
 own REST (`/finetune`, `/rl`, `/tasks`, `/rewards`, `/score`, `/groups`, `/query`, `/adapters`) below `/api/v1`.
 
-Described elsewhere, and not listed here: MCP below `/mcp` (docs/mcp.md; `tools/list` describes it), the page below
-`/page` (docs/page.md)"""
+Described elsewhere, and not listed here: MCP below `/mcp` (docs/mcp.md; `tools/list` describes it)"""
 BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 """Pydantic's names of number bounds, where a validator comes first, by their JSON Schema names."""
 
@@ -92,8 +91,9 @@ def document(routes: Sequence[Route], *, title: str, version: str, keys: bool) -
 def _elsewhere(routes: Iterable[Route]) -> str:
     """Return which pages describe the other routes."""
     prefixes: dict[str, dict[str, None]] = {}
-    for interface in (route.interface for route in routes if route.interface.described_in):
-        prefixes.setdefault(interface.described_in, {}).update(dict.fromkeys(interface.prefixes))
+    for route in (route for route in routes if route.interface.described_in and route.path != "/"):
+        below = (prefix or f"/{route.path.split('/')[1]}" for prefix in route.interface.prefixes)
+        prefixes.setdefault(route.interface.described_in, {}).update(dict.fromkeys(below))
     return "".join(
         f",\nother routes below {' and '.join(f'`{prefix}`' for prefix in below)} (docs/{page})"
         for page, below in prefixes.items()

@@ -95,7 +95,6 @@ PLAIN = Interface()
 OPENAI = Interface(("/v1",))
 REST = Interface(("", "/api/v1"), errors.REST)
 MCP = Interface(described_in="mcp.md")
-PAGE = Interface(described_in="page.md")
 
 
 class Reply(NamedTuple, Generic[T]):

@@ -1,4 +1,4 @@
-"""A task's group as JSON: its answers slot by slot, as the page shows them side by side."""
+"""A task's group as JSON: its answers slot by slot, side by side."""
 
 from __future__ import annotations
 

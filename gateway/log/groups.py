@@ -1,4 +1,4 @@
-"""A task's group as JSON: its answers slot by slot, as the page shows them side by side.
+"""A task's group as JSON: its answers slot by slot, side by side.
 
 task_id ──► group_view.py: rows of the log, and why they taught something or nothing ──► GroupAnswer
 """

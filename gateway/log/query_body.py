@@ -9,7 +9,7 @@ from pydantic import Field
 from gateway.http.body import Answer, Body, Whole
 
 MOST = 1000
-"""Rows of one answer, here and on the page."""
+"""Maximum rows of one answer."""
 
 
 class QueryBody(Body):

@@ -15,7 +15,7 @@ from streams.tools.views.statement_process import LONGEST_S, StatementOrder
 
 
 class LogOverHttp(LogView):
-    """The log without ACCESS_TOPICS, which no statement over HTTP reads; an admin's does on the page."""
+    """The log without ACCESS_TOPICS, which no statement of a program over HTTP reads."""
 
     empty_topics = ACCESS_TOPICS
 

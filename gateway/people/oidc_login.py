@@ -59,10 +59,10 @@ CALLBACK_PARAMETERS = [
 class LoginLanding(Protocol):
     """Where the logins of browsers end that began for a part of the server."""
 
-    def logged_in(self, pair: TokenPair) -> Response:
+    def welcome(self, pair: TokenPair) -> Response:
         """Return the answer to a browser whose user has logged in."""
 
-    def refused(self, error: LoginRefused) -> Response:
+    def refuse(self, error: LoginRefused) -> Response:
         """Return the answer to a browser whose login was refused."""
 
 
@@ -113,10 +113,10 @@ class OidcLogins:
             try:
                 pair = await apart(finish)
                 record_login(request, pair.user, LOGGED_IN)
-                response = landing.logged_in(pair)
+                response = landing.welcome(pair)
             except LoginRefused as exc:
                 record_login(request, None, refusal_decision(exc))
-                response = landing.refused(exc)
+                response = landing.refuse(exc)
         response.delete_cookie(COOKIE, _COOKIE_PATH, secure=self._over_tls, httponly=True, samesite="lax")
         return response
 

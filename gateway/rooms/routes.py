@@ -37,7 +37,6 @@ from gateway.log.selfplay_runs import SelfPlayRuns
 from gateway.log.server_part import ServerPart
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
-from gateway.page.mount import PagePart
 from gateway.people.auth import OwnPermissions, PasswordLogins
 from gateway.people.oidc_login import OidcLogins
 from streams.errors import SettingsError
@@ -68,10 +67,7 @@ ROOMS: tuple[type, ...] = (
 )
 _PLUGINS = tuple(plugin for plugin, _, _ in load_plugins())
 PLUGIN_ROOMS: tuple[type, ...] = tuple(room for plugin in _PLUGINS for room in plugin.load_all(plugin.rooms))
-PARTS: tuple[type[ServerPart], ...] = (
-    PagePart,
-    *(plugin.load(plugin.serves) for plugin in _PLUGINS if plugin.serves),
-)
+PARTS: tuple[type[ServerPart], ...] = tuple(plugin.load(plugin.serves) for plugin in _PLUGINS if plugin.serves)
 
 
 def _routes() -> tuple[Route, ...]:

@@ -24,7 +24,6 @@ from streams.cli.improve import improve
 from streams.cli.jobs import jobs
 from streams.cli.mcp import mcp
 from streams.cli.nearest import commands_below
-from streams.cli.page import page
 from streams.cli.policy import policy
 from streams.cli.query import query
 from streams.cli.reproduce import reproduce
@@ -51,7 +50,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Start here": (status, doctor, up, demo),
     "Run the loop": (streams, scoring, policy, train, serve),
     "Ask and reward": (tasks, ask, chat, reward),
-    "Look at the log": (events, runs, adapters, query, page, audit),
+    "Look at the log": (events, runs, adapters, query, audit),
     "Train and compare": (jobs, evaluate, replay, reproduce, improve),
     "Connect": (agents, mcp, export),
     "Operate": (config, admin),

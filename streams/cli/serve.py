@@ -41,8 +41,8 @@ def serve(call: AppContext, /, fleet: bool, workers: tuple[str, ...]) -> None:
 
     It speaks OpenAI's chat completions, completions and responses, and Anthropic's messages, at serve.host and
     serve.port (http://127.0.0.1:8790/v1). Each call is a turn in the log before its answer ends. The agent's name is in
-    the base URL, /agents/NAME/v1, or in the header X-Agent-ID. /api/v1/jsonrpc takes jobs, and /page/ shows the page in
-    a browser. SIGTERM or Ctrl-C ends it, once answers in progress are finished and recorded.
+    the base URL, /agents/NAME/v1, or in the header X-Agent-ID. /api/v1/jsonrpc takes jobs, and plugins have paths of
+    their own. SIGTERM or Ctrl-C ends it, once answers in progress are finished and recorded.
 
     With --fleet the model of a call names the policy, or a registered agent does: one base model, and fleet.states
     policies in memory (docs/fleet.md).

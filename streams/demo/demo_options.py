@@ -74,7 +74,7 @@ class DemoOptions(Plan):
         return True
 
     @property
-    def shows_page(self) -> bool:
+    def starts_companions(self) -> bool:
         """The demo is for looking at."""
         return True
 

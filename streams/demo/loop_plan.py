@@ -118,8 +118,8 @@ class Plan(ABC):
         return False
 
     @property
-    def shows_page(self) -> bool:
-        """Whether the page is served while it runs."""
+    def starts_companions(self) -> bool:
+        """Whether it starts what plugins have for a demo, such as a page to look at it."""
         return False
 
     @property

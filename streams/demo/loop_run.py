@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import math
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -44,7 +43,8 @@ from streams.kafka.node import process as broker
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
 from streams.kafka.topics import LABELS
-from streams.processes.child import free_port
+from streams.plugins.installed import plugin_entries
+from streams.plugins.plugin import Companion
 from streams.processes.signals import SignalledEvent
 from streams.settings.load import save
 from streams.settings.model import Settings
@@ -250,19 +250,11 @@ def _start(run: LoopRun, config: Path) -> None:
         _start_vllm(run)
     for name, words in commands(run.plan, run.settings, trains=run.trains).items():
         run.processes.start(name, command(config, words))
-    if run.plan.shows_page:
-        port = _port_of_page(run.settings)
-        run.processes.start("page", command(config, ("--set", f"page.port={port}", "page")), needed=False)
-        run.display.say(f"look at it in a browser: http://127.0.0.1:{port}/")
-
-
-def _port_of_page(settings: Settings) -> int:
-    """Return the port of the settings; if another program listens there, a free one."""
-    try:
-        with socket.create_server((settings.page.host, settings.page.port)) as listening:
-            return int(listening.getsockname()[1])
-    except OSError:
-        return free_port()
+    if run.plan.starts_companions:
+        for name, (plugin, reference) in plugin_entries(lambda plugin: plugin.companions, "process", PROCESSES).items():
+            companion: Companion = plugin.load(reference)(run.settings)
+            run.processes.start(name, command(config, companion.words), needed=False)
+            run.display.say(companion.message)
 
 
 def commands(plan: Plan, settings: Settings, *, trains: bool) -> dict[str, tuple[str, ...]]:

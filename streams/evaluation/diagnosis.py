@@ -2,7 +2,7 @@
 
     the newest steps without a difference in reward, some answers with what was expected, errors ──► Diagnosis
 
-One function decides, for `up`, `status`, `doctor`, the page, jobs and the alert; its words are in CAUSES and WAYS_OUT.
+One function decides, for `up`, `status`, `doctor`, jobs and the alert; its words are in CAUSES and WAYS_OUT.
 It reads only its arguments: no clock, no I/O. The causes are tried in the order of CAUSES, the most certain first.
 
 Not covered: a policy that learns nothing although some groups differ. Held-out scores show that.

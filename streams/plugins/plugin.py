@@ -12,7 +12,7 @@ import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from streams.errors import SettingsError
 from streams.references import is_reference
@@ -88,6 +88,15 @@ class PluginEngine:
         return [reference for reference in (self.archive, self.agents, self.trainer) if reference is not None]
 
 
+class Companion(NamedTuple):
+    """A process that `demo` starts with the loop; the demo continues without it."""
+
+    words: tuple[str, ...]
+    """Options and command of `streamward`."""
+    message: str
+    """A line for the user of the demo."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plugin:
     """One optional part."""
@@ -127,6 +136,9 @@ class Plugin:
     (streams/observability/grafana/alerts.py)."""
     engines: Mapping[str, PluginEngine] = field(default_factory=dict)
     """Clusters, by the name that `--on` has for them."""
+    companions: Mapping[str, str] = field(default_factory=dict)
+    """Processes that `demo` starts with the loop, by name: `module:name` of a function that takes the settings and
+    returns a Companion."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Keys that it may add to the metadata of groups, with their meaning; the audit names any other."""
 
@@ -143,6 +155,7 @@ class Plugin:
                 ),
             ),
             *(command.command for command in self.commands.values()),
+            *self.companions.values(),
             *(export.encode for export in self.exports.values()),
             *(reference for engine in self.engines.values() for reference in engine.references()),
         ]

@@ -1064,15 +1064,6 @@ class Serve(Section):
         return self
 
 
-class Page(Section):
-    """The web page of the log, which `streamward page` serves."""
-
-    host: Literal["127.0.0.1", "::1", "localhost"] = Field(
-        "127.0.0.1", description="address to listen on: this machine only, since the page has no login"
-    )
-    port: int = Field(8791, ge=0, le=65535, description="0: any free port, which is printed")
-
-
 class Login(Section):
     """How users log in to the server, with serve.auth=keys."""
 
@@ -1391,7 +1382,6 @@ class Settings(Section):
     archive: Archive = Archive()
     schemas: Schemas = Schemas()
     serve: Serve = Serve()
-    page: Page = Page()
     login: Login = Login()
     jobs: Jobs = Jobs()
     curation: RunCuration = RunCuration()

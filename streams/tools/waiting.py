@@ -1,4 +1,4 @@
-"""What the next batch waits for, since when, until when, and what to do; for `up`, `status`, `doctor` and the page.
+"""What the next batch waits for, since when, until when, and what to do; for `up`, `status`, `doctor` and plugins.
 
 dead letters of scoring ──► StalledGroups ──► groups that lack a score ──► stalled_text
 newest group or batch of a policy ───────────────────────────────────────► batch_text

@@ -1,6 +1,6 @@
 """Why records become dead letters, and groups are dropped, in words: what happened, and what to do about it.
 
-The log, its metrics and `admin dlq` group by the short word; the page and the live view show these sentences.
+The log, its metrics and `admin dlq` group by the short word; people are shown these sentences.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ TRANSLATED = "a context manager or the caller's try around it catches more than 
 IN_THREAD = "the job catches what it reads; what is left is a bug, and ends the process as any other"
 WITHOUT_TRY = {
     "gateway/agents/anthropic.py::_blocks_of json_text.parse": "a call's arguments are JSON, or it is no call",
-    "gateway/people/cookie.py::_explain json.loads": OWN,
+    "plugins/page/cookie.py::_explain json.loads": OWN,
     "schemas/prompt_events.py::render json_text.parse": CALLER,
     "schemas/generate.py::_schemas json.loads": OWN,
     "schemas/ids.py::__init__ json.loads": "its fingerprint was taken, which an odd text has none of",

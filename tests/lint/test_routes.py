@@ -13,12 +13,11 @@ from streams.access.roles import ACTIONS, ROLES
 PAGE = Path(__file__).parents[2] / "docs" / "gateway.md"
 """The page whose table says what a role may; each cell of it is a case of tests/unit/test_access.py."""
 OPEN = {
-    *("GET /healthz", "GET /.well-known/jwks.json", "GET /"),
+    *("GET /healthz", "GET /.well-known/jwks.json"),
     *("POST /auth/login", "POST /auth/tokens/refresh", "POST /auth/logout"),
     *("GET /auth/oidc/login", "GET /auth/oidc/callback"),
-    *("GET /page/login", "POST /page/login", "GET /page/logout", "POST /page/logout", "GET /page/static/{path:path}"),
 }
-"""Routes that need no key: probes, logins and what a login page needs. Those of a plugin are in its own tests."""
+"""Routes that need no key: probes and logins. Those of a plugin are in its own tests."""
 
 
 def _cells() -> list[tuple[str, str, bool]]:

@@ -13,11 +13,9 @@ from typing import Any
 import httpx
 import pytest
 from starlette.requests import Request
-from starlette.testclient import TestClient
 
 from gateway.http.principal import set_principal
 from gateway.log.dataset_list import BuiltDatasets, DatasetsQuery
-from gateway.page import app
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import DatasetEvent, Message, OutsideTuning
 from streams.access.keys import AccessKey
@@ -29,7 +27,6 @@ from streams.improve.datasets.dataset_rule import DatasetRule
 from streams.kafka import admin
 from streams.kafka.history import LogHistory
 from streams.settings.model import Datasets, Settings
-from streams.tools.views.log_view import LogView
 from streamward import DatasetCurationHostedService
 from tests.support import factories
 from tests.support.agent_server import serving, settings_of
@@ -130,7 +127,7 @@ def test_a_rebuild_that_differs_ends_with_4_and_names_the_files(settings: Settin
     assert "expected 000000000000" in result.stderr
 
 
-def test_questions_that_are_others_than_in_the_build_before_are_in_event_command_and_page(
+def test_questions_that_are_others_than_in_the_build_before_are_in_event_and_command(
     settings: Settings, tmp_path: Path
 ) -> None:
     promoted(settings, *(f"Who wrote book number {number}?" for number in range(24)))
@@ -143,8 +140,6 @@ def test_questions_that_are_others_than_in_the_build_before_are_in_event_command
     shown = json.loads(invoke(settings, "improve", "datasets", "show", "coach").stdout)
     assert "script" in shown["moved"] and shown["inputs"] == {**second.inputs}
 
-    with TestClient(app.create_app(LogView(settings, "log")), base_url="http://127.0.0.1") as page:
-        assert "script moved by 1.00, chance alone by at most" in page.get("/curation/queue").text
     greek = [json.dumps({"question": f"Ποιος το έγραψε {number};"}) for number in range(24)]
     (tmp_path / "new.jsonl").write_text("\n".join(greek))
     against = f"coach@{first.digest[:8]}"

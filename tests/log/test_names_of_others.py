@@ -118,7 +118,7 @@ def with_each_field(model: Any, body: Any) -> Iterator[Any]:
 
 def questions() -> Iterator[Question]:
     for route in TABLE.routes:
-        if route.is_open or "/page" in route.path or (route.path.startswith("/mcp") and not route.name):
+        if route.is_open or not route.name:  # what is mounted: MCP's endpoint, and that of plugins
             continue
         path = re.sub("{.*?}", NOBODYS, route.paths[0])
         query = {} if route.query is None else route.query.model_fields

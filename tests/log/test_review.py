@@ -1,9 +1,7 @@
-"""Verdicts of people over REST and on the page, as they are in the log afterwards; and what a tenant may see."""
+"""Verdicts of people over REST, as they are in the log afterwards; and what a tenant may see."""
 
 from __future__ import annotations
 
-import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,23 +9,17 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from schemas.events import CurationEvent, Message, RequestEvent
+from schemas.events import RequestEvent
 from streams.access.access_log import AccessLog
 from streams.access.roles import ROLES
-from streams.improve.curation.curator import run_once
 from streams.kafka import admin
-from streams.kafka.producer import Producer
-from streams.settings.model import Scoring, Settings
-from streams.tools.query.finished import FinishedSelection
+from streams.settings.model import Settings
 from tests.support.agent_server import serving, settings_of
 from tests.support.documented import HOOKS
-from tests.support.doubles.judge import judging, says
-from tests.support.factories import trajectory
+from tests.support.log.judged_runs import SECRET, judge_runs, verdicts
 from tests.support.processes import read
-from tests.support.runs import chat_turn, finished
 
 pytestmark = pytest.mark.kafka
-SECRET = "The judge finds it PERFECT."
 
 
 class Guarded(NamedTuple):
@@ -49,24 +41,6 @@ class Guarded(NamedTuple):
         return {row["run"]: row for row in answer.json()["data"]}
 
 
-def judge_runs(settings: Settings, agents: dict[str, str]) -> None:
-    """Write runs that have ended, each of an agent, and let a curator with a judge look at them."""
-    with Producer(settings) as producer:
-        for name, agent in agents.items():
-            of_agent = {"agent_id": agent, "policy": "sums"}
-            question = Message(role="user", content=f"question of {agent}")
-            calls = [chat_turn(0, run=name, messages=(question,), **of_agent)]
-            ended = finished(*calls, run=name, **of_agent).ended
-            chat = {"sampling_id": None, "slot": None, "group_size": None, "purpose": "serve"}
-            assert ended is not None
-            for event in (trajectory("started", trajectory_id=name, task_id=name, **chat, **of_agent), *calls, ended):
-                producer.send(event)
-        producer.flush()
-    with judging(says({"verdict": "promote", "rationale": SECRET})) as judge:
-        judged = settings.model_copy(update={"scoring": Scoring(judge_url=judge.url, judge_model="m")})
-        run_once(judged, FinishedSelection(purpose="serve", unfit=True), stop=threading.Event())
-
-
 @pytest.fixture(scope="module")
 def guarded(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder: Path = tmp_path_factory.mktemp("guarded")
@@ -79,10 +53,6 @@ def guarded(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> I
     judge_runs(settings, {"own": "calc", "of-red": "red.calc", "of-blue": "blue.calc", "other": "calc"})
     with serving(settings) as url:
         yield Guarded(settings, url, keys)
-
-
-def verdicts(settings: Settings, run: str) -> list[CurationEvent]:
-    return [event for _, event in read(settings, CurationEvent) if event.answer_id == run]
 
 
 def test_a_person_decides_over_rest_and_is_recorded(guarded: Guarded) -> None:
@@ -126,39 +96,3 @@ def test_a_tenant_sees_and_decides_its_own_runs_alone(guarded: Guarded) -> None:
         assert len(verdicts(guarded.settings, run)) == 1
     assert guarded.ask("red", "POST", "/runs/of-red/verdict", body).status_code == 200
     assert verdicts(guarded.settings, "of-red")[-1].tenant == "red"
-
-
-def test_the_page_shows_a_run_without_the_judges_view_until_its_reader_has_decided(
-    kafka_bootstrap: str, tmp_path: Path
-) -> None:
-    settings = settings_of(kafka_bootstrap, tmp_path, {"replies": []})
-    admin.apply_topics(settings)
-    judge_runs(settings, {"first": "calc", "second": "calc"})
-    with serving(settings) as url, httpx.Client(base_url=url, timeout=300, follow_redirects=True) as browser:
-        page = browser.get("/page/curation/queue")
-        assert page.status_code == 200 and "2 runs wait for a person" in page.text
-        assert "question of calc" in page.text and "max_escalations" in page.text
-        assert SECRET not in page.text and "promote</b>" not in page.text
-        assert {match for match in re.findall(r'data-key="(\w)"', page.text)} == {"p", "r", "s"}
-        [run] = re.findall(r'name="run" value="([^"]+)"', page.text)
-        [expected] = re.findall(r'name="expected" value="([^"]+)"', page.text)
-        [following] = re.findall(r'href="/page(/curation/queue\?run=[^"]+)"', page.text)
-        skipped = browser.get(f"/page{following}")
-        assert f'name="run" value="{run}"' not in skipped.text
-        form = {"run": run, "expected": expected, "verdict": "reject", "reason": ""}
-        for changes, status, words in (
-            ({}, 400, "there is no reason"),
-            ({"reason": "so", "verdict": "maybe"}, 400, "expected one of promote, reject"),
-            ({"reason": "so", "expected": "another"}, 409, "look at it again"),
-        ):
-            refused = browser.post("/page/curation/queue", data=form | changes, headers={"Origin": url})
-            assert refused.status_code == status and words in refused.text
-            assert len(verdicts(settings, run)) == 1
-        decided = browser.post("/page/curation/queue", data=form | {"reason": "it is wrong"}, headers={"Origin": url})
-        assert decided.status_code == 200 and "1 run waits" in decided.text
-        assert "you said <b>reject</b>, it is wrong" in decided.text
-        assert "The judge m said <b>promote</b>" in decided.text and SECRET in decided.text
-        [_, person] = verdicts(settings, run)
-        assert (person.verdict, person.rationale, person.supersedes) == ("reject", "it is wrong", expected)
-        elsewhere = browser.post("/page/curation/queue", data=form, headers={"Origin": "http://elsewhere.example"})
-        assert elsewhere.status_code == 403

@@ -23,7 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
@@ -33,6 +32,7 @@ from streams.kafka.node import process as broker
 from streams.kafka.node.config import DEFAULT_PORT, HOST
 from streams.kafka.retry import BrokerUnreachable
 from streams.kafka.topics import topics
+from streams.plugins.installed import load_plugins
 from streams.settings.load import load
 from streams.settings.model import Kafka, Settings, Topics
 from streams.stages.policy import policy_agent as policy
@@ -42,6 +42,7 @@ from tests.support.processes import command, environment, read, records, running
 
 pytestmark = pytest.mark.kafka
 
+COMPANIONS = [name for plugin, _, _ in load_plugins() for name in plugin.companions]
 GROUPS = 4
 SLOTS = 8
 
@@ -68,14 +69,6 @@ class Demo:
         """The JSON line, which is all there is on stdout."""
         (line,) = self.stdout.splitlines()
         return dict(json.loads(line))
-
-    def page(self) -> str:
-        """Return what is shown at the address that it says; nothing while nobody answers there."""
-        said = re.search(r"look at it in a browser: (http://\S+/)$", self.stderr, re.MULTILINE)
-        try:
-            return "" if said is None else httpx.get(said[1], timeout=300).text
-        except httpx.TransportError:
-            return ""
 
     def end(self) -> None:
         self.stdout, _ = self.process.communicate(timeout=300)
@@ -258,8 +251,6 @@ class History:
     versions: list[int]
     """The newest version at each stop."""
     left_over: list[list[str]]
-    page: str
-    """What the page of the first showed while it ran."""
 
 
 def save_model(folder: Path) -> Path:
@@ -329,8 +320,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
     with default_port_taken(), demonstration(folder, *asked) as first:
         wait(first, lambda: all(map(first.child, loop.PROCESSES)), "four processes")
         wait(first, lambda: newest() >= 2, "two versions")
-        wait(first, lambda: "Where every group is" in first.page(), "the page at the address that is said")
-        page = first.page()
+        wait(first, lambda: all(map(first.child, COMPANIONS)), "what plugins start beside a demo")
         first.process.send_signal(signal.SIGINT)
     left, versions = left_over(folder), [first.result["adapters"]]
 
@@ -359,7 +349,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
     broker.ensure(settings().broker)
     try:
         answer_what_waits(settings(), root)
-        yield History(settings(), first, second, versions, left, page)
+        yield History(settings(), first, second, versions, left)
     finally:
         broker.stop(settings().broker)
 
@@ -393,11 +383,6 @@ def test_ctrl_c_stops_every_process_and_the_broker_and_says_how_far_it_came(hist
         assert run.result["interrupted"] is True
         assert run.result["adapters"] >= 2
         assert "run the same command again" in " ".join(run.stderr.split())
-
-
-@pytest.mark.kills
-def test_the_page_answers_at_the_address_that_the_demo_says(history: History) -> None:
-    assert "<h1>Where every group is</h1>" in history.page and "<h2>demo</h2>" in history.page
 
 
 @pytest.mark.kills

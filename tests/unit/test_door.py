@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from gateway.http.application import Application
 from gateway.http.jsonrpc import METHOD_NOT_FOUND
 from gateway.http.limits import KeyLimits
 from gateway.http.principal import OF_ALL_TENANTS
-from gateway.http.route import Interface, RouteTable
+from gateway.http.route import Interface, May, RouteTable
 from gateway.jobs import rpc as jobs
-from gateway.page import app as page_app
-from gateway.page.login import PagePeople
-from gateway.page.mount import mount
 from gateway.people.auth import OwnPermissions
-from gateway.people.cookie import LoginCookie
 from gateway.people.door import UNLISTED, Door
 from gateway.rooms.routes import ROUTES, TABLE
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, problems
@@ -31,7 +28,6 @@ from streams.access.roles import ALLOWED, ROLES, decide
 from streams.access.users import User
 from streams.errors import LogError
 from streams.settings.model import Serve, Settings
-from streams.tools.views.log_view import LogView
 from tests.support.factories import T0
 from tests.support.rooms import every_room
 from tests.unit.test_access import AGENTS_MAY
@@ -77,18 +73,12 @@ def client(known: Known, table: RouteTable = TABLE) -> TestClient:
     return TestClient(Door(app, table, known, KeyLimits(Serve())))
 
 
-def application(hosts: Collection[str] = page_app.LOOPBACK) -> Application:
-    app = Application(every_room(Settings()), version="0", max_body_bytes=1, keys=True)
-    mount(app, page_app.create_app(LogView(Settings()), hosts=hosts, people=somebody_logs_in(), decides=True))
-    return app
-
-
-def somebody_logs_in() -> PagePeople:
-    return PagePeople(None, LoginCookie(over_tls=True, lasts_s=60))
+def application() -> Application:
+    return Application(every_room(Settings()), version="0", max_body_bytes=1, keys=True)
 
 
 def paths(routes: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield method and path of every route, those of the page too."""
+    """Yield method and path of every route, those of a mounted application too."""
     for route in routes:
         if isinstance(route, Mount):
             yield from paths(route.routes, prefix + route.path)
@@ -98,15 +88,13 @@ def paths(routes: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def test_a_slash_too_many_leads_nowhere_and_least_of_all_to_the_host_that_the_request_names() -> None:
-    app = Door(application(hosts=()), TABLE, Known("admin"), KeyLimits(Serve(auth="keys", key_per_s=0)))
+    app = Door(application(), TABLE, Known("admin"), KeyLimits(Serve(auth="keys", key_per_s=0)))
     http = TestClient(app, base_url="http://evil.example", follow_redirects=False, headers=BEARER)
     paths = {(route.method, path.format_map(Names())) for route in ROUTES for path in route.paths}
-    paths |= {("GET", f"/page/{name}") for name in ("groups", "live", "sql", "dead-letters")}
     for method, path in sorted(paths):
         for slashes in ("/", "//"):
             answer = http.request(method, path + slashes)
             assert answer.status_code == 404 and "evil.example" not in f"{answer.headers} {answer.text}", path
-    assert http.get("/page").headers["location"] == http.get("/").headers["location"] == "/page/"
 
 
 class Names(dict[str, str]):
@@ -116,19 +104,24 @@ class Names(dict[str, str]):
         return "x"
 
 
-def test_every_route_names_its_action() -> None:
-    app = application()
+def actions(app: Starlette) -> dict[tuple[str, str], May]:
+    """Return the right that each method and path of an application needs."""
     every = set(paths(app.routes))
-    assert {path for _, path in every} >= set(app.openapi()["paths"])
     matches = {one: TABLE.find(one[0], re.sub("[{}]", "", one[1])) for one in every}
     assert [one for one, match in matches.items() if match is None] == []
-    needs = {one: match.route.may for one, match in matches.items() if match is not None}
+    return {one: match.route.may for one, match in matches.items() if match is not None}
+
+
+def test_every_route_names_its_action() -> None:
+    app = application()
+    needs = actions(app)
+    assert {path for _, path in needs} >= set(app.openapi()["paths"])
     assert [
         one
         for one, action in needs.items()
         if action == UNLISTED and not one[1].endswith("/environments") and "/mcp/tools" not in one[1]
     ] == []
-    assert PLACES.keys() <= {*needs.values()}
+    assert {route.may for route in ROUTES if not route.is_open} <= {*needs.values()}
 
 
 LOCKED = [(path, route) for route in TABLE.routes if not route.is_open for path in route.paths]

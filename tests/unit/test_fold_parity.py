@@ -5,105 +5,29 @@ histories: two writers who look when they like, illegal moves, copies, events th
   ├── VersionRouter     what an agent routes by
   ├── rollouts.reduce   what the stage decides by
   ├── audit_versions    what the audit holds against the responses
-  ├── fold_events       what the page says of each event
   └── the view rollout  what DuckDB says
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import duckdb
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from schemas.events import AdapterEvent, AdapterKind, Coordinates, derive_id
-from streams.adapters import versions as adapters
+from schemas.events import AdapterEvent, AdapterKind, Coordinates
 from streams.adapters.router import VersionRouter
-from streams.adapters.serving import DECISIONS, TRANSITIONS, Serving, refusal, step
 from streams.kafka.record import Record
 from streams.stages.rollouts import rollout_stage as rollouts
 from streams.stages.rollouts.state import RolloutState
 from streams.tools.audit.records import fact_of
 from streams.tools.audit.recount_versions import reigns
 from streams.tools.query.views import KNOWN_VERSIONS, ROLLOUT
-from streams.tools.views import policy_versions
 from tests.support.thoroughness import examples
-
-KINDS: tuple[AdapterKind, ...] = tuple(TRANSITIONS)
-SILENT = ("evaluated", "judged")
-"""Kinds that never change who answers."""
-
-
-class Now(NamedTuple):
-    """Who answers after an event."""
-
-    primary: int
-    candidate: int | None
-    share: float
-
-
-def now(serving: Serving) -> Now:
-    return Now(serving.primary, serving.candidate, serving.share)
-
-
-def event(number: int, kind: AdapterKind, version: int, expected: int | None, share: float | None) -> AdapterEvent:
-    return AdapterEvent(
-        event_id=derive_id("p", number), policy="p", created_at=number, version=version, kind=kind, actor="a person",
-        reason="because", expected_version=expected, share=share, suite="s" if kind == "evaluated" else None,
-    )  # fmt: skip
-
-
-anything = st.tuples(
-    st.sampled_from(KINDS),
-    st.integers(0, 4),
-    st.one_of(st.none(), st.integers(0, 4)),
-    st.sampled_from([None, 0.0, 0.05, 0.25, 0.5, 1.0, 1.5, -1.0]),
-)
-
-
-@st.composite
-def histories(draw: st.DrawFn, most: int = 25) -> tuple[AdapterEvent, ...]:
-    """Two writers append what was legal when they last looked, or anything at all, or the copy of what is there."""
-    found: list[AdapterEvent] = []
-    served = [Serving()]
-    looked = [0, 0]
-    for number in range(draw(st.integers(1, most))):
-        who = draw(st.integers(0, 1))
-        if draw(st.booleans()):
-            looked[who] = len(found)
-        seen, how = served[looked[who]], draw(st.sampled_from(["legal", "legal", "legal", "any", "copy"]))
-        if how == "copy" and found:
-            one = draw(st.sampled_from(found))
-            one = draw(st.sampled_from([one, replace(one, version=one.version + 1), replace(one, kind="trained")]))
-        elif how == "legal":
-            may = [
-                (kind, version)
-                for kind, moves in TRANSITIONS.items()
-                for version in range(5)
-                if seen.statuses.get(version) in moves.allowed
-            ]
-            kind, version = may[draw(st.integers(0, len(may) - 1))]
-            one = event(number, kind, version, seen.primary, 0.6 * seen.share + 0.4)
-        else:
-            one = event(number, *draw(anything))
-        found.append(one)
-        before = served[-1]
-        served.append(before if refusal(one, before) else step(before, one))  # near enough to draw from
-    return tuple(found)
-
-
-def by_fold(history: Sequence[AdapterEvent]) -> tuple[list[Now], list[str]]:
-    state, after, effects = adapters.empty("p"), [], []
-    for one in history:
-        before, state = state, adapters.fold(state, one)
-        same = one.event_id in before.decided if one.kind in DECISIONS else state == before
-        effects.append("refused" if len(state.refused) > len(before.refused) else "again" if same else "effective")
-        after.append(now(state.serving))
-    return after, effects
+from tests.support.version_histories import KINDS, SILENT, Now, by_fold, event, histories, now
 
 
 def by_arms(history: Sequence[AdapterEvent]) -> list[Now]:
@@ -129,16 +53,6 @@ def record(one: AdapterEvent, offset: int) -> Record:
 def by_audit(history: Sequence[AdapterEvent]) -> list[Now]:
     facts = [fact_of(record(one, offset), one) for offset, one in enumerate(history)]
     return [Now(*reign[1:]) for reign in reigns(facts)[1:]]  # type: ignore[arg-type]
-
-
-def by_page(history: Sequence[AdapterEvent]) -> tuple[list[Now], list[str]]:
-    rows, statuses = policy_versions.fold_events([asdict(one) for one in history])
-    state = adapters.empty("p")
-    for one in history:
-        state = adapters.fold(state, one)
-    assert statuses == {number: one.status.replace("_", " ") for number, one in state.versions.items()}
-    after = [Now(row["primary_version"], row["candidate_version"], row["share"]) for row in rows]
-    return after, [row["effect"] for row in rows]
 
 
 def by_query(many: Sequence[Sequence[AdapterEvent]]) -> list[tuple[list[Now], list[str]]]:
@@ -173,11 +87,10 @@ def by_query(many: Sequence[Sequence[AdapterEvent]]) -> list[tuple[list[Now], li
 
 @given(histories())
 @settings(max_examples=examples(300), deadline=None)
-def test_the_agents_the_stage_the_audit_and_the_page_say_what_the_fold_says_after_every_event(
+def test_the_agents_the_stage_and_the_audit_say_what_the_fold_says_after_every_event(
     history: tuple[AdapterEvent, ...],
 ) -> None:
-    after, effects = by_fold(history)
-    assert by_page(history) == (after, effects)
+    after, _ = by_fold(history)
     assert by_arms(history) == after
     assert by_stage(history) == after
     assert by_audit(history) == after

@@ -1,26 +1,15 @@
-"""Which runs people are shown, in which order, and what the page says of them: data, and not what the judge said."""
+"""Which runs people are shown, in which order, and that a row says nothing of what the judge said."""
 
 from __future__ import annotations
 
-import re
 from itertools import count
-from pathlib import Path
 
-import pytest
-from starlette.testclient import TestClient
-
-from gateway.page import app
-from schemas.events import Coordinates, Event, Message, RunVerdict, derive_id
+from schemas.events import Coordinates, RunVerdict, derive_id
 from streams.improve.curation import curation_view
 from streams.improve.curation.curation_state import CurationState
-from streams.improve.curation.promotion_guard import RunRuling, event_of
-from streams.improve.curation.run_case import run_case
-from streams.kafka.topics import LABELS
-from streams.settings.model import Archive, RunCuration, Settings, Topics
-from streams.tools.views.log_view import LogView
-from tests.support.factories import T0, curation_event, trajectory
-from tests.support.log.archive_of import archived
-from tests.support.runs import chat_turn, finished, judge_of
+from streams.settings.model import RunCuration, Settings
+from tests.support.factories import T0, curation_event
+from tests.support.runs import judge_of
 
 SECRET = "The judge finds it PERFECT."
 
@@ -94,41 +83,3 @@ def test_a_row_of_the_queue_has_nothing_that_the_judge_said() -> None:
     row = curation_view.queued_run(placed)
     assert row.keys() & {"verdict", "rationale", "judge", "labeller", "actor"} == set()
     assert row["verdict_id"] == placed.event.event_id
-
-
-HOSTILE = '<script>alert(1)</script> {{ 7 * 7 }} \x1b[31m \u202e </pre><form action="http://evil.example">'
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> TestClient:
-    """The page of an archive in which a run waits that says odd things."""
-    settings = Settings(
-        archive=Archive(store=str(tmp_path / "archive")), topics=Topics(partitions=1, policy_partitions=1)
-    )
-    question = Message(role="user", content=HOSTILE)
-    run = finished(chat_turn(0, messages=(question,)), reason=HOSTILE)
-    assert run.run is not None and run.ended is not None
-    chat = {"sampling_id": None, "slot": None, "group_size": None, "purpose": "serve"}
-    case = run_case(run, settings)
-    ruling = RunRuling(verdict="needs_human", labeller="judge", rationale=SECRET, judge=judge_of(answer=SECRET))
-    log: dict[str, list[Event | bytes]] = {label: [] for label in LABELS}
-    log["trajectories"] = [trajectory("started", trajectory_id="run-1", task_id="run-1", **chat), run.ended]
-    log["turns"] = [run.run.steps[0].turn]
-    log["curation"] = [event_of(case, ruling, actor="curate", before=None, now_ms=T0)]
-    archived(settings, log, count(T0, 1000))
-    return TestClient(app.create_app(LogView(settings, "archive")), base_url="http://127.0.0.1")
-
-
-def test_what_a_run_says_is_text_on_the_page_and_what_its_judge_says_is_nowhere(page: TestClient) -> None:
-    answer = page.get("/curation/queue")
-    assert answer.status_code == 200 and "1 run waits" in answer.text
-    assert "&lt;script&gt;alert(1)" in answer.text and "{{ 7 * 7 }}" in answer.text
-    assert "<script>alert" not in answer.text and "evil.example&#34;&gt;" in answer.text
-    assert not re.search("[\x1b\u202e]", answer.text)
-    assert SECRET not in answer.text and "judge-1" not in answer.text
-
-
-def test_a_page_that_only_shows_names_the_command_and_has_no_form(page: TestClient) -> None:
-    text = page.get("/curation/queue").text
-    assert "streamward improve curate decide run-1 promote" in text and "<form" not in text
-    assert page.post("/curation/queue", data={}).status_code == 405

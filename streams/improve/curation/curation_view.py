@@ -1,4 +1,4 @@
-"""Verdicts, the review queue and agreement as rows, for commands, REST and the page.
+"""Verdicts, the review queue and agreement as rows, for commands, REST and plugins.
 
 A row of the queue has no verdict and no reason: people who know the judge's verdict tend to repeat it, and agreement
 would measure that.

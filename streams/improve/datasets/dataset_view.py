@@ -1,6 +1,6 @@
 """Views of builds: drift by column, and the newest build of each data set.
 
-DatasetEvent ──► drift_of, newest_builds ──► the command line, the page, metrics
+DatasetEvent ──► drift_of, newest_builds ──► the command line, metrics, plugins
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Views of the log for people and programs: the page, REST and the demo only render them."""
+"""Views of the log for people and programs: REST, the demo and plugins only render them."""

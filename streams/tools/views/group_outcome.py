@@ -2,7 +2,7 @@
 
     dropped? ──► not for training? ──► all advantages 0? ──► left out of its batch? ──► it taught, or still will
 
-The list of groups, a task's page, REST and the demo's report ask `nothing_reason` and `outcome`; statements ask
+REST, the demo's report and plugins ask `nothing_reason` and `outcome`; statements ask
 NOTHING_REASON_SQL, which a test holds equal to the function.
 """
 

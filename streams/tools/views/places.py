@@ -2,7 +2,7 @@
 
     waiting ──► sampled ──► scored ──► grouped ──► batched ──► trained          left out: of every version, for good
 
-The page counts them with PLACES_SQL over all that the log holds; `demo` and `up` count one policy's record by record as
+PLACES_SQL counts them over all that the log holds; `demo` and `up` count one policy's record by record as
 they come (streams/demo/progress.py), since a statement over the whole log four times a second would cost a core.
 """
 

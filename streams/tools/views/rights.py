@@ -98,7 +98,7 @@ def _filters(conditions: Mapping[str, str]) -> str:
 
 
 def may(principal: Principal | None, action: Action) -> Decision:
-    """Return whether a principal may do something on the page, and why."""
+    """Return whether a principal may do something, and why."""
     if principal is None:
         return Decision(True, "this server asks for no key or login")
     decision = decide(principal, action)

@@ -1,4 +1,4 @@
-"""The trainer's share of faults 1, 3, 4, 7 and 18: whatever happens to it, the same bytes.
+"""The trainer's share of faults 1, 3, 4 and 7: whatever happens to it, the same bytes.
 
     groups, batches of a tiny model ──► a copy of the log that nobody disturbs ──► manifests, optimizer state
                                     └─► a copy under a fault ───────────────────► the same, by sha256
@@ -17,12 +17,8 @@ import shutil
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from itertools import cycle
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
-
-import httpx
 
 from schemas.events import AdapterEvent, Batch
 from streams.engines.base_model import Base, load_base
@@ -33,17 +29,12 @@ from streams.tools.replay import driver
 from tests.chaos import child
 from tests.chaos.disks import fill, free, read_only, small_disk, writable
 from tests.chaos.matrix import FAULTS, Fault, Line, exits, healed
-from tests.chaos.proxy import free_ports
 from tests.chaos.world import World
 from tests.support.models.tiny import save_tiny, tiny_group, tiny_model
 
 BATCHES = 24
 PER_BATCH = 2
 MOST_PASSED = 3
-SEEN = ("/", "/groups", "/policies/default", "/sql?statement=SELECT+count(*)+FROM+groups", "/live")
-"""Pages that are asked for while a trainer trains."""
-VIEWS = 6
-"""Pages that a server has shown before it is killed again."""
 TIMEOUT_S = 120.0
 STEP_S = 0.5
 """What a step is made to take where it must not have ended before the fault has begun."""
@@ -51,7 +42,9 @@ STEP_S = 0.5
 Trouble = Callable[[World, random.Random], None]
 
 
-def _register(name: str, number: int, what: str, how: str, trouble: Trouble, codes: frozenset[int]) -> None:
+def register(name: str, number: int, what: str, how: str, trouble: Trouble, codes: frozenset[int]) -> None:
+    """Add a fault that meets a trainer alone."""
+
     def run(row: Fault, seed: int, groups: int, folder: Path) -> Line:
         return _run(row, seed, folder, trouble)
 
@@ -91,7 +84,7 @@ def _run(row: Fault, seed: int, folder: Path, trouble: Trouble) -> Line:
             "lost": BATCHES - len(manifests),
             "doubled": sum(len(found) > 1 for found in manifests.values()),
             "phantom": len(manifests.keys() - set(range(1, BATCHES + 1))),
-            "repeated": _announced(world.direct) - len(manifests),
+            "repeated": announced(world.direct) - len(manifests),
             "out_of_order": 0,
             "ends": dict(Counter(f"{ended.name} {ended.code}" for ended in world.exits)),
             "notes": [*world.notes, "adapter and optimizer state compared by sha256"],
@@ -125,7 +118,7 @@ def _preload(settings: Settings, base: Base, seed: int) -> None:
 
 def _until_trained(world: World) -> None:
     """Return once every version was announced, by whomever, and the last checkpoint lies in the folder of this run."""
-    _until(
+    wait_until(
         lambda: len(_manifests(world.direct)) >= BATCHES and _checkpoint(world.direct) >= BATCHES,
         f"{BATCHES} versions and the last checkpoint",
         world,
@@ -137,7 +130,8 @@ def _trained(settings: Settings) -> list[AdapterEvent]:
     return [event for event in events if isinstance(event, AdapterEvent) and event.kind == "trained"]
 
 
-def _announced(settings: Settings) -> int:
+def announced(settings: Settings) -> int:
+    """Return how many versions its log has."""
     return len(_trained(settings))
 
 
@@ -177,7 +171,7 @@ def _kill(world: World, draw: random.Random) -> None:
     points = list(child.POINTS["train"])
     draw.shuffle(points)
     world.start("train", kills=[(point, draw.randint(1, MOST_PASSED)) for point in points])
-    _until(lambda: not world.is_armed(), f"a kill at each of {points}", world)
+    wait_until(lambda: not world.is_armed(), f"a kill at each of {points}", world)
 
 
 def _zombie(world: World, draw: random.Random) -> None:
@@ -221,7 +215,7 @@ def _disk(world: World, draw: random.Random) -> None:
             if not any(end.code for end in world.exits[ended:]):
                 raise TimeoutError(f"the trainer did not notice its disk: {world.said('train')[-400:]}")
             world.start("train", step_s=STEP_S)
-            _versions(world, _announced(world.direct) + 1)
+            _versions(world, announced(world.direct) + 1)
         _until_trained(world)
         world.stop("train")
         if "No space left" not in world.said("train") or "Read-only" not in world.said("train"):
@@ -233,71 +227,11 @@ def _disk(world: World, draw: random.Random) -> None:
         )
 
 
-def _looked_at(world: World, draw: random.Random) -> None:
-    """The page, and the server that has it too, die while they answer browsers; the trainer is told nothing of it."""
-    ports = dict(zip(("page", "serve"), free_ports(2), strict=True))
-    tree = world.settings.model_dump()
-    for name, port in ports.items():
-        tree[name]["port"] = port
-    settings = Settings.model_validate(tree)
-    shown: Counter[str] = Counter()
-    refused: list[str] = []
-    enough = Event()
-
-    def look(name: str, root: str) -> None:
-        with httpx.Client(base_url=f"http://127.0.0.1:{ports[name]}{root}", timeout=TIMEOUT_S) as browser:
-            for page in cycle(SEEN):
-                if enough.wait(0.05):
-                    return
-                try:
-                    answer = browser.get(page)
-                except httpx.TransportError:  # it is down, or was killed while it answered
-                    continue
-                shown[name] += answer.is_success
-                if not answer.is_success and answer.status_code != 503:
-                    refused.append(f"{answer.url} {answer.status_code}: {answer.text[:200]}")
-
-    browsers = [Thread(target=look, args=each, name=each[0]) for each in (("page", ""), ("serve", "/page"))]
-
-    def see(name: str, while_true: Callable[[], bool] = lambda: True) -> None:
-        seen = shown[name] + VIEWS
-        _until(lambda: shown[name] >= seen or not while_true(), f"pages of {name}", world)
-
-    def trains() -> bool:
-        return _announced(world.direct) < BATCHES
-
-    for name in ports:
-        world.start(name, settings=settings)
-    for browser in browsers:
-        browser.start()
-    killed: Counter[str] = Counter()
-    try:
-        for name in ports:
-            see(name)
-        world.start("train", step_s=4 * STEP_S)
-        while trains():
-            name = draw.choice(sorted(ports))
-            see(name, trains)
-            world.kill(name)
-            killed[name] += 1
-        for name in ports:
-            see(name)
-    finally:
-        enough.set()
-        for browser in browsers:
-            browser.join()
-    if refused:
-        raise RuntimeError(f"{len(refused)} pages could not be made: {refused[0]}")
-    if min(killed[name] for name in ports) < 2:
-        raise RuntimeError(f"the trainer was done before each was killed twice: {dict(killed)}")
-    world.notes.append(f"killed {dict(killed)}, shown {shown['page']} and {shown['serve']} pages")
-
-
 def _versions(world: World, count: int) -> None:
-    _until(lambda: _announced(world.direct) >= min(count, BATCHES), f"{count} versions", world)
+    wait_until(lambda: announced(world.direct) >= min(count, BATCHES), f"{count} versions", world)
 
 
-def _until(true: Callable[[], bool], what: str, world: World) -> None:
+def wait_until(true: Callable[[], bool], what: str, world: World) -> None:
     """Return once it is true. Raises TimeoutError."""
     deadline = time.monotonic() + TIMEOUT_S
     while not true():
@@ -307,7 +241,7 @@ def _until(true: Callable[[], bool], what: str, world: World) -> None:
         time.sleep(0.1)
 
 
-_register(
+register(
     "kill-trainer",
     1,
     "the trainer is killed at named points",
@@ -315,7 +249,7 @@ _register(
     _kill,
     frozenset(),
 )
-_register(
+register(
     "zombie-trainer",
     3,
     "the trainer sleeps and wakes up",
@@ -323,7 +257,7 @@ _register(
     _zombie,
     frozenset({4}),
 )
-_register(
+register(
     "two-trainers",
     4,
     "two trainers of one policy, and a third with a folder of its own",
@@ -331,19 +265,11 @@ _register(
     _two,
     frozenset({4}),
 )
-_register(
+register(
     "checkpoint-disk",
     7,
     "the checkpoint's disk is full, then read-only",
     "an ext4 of 24 MiB is filled, freed, turned read-only and writable again while the trainer writes there",
     _disk,
     frozenset({1, 2, 5}),
-)
-_register(
-    "kill-page",
-    18,
-    "the page is killed, and the server that has it too",
-    "SIGKILL to `streamward page` or `streamward serve` whenever six more pages were shown, until the trainer is done",
-    _looked_at,
-    frozenset(),
 )

@@ -1,0 +1,172 @@
+"""Render views as HTML: templates, number and time formats, and the head of every page.
+
+view ──► its fields by name ──► template; each value cut and made visible, then escaped ──► HTML
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from gateway.http.principal import principal_of
+from plugins.page import chart
+from plugins.page.views.curves import OVER, suite_title
+from streams.access.roles import Action, Principal
+from streams.output import cell, moment as as_moment
+from streams.tools.views import rights
+from streams.tools.views.places import PLACE_NOTES
+from streams.tools.views.visible_text import cut, visible
+
+SECTIONS = (
+    ("", "Overview"),
+    ("groups", "Groups"),
+    ("policies", "Policies"),
+    ("runs", "Runs"),
+    ("jobs", "Jobs"),
+    ("curation/queue", "Review"),
+    ("dead-letters", "Dead letters"),
+    ("live", "Live"),
+    ("sql", "SQL"),
+)
+"""Path and name of each link in the head of every page."""
+WHOLE_LOG_SECTIONS = ("live", "sql")
+"""Sections with the records of all tenants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """The principal of a request, as templates see it."""
+
+    principal: Principal | None = None
+
+    @property
+    def sections(self) -> list[tuple[str, str]]:
+        """Path and name of the sections that this visitor may see."""
+        is_whole = self.principal is None or self.principal.tenant is None
+        return [(path, name) for path, name in SECTIONS if is_whole or path not in WHOLE_LOG_SECTIONS]
+
+    def may(self, action: Action) -> bool:
+        """Return whether the form of an action is shown."""
+        return rights.may(self.principal, action).allowed
+
+
+class Renderer:
+    """Renders the pages of one application."""
+
+    def __init__(self, *, decides: bool, asks_login: bool) -> None:
+        """`decides`: whether pages have forms that change something. `asks_login`: whether visitors log in."""
+        self._templates = environment()
+        self._templates.globals |= {"decides": decides, "asks_login": asks_login}
+
+    def html(
+        self, request: Request, template: str, view: object = None, status: HTTPStatus = HTTPStatus.OK, **fields: Any
+    ) -> Response:
+        """Return a page made from a view's fields and others."""
+        base = str(request.scope.get("root_path", ""))
+        context = {
+            "base": base,
+            "section": request.url.path.removeprefix(base).strip("/").partition("/")[0],
+            "alone": False,
+            "status": status,
+            "visitor": Visitor(principal_of(request)),
+            "sent": {},
+            "failed": None,
+            "view": view,
+        }
+        if view is not None:
+            context |= vars(view)
+        html = self._templates.get_template(template).render(context | fields)
+        return HTMLResponse(html.encode("utf-8", "replace"), status)
+
+
+def environment() -> Environment:
+    """Return the template environment: every printed value goes through `as_text`, and is then escaped."""
+    env = Environment(
+        loader=PackageLoader("plugins.page"),
+        autoescape=True,
+        finalize=as_text,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    env.filters |= {
+        "cut": cut,
+        "number": number,
+        "moment": moment,
+        "clock": clock,
+        "cell": partial(cell, as_sql=True),
+        "path": path,
+    }
+    env.filters |= {"suite": suite_title, "commands": commands}
+    env.globals |= {"bar": chart.bar_width, "svg": chart.svg, "legend": chart.legend, "place_notes": PLACE_NOTES}
+    env.globals["overs"] = OVER
+    return env
+
+
+def as_text(value: Any) -> Any:
+    """Return a value as a template prints it; our own markup is kept."""
+    if value is None:
+        return ""
+    if isinstance(value, str) and not hasattr(value, "__html__"):  # which Markup has
+        return visible(cut(value))
+    return value
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """Return a number as people read it; a dash for none.
+
+    >>> number(1234567), number(0.123456), number(None)
+    ('1,234,567', '0.123', '–')
+    """
+    if value is None:
+        return "–"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def moment(value: Any) -> str:
+    """Return a time of the log to the second; a dash for none.
+
+    >>> moment("2026-11-21T14:30:21.524Z")
+    '2026-11-21 14:30:21'
+    """
+    return "–" if value is None else str(value).replace("T", " ")[:19]
+
+
+def clock(value: int | None) -> str:
+    """Return milliseconds since the epoch as `moment` does.
+
+    >>> clock(1795271421524)
+    '2026-11-21 14:30:21'
+    """
+    return moment(None if value is None else as_moment(value))
+
+
+def commands(value: Any) -> Any:
+    """Return a sentence with the parts in backticks as code.
+
+    >>> commands("start `streamward train` & wait")
+    Markup('start <code>streamward train</code> &amp; wait')
+    """
+    if value is None:
+        return None
+    parts = enumerate(as_text(str(value)).split("`"))
+    return Markup("").join(Markup("<code>{}</code>").format(part) if number % 2 else part for number, part in parts)
+
+
+def path(value: Any) -> str:
+    """Return a value quoted for use in a URL path.
+
+    >>> path("a/b&c")
+    'a%2Fb%26c'
+    """
+    return quote(str(value), safe="")

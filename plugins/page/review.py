@@ -1,0 +1,105 @@
+"""The review queue on the page: one run at a time, as its judge saw it, and a form to decide.
+
+    curation ──► runs that wait for a person ──► the first, or the one in the address ──► transcript, gates
+    form ──► still the verdict that was shown? ──► CurationLog.decide ──► the next run
+
+The page does not contain the judge's verdict until its reader has decided: people who know it tend to repeat it, and
+agreement would measure that. Afterwards it is shown next to the reader's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from gateway.http.principal import actor_of
+from plugins.page.forms import SentForm
+from schemas.events import RunVerdict
+from streams.errors import NotFoundError, SettingsError
+from streams.improve.curation import curation_view
+from streams.improve.curation.curation_log import CurationLog, PersonDecision
+from streams.improve.curation.run_lookup import find_case, find_newest_case
+from streams.improve.curation.verdicts import PlacedVerdict
+from streams.improve.datasets import dataset_log
+from streams.improve.datasets.dataset_log import DatasetLog
+from streams.improve.datasets.dataset_view import newest_builds
+from streams.tools.archive import history
+from streams.tools.views.log_view import LogReader, LogSnapshot, LogView
+
+DECISIONS: dict[str, RunVerdict] = {"promote": "promote", "reject": "reject"}
+
+
+@dataclass(frozen=True)
+class ReviewPage:
+    """The run to decide about, and the last decision."""
+
+    waiting: int
+    """How many runs wait."""
+    run: dict[str, Any] | None
+    """As `curation_view.queued_run`; None: none waits."""
+    transcript: list[dict[str, Any]] | None
+    """The transcript that the judge read; None: the log no longer has the run."""
+    following: str | None
+    """The run after it."""
+    decided: dict[str, Any] | None
+    """The visitor's newest verdict, as `curation_view.verdict`."""
+    machine: dict[str, Any] | None
+    """The machine's verdict on the same run."""
+    datasets: list[dict[str, Any]]
+    """The newest build of each data set, as `dataset_view.newest_builds`."""
+
+
+class ReviewQueuePage:
+    """The queue of one application."""
+
+    def __init__(self, view: LogView) -> None:
+        self._log = CurationLog(view.settings, view.source)
+
+    def read(self, log: LogSnapshot, request: Request) -> ReviewPage:
+        """Return the page of a visitor: the run in the address, if it waits, else the first."""
+        tenant = log.rights.tenant
+        queue = [placed for placed in self._log.review_queue() if tenant in (None, placed.event.tenant)]
+        wanted = request.query_params.get("run", "")
+        place = next((n for n, placed in enumerate(queue) if placed.event.answer_id == wanted), 0)
+        decided, machine = self._log.newest_of(actor_of(request))
+        rest = queue[place + 1 :] or queue[:place]
+        return ReviewPage(
+            waiting=len(queue),
+            run=curation_view.queued_run(queue[place]) if queue else None,
+            transcript=_transcript(log, queue[place]) if queue else None,
+            following=rest[0].event.answer_id if rest else None,
+            decided=None if decided is None else curation_view.verdict(decided),
+            machine=None if machine is None else curation_view.verdict(machine),
+            datasets=newest_builds(self._datasets(log), None if tenant is None else (tenant,)),
+        )
+
+    def _datasets(self, log: LogSnapshot) -> DatasetLog:
+        settings = log.view.settings
+        return dataset_log.read_history(settings, history.of(settings, log.view.source))
+
+    def decide(self, log: LogReader, request: Request, form: SentForm) -> None:
+        """Write the verdict in a form.
+
+        Raises SettingsError for an incomplete form, NotFoundError for a run that its sender may not see, RefusedError
+        if another verdict came first, LogError.
+        """
+        verdict = DECISIONS.get(form.word("verdict"))
+        if verdict is None:
+            raise SettingsError(f"verdict: expected one of {', '.join(DECISIONS)}, got {form.word('verdict')[:80]!r}")
+        reason = form.reason("reason")
+        case = find_newest_case(log, history.of(log.view.settings, log.view.source), form.word("run"))
+        decision = PersonDecision(
+            verdict=verdict, actor=actor_of(request), reason=reason, expect=form.word("expected") or None
+        )
+        self._log.decide(case, decision)
+
+
+def _transcript(log: LogSnapshot, placed: PlacedVerdict) -> list[dict[str, Any]] | None:
+    settings = log.view.settings
+    try:
+        return find_case(log, history.of(settings, log.view.source), placed.event.answer_id).transcript.lines
+    except NotFoundError:  # retention has deleted it, or the snapshot is older than its end
+        log.view.outdate()
+        return None

@@ -1,1 +1,0 @@
-"""The page in a real browser: `make test-page`."""

@@ -1,0 +1,85 @@
+"""Serve the page over a made-up log, and look at it with Chromium: make test-page
+
+    page_log ──► an archive ──► `streamward page` ──► browse.py, in .venv-page ──► pictures, and what is wrong
+    a server with keys, an issuer of others (people.py) ──► log_in.py, there too ──► the same
+    a server with runs that wait for a person (judged_runs.py) ──► review.py, there too ──► the same
+
+Says loudly, with exit code 1, if it cannot run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from itertools import count
+from pathlib import Path
+
+from plugins.page.settings import Page
+from streams.settings.load import to_env
+from streams.settings.model import Archive, Settings
+from tests.plugins.page.browser.judged_runs import reviewed
+from tests.plugins.page.browser.people import PERSON, guarded
+from tests.support.factories import T0
+from tests.support.log import page_log
+from tests.support.log.archive_of import archived
+from tests.support.processes import until
+
+ROOT = Path(__file__).parents[4]
+PYTHON = Path(os.environ.get("PAGE_PYTHON", ROOT / ".venv-page/bin/python"))
+AXE = Path(os.environ.get("AXE", ROOT / ".venv-page/node_modules/axe-core/axe.min.js"))
+DOCUMENTED = ("page-overview-light.png", "page-taught-light.png", "page-flat-dark.png", "page-policy-light.png")
+"""Pictures that docs/page.md shows."""
+ADDRESS = re.compile(r"the page is at (http://\S+?)/$", re.MULTILINE)
+
+
+def main() -> int:
+    """Return the exit code of the browser's run."""
+    browser = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    if browser is None or not PYTHON.exists() or not AXE.exists():
+        print(
+            f"NOT RUN: this needs Chromium (found: {browser}), Playwright ({PYTHON}) and axe-core ({AXE}); "
+            "`make test-page` installs the last two"
+        )
+        return 1
+    with tempfile.TemporaryDirectory() as folder:
+        pictures = Path(sys.argv[1] if len(sys.argv) > 1 else folder)
+        pictures.mkdir(parents=True, exist_ok=True)
+        settings = Settings(archive=Archive(store=f"{folder}/archive")).model_copy(update={"page": Page(port=0)})
+        archived(settings, page_log.pictured_log(), count(T0, 1000))
+        env = os.environ | to_env(settings)
+        command = [sys.executable, "-m", "streams.cli", "page", "--source", "archive"]
+        log = Path(folder) / "page.log"
+        with log.open("wb") as output, subprocess.Popen(command, env=env, stderr=output, cwd=ROOT) as server:
+            try:
+                until(lambda: bool(_addresses(log)) or server.poll() is not None, "the page to answer")
+                [address] = _addresses(log)
+                look = [str(PYTHON), str(Path(__file__).parent / "browse.py"), address, str(pictures), str(AXE)]
+                code = subprocess.run(look, env=os.environ | {"CHROMIUM": browser}).returncode
+                for name in DOCUMENTED if code == 0 else ():
+                    shutil.copy(pictures / name, ROOT / "docs")
+            finally:
+                server.terminate()
+        with guarded(Path(folder)) as address:
+            enter = [str(PYTHON), str(Path(__file__).parent / "log_in.py"), address, PERSON, str(pictures), str(AXE)]
+            code = code or subprocess.run(enter, env=os.environ | {"CHROMIUM": browser}).returncode
+        return code or _review(Path(folder) / "review", pictures, browser)
+
+
+def _addresses(log: Path) -> list[str]:
+    return ADDRESS.findall(log.read_text(encoding="utf-8"))
+
+
+def _review(folder: Path, pictures: Path, browser: str) -> int:
+    """Return the exit code of the browser that decides runs."""
+    folder.mkdir()
+    with reviewed(folder) as address:
+        look = [str(PYTHON), str(Path(__file__).parent / "review.py"), address, str(pictures), str(AXE)]
+        return subprocess.run(look, env=os.environ | {"CHROMIUM": browser}).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
