@@ -14,14 +14,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from gateway.http import jsonrpc, sse
 from gateway.http.body import checked
-from gateway.http.jsonrpc import RpcMethod
+from gateway.http.errors import ACTIONS
+from gateway.http.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, RpcError, RpcMethod
 from gateway.http.principal import actor_of
 from plugins.threads.a2a.agent_cards import PROTOCOL_VERSION, callable_agent
 from plugins.threads.a2a.task_answers import SentState, new_events, task_answer, task_state
@@ -33,18 +34,6 @@ from plugins.threads.a2a.task_bodies import (
     SendMessageParameters,
     TaskParameters,
 )
-from plugins.threads.a2a.task_errors import (
-    CONTENT_NOT_SUPPORTED,
-    INVALID,
-    NO_EXTENDED_CARD,
-    PUSH_NOT_SUPPORTED,
-    TASK_NOT_CANCELABLE,
-    TASK_NOT_FOUND,
-    UNSUPPORTED,
-    VERSION_NOT_SUPPORTED,
-    from_call_error,
-    task_error,
-)
 from plugins.threads.acp.known_agents import LISTED, KnownAgents, RunningAgent
 from plugins.threads.acp.requested_runs import RequestedRuns, RunOrigin
 from plugins.threads.acp.run_execution import ThreadRuns
@@ -54,6 +43,7 @@ from plugins.threads.acp.thread_interfaces import A2A
 from plugins.threads.log.thread_state import RunState
 from schemas.events import derive_id
 from schemas.older_forms import OlderForm
+from streams.access.keys import mask
 from streams.errors import CallError
 
 NO_PUSH = "the server sends no requests of its own; stream the task, or get it"
@@ -81,6 +71,28 @@ A2A_METHODS = {
     "agent/getAuthenticatedExtendedCard": "GetExtendedAgentCard",
 }
 """Methods of A2A 0.2 and 0.3, with their present names."""
+
+ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
+DOMAIN = "a2a-protocol.org"
+"""An error has the protocol's code, and a google.rpc.ErrorInfo with its reason."""
+
+
+class TaskError(NamedTuple):
+    """A kind of error."""
+
+    code: int
+    reason: str
+
+
+TASK_NOT_FOUND = TaskError(-32001, "TASK_NOT_FOUND")
+TASK_NOT_CANCELABLE = TaskError(-32002, "TASK_NOT_CANCELABLE")
+PUSH_NOT_SUPPORTED = TaskError(-32003, "PUSH_NOTIFICATION_NOT_SUPPORTED")
+UNSUPPORTED = TaskError(-32004, "UNSUPPORTED_OPERATION")
+CONTENT_NOT_SUPPORTED = TaskError(-32005, "CONTENT_TYPE_NOT_SUPPORTED")
+NO_EXTENDED_CARD = TaskError(-32007, "EXTENDED_AGENT_CARD_NOT_CONFIGURED")
+VERSION_NOT_SUPPORTED = TaskError(-32009, "VERSION_NOT_SUPPORTED")
+INVALID = TaskError(INVALID_PARAMS, "INVALID_PARAMS")
+INTERNAL = TaskError(INTERNAL_ERROR, "INTERNAL_ERROR")
 
 P = TypeVar("P", bound=A2aParameters)
 
@@ -278,3 +290,20 @@ async def _frames(events: AsyncIterator[dict[str, Any]], request_id: Any) -> Asy
             yield sse.frame({"jsonrpc": "2.0", "id": request_id, "result": event})
     except CallError as exc:  # it was deleted meanwhile, or the log cannot be read
         yield sse.frame(jsonrpc.refusal(request_id, from_call_error(exc)))
+
+
+def task_error(error: TaskError, message: str, **metadata: str) -> RpcError:
+    """Return an error. A key or token that it repeats is cut short in it."""
+    info: dict[str, object] = {"@type": ERROR_INFO, "reason": error.reason, "domain": DOMAIN}
+    if metadata:
+        info["metadata"] = {name: mask(text) for name, text in metadata.items()}
+    return RpcError(error.code, mask(message), [info])
+
+
+def from_call_error(error: CallError) -> RpcError:
+    """Return the error of a call that runs have refused."""
+    kind = INTERNAL if error.kind in ("busy", "internal") else INVALID
+    metadata = {"suggested_action": error.way_out or ACTIONS[error.kind]}
+    if error.parameter is not None:
+        metadata["parameter"] = error.parameter
+    return task_error(kind, error.message, **metadata)
