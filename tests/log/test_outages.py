@@ -40,7 +40,7 @@ from tests.support.beside import running_beside
 from tests.support.factories import reward
 from tests.support.log.policy_agents import sum_task
 from tests.support.log.shared_node import own_prefix
-from tests.support.processes import command, environment, running, said, spawn, until
+from tests.support.processes import command, environment, log_file, running, said, spawn, until
 from tests.support.scrape import get, parse
 
 pytestmark = [pytest.mark.kafka, pytest.mark.kills]
@@ -203,7 +203,7 @@ def test_what_learns_from_served_runs_outlives_its_broker_says_so_once_and_goes_
         until(lambda: all(ticks()[name] > before[name] + 1 for name in before), "further ticks", folder=tmp_path)
         until(lambda: answers("/readyz") == [(200, "ok\n")] * 4, "all to be ready again", folder=tmp_path)
         for line in commands:
-            log = (tmp_path / f"{line.split()[0]}.log").read_text()
+            log = log_file(tmp_path, line).read_text()
             assert (log.count(": waiting, 600 s"), log.count("answers again")) == (1, 1), log
     asked = Counter(task.task_id for task in read(settings, "tasks", Task))
     assert set(asked.values()) == {1}, "a question was asked twice"

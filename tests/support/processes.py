@@ -61,16 +61,21 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "streams.cli", *arguments]
 
 
+def log_file(folder: Path, line: str) -> Path:
+    """Return where `running` writes the output of a command: retrain.log for `improve retrain follow`."""
+    return folder / f"{line.removeprefix('improve ').split()[0]}.log"
+
+
 @contextmanager
 def running(settings: Settings, folder: Path, *names: str) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """Run `streamward NAME` for each name while the block runs. Each must end with 0 when it is told to.
 
-    A name may have options behind it.
+    A name may have options behind it. Their output is in `log_file`.
     """
     processes: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for name in names:
-            with (folder / f"{name.split()[0]}.log").open("ab") as log:
+            with log_file(folder, name).open("ab") as log:
                 processes[name] = spawn(
                     command(*name.split()), env=environment(settings), cwd=folder, stdout=log, stderr=log
                 )
