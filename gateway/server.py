@@ -45,7 +45,7 @@ from gateway.log.prompt_templates import PromptTemplates
 from gateway.log.recorded_runs import RecordedRuns
 from gateway.log.registered_tools import RegisteredTools
 from gateway.log.rewards import OutsideRewards
-from gateway.log.run_verdicts import RunVerdictRoutes
+from gateway.log.run_verdicts import VerdictRoutes
 from gateway.log.scores import ScorerTrials
 from gateway.log.selfplay_runs import SelfPlayRuns
 from gateway.log.server_part import ServerBase, ServerPart
@@ -283,7 +283,7 @@ def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
         RecordedRuns(log),
         Statements(log),
         PublishedAdapters(settings),
-        RunVerdictRoutes(settings, log),
+        VerdictRoutes(settings, log),
         BuiltDatasets(settings),
         PromptTemplates(settings, log),
         RegisteredTools(settings, log),

@@ -39,7 +39,7 @@ from tests.times import (
 )
 
 if TYPE_CHECKING:
-    from streams.kafka.node.process import RunningBroker
+    from streams.kafka.node.process import BrokerProcess
     from tests.support.log.shared_node import SharedNode
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as our processes that load torch; read when it is loaded
@@ -153,7 +153,7 @@ def forks(request: pytest.FixtureRequest) -> None:
 
 
 @contextlib.contextmanager
-def _embedded() -> Iterator[RunningBroker]:
+def _embedded() -> Iterator[BrokerProcess]:
     from streams.kafka.node import process as broker
 
     with (

@@ -17,7 +17,7 @@ from gateway.http.body import Answer, Body
 from gateway.http.route import Interface
 from schemas.events import MAX_GROUP_SIZE, AgentProgram, AnswerRule, Ending, Observed, Purpose, Sampling
 from streams.stages.agents.recording.conversations import Conversation
-from streams.stages.agents.recording.task_runs import RunOrder
+from streams.stages.agents.recording.task_runs import TrajectoryOrder
 from streams.stages.agents.runs.agent_program import PROGRAM_CHARACTERS
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.trajectories.run_answer import OUTPUT_CHARACTERS
@@ -27,7 +27,7 @@ from streams.tools.asking import bare_id
 class BeginsAndEnds(Protocol):
     """The runs of a server: `ServedRuns`."""
 
-    async def begin(self, order: RunOrder) -> Conversation:
+    async def begin(self, order: TrajectoryOrder) -> Conversation:
         """Return the run once its beginning is in the log. Raises CallError."""
 
     async def end(self, agent_id: str, trajectory_id: str, end: RunEnd) -> Conversation:
@@ -126,7 +126,9 @@ class AgentRuns:
         sampling = Sampling(**{**body.sampling.model_dump(), "stop": tuple(body.sampling.stop)})
         program = None if body.program is None else AgentProgram(**body.program.model_dump())
         fields = {**body.model_dump(), "sampling": sampling, "observed": _event(body.observed), "program": program}
-        return _answer(await self._runs.begin(RunOrder(agent_id=agent_id, trajectory_id=trajectory_id, **fields)))
+        return _answer(
+            await self._runs.begin(TrajectoryOrder(agent_id=agent_id, trajectory_id=trajectory_id, **fields))
+        )
 
     @RUNS.post(
         "/end",

@@ -116,7 +116,7 @@ QUEUED_RUN = QueuedRun(
 )
 
 
-class RunVerdictRoutes:
+class VerdictRoutes:
     """The review queue, and verdicts of people. Methods wait for the broker."""
 
     def __init__(self, settings: Settings, log: OpenLog) -> None:
@@ -162,10 +162,10 @@ class RunVerdictRoutes:
     def judge_run(self, request: Request, run_id: str, body: VerdictBody) -> RecordedVerdict:
         """Say whether a run is good enough to learn from."""
         view = self._log.view  # which needs DuckDB
-        from streams.improve.curation.run_lookup import find_newest_case
+        from streams.improve.curation.run_lookup import find_newest_run
         from streams.tools.views.log_view import LogReader
 
-        case = find_newest_case(LogReader(view, principal_of(request)), LogHistory(view.settings), run_id)
+        case = find_newest_run(LogReader(view, principal_of(request)), LogHistory(view.settings), run_id)
         decision = PersonDecision(
             verdict=body.verdict, actor=actor_of(request), reason=body.reason.strip(), expect=body.expected
         )

@@ -31,7 +31,7 @@ from gateway.log.prompt_templates import PromptTemplates
 from gateway.log.recorded_runs import RecordedRuns
 from gateway.log.registered_tools import RegisteredTools
 from gateway.log.rewards import OutsideRewards
-from gateway.log.run_verdicts import RunVerdictRoutes
+from gateway.log.run_verdicts import VerdictRoutes
 from gateway.log.scores import ScorerTrials
 from gateway.log.selfplay_runs import SelfPlayRuns
 from gateway.log.server_part import ServerPart
@@ -62,7 +62,7 @@ ROOMS: tuple[type, ...] = (
     *(AgentProtocols, FeedbackBox, Health, AgentRuns),
     *(JsonRpc, UploadedFiles, TrainingRows, FineTuning, TrainingJobs, JobCosts),
     *(SentTasks, SelfPlayRuns, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
-    *(RunVerdictRoutes, BuiltDatasets, PromptTemplates, RegisteredTools, EnvironmentTrials),
+    *(VerdictRoutes, BuiltDatasets, PromptTemplates, RegisteredTools, EnvironmentTrials),
     *(OidcLogins, OwnPermissions, PasswordLogins),
 )
 _PLUGINS = tuple(plugin for plugin, _, _ in load_plugins())

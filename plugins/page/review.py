@@ -20,7 +20,7 @@ from schemas.events import RunVerdict
 from streams.errors import NotFoundError, SettingsError
 from streams.improve.curation import curation_view
 from streams.improve.curation.curation_log import CurationLog, PersonDecision
-from streams.improve.curation.run_lookup import find_case, find_newest_case
+from streams.improve.curation.run_lookup import find_newest_run, find_run
 from streams.improve.curation.verdicts import PlacedVerdict
 from streams.improve.datasets import dataset_log
 from streams.improve.datasets.dataset_log import DatasetLog
@@ -89,7 +89,7 @@ class ReviewQueuePage:
         if verdict is None:
             raise SettingsError(f"verdict: expected one of {', '.join(DECISIONS)}, got {form.word('verdict')[:80]!r}")
         reason = form.reason("reason")
-        case = find_newest_case(log, history.of(log.view.settings, log.view.source), form.word("run"))
+        case = find_newest_run(log, history.of(log.view.settings, log.view.source), form.word("run"))
         decision = PersonDecision(
             verdict=verdict, actor=actor_of(request), reason=reason, expect=form.word("expected") or None
         )
@@ -99,7 +99,7 @@ class ReviewQueuePage:
 def _transcript(log: LogSnapshot, placed: PlacedVerdict) -> list[dict[str, Any]] | None:
     settings = log.view.settings
     try:
-        return find_case(log, history.of(settings, log.view.source), placed.event.answer_id).transcript.lines
+        return find_run(log, history.of(settings, log.view.source), placed.event.answer_id).transcript.lines
     except NotFoundError:  # retention has deleted it, or the snapshot is older than its end
         log.view.outdate()
         return None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from schemas.events import AnswerRule, Task
     from streams.cli.agents_view import AgentRun
     from streams.output import Output
-    from streams.stages.agents.runs.agent_runner import RunWork
+    from streams.stages.agents.runs.agent_runner import AgentWork
 
 
 PROGRAMS_AT_ONCE, EPISODES_AT_ONCE = 4, 64
@@ -162,16 +162,16 @@ def _agent_name(agent_id: str | None, *, environments: bool, command: str | None
     return agent_id or AGENT
 
 
-def _program(command: str | None, entry_point: str | None, time_limit_s: float) -> Callable[[Task], RunWork]:
+def _program(command: str | None, entry_point: str | None, time_limit_s: float) -> Callable[[Task], AgentWork]:
     """Return the function that makes a run of a program from a task. Raises SettingsError if it cannot be run."""
     from streams.stages.agents.runs.agent_process import AgentProcess, run_process
-    from streams.stages.agents.runs.agent_runner import RunWork
+    from streams.stages.agents.runs.agent_runner import AgentWork
 
     if command is not None:
         process = AgentProcess.from_text(command, time_limit_s=time_limit_s)
     else:
         process = AgentProcess.from_entry_point(entry_point or "", time_limit_s=time_limit_s)
-    return lambda _: RunWork(partial(run_process, process))
+    return lambda _: AgentWork(partial(run_process, process))
 
 
 def _submit(call: AppContext, file: Path | None, reading: TaskFileOptions, agent_id: str) -> None:

@@ -10,7 +10,7 @@ from streams.cli.runtime import AppContext, output_option, pass_call
 from streams.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from streams.kafka.node.process import RunningBroker
+    from streams.kafka.node.process import BrokerProcess
     from streams.output import Output
 
 
@@ -77,7 +77,7 @@ def broker_status(call: AppContext, output: Output) -> None:
     _show_node(running, output)
 
 
-def _show_node(running: RunningBroker, output: Output) -> None:
+def _show_node(running: BrokerProcess, output: Output) -> None:
     from streams import output as show
 
     show.record(

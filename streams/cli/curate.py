@@ -17,7 +17,7 @@ from streams.cli.route_commands import RouteCommand, add_routes
 from streams.cli.runtime import AppContext, actor_option, begin, output_option, pass_call, until_stopped, user_name
 
 if TYPE_CHECKING:
-    from streams.improve.curation.run_case import RunCase
+    from streams.improve.curation.ended_run import EndedRun
     from streams.output import Output
     from streams.settings.model import Settings
     from streams.tools.query.finished import FinishedSelection
@@ -91,7 +91,7 @@ def curate_follow(call: AppContext, /, policy: str | None, purpose: Literal["ser
 
 add_routes(
     curate,
-    "gateway.log.run_verdicts:RunVerdictRoutes",
+    "gateway.log.run_verdicts:VerdictRoutes",
     {
         "queue": RouteCommand(
             "list_review_queue",
@@ -122,19 +122,19 @@ def curate_show(call: AppContext, /, run: str, output: Output) -> None:
     log = CurationLog(call.settings)
     answer_id = log.full_id(run)
     verdicts = log.of_run(answer_id)
-    case = _case(call.settings, answer_id)
+    ended = _ended_run(call.settings, answer_id)
     placed = list(verdicts.by_person.values())
     if placed and verdicts.machine is not None:
         placed.append(verdicts.machine)
     rows = [curation_view.verdict(verdict) for verdict in placed]
     if output == "jsonl":
-        print(show.json_line({"run": answer_id, "transcript": case.transcript.lines, "verdicts": rows}))
+        print(show.json_line({"run": answer_id, "transcript": ended.transcript.lines, "verdicts": rows}))
         return
-    for line in case.transcript.text.splitlines():
+    for line in ended.transcript.text.splitlines():
         print(show.printable(line))
     print()
     gates = [
-        {"gate": gate.gate, "value": gate.value, "bound": gate.bound, "passed": gate.passed} for gate in case.gates
+        {"gate": gate.gate, "value": gate.value, "bound": gate.bound, "passed": gate.passed} for gate in ended.gates
     ]
     show.rows(gates, [show.Column(name, name) for name in ("gate", "value", "bound", "passed")], "table")
     if rows:
@@ -169,20 +169,20 @@ def curate_decide(
 
     settings = call.settings_to_write
     log = CurationLog(settings)
-    case = _case(settings, log.full_id(run))
-    placed = log.decide(case, PersonDecision(verdict=verdict, actor=actor or user_name(), reason=reason))
+    ended = _ended_run(settings, log.full_id(run))
+    placed = log.decide(ended, PersonDecision(verdict=verdict, actor=actor or user_name(), reason=reason))
     row = curation_view.verdict(placed)
     if output == "table":
         row = {name: row[name] for name in ("run", "verdict", "actor", "rationale", "supersedes", "recorded_at")}
     show.record(row, output)
 
 
-def _case(settings: Settings, answer_id: str) -> RunCase:
-    from streams.improve.curation.run_lookup import find_case
+def _ended_run(settings: Settings, answer_id: str) -> EndedRun:
+    from streams.improve.curation.run_lookup import find_run
     from streams.tools.archive import history
 
     with _snapshot(settings) as log:
-        return find_case(log, history.of(settings), answer_id)
+        return find_run(log, history.of(settings), answer_id)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from streams.demo.settings_file import leave_settings
 from streams.engines.base_model import folder_of
 from streams.errors import SettingsError, StreamwardError
 from streams.improve.curation.curation_log import CurationLog, PersonDecision
-from streams.improve.curation.run_lookup import find_case
+from streams.improve.curation.run_lookup import find_run
 from streams.improve.triggers.rule import read_rule
 from streams.kafka import admin, times
 from streams.kafka.node import process as broker
@@ -236,7 +236,7 @@ def _decide(demo: ImproveDemoRun, settings: Settings, scenario: str) -> int:
                 reason=f"{question} {answers[question]}",
                 expect=event.event_id,
             )
-            log.decide(find_case(snapshot, records, event.answer_id), decision)
+            log.decide(find_run(snapshot, records, event.answer_id), decision)
     demo.until(lambda: all(demo.watch.verdicts.pair(event.answer_id)[0] for event in waiting), "the person's verdicts")
     return len(waiting)
 

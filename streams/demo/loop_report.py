@@ -159,7 +159,7 @@ def _latest(held_out: dict[int, HeldOut]) -> HeldOut | None:
 
 
 @dataclass(frozen=True, slots=True)
-class RunEnding:
+class LoopEnding:
     """How a run ended."""
 
     interrupted: bool = False
@@ -174,7 +174,7 @@ def summarize(
     loop_s: float,
     data_dir: Path,
     peak_bytes: dict[str, int],
-    ending: RunEnding,
+    ending: LoopEnding,
 ) -> dict[str, Any]:
     """Return the report of a run, ready for JSON. `peak_bytes` is the peak memory of each process."""
     scores = [progress.held_out[version] for version in sorted(progress.held_out)]

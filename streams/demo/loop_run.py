@@ -222,7 +222,7 @@ def _loop(plan: Plan, settings: Settings, config: Path, console: Console) -> dic
         loop_s=time.monotonic() - started_at,
         data_dir=plan.folder,
         peak_bytes=run.peak_bytes,
-        ending=report.RunEnding(
+        ending=report.LoopEnding(
             interrupted, run.is_finished(), run.failure() if had_work and not interrupted else None
         ),
     )

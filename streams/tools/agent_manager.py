@@ -40,7 +40,7 @@ from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.stages.agents.runs.agent_process import AgentProcess, RunContext, run_process, task_for_agent
 from streams.stages.agents.runs.agent_program import of_class, program_of
-from streams.stages.agents.runs.agent_runner import AgentPlan, RunWork, run
+from streams.stages.agents.runs.agent_runner import AgentPlan, AgentWork, run
 from streams.stages.agents.runs.registration import default_rewards
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.runs.run_server import trajectories_url
@@ -220,7 +220,7 @@ class AgentManager:
         work = self._in_thread if self._process is None else partial(run_process, self._process)
         plan = AgentPlan(
             agent_id=self.agent_id,
-            work=lambda _: RunWork(work),
+            work=lambda _: AgentWork(work),
             program=self._program,
             server=self.settings.serve.url,
             key=self.settings.serve.key,

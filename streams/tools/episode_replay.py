@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 from schemas.events import EpisodeStart, Observed, Task, TrajectoryEvent, Turn
 from schemas.serde import Poison
 from streams.environments.episodes.environment import Action, Environment, EpisodeError
-from streams.environments.episodes.running_episode import RunningEpisode
+from streams.environments.episodes.running_episode import LiveEpisode
 from streams.kafka.admin import read_topic
 from streams.settings.model import Settings
 from streams.stages.agents.trajectories.fold import fold
@@ -98,7 +98,7 @@ def replayed(episodes: Iterable[RecordedEpisode], opens: Opens) -> Iterator[Repl
 
 def _played(of_log: RecordedEpisode, environment: Environment, start: EpisodeStart) -> tuple[int, str | None]:
     """Return how many actions were carried out again, and the first thing that is not as recorded."""
-    episode = RunningEpisode(environment, start.name, start.seed, of_log.task.max_turns or 1)
+    episode = LiveEpisode(environment, start.name, start.seed, of_log.task.max_turns or 1)
     ended = of_log.ended
     try:
         episode.begin()

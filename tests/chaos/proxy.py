@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from streams.kafka.node import config as node, process as broker
-from streams.kafka.node.process import RunningBroker
+from streams.kafka.node.process import BrokerProcess
 from streams.settings.model import Broker
 
 Direction = Literal["to_broker", "to_client"]
@@ -314,7 +314,7 @@ class ProxiedNode:
     proxied: str
     """host:port of the proxy: for those whose network fails."""
     proxy: Proxy
-    running: RunningBroker
+    running: BrokerProcess
     settings: Broker
     properties: Mapping[str, str] = field(repr=False)
 

@@ -190,7 +190,7 @@ def test_the_program_takes_every_command_line(name: str) -> None:
 
 def test_a_wrong_command_line_is_refused() -> None:
     with pytest.raises(click.UsageError):
-        parsed(["topics", "aply"])
+        parsed(["admin", "topics", "aply"])
     with pytest.raises(click.UsageError):
         parsed(["audit", "--folow"])
 

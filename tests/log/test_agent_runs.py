@@ -22,12 +22,12 @@ from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
 from streams.stages.agents.runs.agent_process import RunContext
-from streams.stages.agents.runs.agent_runner import AgentPlan, RunWork, run as run_agent
+from streams.stages.agents.runs.agent_runner import AgentPlan, AgentWork, run as run_agent
 from streams.stages.agents.runs.connection_pool import KeptAlive
 from streams.stages.agents.runs.episode_agent import EpisodeAgent
 from streams.stages.agents.runs.episode_calls import CallFailed, ModelCalls
 from streams.stages.agents.runs.run_end import RunEnd
-from streams.stages.agents.runs.run_server import RunServer
+from streams.stages.agents.runs.run_server import AgentServer
 from streams.stages.tasks.submit import submit
 from tests.support.agent_server import serving, settings_of, turns
 from tests.support.documented import as_documented
@@ -256,7 +256,7 @@ def test_every_metric_of_the_manager_is_there_and_counts_its_runs(settings: Sett
         return RunEnd("failed", "it gave up")
 
     plan = AgentPlan(
-        agent_id="counter", work=lambda _: RunWork(gives_up), server=url, parallel=3, folder=tmp_path, until_done=True
+        agent_id="counter", work=lambda _: AgentWork(gives_up), server=url, parallel=3, folder=tmp_path, until_done=True
     )
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(run_agent, settings, plan, stop=stop, meter=meter)
@@ -308,7 +308,7 @@ def played(url: str, name: str, environment: Any, seed: int = 3, slot: int = 0, 
     stop = threading.Event()
     with (
         closing(EpisodeAgent(url, lambda _: environment, time_limit_s=60)) as agent,
-        closing(RunServer(url, "adder", stop)) as server,
+        closing(AgentServer(url, "adder", stop)) as server,
     ):
         work = agent.work(asked)
         known = server.begin(asked, name, slot, {}, work.observed)

@@ -17,7 +17,7 @@ from schemas.events import CurationEvent, Message, RunVerdict
 from streams.errors import NotFoundError, RefusedError
 from streams.improve.curation.curation_log import CurationLog, PersonDecision
 from streams.improve.curation.curator import run_once
-from streams.improve.curation.run_lookup import find_case
+from streams.improve.curation.run_lookup import find_run
 from streams.kafka import admin
 from streams.kafka.history import LogHistory
 from streams.scorers import ScoreError
@@ -80,7 +80,7 @@ def decide_each(
     view, curated = LogView(settings), CurationLog(settings)
     try:
         with view.snapshot() as snapshot:
-            cases = [find_case(snapshot, LogHistory(settings), run) for run in verdicts]
+            cases = [find_run(snapshot, LogHistory(settings), run) for run in verdicts]
     finally:
         view.close()
     decisions = [PersonDecision(verdict=each, actor=actor, reason="so", expect=expect) for each in verdicts.values()]

@@ -48,14 +48,14 @@ PROPERTIES = {"group.min.session.timeout.ms": "1000", "broker.session.timeout.ms
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[broker.RunningBroker]:
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[broker.BrokerProcess]:
     """A node of these tests' own, to be ill-treated."""
     with broker.embedded(tmp_path_factory.mktemp("kafka"), properties=PROPERTIES) as running:
         yield running
 
 
 @pytest.fixture
-def settings(node: broker.RunningBroker, tmp_path: Path) -> Settings:
+def settings(node: broker.BrokerProcess, tmp_path: Path) -> Settings:
     here = Settings(
         kafka=Kafka(bootstrap=node.bootstrap, session_timeout_s=3, request_timeout_s=5),
         topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=2),

@@ -26,7 +26,7 @@ from streams.stages.agents.recording.calls import Done, ModelCall
 from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.served_versions import LOADED
 from streams.stages.agents.recording.service import open_recorder
-from streams.stages.agents.recording.task_runs import RunOrder
+from streams.stages.agents.recording.task_runs import TrajectoryOrder
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.trajectories.fold import of_each
 from tests.support import factories
@@ -222,7 +222,7 @@ def test_a_version_that_is_used_stays_and_one_that_was_unloaded_meanwhile_is_loa
 def test_who_begins_a_run_again_while_it_ends_gets_its_end(kafka_bootstrap: str, tmp_path: Path) -> None:
     settings = settings_of(kafka_bootstrap, tmp_path, {"latency_ms": 2000})
     admin.apply_topics(settings)
-    order = RunOrder(
+    order = TrajectoryOrder(
         agent_id="a", trajectory_id=derive_id("s", 0), task_id="t", sampling_id="s", slot=0, group_size=1,
         policy="sums", purpose="train", sampling=Sampling(max_tokens=8), adapter_version=None, max_turns=None,
         metadata={}, traceparent=None,

@@ -32,7 +32,7 @@ from streams.access.access_log import AccessLog
 from streams.kafka import admin
 from streams.settings.model import Batches, Login, Settings
 from streams.stages.agents.runs.agent_process import AgentProcess, run_process
-from streams.stages.agents.runs.agent_runner import AgentPlan, RunWork, run
+from streams.stages.agents.runs.agent_runner import AgentPlan, AgentWork, run
 from streams.stages.tasks.submit import submit
 from tests.support.agent_server import serving, settings_of
 from tests.support.commands import invoke
@@ -441,7 +441,7 @@ def test_runs_of_an_agent_and_its_programs_send_the_key_of_their_server(tenants:
     submit(tenants.settings, [task(task_id="keyed", policy="sums", agent="adder", purpose="eval", group_size=2)])
     plan = AgentPlan(
         agent_id="adder",
-        work=lambda _: RunWork(partial(run_process, program)),
+        work=lambda _: AgentWork(partial(run_process, program)),
         server=tenants.url,
         key=SecretStr(key),
         parallel=2,

@@ -10,9 +10,9 @@ import pytest
 from schemas.events import Coordinates, CurationEvent, Event, GateResult, RunVerdict
 from streams.improve.curation.agreement import agreements
 from streams.improve.curation.curation_state import CurationState
-from streams.improve.curation.promotion_guard import RunRuling, event_of, judge_ruling
-from streams.improve.curation.run_case import RunCase, run_case
-from streams.improve.curation.verifier import JudgeOpinion
+from streams.improve.curation.ended_run import EndedRun, ended_run
+from streams.improve.curation.promotion_guard import GroundedVerdict, event_of, verdict_after_judge
+from streams.improve.curation.verifier import JudgeVerdict
 from streams.settings.model import RunCuration, Settings
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
@@ -40,7 +40,7 @@ class Curated:
             self.state.take(record)
         return record.at
 
-    def ended(self, name: str) -> RunCase:
+    def ended(self, name: str) -> EndedRun:
         """A run of one turn that has ended, as its curator reads it."""
         run = finished(chat_turn(0, run=name), run=name)
         assert run.ended is not None
@@ -48,19 +48,19 @@ class Curated:
                               group_size=None, purpose="serve"))  # fmt: skip
         self.write(run.run.steps[0].turn)  # type: ignore[union-attr]
         at = self.write(run.ended)
-        return run_case(replace(run, position=at), RULES)
+        return ended_run(replace(run, position=at), RULES)
 
-    def decide(self, case: RunCase, verdict: RunVerdict, actor: str = "ann") -> CurationEvent:
-        return self._write(case, RunRuling(verdict=verdict, labeller="person", rationale="so"), actor)
+    def decide(self, case: EndedRun, verdict: RunVerdict, actor: str = "ann") -> CurationEvent:
+        return self._write(case, GroundedVerdict(verdict=verdict, labeller="person", rationale="so"), actor)
 
-    def judged(self, case: RunCase, says: RunVerdict, **of_judge: Any) -> CurationEvent:
-        opinion = JudgeOpinion(judge_of(verdict=says, **of_judge), "so")
-        return self._write(case, judge_ruling(case, opinion, RULE, self.state.judges()), "curate")
+    def judged(self, case: EndedRun, says: RunVerdict, **of_judge: Any) -> CurationEvent:
+        judged = JudgeVerdict(judge_of(verdict=says, **of_judge), "so")
+        return self._write(case, verdict_after_judge(case, judged, RULE, self.state.judges()), "curate")
 
-    def _write(self, case: RunCase, ruling: RunRuling, actor: str) -> CurationEvent:
+    def _write(self, case: EndedRun, verdict: GroundedVerdict, actor: str) -> CurationEvent:
         self._ms += 1
         before = self.state.fold.effective(case.row.answer_id)
-        event = event_of(case, ruling, actor=actor, before=before, now_ms=self._ms)
+        event = event_of(case, verdict, actor=actor, before=before, now_ms=self._ms)
         self.write(event)
         return event
 
@@ -101,7 +101,7 @@ def agreed() -> Curated:
 def test_a_log_with_verdicts_of_gates_a_judge_and_people_balances(promotion: CurationEvent) -> None:
     log = agreed()
     case = log.ended("gated")
-    log._write(case, RunRuling(verdict="needs_human", labeller="gates", rationale="no judge"), "curate")
+    log._write(case, GroundedVerdict(verdict="needs_human", labeller="gates", rationale="no judge"), "curate")
     log.decide(case, "promote")
     log.decide(case, "reject", actor="bob")
     assert log.wrong(promotion) == []

@@ -48,7 +48,7 @@ def test_every_display_of_a_run_prints_text_as_it_is(
     with Display(console, steps=None, scored=False, started_at=0.0) as display:
         display.say(f"said: {text}")
         display.update(progress, 0)
-    result = report.summarize(progress, loop_s=1.0, data_dir=tmp_path, peak_bytes={}, ending=report.RunEnding())
+    result = report.summarize(progress, loop_s=1.0, data_dir=tmp_path, peak_bytes={}, ending=report.LoopEnding())
     report.show(result, progress, console, tmp_path / "streamward.toml", DemoOptions())
     assert f"said: {text}" in out.getvalue()
     shown = out.getvalue().count(text)
@@ -87,7 +87,7 @@ def test_control_characters_of_the_log_do_not_reach_the_terminal(
     with Display(console, steps=None, scored=False, started_at=0.0) as display:
         display.say(CONTROL)
         display.update(progress, 0)
-    result = report.summarize(progress, loop_s=1.0, data_dir=tmp_path, peak_bytes={}, ending=report.RunEnding())
+    result = report.summarize(progress, loop_s=1.0, data_dir=tmp_path, peak_bytes={}, ending=report.LoopEnding())
     report.show(result, progress, console, tmp_path / "streamward.toml", DemoOptions())
     show.record({"text": CONTROL}, "table")
     _print_error(CONTROL)

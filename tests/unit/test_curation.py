@@ -13,16 +13,16 @@ import pytest
 
 from schemas.events import Coordinates, CurationEvent, GateResult, Message, RunVerdict, problems
 from schemas.serde import decode, encode
+from streams.improve.curation.ended_run import EndedRun, ended_run
 from streams.improve.curation.gates import FIGURES, gate_results
 from streams.improve.curation.promotion_guard import (
     NO_JUDGES,
+    GroundedVerdict,
     MeasuredJudges,
     PromotionGuardAgent,
-    RunRuling,
     curation_event,
     needs_verdict,
 )
-from streams.improve.curation.run_case import RunCase, run_case
 from streams.improve.curation.verdicts import PlacedVerdict, VerdictFold
 from streams.improve.curation.verifier import VerifierAgent, endpoint_of
 from streams.scorers import ScoreError
@@ -53,7 +53,7 @@ def guard_of(settings: Settings, policies: tuple[str, ...] = ("default",)) -> Pr
     return PromotionGuardAgent(settings, VerifierAgent(settings, lambda: policies) if has_judge else None)
 
 
-def rule(settings: Settings, run: Finished | None = None, agreement: MeasuredJudges = NO_JUDGES) -> RunRuling:
+def rule(settings: Settings, run: Finished | None = None, agreement: MeasuredJudges = NO_JUDGES) -> GroundedVerdict:
     return guard_of(settings).rule(run or finished(), agreement)
 
 
@@ -138,21 +138,21 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], messa
 
 
 def test_a_run_that_fails_a_gate_is_rejected_and_the_judge_is_not_asked(judge: JudgeServer) -> None:
-    ruling = rule(settings_of(judge, gates="max_turns=1"), agreement=agreeing())
-    assert (ruling.verdict, ruling.labeller, ruling.rationale) == ("reject", "gates", "max_turns: 2, expected 1")
+    verdict = rule(settings_of(judge, gates="max_turns=1"), agreement=agreeing())
+    assert (verdict.verdict, verdict.labeller, verdict.rationale) == ("reject", "gates", "max_turns: 2, expected 1")
     assert judge.requests == []
 
 
 def test_answers_that_grow_longer_are_stopped_by_their_gate() -> None:
     longer = finished(chat_turn(0, completion_token_ids=tuple(range(500)), logprobs=(-0.5,) * 500))
-    ruling = rule(settings_of(gates="max_sampled_tokens=400"), longer)
-    assert (ruling.verdict, ruling.rationale) == ("reject", "max_sampled_tokens: 500, expected 400")
+    verdict = rule(settings_of(gates="max_sampled_tokens=400"), longer)
+    assert (verdict.verdict, verdict.rationale) == ("reject", "max_sampled_tokens: 500, expected 400")
 
 
 def test_without_a_judge_a_person_decides_what_passes_unless_the_gates_are_enough() -> None:
-    ruling = rule(settings_of())
-    assert (ruling.verdict, ruling.labeller) == ("needs_human", "gates")
-    assert "no judge is configured" in ruling.rationale
+    verdict = rule(settings_of())
+    assert (verdict.verdict, verdict.labeller) == ("needs_human", "gates")
+    assert "no judge is configured" in verdict.rationale
     run = dataclasses.replace(finished(), ended=dataclasses.replace(finished().ended, success=True))  # type: ignore[type-var]
     assert rule(settings_of(promote_by_gates="*", gates="min_success=1"), run).verdict == "promote"
     chats_alone = settings_of(promote_by_gates="chat, sums", gates="min_success=1")
@@ -162,20 +162,20 @@ def test_without_a_judge_a_person_decides_what_passes_unless_the_gates_are_enoug
 
 def test_a_judge_that_is_known_to_agree_with_people_promotes_and_says_what_that_rests_on(judge: JudgeServer) -> None:
     judge.answers = [completion(PROMOTE, prompt_tokens=70, completion_tokens=9)]
-    ruling = rule(settings_of(judge), agreement=agreeing(counted=(4, 2)))
-    assert (ruling.verdict, ruling.labeller, ruling.rationale) == ("promote", "judge", "It is right.")
-    assert ruling.judge is not None and ruling.agreement is not None
-    assert (ruling.judge.model, ruling.judge.endpoint, ruling.judge.tries) == ("served-1", judge.url, 1)
-    assert (ruling.judge.prompt_tokens, ruling.judge.completion_tokens) == (70, 9)
-    assert (ruling.agreement.runs, ruling.agreement.counted) == (100, (4, 2))
+    verdict = rule(settings_of(judge), agreement=agreeing(counted=(4, 2)))
+    assert (verdict.verdict, verdict.labeller, verdict.rationale) == ("promote", "judge", "It is right.")
+    assert verdict.judge is not None and verdict.agreement is not None
+    assert (verdict.judge.model, verdict.judge.endpoint, verdict.judge.tries) == ("served-1", judge.url, 1)
+    assert (verdict.judge.prompt_tokens, verdict.judge.completion_tokens) == (70, 9)
+    assert (verdict.agreement.runs, verdict.agreement.counted) == (100, (4, 2))
 
 
 @pytest.mark.parametrize("table", [None, SURE._replace(both=10, neither=10), SURE._replace(neither=0, false=53)])
 def test_a_judge_alone_promotes_nothing_until_it_is_known_to_agree(judge: JudgeServer, table: Any) -> None:
-    ruling = rule(settings_of(judge), agreement=NO_JUDGES if table is None else agreeing(table))
-    assert (ruling.verdict, ruling.agreement) == ("needs_human", None)
-    assert ruling.judge is not None and ruling.judge.verdict == "promote", "its own verdict is on record"
-    assert "It is right." in ruling.rationale and "agree" in ruling.rationale
+    verdict = rule(settings_of(judge), agreement=NO_JUDGES if table is None else agreeing(table))
+    assert (verdict.verdict, verdict.agreement) == ("needs_human", None)
+    assert verdict.judge is not None and verdict.judge.verdict == "promote", "its own verdict is on record"
+    assert "It is right." in verdict.rationale and "agree" in verdict.rationale
 
 
 def test_a_judge_that_rejects_rejects_and_one_that_does_not_know_asks_a_person(judge: JudgeServer) -> None:
@@ -186,15 +186,15 @@ def test_a_judge_that_rejects_rejects_and_one_that_does_not_know_asks_a_person(j
 
 def test_a_judge_that_is_a_version_of_the_policy_it_judges_is_named_and_promotes_nothing(judge: JudgeServer) -> None:
     judge.answers = [completion(PROMOTE, model="default@7")]
-    ruling = rule(settings_of(judge), agreement=agreeing())
-    assert ruling.verdict == "needs_human" and "the judge is version 7 of default" in ruling.rationale
-    assert ruling.judge is not None and (ruling.judge.policy, ruling.judge.version) == ("default", 7)
+    verdict = rule(settings_of(judge), agreement=agreeing())
+    assert verdict.verdict == "needs_human" and "the judge is version 7 of default" in verdict.rationale
+    assert verdict.judge is not None and (verdict.judge.policy, verdict.judge.version) == ("default", 7)
 
 
 def test_a_run_whose_transcript_was_cut_is_promoted_by_no_machine(judge: JudgeServer) -> None:
     hidden = finished(*(tool_turn(n, messages=(result("a" * 900),)) for n in range(20)), success=True)
-    ruling = rule(settings_of(judge, transcript_characters=2000), hidden, agreeing())
-    assert ruling.verdict == "needs_human" and "the transcript was cut" in ruling.rationale
+    verdict = rule(settings_of(judge, transcript_characters=2000), hidden, agreeing())
+    assert verdict.verdict == "needs_human" and "the transcript was cut" in verdict.rationale
     by_gates = settings_of(transcript_characters=2000, gates="min_success=1", promote_by_gates="*")
     assert rule(by_gates, hidden).verdict == "needs_human"
     asked = judge.requests[0][2]["messages"][0]["content"]
@@ -216,10 +216,10 @@ def test_an_answer_that_is_no_verdict_is_asked_for_again_and_then_a_person_decid
     judge: JudgeServer, answer: Any
 ) -> None:
     judge.answers = [completion(answer, prompt_tokens=70, completion_tokens=9)]
-    ruling = rule(settings_of(judge, retries=1), agreement=agreeing())
-    assert (ruling.verdict, ruling.labeller, len(judge.requests)) == ("needs_human", "judge", 2)
-    assert ruling.judge is not None and (ruling.judge.verdict, ruling.judge.tries) == (None, 2)
-    assert ruling.judge.prompt_tokens == 140 and "no verdict of the judge" in ruling.rationale
+    verdict = rule(settings_of(judge, retries=1), agreement=agreeing())
+    assert (verdict.verdict, verdict.labeller, len(judge.requests)) == ("needs_human", "judge", 2)
+    assert verdict.judge is not None and (verdict.judge.verdict, verdict.judge.tries) == (None, 2)
+    assert verdict.judge.prompt_tokens == 140 and "no verdict of the judge" in verdict.rationale
     judge.answers = [says("promote"), says("promote"), says("promote"), completion(PROMOTE)]
     assert rule(settings_of(judge, retries=3), agreement=agreeing()).verdict == "promote"
 
@@ -373,7 +373,7 @@ def place(event: CurationEvent, offset: int = 0) -> PlacedVerdict:
 
 def curate(settings: Settings, fold: VerdictFold, run: Finished) -> CurationEvent | None:
     """What a curator writes about a run, which is then in the log."""
-    case = run_case(run, settings)
+    case = ended_run(run, settings)
     if not needs_verdict(case, fold):
         return None
     event = curation_event(case, guard_of(settings).rule_on(case, agreeing()), fold.effective(case.row.answer_id), T0)
@@ -405,7 +405,7 @@ def test_a_figure_that_was_missing_and_has_come_is_looked_at_once_more() -> None
     assert first is not None and (first.verdict, first.gates[0].value) == ("reject", None)
     assert curate(settings, fold, run) is None
     succeeded = dataclasses.replace(run, ended=dataclasses.replace(run.ended, success=True))
-    case = dataclasses.replace(run_case(succeeded, settings), transcript=run_case(run, settings).transcript)
+    case = dataclasses.replace(ended_run(succeeded, settings), transcript=ended_run(run, settings).transcript)
     assert needs_verdict(case, fold)
 
 
@@ -422,6 +422,6 @@ def test_a_person_stands_above_the_judge_and_is_superseded_by_no_machine(judge: 
 
 
 def test_a_case_is_about_what_was_finished() -> None:
-    case: RunCase = run_case(finished(), settings_of())
+    case: EndedRun = ended_run(finished(), settings_of())
     assert (case.row.answer_id, case.row.scenario, case.passes) == ("run-1", "chat", True)
     assert place(curation_event(case, rule(settings_of()), None, T0)).event.source_offset == 7

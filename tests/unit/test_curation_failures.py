@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from streams.improve.curation import agreement, gates, run_case
+from streams.improve.curation import agreement, ended_run, gates
 from streams.improve.curation.agreement import JudgeIdentity, PairTable
 from streams.improve.curation.transcript import Transcript, transcript_of
 from streams.improve.curation.verdicts import VerdictFold
@@ -64,7 +64,7 @@ def silently_cut(patch: pytest.MonkeyPatch) -> None:
     def cut(*arguments: Any) -> Transcript:
         return dataclasses.replace(transcript_of(*arguments), cut=())
 
-    patch.setattr(run_case, "transcript_of", cut)
+    patch.setattr(ended_run, "transcript_of", cut)
 
 
 def length_is_free(patch: pytest.MonkeyPatch) -> None:

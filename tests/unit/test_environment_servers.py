@@ -20,7 +20,7 @@ from streams.cli.root import cli
 from streams.environments.by_reference import load
 from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episodes.environment import Action, EpisodeError
-from streams.environments.episodes.running_episode import RunningEpisode
+from streams.environments.episodes.running_episode import LiveEpisode
 from streams.environments.episodes.trial_episode import try_twice
 from streams.settings.model import Environments
 from tests import skips
@@ -117,7 +117,7 @@ def test_an_openenv_server_gives_the_same_episode_again_in_a_process_that_reache
 @pytest.mark.environments
 def test_what_an_openenv_server_cannot_read_is_answered_and_what_breaks_it_ends_the_episode(guess: str) -> None:
     environment = load(guess, {"prompt": "Guess.", "highest": 3})
-    episode = RunningEpisode(environment, guess, 0, 9)
+    episode = LiveEpisode(environment, guess, 0, 9)
     observation = episode.begin()
     assert [message.content for message in observation.messages] == [
         "Guess.\nAnswer with only the number, as JSON of type integer.",
@@ -252,7 +252,7 @@ def _play(name: str) -> None:
 def test_what_an_mcp_server_cannot_use_is_answered_and_its_end_ends_the_episode() -> None:
     pytest.importorskip("mcp", reason=skips.ENVIRONMENTS)
     environment = load(STDIO, ADD)
-    episode = RunningEpisode(environment, STDIO, 0, 99)
+    episode = LiveEpisode(environment, STDIO, 0, 99)
     episode.begin()
     wrong = [
         (("nothing", {}), "error: there is no tool nothing, only add, fail, leave"),

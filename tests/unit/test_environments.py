@@ -11,7 +11,7 @@ import pytest
 
 from schemas.events import Message, ToolCall
 from streams.environments.episodes.environment import Action, EpisodeError, Observation, StepResult, digest
-from streams.environments.episodes.running_episode import RunningEpisode, play
+from streams.environments.episodes.running_episode import LiveEpisode, play
 from streams.environments.games.calculator import work_out
 from streams.environments.games.distractor import Distractor
 from streams.environments.games.text_game import MOST_CALLS
@@ -28,8 +28,8 @@ def call(name: str, **arguments: object) -> ToolCall:
     return ToolCall(id=f"c{len(arguments)}", name=name, arguments=json.dumps(arguments))
 
 
-def begun(name: str, seed: int = 0, *, turns: int = 100, **settings: Any) -> tuple[RunningEpisode, Observation]:
-    episode = RunningEpisode(open_listed(name, json.dumps(settings)), name, seed, turns)
+def begun(name: str, seed: int = 0, *, turns: int = 100, **settings: Any) -> tuple[LiveEpisode, Observation]:
+    episode = LiveEpisode(open_listed(name, json.dumps(settings)), name, seed, turns)
     return episode, episode.begin()
 
 
@@ -65,7 +65,7 @@ def test_the_same_seed_and_actions_give_the_same_episode_again(name: str, tools:
         other.reset(seed + 1)  # what an object did before is forgotten
         seen = []
         for environment in (one, other, one):
-            episode = RunningEpisode(environment, name, seed, environment.max_turns)
+            episode = LiveEpisode(environment, name, seed, environment.max_turns)
             digests = [digest(episode.begin())]
             results = play(episode, written(name, random.Random(seed)))
             seen.append((digests + [digest(result.observation) for result in results], results))
@@ -101,7 +101,7 @@ def test_no_number_of_useless_turns_earns_anything_beyond_a_good_run(name: str) 
         assert sum(result.reward or 0 for result in results) <= best
 
 
-def acting(episode: RunningEpisode, name: str, seed: int) -> Iterator[StepResult]:
+def acting(episode: LiveEpisode, name: str, seed: int) -> Iterator[StepResult]:
     for action in written(name, random.Random(seed)):
         if episode.is_over:
             return

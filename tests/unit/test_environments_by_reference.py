@@ -16,7 +16,7 @@ from streams.cli.root import cli
 from streams.environments.adapters.adapted import AdaptedEnvironment
 from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episodes.environment import Action, Environment, EpisodeError, Observation, StepResult
-from streams.environments.episodes.running_episode import MAX_OBSERVATION, RunningEpisode
+from streams.environments.episodes.running_episode import MAX_OBSERVATION, LiveEpisode
 from streams.environments.episodes.trial_episode import handwritten_actions, try_twice
 from streams.environments.listed import open_listed
 from streams.settings.model import Environments
@@ -43,8 +43,8 @@ class Given:
         return self._result
 
 
-def episode_of(given: Any) -> RunningEpisode:
-    return RunningEpisode(AdaptedEnvironment("mine:Given", given), "mine:Given", 0, 8)
+def episode_of(given: Any) -> LiveEpisode:
+    return LiveEpisode(AdaptedEnvironment("mine:Given", given), "mine:Given", 0, 8)
 
 
 # --- in this thread ---------------------------------------------------------------------------------------------------
@@ -154,15 +154,15 @@ def pool() -> Iterator[EnvironmentPool]:
         made.close()
 
 
-def opened(pool: EnvironmentPool, **settings: Any) -> tuple[Environment, RunningEpisode]:
+def opened(pool: EnvironmentPool, **settings: Any) -> tuple[Environment, LiveEpisode]:
     environment = pool.open(EpisodeStart(name=ODD, settings=json.dumps(settings), seed=0))
-    return environment, RunningEpisode(environment, ODD, 0, 99)
+    return environment, LiveEpisode(environment, ODD, 0, 99)
 
 
 def test_an_episode_in_a_process_is_the_same_as_in_the_thread_and_its_process_serves_the_next(
     pool: EnvironmentPool,
 ) -> None:
-    here = RunningEpisode(AdaptedEnvironment(ODD, odd_environment.OddEnvironment()), ODD, 0, 99)
+    here = LiveEpisode(AdaptedEnvironment(ODD, odd_environment.OddEnvironment()), ODD, 0, 99)
     _, there = opened(pool)
     assert here.begin() == there.begin()
     assert here.act(Action("pid?")).ok and (pid := there.act(Action("pid")).observation) is not None

@@ -10,7 +10,7 @@ import pytest
 
 from schemas.events import EpisodeStart
 from streams.environments.episodes.environment import Action, Environment, Observation
-from streams.environments.episodes.running_episode import RunningEpisode
+from streams.environments.episodes.running_episode import LiveEpisode
 from streams.environments.listed import open_listed
 from streams.tools.episode_replay import RecordedEpisode, ReplayedRun, replayed
 from tests.support.agent_calls import Recorded, assistant
@@ -27,7 +27,7 @@ def opened_here(start: EpisodeStart) -> Environment:
 def recorded(start: EpisodeStart, said: Sequence[str], **end: Any) -> RecordedEpisode:
     """Return what the log has of an episode in which the policy said this."""
     asked = task(environment=start, agent="environment", max_turns=8)
-    episode, run = RunningEpisode(opened_here(start), start.name, start.seed, 8), Recorded()
+    episode, run = LiveEpisode(opened_here(start), start.name, start.seed, 8), Recorded()
     messages = list(episode.begin().messages)
     begun = trajectory("started", observed=episode.observed)
     for text in said:
@@ -104,7 +104,7 @@ class DrawsFromTheClock:
 
 
 def test_an_environment_that_does_not_draw_from_its_seed_is_found_out() -> None:
-    begun = RunningEpisode(DrawsFromTheClock(), "guess", 3, 8)  # type: ignore[arg-type]
+    begun = LiveEpisode(DrawsFromTheClock(), "guess", 3, 8)  # type: ignore[arg-type]
     begun.begin()
     made = replace(recorded(GUESS, []), started=trajectory("started", observed=begun.observed))
     [run] = replayed([made], lambda _: DrawsFromTheClock())  # type: ignore[arg-type, return-value]

@@ -50,7 +50,7 @@ def progress(tmp_path: Path) -> Progress:
 
 def result(progress: Progress, **changes: Any) -> dict[str, Any]:
     whole: dict[str, Any] = {"loop_s": 61.26, "data_dir": Path("demo"), "peak_bytes": {"kafka": 340}}
-    return report.summarize(progress, **whole, ending=report.RunEnding(**changes))
+    return report.summarize(progress, **whole, ending=report.LoopEnding(**changes))
 
 
 def shown(progress: Progress, **changes: Any) -> str:
@@ -171,5 +171,5 @@ def test_the_next_commands_exist_and_none_of_them_waits_for_records_that_nobody_
         if "streamward --config " in line
     ]
     for _, _, _, *words in commands:
-        assert parsed(words) == " ".join(words[:2])
+        assert " ".join(words).startswith(parsed(words))
         assert words[:2] != ["events", "tail"] or "--until-end" in words

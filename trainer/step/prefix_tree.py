@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trainer.step.sharded import WholeHead, whole_head
-from trainer.step.tree_attention import Paths, Run, attention_of, paths
+from trainer.step.tree_attention import NodeRun, Paths, attention_of, paths
 
 NODES = 4096
 """Maximum nodes merged in one pass; a longer row is alone."""
@@ -139,7 +139,7 @@ class _Builder:
         self.tokens: list[int] = []
         self.depths: list[int] = []
         self.children: dict[tuple[int, int], int] = {}
-        self.runs: list[Run] = []
+        self.runs: list[NodeRun] = []
         self.targets: list[tuple[int, int, int, bool]] = []  # node, token, place, moves
 
     def missing(self, tokens: Sequence[int]) -> int:
@@ -156,7 +156,7 @@ class _Builder:
             self.depths.append(depth)
             path.append(node)
         if new:
-            self.runs.append(Run(np.array(path), new))
+            self.runs.append(NodeRun(np.array(path), new))
         self.targets += [(path[target.position], target.token, target.place, target.moves) for target in row.targets]
 
     def _path_of(self, tokens: Sequence[int]) -> list[int]:

@@ -33,7 +33,7 @@ WASTE, SLACK = 1.2, 2**14
 """Runs are padded together while that multiplies the products by at most this factor, or adds at most so many."""
 
 
-class Run(NamedTuple):
+class NodeRun(NamedTuple):
     """Nodes that follow each other, each the parent of the next."""
 
     path: NDArray[np.int64]  # nodes from the root to the last of the run
@@ -61,7 +61,7 @@ class Paths(NamedTuple):
         return Paths(blocks, self.places.to(device))
 
 
-def paths(runs: Sequence[Run], nodes: int) -> Paths:
+def paths(runs: Sequence[NodeRun], nodes: int) -> Paths:
     """Return the visibility of `nodes` nodes; each is in one of the `runs`."""
     blocks, places, begun = [], np.empty(nodes, np.int64), 0
     for alike in _alike([piece for run in runs for piece in _pieces(run)]):
@@ -79,16 +79,16 @@ def paths(runs: Sequence[Run], nodes: int) -> Paths:
     return Paths(tuple(blocks), torch.from_numpy(places))
 
 
-def _pieces(run: Run) -> Iterator[Run]:
+def _pieces(run: NodeRun) -> Iterator[NodeRun]:
     above = len(run.path) - run.new
     for start in range(0, run.new, QUERIES):
         stop = min(run.new, start + QUERIES)
-        yield Run(run.path[: above + stop], stop - start)
+        yield NodeRun(run.path[: above + stop], stop - start)
 
 
-def _alike(runs: Sequence[Run]) -> Iterator[list[Run]]:
+def _alike(runs: Sequence[NodeRun]) -> Iterator[list[NodeRun]]:
     """Yield the runs, those of about equal size together."""
-    together: list[Run] = []
+    together: list[NodeRun] = []
     needed = depth = 0
     for run in sorted(runs, key=lambda run: (run.new, len(run.path))):  # stable
         products, deepest = run.new * len(run.path), max(depth, len(run.path))

@@ -23,7 +23,7 @@ MAX_OBSERVATION = 256 * 1024
 T = TypeVar("T")
 
 
-class RunningEpisode:
+class LiveEpisode:
     """An environment in one episode."""
 
     def __init__(self, environment: Environment, name: str, seed: int, max_turns: int) -> None:
@@ -97,7 +97,7 @@ class RunningEpisode:
             raise EpisodeError(message, reason="too_large")
 
 
-def play(episode: RunningEpisode, actions: Iterable[Action]) -> list[StepResult]:
+def play(episode: LiveEpisode, actions: Iterable[Action]) -> list[StepResult]:
     """Return the results of actions, up to the end of the episode, which has begun. Raises EpisodeError."""
     results: list[StepResult] = []
     for action in actions:

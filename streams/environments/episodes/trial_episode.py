@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from schemas.events import EpisodeStart, Observed
 from streams.engines.rendering.handwritten_calls import read_handwritten
 from streams.environments.episodes.environment import Action, Environment, EpisodeError, Observation, StepResult
-from streams.environments.episodes.running_episode import RunningEpisode
+from streams.environments.episodes.running_episode import LiveEpisode
 
 WORDS = ("left", "right", "yes", "no", "stop", "red", "up", "down")
 """Of random actions, besides numbers."""
@@ -26,7 +26,7 @@ class TrialEpisode:
         self, environment: Environment, start: EpisodeStart, max_turns: int, actions: Iterable[Action]
     ) -> None:
         """Play it. Raises EpisodeError."""
-        self._episode = RunningEpisode(environment, start.name, start.seed, max_turns)
+        self._episode = LiveEpisode(environment, start.name, start.seed, max_turns)
         self.observation: Observation = self._episode.begin()
         self.observed: list[Observed] = [self._episode.observed]
         self.steps: list[tuple[Action, StepResult]] = []

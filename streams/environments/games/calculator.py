@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from streams.environments.games.text_game import Command, Example, GameOptions, Ruling, TextGame, unusable
+from streams.environments.games.text_game import Command, Example, GameOptions, MoveOutcome, TextGame, unusable
 
 CALL_REWARD = 0.2
 """For the first call that is worked out: once, so that more calls pay nothing."""
@@ -64,19 +64,19 @@ class Calculator(TextGame[CalculatorOptions]):
     def _example(self) -> tuple[str, tuple[Example, ...]]:
         return "12 * 34", (Example("12 * 34", "result: 408", command=True), Example("408", None, command=False))
 
-    def _move(self, argument: str) -> Ruling:
+    def _move(self, argument: str) -> MoveOutcome:
         try:
             result = work_out(argument)
         except ValueError as exc:
             return unusable(str(exc))
         reward, self._called_once = (0.0 if self._called_once else CALL_REWARD), True
-        return Ruling(f"result: {result}", reward)
+        return MoveOutcome(f"result: {result}", reward)
 
-    def _answer(self, text: str) -> Ruling:
+    def _answer(self, text: str) -> MoveOutcome:
         if not text.removeprefix("-").isdecimal():
             return unusable("write calc(...), or a number alone")
         is_right = text == str(self._right)
-        return Ruling("right" if is_right else "wrong", (1 - CALL_REWARD) * is_right, ended=True, success=is_right)
+        return MoveOutcome("right" if is_right else "wrong", (1 - CALL_REWARD) * is_right, ended=True, success=is_right)
 
 
 def work_out(expression: str) -> int:

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from streams.environments.games.text_game import Command, Example, GameOptions, Ruling, TextGame, unusable
+from streams.environments.games.text_game import Command, Example, GameOptions, MoveOutcome, TextGame, unusable
 
 KEY_REWARD = 0.2
 DETOUR_COST = 0.05
@@ -59,7 +59,7 @@ class Corridor(TextGame[CorridorOptions]):
             Example("right", "door", command=True),
         )
 
-    def _move(self, argument: str) -> Ruling:
+    def _move(self, argument: str) -> MoveOutcome:
         self._moves += 1
         step = {"left": -1, "right": 1}.get(argument.lower())
         if step is None:
@@ -67,13 +67,13 @@ class Corridor(TextGame[CorridorOptions]):
         self._room = min(max(self._room + step, 1), self.options.rooms)
         if self._has_key and self._room == self._door:
             detour = DETOUR_COST * (self._moves - self._shortest)
-            return Ruling("door", (1 - KEY_REWARD) * max(0.5, 1 - detour), ended=True, success=True)
+            return MoveOutcome("door", (1 - KEY_REWARD) * max(0.5, 1 - detour), ended=True, success=True)
         finds = not self._has_key and self._room == self._key
         self._has_key = self._has_key or finds
-        return self._unless_over(Ruling(self._state(), KEY_REWARD * finds))
+        return self._unless_over(MoveOutcome(self._state(), KEY_REWARD * finds))
 
-    def _unless_over(self, ruling: Ruling) -> Ruling:
-        return ruling if self._moves < self.options.moves else ruling._replace(ended=True, success=False)
+    def _unless_over(self, outcome: MoveOutcome) -> MoveOutcome:
+        return outcome if self._moves < self.options.moves else outcome._replace(ended=True, success=False)
 
     def _state(self) -> str:
         return f"room {self._room}, {'key' if self._has_key else 'no key'}"

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from pydantic import Field, model_validator
 
-from streams.environments.games.text_game import Command, Example, GameOptions, Ruling, TextGame, unusable
+from streams.environments.games.text_game import Command, Example, GameOptions, MoveOutcome, TextGame, unusable
 
 COLOURS = ("red", "blue", "green", "black", "white", "pink", "gold", "gray")
 
@@ -73,16 +73,16 @@ class Distractor(TextGame[DistractorOptions]):
         """Return what each word pays in each turn of this episode."""
         return [dict(turn) for turn in self._pays]
 
-    def _move(self, argument: str) -> Ruling:
+    def _move(self, argument: str) -> MoveOutcome:
         pays, word = self._pays[self._turn], argument.lower()
         self._turn += 1
         self._success |= self._turn == self.options.decides and word == self._right
         is_last = self._turn == self.options.turns
         if word in pays:
-            ruling = Ruling("end" if is_last else self._question(), pays[word])
+            outcome = MoveOutcome("end" if is_last else self._question(), pays[word])
         else:
-            ruling = unusable("end" if is_last else self._question())
-        return ruling._replace(ended=True, success=self._success) if is_last else ruling
+            outcome = unusable("end" if is_last else self._question())
+        return outcome._replace(ended=True, success=self._success) if is_last else outcome
 
     def _question(self) -> str:
         return f"turn {self._turn + 1}: {self._words[0]} or {self._words[1]}?"

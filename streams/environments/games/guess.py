@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from streams.environments.games.text_game import Command, Example, GameOptions, Ruling, TextGame, unusable
+from streams.environments.games.text_game import Command, Example, GameOptions, MoveOutcome, TextGame, unusable
 
 GUESS_COST = 0.05
 NUMBERS_REWARD = 0.1
@@ -66,20 +66,20 @@ class Guess(TextGame[GuessOptions]):
             Example(str(later), "right", command=True),
         )
 
-    def _move(self, argument: str) -> Ruling:
+    def _move(self, argument: str) -> MoveOutcome:
         self._guesses += 1
         number = int(argument) if argument.isascii() and argument.isdecimal() else None
         if number is not None and 1 <= number <= self.options.highest:
             self._numbers += 1
             self._fitting += self._low <= number <= self._high
             if number == self._right:
-                return Ruling("right", 1 - GUESS_COST * (self._guesses - 1), ended=True, success=True)
-            ruling = Ruling("higher" if number < self._right else "lower")
+                return MoveOutcome("right", 1 - GUESS_COST * (self._guesses - 1), ended=True, success=True)
+            outcome = MoveOutcome("higher" if number < self._right else "lower")
             self._low = max(self._low, number + 1) if number < self._right else self._low
             self._high = min(self._high, number - 1) if number > self._right else self._high
         else:
-            ruling = unusable(f"expected a number from 1 to {self.options.highest}")
+            outcome = unusable(f"expected a number from 1 to {self.options.highest}")
         if self._guesses < self.options.guesses:
-            return ruling
+            return outcome
         shares = NUMBERS_REWARD * self._numbers + FITTING_REWARD * self._fitting
-        return ruling._replace(reward=shares / self._guesses, ended=True, success=False)
+        return outcome._replace(reward=shares / self._guesses, ended=True, success=False)

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from streams.environments.games.text_game import Command, Example, GameOptions, Ruling, TextGame, unusable
+from streams.environments.games.text_game import Command, Example, GameOptions, MoveOutcome, TextGame, unusable
 
 STEP_REWARD = 0.1
 """For each key of the chain, the first time that it is looked up in its turn."""
@@ -68,19 +68,19 @@ class Lookup(TextGame[LookupOptions]):
         turns = [Example(word, _line(value), command=True) for word, value in gets]
         return _line(words[0]), (*turns, Example("305", None, command=False))
 
-    def _move(self, argument: str) -> Ruling:
+    def _move(self, argument: str) -> MoveOutcome:
         if argument not in self._table:
             return unusable(f"there is no key {argument[:40]}")
         is_next = self._reached < len(self._chain) and argument == self._chain[self._reached]
         self._reached += is_next
-        return Ruling(_line(self._table[argument]), STEP_REWARD * is_next)
+        return MoveOutcome(_line(self._table[argument]), STEP_REWARD * is_next)
 
-    def _answer(self, text: str) -> Ruling:
+    def _answer(self, text: str) -> MoveOutcome:
         if not text.isdecimal():
             return unusable("write get(...), or a number alone")
         is_right = text == self._right
         rest = 1 - STEP_REWARD * len(self._chain)
-        return Ruling("right" if is_right else "wrong", rest * is_right, ended=True, success=is_right)
+        return MoveOutcome("right" if is_right else "wrong", rest * is_right, ended=True, success=is_right)
 
 
 def _line(value: str) -> str:

@@ -1,6 +1,6 @@
 """The base of the built-in environments: how actions are written, and how they are answered.
 
-    Action ──► moves ──► the environment's own rules ──► Ruling ──► StepResult
+    Action ──► moves ──► the environment's own rules ──► MoveOutcome ──► StepResult
 
 An action is plain text, `calc(47 * 83)` or a bare answer; or, with the setting `tools`, a call in the model's own tool
 format. Several calls in one action run in order, each with its own answer. No action raises: an unusable one gets an
@@ -58,7 +58,7 @@ class Command:
         return Tool(name=self.name, description=self.description, parameters=json.dumps(schema))
 
 
-class Ruling(NamedTuple):
+class MoveOutcome(NamedTuple):
     """The outcome of one move."""
 
     text: str
@@ -108,16 +108,16 @@ class TextGame(ABC, Generic[O]):
     def step(self, action: Action) -> StepResult:
         """Carry out the moves of an action, in order, up to the end of the episode."""
         if not self.options.tools or not action.calls:
-            ruling, tool = self._rule_on_text(action.text)
-            return _result([(Message(role="user", content=ruling.text), ruling)], tool)
-        answers: list[tuple[Message, Ruling]] = []
+            outcome, tool = self._rule_on_text(action.text)
+            return _result([(Message(role="user", content=outcome.text), outcome)], tool)
+        answers: list[tuple[Message, MoveOutcome]] = []
         for number, call in enumerate(action.calls):
             if answers and answers[-1][1].ended:
                 break
-            ruling = (
+            outcome = (
                 self._rule_on_call(call) if number < MOST_CALLS else unusable(f"at most {MOST_CALLS} calls at once")
             )
-            answers.append((Message(role="tool", content=ruling.text, name=call.name, tool_call_id=call.id), ruling))
+            answers.append((Message(role="tool", content=outcome.text, name=call.name, tool_call_id=call.id), outcome))
             if number >= MOST_CALLS:
                 break
         return _result(answers, action.calls[0].name)
@@ -140,14 +140,14 @@ class TextGame(ABC, Generic[O]):
         """Return the question of the worked example, and its turns."""
 
     @abstractmethod
-    def _move(self, argument: str) -> Ruling:
+    def _move(self, argument: str) -> MoveOutcome:
         """Carry out the command."""
 
-    def _answer(self, text: str) -> Ruling:
+    def _answer(self, text: str) -> MoveOutcome:
         """Carry out a text that is no command; only where the command is not `bare`."""
         raise NotImplementedError
 
-    def _rule_on_text(self, text: str) -> tuple[Ruling, str | None]:
+    def _rule_on_text(self, text: str) -> tuple[MoveOutcome, str | None]:
         """Return the outcome of a text, and the tool that it calls."""
         text = text.strip()
         if len(text) > LONGEST:
@@ -162,7 +162,7 @@ class TextGame(ABC, Generic[O]):
         name, argument = match.groups()
         return (self._move(argument.strip()) if name == self.command.name else self._no_tool(name)), name
 
-    def _rule_on_call(self, call: ToolCall) -> Ruling:
+    def _rule_on_call(self, call: ToolCall) -> MoveOutcome:
         if call.name != self.command.name:
             return self._no_tool(call.name)
         try:
@@ -175,7 +175,7 @@ class TextGame(ABC, Generic[O]):
             return unusable(f"{call.name} takes {self.command.parameter}, a text of at most {LONGEST} characters")
         return self._move(str(argument).strip())
 
-    def _no_tool(self, name: str) -> Ruling:
+    def _no_tool(self, name: str) -> MoveOutcome:
         return unusable(f"there is no tool {name[:40]}, only {self.command.name}")
 
     def _worked_example(self) -> tuple[Message, ...]:
@@ -199,18 +199,18 @@ class TextGame(ABC, Generic[O]):
         return tuple(messages)
 
 
-def unusable(error: str) -> Ruling:
+def unusable(error: str) -> MoveOutcome:
     """Return the outcome of a move that cannot be carried out."""
-    return Ruling(f"error: {error}", ok=False)
+    return MoveOutcome(f"error: {error}", ok=False)
 
 
-def _result(answers: list[tuple[Message, Ruling]], tool: str | None) -> StepResult:
-    rulings = [ruling for _, ruling in answers]
+def _result(answers: list[tuple[Message, MoveOutcome]], tool: str | None) -> StepResult:
+    outcomes = [outcome for _, outcome in answers]
     return StepResult(
         Observation(tuple(message for message, _ in answers)),
-        reward=sum(ruling.reward for ruling in rulings),
-        terminated=rulings[-1].ended,
+        reward=sum(outcome.reward for outcome in outcomes),
+        terminated=outcomes[-1].ended,
         tool=tool,
-        ok=all(ruling.ok for ruling in rulings),
-        success=rulings[-1].success,
+        ok=all(outcome.ok for outcome in outcomes),
+        success=outcomes[-1].success,
     )

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from streams.environments.games.text_game import Command, Example, GameOptions, Ruling, TextGame, unusable
+from streams.environments.games.text_game import Command, Example, GameOptions, MoveOutcome, TextGame, unusable
 
 MOST_ERRORS = 3
 _LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
@@ -56,23 +56,23 @@ class TicTacToe(TextGame[TicTacToeOptions]):
     def _example(self) -> tuple[str, tuple[Example, ...]]:
         return "X X 3\nO O 6\n7 8 9", (Example("3", "you win", command=True),)
 
-    def _move(self, argument: str) -> Ruling:
+    def _move(self, argument: str) -> MoveOutcome:
         square = int(argument) - 1 if argument.isascii() and argument.isdecimal() and len(argument) == 1 else -1
         if square < 0 or self._board[square] != " ":
             self._errors += 1
             free = " ".join(str(place + 1) for place in self._free())
-            ruling = unusable(f"free are {free}")
-            return ruling if self._errors < MOST_ERRORS else ruling._replace(ended=True, success=False)
+            outcome = unusable(f"free are {free}")
+            return outcome if self._errors < MOST_ERRORS else outcome._replace(ended=True, success=False)
         self._board[square] = "X"
         if has_won(self._board, "X"):
-            return Ruling("you win", 1.0, ended=True, success=True)
+            return MoveOutcome("you win", 1.0, ended=True, success=True)
         if self._free():
             self._board[self._reply()] = "O"
         if has_won(self._board, "O"):
-            return Ruling("you lose", ended=True, success=False)
+            return MoveOutcome("you lose", ended=True, success=False)
         if not self._free():
-            return Ruling("draw", 0.5, ended=True, success=False)
-        return Ruling(self._picture())
+            return MoveOutcome("draw", 0.5, ended=True, success=False)
+        return MoveOutcome(self._picture())
 
     def _reply(self) -> int:
         for mark in ("O", "X") if self.options.blocks else ():

@@ -16,8 +16,8 @@ from schemas.events import RATIONALE_CHARACTERS, Coordinates, CurationEvent, Run
 from streams.errors import NotFoundError, RefusedError
 from streams.improve.curation.agreement import Agreement, JudgeIdentity
 from streams.improve.curation.curation_state import CurationState
-from streams.improve.curation.promotion_guard import RunRuling, event_of
-from streams.improve.curation.run_case import RunCase
+from streams.improve.curation.ended_run import EndedRun
+from streams.improve.curation.promotion_guard import GroundedVerdict, event_of
 from streams.improve.curation.verdicts import PlacedVerdict
 from streams.kafka import times
 from streams.kafka.history import History
@@ -41,7 +41,7 @@ class PersonDecision:
     """Id of the verdict that counted when the run was shown; None: whichever does."""
 
 
-class RunVerdicts(NamedTuple):
+class RecordedVerdicts(NamedTuple):
     """The verdicts on one run."""
 
     effective: PlacedVerdict | None
@@ -62,11 +62,11 @@ class CurationLog:
         self._next: dict[TopicPartition, int] = {}
         self._reading = threading.Lock()
 
-    def of_run(self, answer_id: str) -> RunVerdicts:
+    def of_run(self, answer_id: str) -> RecordedVerdicts:
         """Return the verdicts on a run."""
         with self._state_now() as state:
             fold = state.fold
-            return RunVerdicts(fold.effective(answer_id), fold.pair(answer_id)[1], dict(fold.by_person(answer_id)))
+            return RecordedVerdicts(fold.effective(answer_id), fold.pair(answer_id)[1], dict(fold.by_person(answer_id)))
 
     def full_id(self, beginning: str) -> str:
         """Return the id of the run with a verdict that begins so; without one, what was named.
@@ -103,22 +103,22 @@ class CurationLog:
         with self._state_now() as state:
             return list(state.fold)
 
-    def decide(self, case: RunCase, decision: PersonDecision) -> PlacedVerdict:
+    def decide(self, run: EndedRun, decision: PersonDecision) -> PlacedVerdict:
         """Write a person's verdict on a run, and return it. The same one again is written once.
 
         Raises RefusedError if another verdict counts than the one that was shown, LogError without a broker.
         """
-        before = self.of_run(case.row.answer_id).effective
-        if before is not None and _is_repeated(before, case, decision):
+        before = self.of_run(run.row.answer_id).effective
+        if before is not None and _is_repeated(before, run, decision):
             return before
         counts = "" if before is None else before.event.event_id
         if decision.expect is not None and decision.expect != counts:
             newer = "no verdict counts" if before is None else f"{before.event.actor} said {before.event.verdict}"
-            raise RefusedError(f"run {case.row.answer_id}: nothing was written: meanwhile {newer}; look at it again")
-        ruling = RunRuling(
+            raise RefusedError(f"run {run.row.answer_id}: nothing was written: meanwhile {newer}; look at it again")
+        verdict = GroundedVerdict(
             verdict=decision.verdict, labeller="person", rationale=storable(decision.reason)[:RATIONALE_CHARACTERS]
         )
-        event = event_of(case, ruling, actor=decision.actor, before=before, now_ms=times.now_ms())
+        event = event_of(run, verdict, actor=decision.actor, before=before, now_ms=times.now_ms())
         placed = PlacedVerdict(self._write(event), event)
         counting = self.of_run(event.answer_id).by_person.get(event.actor)
         if counting != placed:  # the same person, at the same moment
@@ -157,11 +157,11 @@ class CurationLog:
         return places[0]
 
 
-def _is_repeated(before: PlacedVerdict, case: RunCase, decision: PersonDecision) -> bool:
+def _is_repeated(before: PlacedVerdict, run: EndedRun, decision: PersonDecision) -> bool:
     """Return whether a decision is the one that counts already."""
     event = before.event
     return (
         (event.labeller, event.actor, event.verdict) == ("person", decision.actor, decision.verdict)
-        and event.rubric_digest == case.rubric.digest
-        and event.transcript_digest == case.transcript.digest
+        and event.rubric_digest == run.rubric.digest
+        and event.transcript_digest == run.transcript.digest
     )

@@ -2,7 +2,7 @@
 
     consumer group over `curation` ──► which runs are ours
     curation, from its beginning ──► CurationState: which have a verdict, how well judges agree with people
-    FinishedReader, in rounds ──► RunCase ──► gates ──► judge, some runs at the same time ──► CurationEvent ──► curation
+    FinishedReader, in rounds ──► EndedRun ──► gates ──► judge, some runs at once ──► CurationEvent ──► curation
 
 The log is the only state. A curator that is killed loses nothing: the next one reads `curation` first, and writes the
 missing verdicts with the ids that the dead one would have used. Several curators share the runs by key.
@@ -28,15 +28,15 @@ from typing import Self
 from schemas.events import CurationEvent
 from streams.improve.curation.agreement import kappa_interval
 from streams.improve.curation.curation_state import CurationState
+from streams.improve.curation.ended_run import EndedRun, ended_run
 from streams.improve.curation.promotion_guard import (
     STAGE,
+    GroundedVerdict,
     PromotionGuardAgent,
-    RunRuling,
     curation_event,
     needs_verdict,
 )
-from streams.improve.curation.run_case import RunCase, run_case
-from streams.improve.curation.verifier import JudgeOpinion
+from streams.improve.curation.verifier import JudgeVerdict
 from streams.kafka import times
 from streams.kafka.admin import offsets
 from streams.kafka.client import POLL_S
@@ -104,7 +104,7 @@ class Curator:
         self.counts: Counter[str] = Counter()
         self.is_done = False
         """Whether every run that had ended was looked at."""
-        self._waiting: list[RunCase] = []
+        self._waiting: list[EndedRun] = []
         """Runs whose judge could not be reached."""
         self._runs: Iterator[Finished] = iter(())
         bounds = self._bounds()
@@ -136,12 +136,12 @@ class Curator:
             return True
         if not self._has_caught_up():
             return True
-        cases = self._waiting or list(islice(self._new_cases(), JUDGE_THREADS))
+        runs = self._waiting or list(islice(self._new_runs(), JUDGE_THREADS))
         self._waiting = []
-        if not cases:
+        if not runs:
             self.is_done = True
             return False
-        self._judge(cases)
+        self._judge(runs)
         return True
 
     def pause(self, seconds: float) -> None:
@@ -169,7 +169,7 @@ class Curator:
         self._runs, self._waiting = iter(()), []
         self.counts["elsewhere"] = 0
 
-    def _new_cases(self) -> Iterator[RunCase]:
+    def _new_runs(self) -> Iterator[EndedRun]:
         """Yield the runs that are ours and need a verdict, those of one round at most."""
         round_began = False
         while True:
@@ -180,36 +180,36 @@ class Curator:
                 self._runs, round_began = self._finished.round(), True
             elif not self._members.has(finished.task_id):
                 self.counts["elsewhere"] += 1
-            elif needs_verdict(case := run_case(finished, self._settings), self._state.fold):
-                yield case
+            elif needs_verdict(run := ended_run(finished, self._settings), self._state.fold):
+                yield run
 
     # --- judging ------------------------------------------------------------------------------------------------------
 
-    def _judge(self, cases: list[RunCase]) -> None:
+    def _judge(self, runs: list[EndedRun]) -> None:
         """Write the verdicts on these runs. Raises the first ScoreError, once the others are written."""
         failed: ScoreError | None = None
-        futures = [self._judges.submit(self._guard.opinion, case) for case in cases]
-        for case, future in zip(cases, futures, strict=True):
-            opinion: JudgeOpinion | None = None
+        futures = [self._judges.submit(self._guard.ask_judge, run) for run in runs]
+        for run, future in zip(runs, futures, strict=True):
+            judge_verdict: JudgeVerdict | None = None
             try:
-                opinion = future.result()
+                judge_verdict = future.result()
             except ScoreError as exc:
                 failed = failed or exc
-                self._waiting.append(case)
+                self._waiting.append(run)
                 continue
-            self._write(case, self._guard.ruling(case, opinion, self._state.judges()))
+            self._write(run, self._guard.verdict(run, judge_verdict, self._state.judges()))
         self._producer.flush()
         if failed is not None:
             raise failed
 
-    def _write(self, case: RunCase, ruling: RunRuling) -> None:
+    def _write(self, run: EndedRun, verdict: GroundedVerdict) -> None:
         """Write a verdict, unless the run has one by now, or is another curator's."""
         self._members.poll(timeout_s=0.0)
         self._read_verdicts()
-        if not self._members.has(case.row.task_id) or not needs_verdict(case, self._state.fold):
+        if not self._members.has(run.row.task_id) or not needs_verdict(run, self._state.fold):
             return
-        before = self._state.fold.effective(case.row.answer_id)
-        event = curation_event(case, ruling, before, times.now_ms())
+        before = self._state.fold.effective(run.row.answer_id)
+        event = curation_event(run, verdict, before, times.now_ms())
         self._producer.send(event)
         self.counts[event.verdict] += 1
         self._report(event)

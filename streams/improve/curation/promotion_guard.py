@@ -1,8 +1,8 @@
 """PromotionGuardAgent: apply the gates and then the judge to a run, and make the event of the verdict.
 
-    RunCase ──► a gate is not passed ──► reject                                        labeller gates
+    EndedRun ──► a gate is not passed ──► reject                                        labeller gates
            └──► all are ──► no judge ──► needs_human, or promote if the settings say so       gates
-                       └──► the judge's opinion ──► reject, needs_human                       judge
+                       └──► the judge's verdict ──► reject, needs_human                       judge
                                               └──► promote, if the judge is known to agree with people;
                                                    otherwise needs_human, with the reason     judge
 
@@ -28,10 +28,10 @@ from schemas.events import (
     derive_id,
 )
 from streams.improve.curation.agreement import Agreement, JudgeIdentity
+from streams.improve.curation.ended_run import EndedRun, asks_judge, ended_run
 from streams.improve.curation.gates import gates_in_words
-from streams.improve.curation.run_case import RunCase, asks_judge, run_case
 from streams.improve.curation.verdicts import PlacedVerdict, VerdictFold
-from streams.improve.curation.verifier import JudgeOpinion, VerifierAgent
+from streams.improve.curation.verifier import JudgeVerdict, VerifierAgent
 from streams.settings.model import RunCuration, Settings
 from streams.tools.query.finished import Finished
 
@@ -40,7 +40,7 @@ STAGE = "curate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRuling:
+class GroundedVerdict:
     """A verdict on a run, with what it rests on."""
 
     verdict: RunVerdict
@@ -62,71 +62,75 @@ class MeasuredJudges:
 NO_JUDGES = MeasuredJudges(of_judge=lambda judge: None)
 
 
-def gate_ruling(case: RunCase, settings: Settings) -> RunRuling | None:
+def gate_verdict(run: EndedRun, settings: Settings) -> GroundedVerdict | None:
     """Return what the gates decide alone; None: the judge is to be asked."""
-    words = gates_in_words(case.gates)
-    if not case.passes:
-        return RunRuling(verdict="reject", labeller="gates", rationale=words)
-    if asks_judge(settings, case.row.scenario):
+    words = gates_in_words(run.gates)
+    if not run.passes:
+        return GroundedVerdict(verdict="reject", labeller="gates", rationale=words)
+    if asks_judge(settings, run.row.scenario):
         return None
-    if not settings.curation.promotes_by_gates(case.row.scenario):
+    if not settings.curation.promotes_by_gates(run.row.scenario):
         no_judge = f"{words}, and no judge is configured (scoring.judge_url); a person has to decide"
-        return RunRuling(verdict="needs_human", labeller="gates", rationale=no_judge)
-    if case.transcript.cut:
-        return RunRuling(verdict="needs_human", labeller="gates", rationale=f"{words}, and {_cut_in_words(case)}")
-    return RunRuling(verdict="promote", labeller="gates", rationale=words)
+        return GroundedVerdict(verdict="needs_human", labeller="gates", rationale=no_judge)
+    if run.transcript.cut:
+        return GroundedVerdict(verdict="needs_human", labeller="gates", rationale=f"{words}, and {_cut_in_words(run)}")
+    return GroundedVerdict(verdict="promote", labeller="gates", rationale=words)
 
 
-def judge_ruling(case: RunCase, opinion: JudgeOpinion, rule: RunCuration, judges: MeasuredJudges) -> RunRuling:
-    """Return the ruling on a judge's opinion of a run that passes the gates."""
-    judge = opinion.judge
+def verdict_after_judge(
+    run: EndedRun, judged: JudgeVerdict, rule: RunCuration, judges: MeasuredJudges
+) -> GroundedVerdict:
+    """Return the verdict on a run that passes the gates, which the judge has seen."""
+    judge = judged.judge
     if judge.verdict != "promote":
         verdict = judge.verdict or "needs_human"
-        return RunRuling(verdict=verdict, labeller="judge", rationale=opinion.rationale, judge=judge)
+        return GroundedVerdict(verdict=verdict, labeller="judge", rationale=judged.rationale, judge=judge)
     agreement = judges.of_judge(JudgeIdentity.of(judge))
-    doubt = _doubt(case, judge, agreement, rule)
+    doubt = _doubt(run, judge, agreement, rule)
     if doubt is not None or agreement is None:
-        rationale = f"the judge would promote it, but {doubt}. Its reason: {opinion.rationale}"
-        return RunRuling(verdict="needs_human", labeller="judge", rationale=rationale, judge=judge)
+        rationale = f"the judge would promote it, but {doubt}. Its reason: {judged.rationale}"
+        return GroundedVerdict(verdict="needs_human", labeller="judge", rationale=rationale, judge=judge)
     evidence = agreement.evidence(rule, judges.counted)
-    return RunRuling(verdict="promote", labeller="judge", rationale=opinion.rationale, judge=judge, agreement=evidence)
+    return GroundedVerdict(
+        verdict="promote", labeller="judge", rationale=judged.rationale, judge=judge, agreement=evidence
+    )
 
 
-def _doubt(case: RunCase, judge: CurationJudge, agreement: Agreement | None, rule: RunCuration) -> str | None:
+def _doubt(run: EndedRun, judge: CurationJudge, agreement: Agreement | None, rule: RunCuration) -> str | None:
     """Return why a judge may not promote a run alone; None if it may."""
-    if judge.policy == case.row.policy:
+    if judge.policy == run.row.policy:
         version = "" if judge.version is None else f" version {judge.version}"
         return f"the judge is{version} of {judge.policy}, whose run it judges"
-    if case.transcript.cut:
-        return _cut_in_words(case)
+    if run.transcript.cut:
+        return _cut_in_words(run)
     return (agreement or Agreement.none(judge)).doubt(rule)
 
 
-def _cut_in_words(case: RunCase) -> str:
-    return f"the transcript was cut ({case.transcript.cut[0]})"
+def _cut_in_words(run: EndedRun) -> str:
+    return f"the transcript was cut ({run.transcript.cut[0]})"
 
 
-def needs_verdict(case: RunCase, fold: VerdictFold) -> bool:
+def needs_verdict(run: EndedRun, fold: VerdictFold) -> bool:
     """Return whether a run has no verdict of a machine by its rubric, or one from before a figure of it was known."""
-    placed = fold.machine_verdict(case.row.answer_id, case.rubric.digest, case.transcript.digest)
+    placed = fold.machine_verdict(run.row.answer_id, run.rubric.digest, run.transcript.digest)
     if placed is None:
         return True
     missing = {gate.gate for gate in placed.event.gates if gate.value is None}
-    return any(gate.gate in missing and gate.value is not None for gate in case.gates)
+    return any(gate.gate in missing and gate.value is not None for gate in run.gates)
 
 
-def curation_event(case: RunCase, ruling: RunRuling, before: PlacedVerdict | None, now_ms: int) -> CurationEvent:
+def curation_event(run: EndedRun, verdict: GroundedVerdict, before: PlacedVerdict | None, now_ms: int) -> CurationEvent:
     """Return the event of a machine's verdict; `before`: the verdict that counted until now."""
-    return event_of(case, ruling, actor=STAGE, before=before, now_ms=now_ms)
+    return event_of(run, verdict, actor=STAGE, before=before, now_ms=now_ms)
 
 
 def event_of(
-    case: RunCase, ruling: RunRuling, *, actor: str, before: PlacedVerdict | None, now_ms: int
+    run: EndedRun, verdict: GroundedVerdict, *, actor: str, before: PlacedVerdict | None, now_ms: int
 ) -> CurationEvent:
     """Return the event of a verdict on a run."""
-    row, finished, transcript = case.row, case.finished, case.transcript
+    row, finished, transcript = run.row, run.finished, run.transcript
     supersedes = None if before is None else before.event.event_id
-    about = (row.answer_id, ruling.labeller, actor, case.rubric.digest, transcript.digest, supersedes or "")
+    about = (row.answer_id, verdict.labeller, actor, run.rubric.digest, transcript.digest, supersedes or "")
     return CurationEvent(
         event_id=derive_id(*about),
         task_id=row.task_id,
@@ -139,18 +143,18 @@ def event_of(
         source_topic=finished.position.topic,
         source_partition=finished.position.partition,
         source_offset=finished.position.offset,
-        verdict=ruling.verdict,
-        labeller=ruling.labeller,
+        verdict=verdict.verdict,
+        labeller=verdict.labeller,
         actor=actor,
-        rationale=ruling.rationale[:RATIONALE_CHARACTERS],
-        rubric=case.rubric.name,
-        rubric_digest=case.rubric.digest,
+        rationale=verdict.rationale[:RATIONALE_CHARACTERS],
+        rubric=run.rubric.name,
+        rubric_digest=run.rubric.digest,
         transcript_digest=transcript.digest,
-        judge=ruling.judge,
-        agreement=ruling.agreement,
+        judge=verdict.judge,
+        agreement=verdict.agreement,
         supersedes=supersedes,
         cut=transcript.cut,
-        gates=case.gates,
+        gates=run.gates,
     )
 
 
@@ -166,28 +170,28 @@ class PromotionGuardAgent:
         self._settings = settings
         self._verifier = verifier or (VerifierAgent(settings) if settings.scoring.judge_url else None)
 
-    def rule(self, finished: Finished, judges: MeasuredJudges = NO_JUDGES) -> RunRuling:
+    def rule(self, finished: Finished, judges: MeasuredJudges = NO_JUDGES) -> GroundedVerdict:
         """Return the verdict on a run. Raises as `VerifierAgent.verify`."""
-        return self.rule_on(run_case(finished, self._settings), judges)
+        return self.rule_on(ended_run(finished, self._settings), judges)
 
-    def rule_on(self, case: RunCase, judges: MeasuredJudges = NO_JUDGES) -> RunRuling:
-        """Return the verdict on the case of a run. Raises as `VerifierAgent.verify`."""
-        opinion = self.opinion(case)
-        return self.ruling(case, opinion, judges)
+    def rule_on(self, run: EndedRun, judges: MeasuredJudges = NO_JUDGES) -> GroundedVerdict:
+        """Return the verdict on a run. Raises as `VerifierAgent.verify`."""
+        judge_verdict = self.ask_judge(run)
+        return self.verdict(run, judge_verdict, judges)
 
-    def opinion(self, case: RunCase) -> JudgeOpinion | None:
+    def ask_judge(self, run: EndedRun) -> JudgeVerdict | None:
         """Return what the judge says of a run; None: it is not asked. Raises as `VerifierAgent.verify`."""
-        if self._verifier is None or gate_ruling(case, self._settings) is not None:
+        if self._verifier is None or gate_verdict(run, self._settings) is not None:
             return None
-        return self._verifier.verify(case.transcript)
+        return self._verifier.verify(run.transcript)
 
-    def ruling(self, case: RunCase, opinion: JudgeOpinion | None, judges: MeasuredJudges) -> RunRuling:
-        """Return the verdict that follows from the gates and an opinion."""
-        if opinion is not None:
-            return judge_ruling(case, opinion, self._settings.curation, judges)
-        ruling = gate_ruling(case, self._settings)
-        assert ruling is not None  # noqa: S101 - the judge is asked otherwise
-        return ruling
+    def verdict(self, run: EndedRun, judge_verdict: JudgeVerdict | None, judges: MeasuredJudges) -> GroundedVerdict:
+        """Return the verdict that follows from the gates and the judge's."""
+        if judge_verdict is not None:
+            return verdict_after_judge(run, judge_verdict, self._settings.curation, judges)
+        verdict = gate_verdict(run, self._settings)
+        assert verdict is not None  # noqa: S101 - the judge is asked otherwise
+        return verdict
 
     def close(self) -> None:
         """Close the judge's connections."""

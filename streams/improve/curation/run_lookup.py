@@ -1,6 +1,6 @@
 """Find a run in the log by its id, if the visitor may see it.
 
-    id ──► a statement: its task, and where every record about that task is ──► records ──► FinishedReader ──► RunCase
+    id ──► a statement: its task, and where every record about that task is ──► records ──► FinishedReader ──► EndedRun
 
 The reader gets a history with only these records, so the code that assembles a run exists once.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from schemas.events import Coordinates
 from streams.errors import NotFoundError
-from streams.improve.curation.run_case import RunCase, run_case
+from streams.improve.curation.ended_run import EndedRun, ended_run
 from streams.kafka.history import History
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
@@ -49,24 +49,24 @@ class TaskRecords:
         return {place: self._records[place] for place in places if place in self._records}
 
 
-def find_case(log: LogSnapshot, history: History, answer_id: str) -> RunCase:
+def find_run(log: LogSnapshot, history: History, answer_id: str) -> EndedRun:
     """Return a run that the visitor of a snapshot may see. Raises NotFoundError for one that has not ended."""
-    return run_case(find_finished(log, history, answer_id), log.view.settings)
+    return ended_run(find_finished(log, history, answer_id), log.view.settings)
 
 
-def find_newest_case(log: LogReader, history: History, answer_id: str) -> RunCase:
-    """Return a run that a visitor may see, also one that ended since the log was looked at. Raises as `find_case`."""
+def find_newest_run(log: LogReader, history: History, answer_id: str) -> EndedRun:
+    """Return a run that a visitor may see, also one that ended since the log was looked at. Raises as `find_run`."""
     try:
         with log.snapshot() as snapshot:
-            return find_case(snapshot, history, answer_id)
+            return find_run(snapshot, history, answer_id)
     except NotFoundError:
         log.view.outdate()
     with log.snapshot() as snapshot:
-        return find_case(snapshot, history, answer_id)
+        return find_run(snapshot, history, answer_id)
 
 
 def find_finished(log: LogSnapshot, history: History, answer_id: str) -> Finished:
-    """Return what the log has of a run. Raises as `find_case`."""
+    """Return what the log has of a run. Raises as `find_run`."""
     settings, own_id = log.view.settings, literal(answer_id)
     row = log.first(
         f"SELECT task_id FROM responses WHERE response_id = {own_id} UNION ALL "  # noqa: S608 - a literal

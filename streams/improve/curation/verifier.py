@@ -1,13 +1,13 @@
 """VerifierAgent: a model that reads the transcript of a run and judges whether it is good enough to learn from.
 
-    Transcript ──► prompt ──► the judge of `scoring.judge_*` ──► {"verdict", "rationale"} ──► JudgeOpinion
+    Transcript ──► prompt ──► the judge of `scoring.judge_*` ──► {"verdict", "rationale"} ──► JudgeVerdict
 
 Client, limits, tries, prices and the protection from forged verdicts are shared with the scorer `judge`
 (streams/scorers/judge_client.py): the tags around the transcript have a random boundary per request, and an object that
 the transcript contains word for word counts as a quotation. A transcript can still persuade the judge, so a judge
 promotes nothing alone until it is known to agree with people (agreement.py).
 
-If the last try gives no valid verdict, or is too late, the opinion has none, and a person decides. A judge that is
+If the last try gives no valid verdict, or is too late, there is none, and a person decides. A judge that is
 unreachable, or refuses every request, raises ScoreError: its runs wait.
 """
 
@@ -39,7 +39,7 @@ _PLACEHOLDER = re.compile(r"\{(boundary|transcript|cut)\}")
 _VERSION = re.compile(r"(?P<policy>.+?)(?:@(?P<version>\d{1,9}))?")
 
 
-class JudgeOpinion(NamedTuple):
+class JudgeVerdict(NamedTuple):
     """What the judge says of a run; `judge.verdict` is None if it says nothing that can be read."""
 
     judge: CurationJudge
@@ -80,7 +80,7 @@ class VerifierAgent:
         self._stop.set()
         self._client.close()
 
-    def verify(self, transcript: Transcript) -> JudgeOpinion:
+    def verify(self, transcript: Transcript) -> JudgeVerdict:
         """Return what the judge says of a run. Raises ScoreError if it says nothing about any run, LogError."""
         reply: list[tuple[str, str]] = []  # the newest answer with its model, read or not
         try:
@@ -89,12 +89,12 @@ class VerifierAgent:
             if exc.reason not in OF_RUN and not exc.of_request:
                 raise
             model, answer = reply[-1] if reply else (self._client.model, "")
-            return JudgeOpinion(
+            return JudgeVerdict(
                 self._judge(model, answer, None, exc.spent, exc.tries), f"no verdict of the judge: {exc}"
             )
         total = sum_of(statement.spent, spent)
         judge = self._judge(statement.model, statement.answer, statement.verdict, total, tries)
-        return JudgeOpinion(judge, statement.rationale)
+        return JudgeVerdict(judge, statement.rationale)
 
     def _ask(self, transcript: Transcript, replies: list[tuple[str, str]]) -> _ReadVerdict:
         question = JudgeQuestion(

@@ -32,7 +32,7 @@ from streams.stages.tasks.submit import records_of
 
 
 @dataclass(frozen=True, slots=True)
-class RunQuestions:
+class JobQuestions:
     """What a job asks, and what it leaves out."""
 
     agent: str | None
@@ -43,7 +43,7 @@ class RunQuestions:
     """Runs, by reason."""
 
 
-def questions_of(crossing: TriggerEvent, rule: RetrainRule, settings: Settings, limit: int) -> RunQuestions:
+def questions_of(crossing: TriggerEvent, rule: RetrainRule, settings: Settings, limit: int) -> JobQuestions:
     """Return the questions of a crossing's runs, the newest first; always the same for the same crossing.
 
     Raises NotFoundError if none can be trained on, LogError if the broker does not answer.
@@ -77,7 +77,7 @@ def rewards_at(settings: Settings, at_ms: int) -> RewardsOfAgent:
     return rewards_of_agent
 
 
-def choose(tasks: Iterable[Task], limit: int, rewards_of_agent: RewardsOfAgent = lambda _: ()) -> RunQuestions:
+def choose(tasks: Iterable[Task], limit: int, rewards_of_agent: RewardsOfAgent = lambda _: ()) -> JobQuestions:
     """Return the questions of these tasks, each prompt once, at most so many."""
     usable: list[Task] = []
     left_out: Counter[str] = Counter()
@@ -91,7 +91,7 @@ def choose(tasks: Iterable[Task], limit: int, rewards_of_agent: RewardsOfAgent =
             left_out[reason] += 1
     kinds = Counter((task.agent, task.max_turns, task.reward_sources) for task in usable)
     if not kinds:
-        return RunQuestions(None, None, (), (), dict(left_out))
+        return JobQuestions(None, None, (), (), dict(left_out))
     kind = kinds.most_common(1)[0][0]
     questions: dict[str, JobQuestion] = {}
     for task in usable:
@@ -101,7 +101,7 @@ def choose(tasks: Iterable[Task], limit: int, rewards_of_agent: RewardsOfAgent =
             query = task.messages[-1].content
             whole = task.messages if len(task.messages) > 1 else ()
             questions.setdefault(query, JobQuestion(query=query, verifier=task.verifier, messages=whole))
-    return RunQuestions(*kind, tuple(questions.values()), dict(left_out))
+    return JobQuestions(*kind, tuple(questions.values()), dict(left_out))
 
 
 def unusable(task: Task) -> str | None:

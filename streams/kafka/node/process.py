@@ -1,6 +1,6 @@
 """The embedded broker: real Apache Kafka, one KRaft node, one folder.
 
-    settings.broker ──► start ──► the node (broker and controller, loopback only) ──► RunningBroker: bootstrap, pid
+    settings.broker ──► start ──► the node (broker and controller, loopback only) ──► BrokerProcess: bootstrap, pid
                         status, ensure, stop ──► the same node, found through its folder
 
 Everything is in the folder: `log/` (the data), `server.properties`, `server.log`, `node.json` (pid and ports), `tmp/`
@@ -71,7 +71,7 @@ if not sys.stdin.buffer.read(1):
 
 
 @dataclass(frozen=True, slots=True)
-class RunningBroker:
+class BrokerProcess:
     """A running node."""
 
     bootstrap: str
@@ -91,7 +91,7 @@ def start(
     port: int | None = None,
     sasl_users: Mapping[str, str] | None = None,
     properties: Mapping[str, str] | None = None,
-) -> RunningBroker:
+) -> BrokerProcess:
     """Start the node of this folder and return when it answers Metadata. It outlives the caller.
 
     Without a `port`, it is the one that the folder remembers, else the default one, else any that is free; 0: the same
@@ -120,7 +120,7 @@ def start(
     raise AssertionError("the last attempt returns or raises")
 
 
-def ensure(settings: Broker) -> RunningBroker:
+def ensure(settings: Broker) -> BrokerProcess:
     """Return the node of this folder once it answers, starting it if it does not run.
 
     Waits for another process that is starting it. Raises as `start`.
@@ -162,13 +162,13 @@ def stop(settings: Broker, timeout_s: float = 30.0) -> bool:
     )
 
 
-def status(settings: Broker) -> RunningBroker | None:
+def status(settings: Broker) -> BrokerProcess | None:
     """Return the node of this folder if it runs; it may not answer yet. None if another process has its pid now."""
     data_dir = Path(os.path.expanduser(settings.data_dir)).resolve()
     saved = node.read_node(data_dir)
     if saved is None or not _is_node(saved.pid, data_dir):
         return None
-    return RunningBroker(saved.bootstrap, saved.pid, data_dir, data_dir / LOG_FILE)
+    return BrokerProcess(saved.bootstrap, saved.pid, data_dir, data_dir / LOG_FILE)
 
 
 @contextlib.contextmanager
@@ -178,7 +178,7 @@ def embedded(
     *,
     sasl_users: Mapping[str, str] | None = None,
     properties: Mapping[str, str] | None = None,
-) -> Iterator[RunningBroker]:
+) -> Iterator[BrokerProcess]:
     """Run a node while the block runs. Arguments and errors as `start`; any free port.
 
     If the process dies inside the block, even by kill -9, a small helper process stops the node, or one that was
@@ -314,7 +314,7 @@ def _empty(folder: Path) -> Path:
     return folder
 
 
-def _launch(java: _Java, data_dir: Path, chosen: Node, config: Mapping[str, str], lock: int) -> RunningBroker:
+def _launch(java: _Java, data_dir: Path, chosen: Node, config: Mapping[str, str], lock: int) -> BrokerProcess:
     """Format the folder if it is new, run the node, and return when it answers; end it if it does not."""
     config_file, log = data_dir / CONFIG_FILE, data_dir / LOG_FILE
     node.write_private(config_file, node.as_properties(config))
@@ -341,7 +341,7 @@ def _launch(java: _Java, data_dir: Path, chosen: Node, config: Mapping[str, str]
     try:
         node.remember(data_dir, replace(chosen, pid=pid))
         _sign(lock, pid)
-        running = RunningBroker(chosen.bootstrap, pid, data_dir, log)
+        running = BrokerProcess(chosen.bootstrap, pid, data_dir, log)
         _await_ready(running, time.monotonic() + READY_TIMEOUT_S)
     except BaseException:  # KeyboardInterrupt too: nothing else would end the node
         if _is_node(pid, data_dir):
@@ -350,7 +350,7 @@ def _launch(java: _Java, data_dir: Path, chosen: Node, config: Mapping[str, str]
     return running
 
 
-def _await_ready(running: RunningBroker, deadline: float) -> None:
+def _await_ready(running: BrokerProcess, deadline: float) -> None:
     """Return when the node answers Metadata, as the cluster of this folder.
 
     Raises LogError, with the end of the node's log, if it ends or does not answer by `deadline` (monotonic clock).

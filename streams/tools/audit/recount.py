@@ -65,7 +65,7 @@ from streams.tools.audit.recount_trigger import TriggerRecount
 from streams.tools.audit.recount_versions import VersionLedger
 from streams.tools.audit.report import CATEGORIES, Report
 from streams.tools.audit.subject import SubjectRecount
-from streams.tools.audit.view import AuditView, LoopFacts, PolicyLedger, Story
+from streams.tools.audit.view import AuditedTask, AuditView, LoopFacts, PolicyLedger
 
 RECOUNTS: tuple[type[SubjectRecount], ...] = (
     *(TrajectoryRecount, JobRecount, TriggerRecount, CurationRecount, DatasetRecount),
@@ -162,7 +162,7 @@ class Ledger:
         elif topic.key and at.partition != (own := partition_of(getattr(event, topic.key), topic.partitions)):
             self._unusable.append(Unusable(at, "wrong_partition"))
             if isinstance(event, Task):
-                self._story(own, event.task_id).misplaced.append(at)
+                self._audited(own, event.task_id).misplaced.append(at)
         else:
             self._keep(fact_of(record, event), event)
             for subject in self._readers.get(topic.label, ()):
@@ -181,29 +181,29 @@ class Ledger:
             case GroupFact():
                 self._policy(event.policy).groups.append(fact)
                 partition = partition_of(event.task_id, self._settings.topics.partitions)
-                self._story(partition, event.task_id).groups.append(fact)
+                self._audited(partition, event.task_id).groups.append(fact)
             case TaskFact():
-                self._story(fact.at.partition, event.task_id).tasks.append(fact)
+                self._audited(fact.at.partition, event.task_id).tasks.append(fact)
             case ResponseFact():
-                self._story(fact.at.partition, event.task_id).responses.append(fact)
+                self._audited(fact.at.partition, event.task_id).responses.append(fact)
             case ControlFact():
-                self._story(fact.at.partition, event.task_id).controls.append(fact)
+                self._audited(fact.at.partition, event.task_id).controls.append(fact)
             case RewardFact() if not fact.source.startswith(FEEDBACK):  # no group counts feedback
-                self._story(fact.at.partition, event.task_id).rewards.append(fact)
+                self._audited(fact.at.partition, event.task_id).rewards.append(fact)
 
-    def _story(self, partition: int, task_id: str) -> Story:
-        story = self._loop.tasks.get((partition, task_id))
-        if story is None:
-            story = self._loop.tasks[partition, task_id] = Story(partition, task_id)
-        story.settled = None
-        return story
+    def _audited(self, partition: int, task_id: str) -> AuditedTask:
+        audited = self._loop.tasks.get((partition, task_id))
+        if audited is None:
+            audited = self._loop.tasks[partition, task_id] = AuditedTask(partition, task_id)
+        audited.settled = None
+        return audited
 
     def _policy(self, policy: str) -> PolicyLedger:
         return self._loop.policies.setdefault(policy, PolicyLedger(policy))
 
     def policies(self) -> set[str]:
         """Return the policies that anything taken in is about."""
-        named = {story.policy for story in self._loop.tasks.values()} | self._loop.policies.keys()
+        named = {audited.policy for audited in self._loop.tasks.values()} | self._loop.policies.keys()
         return {policy for policy in named.union(*(one.policies() for one in self._subjects)) if policy}
 
     # --- the report ---------------------------------------------------------------------------------------------------
@@ -214,9 +214,9 @@ class Ledger:
         whole = RecountOutcome(findings=[*self._holes(reach)])
         versions = VersionLedger({name: line.adapters for name, line in self._loop.policies.items()}, view)
         horizons = [self._horizon_ms(reach, partition) for partition in range(self._settings.topics.partitions)]
-        for (partition, _), story in self._loop.tasks.items():
-            if policy is None or story.policy in (None, policy):
-                whole.add(self._task(story, view, horizons[partition], versions))
+        for (partition, _), audited in self._loop.tasks.items():
+            if policy is None or audited.policy in (None, policy):
+                whole.add(self._task(audited, view, horizons[partition], versions))
         for name, line in self._loop.policies.items():
             if policy in (None, name):
                 whole.add(recount_policy(line, view))
@@ -252,23 +252,23 @@ class Ledger:
         ]
         return max([reach.since_ms or 0, *times])
 
-    def _task(self, story: Story, view: AuditView, horizon_ms: int, versions: VersionLedger) -> RecountOutcome:
+    def _task(self, audited: AuditedTask, view: AuditView, horizon_ms: int, versions: VersionLedger) -> RecountOutcome:
         """Return a task's recount; once every stage is done with it, it is kept until a new record comes."""
-        if story.settled is not None and story.partition not in self._new_letters:
-            return story.settled
-        outcome = recount_task(story, view, horizon_ms)
-        wrong, judged = versions.check(story.tasks, story.responses)
+        if audited.settled is not None and audited.partition not in self._new_letters:
+            return audited.settled
+        outcome = recount_task(audited, view, horizon_ms)
+        wrong, judged = versions.check(audited.tasks, audited.responses)
         outcome.findings += wrong
         passed, is_ripe = view.reach.passed, judged and not view.reach.settled and not outcome.in_flight
-        facts: list[Any] = [*story.tasks, *story.responses, *story.rewards, *story.controls]
+        facts: list[Any] = [*audited.tasks, *audited.responses, *audited.rewards, *audited.controls]
         done = (
             is_ripe
-            and bool(story.tasks and story.groups)
+            and bool(audited.tasks and audited.groups)
             and all(found.accounted for found in outcome.findings)
             and all(passed(STREAMS, fact.at) for fact in facts)
-            and all(passed(SCORER, fact.at) for fact in story.responses)
+            and all(passed(SCORER, fact.at) for fact in audited.responses)
         )
-        story.settled = outcome if done else None
+        audited.settled = outcome if done else None
         return outcome
 
     def _holes(self, reach: Reach) -> Iterator[AuditFinding]:

@@ -30,7 +30,7 @@ from streams.tools.audit.facts import (
     TaskFact,
 )
 from streams.tools.audit.recount_group import GroupCase, Slots, check_group
-from streams.tools.audit.view import AuditView, Story
+from streams.tools.audit.view import AuditedTask, AuditView
 
 JOIN, SCORER = "advantages", "scoring"
 """Stages, as dead letters name them."""
@@ -44,20 +44,18 @@ Scores = dict[tuple[str, str], RewardFact]
 """By response_id and source."""
 
 
-def recount_task(story: Story, view: AuditView, horizon_ms: int) -> RecountOutcome:
+def recount_task(audited: AuditedTask, view: AuditView, horizon_ms: int) -> RecountOutcome:
     """Return what is wrong with one task, and what is still to come. Tasks before the horizon are only counted.
 
     A task that was delivered again after `evict` is new to the join, which had forgotten it: what was recorded since is
     recounted on its own, and its second group repeats the first.
     """
-    story, again = _split(story)
-    outcome = _TaskRecount(story, view, horizon_ms).outcome()
+    audited, again = _split(audited)
+    outcome = _TaskRecount(audited, view, horizon_ms).outcome()
     if again is None:
         return outcome
-    first = again.tasks[0]
-    outcome.findings.append(
-        AuditFinding("repeated", first.at, f"it repeats {story.tasks[0].at}, which was evicted before", accounted=True)
-    )
+    words = f"it repeats {audited.tasks[0].at}, which was evicted before"
+    outcome.findings.append(AuditFinding("repeated", again.tasks[0].at, words, accounted=True))
     if again.groups:
         second = recount_task(again, view, horizon_ms)
         outcome.findings += second.findings
@@ -74,30 +72,30 @@ def recount_task(story: Story, view: AuditView, horizon_ms: int) -> RecountOutco
     return outcome
 
 
-def _split(story: Story) -> tuple[Story, Story | None]:
+def _split(audited: AuditedTask) -> tuple[AuditedTask, AuditedTask | None]:
     """Return what is of a task's first life, and of the next one, if it was delivered again after `evict`."""
-    evicted_ms = min((control.ms for control in story.controls if control.kind == "evict"), default=None)
-    if evicted_ms is None or not story.tasks or not any(task.ms > evicted_ms for task in story.tasks[1:]):
-        return story, None
-    lives = Story(story.partition, story.task_id), Story(story.partition, story.task_id)
-    for task in story.tasks:
+    evicted_ms = min((control.ms for control in audited.controls if control.kind == "evict"), default=None)
+    if evicted_ms is None or not audited.tasks or not any(task.ms > evicted_ms for task in audited.tasks[1:]):
+        return audited, None
+    lives = AuditedTask(audited.partition, audited.task_id), AuditedTask(audited.partition, audited.task_id)
+    for task in audited.tasks:
         lives[task.ms > evicted_ms].tasks.append(task)
-    for response in story.responses:
+    for response in audited.responses:
         lives[response.ms > evicted_ms].responses.append(response)
-    for reward in story.rewards:
+    for reward in audited.rewards:
         lives[reward.ms > evicted_ms].rewards.append(reward)
-    for control in story.controls:
+    for control in audited.controls:
         lives[control.ms > evicted_ms].controls.append(control)
-    for group in story.groups:
+    for group in audited.groups:
         lives[group.created_at > evicted_ms].groups.append(group)
-    return lives if lives[0].tasks else (story, None)
+    return lives if lives[0].tasks else (audited, None)
 
 
 class _TaskRecount:
     """One task's recount: which records count, and whether the log agrees."""
 
-    def __init__(self, story: Story, view: AuditView, horizon_ms: int) -> None:
-        self._story, self._view, self._reach, self._horizon_ms = story, view, view.reach, horizon_ms
+    def __init__(self, audited: AuditedTask, view: AuditView, horizon_ms: int) -> None:
+        self._audited, self._view, self._reach, self._horizon_ms = audited, view, view.reach, horizon_ms
         self._out = RecountOutcome()
         self._samplings: dict[str, Slots] = {}
         self._scores: Scores = {}
@@ -108,12 +106,12 @@ class _TaskRecount:
         """Samplings that have every slot, the first one first."""
 
     def outcome(self) -> RecountOutcome:
-        story, counts = self._story, self._out.counts
-        counts["responses"] = len({response.response_id for response in story.responses})
-        counts["rewards"] = len({(reward.response_id, reward.source) for reward in story.rewards})
-        tasks = [task for task in story.tasks if not self._was_refused(task.at)]
+        audited, counts = self._audited, self._out.counts
+        counts["responses"] = len({response.response_id for response in audited.responses})
+        counts["rewards"] = len({(reward.response_id, reward.source) for reward in audited.rewards})
+        tasks = [task for task in audited.tasks if not self._was_refused(task.at)]
         if not tasks:
-            if self._view.reach.cut(self._view.names["tasks"], story.partition):
+            if self._view.reach.cut(self._view.names["tasks"], audited.partition):
                 counts["outside"] += 1
             else:
                 self._without_task()
@@ -122,12 +120,12 @@ class _TaskRecount:
         if self._task.ms < self._horizon_ms:
             counts["outside"] += 1
             return self._out
-        self._group = story.groups[0] if story.groups else None
+        self._group = audited.groups[0] if audited.groups else None
         self._copies(tasks[1:])
-        for response in story.responses:
+        for response in audited.responses:
             if not self._was_refused(response.at):
                 self._enter_response(response)
-        for reward in story.rewards:
+        for reward in audited.rewards:
             if not self._was_refused(reward.at):
                 self._enter_reward(reward)
         self._closed = self._group is not None and self._is_closed(self._group)
@@ -141,7 +139,7 @@ class _TaskRecount:
                 chosen=chosen,
                 scores=self._scores,
                 winner=self._whole[0] if self._whole else None,
-                expires=any(control.kind == "expire" for control in story.controls),
+                expires=any(control.kind == "expire" for control in audited.controls),
                 closed=self._closed,
                 due=self._due,
             )
@@ -162,8 +160,8 @@ class _TaskRecount:
                 self._refused("contradictory", copy.at, f"the task {self._task.at} has the same id and other content")
             else:
                 self._repeated(copy.at, self._task.at)
-        for group in self._story.groups[1:]:
-            first = self._story.groups[0]
+        for group in self._audited.groups[1:]:
+            first = self._audited.groups[0]
             if group.mark == first.mark:
                 self._repeated(group.at, first.at)
             else:
@@ -249,7 +247,7 @@ class _TaskRecount:
     def _is_closed(self, group: GroupFact) -> bool:
         """Return whether the join is done with the record at which the group left, and so with all effects of it."""
         if not group.complete:
-            expires = [control.at for control in self._story.controls if control.kind == "expire"]
+            expires = [control.at for control in self._audited.controls if control.kind == "expire"]
             return bool(expires) and all(map(self._due, [self._task.at, *expires]))
         slots = self._samplings.get(group.sampling_id or "", {})
         answered = {response.response_id for response in slots.values()}
@@ -260,7 +258,7 @@ class _TaskRecount:
         """Return whether the join has read that this task expired; an earlier record rejected strays."""
         return any(
             control.kind == "expire" and control.ms >= since_ms and self._passed(control.at)
-            for control in self._story.controls
+            for control in self._audited.controls
         )
 
     def _no_group(self) -> None:
@@ -268,14 +266,14 @@ class _TaskRecount:
         if not self._due(task.at):
             self._out.in_flight["tasks"] += 1
         elif self._expired(task.ms if deadline_ms is None else deadline_ms) or any(
-            control.kind == "evict" for control in self._story.controls
+            control.kind == "evict" for control in self._audited.controls
         ):
             self._found("lost", task.at, "its group was closed by a control record, but is not in groups")
         elif self._whole and all(map(self._due, self._needed(self._whole[0]))):
             self._found("lost", task.at, "every slot is answered and scored, but its group is not in groups")
         elif self._reach.settled:
             what = "it has no group, and nothing is in flight"
-            self._found("lost", task.at, what if self._story.responses else f"{what}: {self._unbegun()}")
+            self._found("lost", task.at, what if self._audited.responses else f"{what}: {self._unbegun()}")
         elif (who := self._left_unanswered_by()) is not None:
             self._found("lost", task.at, f"{who} has passed it, but no sampling has every slot")
         else:
@@ -285,7 +283,7 @@ class _TaskRecount:
         """Say the task that no process began, and what to do."""
         task = self._task
         who = f"policy {task.policy}" if task.agent is None else f"policy {task.policy} and agent {task.agent}"
-        return f"no process answered task {self._story.task_id} of {who}; `streamward doctor` says what has to run"
+        return f"no process answered task {self._audited.task_id} of {who}; `streamward doctor` says what has to run"
 
     def _needed(self, sampling_id: str) -> Iterator[Coordinates]:
         """Yield the coordinates of all that the group is made of; for what is missing, one above every commit."""
@@ -299,7 +297,7 @@ class _TaskRecount:
     def _left_unanswered_by(self) -> str | None:
         """Return the process that should have answered it and did not; None for an expired task, which is skipped."""
         seen: dict[str, set[int]] = {}
-        for response in self._story.responses:
+        for response in self._audited.responses:
             seen.setdefault(response.sampling_id, set()).add(response.slot)
             if len(seen[response.sampling_id]) >= response.group_size:
                 return None
@@ -317,7 +315,7 @@ class _TaskRecount:
                     self._refused(category, response.at, why, self._closed)
         in_group = {response.response_id for response in chosen.values()}
         others = {response.response_id for slots in self._samplings.values() for response in slots.values()}
-        known = {response.response_id for response in self._story.responses}
+        known = {response.response_id for response in self._audited.responses}
         for (response_id, _), reward in self._scores.items():
             if response_id in in_group:
                 continue
@@ -335,7 +333,7 @@ class _TaskRecount:
 
     def _unscored(self) -> None:
         """Find the responses that the scorer has passed and that have no score."""
-        said = {(reward.response_id, reward.source) for reward in self._story.rewards}
+        said = {(reward.response_id, reward.source) for reward in self._audited.rewards}
         first = self._first_sampling()
         for sampling_id, slots in self._samplings.items():
             if first is not None and sampling_id != first:
@@ -357,25 +355,25 @@ class _TaskRecount:
 
     def _without_task(self) -> None:
         """Account for what is about a task that is not in the log."""
-        story = self._story
+        audited = self._audited
         waits = bool(self._view.settings.advantages.deadline_s) and not self._reach.settled
-        events: list[ResponseFact | RewardFact] = [*story.responses, *story.rewards]
+        events: list[ResponseFact | RewardFact] = [*audited.responses, *audited.rewards]
         for fact in events:
             said = (fact.response_id, fact.content, fact.source if isinstance(fact, RewardFact) else "")
             if said in self._entered or self._view.lettered(fact.at, JOIN):
                 self._entered.add(said)
             elif self._passed(fact.at) and (not waits or self._expired()):
                 self._entered.add(said)
-                if story.misplaced:
-                    self._found("misplaced", fact.at, f"its task is in another partition, {story.misplaced[0]}")
+                if audited.misplaced:
+                    self._found("misplaced", fact.at, f"its task is in another partition, {audited.misplaced[0]}")
                 else:
                     self._found("phantom", fact.at, "its task is not in the log")
             else:
                 self._out.in_flight["events"] += 1
-        for control in story.controls:
-            if not story.responses and not story.rewards:
+        for control in audited.controls:
+            if not audited.responses and not audited.rewards:
                 self._found("phantom", control.at, "nothing in the log is about its task")
-        for group in story.groups:
+        for group in audited.groups:
             self._found("phantom", group.at, "its task is not in the log")
 
     def _count(self) -> None:

@@ -48,7 +48,7 @@ class TurnFact(NamedTuple):
     """Digest of what its environment had shown before."""
 
 
-class RunFact(NamedTuple):
+class TrajectoryFact(NamedTuple):
     """That a trajectory began or ended."""
 
     at: Coordinates
@@ -73,32 +73,32 @@ class ResponseTurns(NamedTuple):
     """Of each of them: its number, its tokens, and what had been shown before."""
 
 
-F = TypeVar("F", TurnFact, RunFact)
+F = TypeVar("F", TurnFact, TrajectoryFact)
 
 
 @dataclass(slots=True)
-class RunStory:
+class AuditedTrajectory:
     """What the log says about one trajectory."""
 
     partition: int
     turns: list[TurnFact] = field(default_factory=list)
-    events: list[RunFact] = field(default_factory=list)
+    events: list[TrajectoryFact] = field(default_factory=list)
 
     @property
     def policy(self) -> str:
         """The policy of the trajectory."""
-        facts: list[TurnFact | RunFact] = [*self.events, *self.turns]
+        facts: list[TurnFact | TrajectoryFact] = [*self.events, *self.turns]
         return facts[0].policy
 
 
-def recount_run(story: RunStory, view: AuditView, responses: Iterable[ResponseTurns] = ()) -> RecountOutcome:
+def recount_run(audited: AuditedTrajectory, view: AuditView, responses: Iterable[ResponseTurns] = ()) -> RecountOutcome:
     """Return what is wrong with one trajectory, and whether it is still open; `responses`: what was made of it."""
     outcome = RecountOutcome()
-    if view.is_cut("turns", story.partition) or view.is_cut("trajectories", story.partition):
+    if view.is_cut("turns", audited.partition) or view.is_cut("trajectories", audited.partition):
         outcome.counts["outside"] += 1
         return outcome
-    turns = list(_first_of_each(story.turns, outcome))
-    events = list(_first_of_each(story.events, outcome))
+    turns = list(_first_of_each(audited.turns, outcome))
+    events = list(_first_of_each(audited.events, outcome))
     ended = next((event for event in events if event.kind == "ended"), None)
     started = next((event for event in events if event.kind == "started"), None)
     outcome.counts.update({"turns": len(turns), "trajectories": 1})
@@ -136,7 +136,7 @@ def _first_of_each(facts: list[F], outcome: RecountOutcome) -> Iterator[F]:
             )
 
 
-def _numbers(turns: list[TurnFact], ended: RunFact | None) -> Iterator[AuditFinding]:
+def _numbers(turns: list[TurnFact], ended: TrajectoryFact | None) -> Iterator[AuditFinding]:
     """Find numbers that are missing, that are there twice, and that came after the end."""
     count = None if ended is None else ended.turns
     counted = [turn for turn in turns if count is None or turn.number < count]
@@ -211,7 +211,7 @@ class TrajectoryRecount(SubjectRecount):
     )
 
     def __init__(self) -> None:
-        self._runs: dict[tuple[int, str], RunStory] = {}
+        self._runs: dict[tuple[int, str], AuditedTrajectory] = {}
         self._responses: dict[tuple[int, str], list[ResponseTurns]] = {}
         """By partition and id, which their trajectory has, too."""
 
@@ -224,11 +224,11 @@ class TrajectoryRecount(SubjectRecount):
                 fact = ResponseTurns(record.at, event.error is not None, event.steps, turns)
                 self._responses.setdefault((partition, event.response_id), []).append(fact)
             return
-        story = self._runs.setdefault((partition, event.trajectory_id), RunStory(partition))
+        audited = self._runs.setdefault((partition, event.trajectory_id), AuditedTrajectory(partition))
         if isinstance(event, Turn):
-            story.turns.append(_turn_fact(record, event))
+            audited.turns.append(_turn_fact(record, event))
         else:
-            story.events.append(_run_fact(record, event))
+            audited.events.append(_run_fact(record, event))
 
     def policies(self) -> set[str]:
         """Return the policies of the trajectories."""
@@ -258,8 +258,8 @@ def _turn_fact(record: Record, turn: Turn) -> TurnFact:
     )
 
 
-def _run_fact(record: Record, event: TrajectoryEvent) -> RunFact:
-    return RunFact(
+def _run_fact(record: Record, event: TrajectoryEvent) -> TrajectoryFact:
+    return TrajectoryFact(
         at=record.at,
         event_id=event.event_id,
         content=content_digest(event, "created_at", "traceparent"),

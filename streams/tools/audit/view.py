@@ -29,7 +29,7 @@ from streams.tools.audit.facts import (
 
 
 @dataclass(slots=True)
-class Story:
+class AuditedTask:
     """Everything the log says about one task, each list in the order of its partition."""
 
     partition: int
@@ -65,7 +65,7 @@ class PolicyLedger:
 class LoopFacts:
     """Everything the log says about tasks and policies."""
 
-    tasks: dict[tuple[int, str], Story] = field(default_factory=dict)
+    tasks: dict[tuple[int, str], AuditedTask] = field(default_factory=dict)
     """By partition and id."""
     policies: dict[str, PolicyLedger] = field(default_factory=dict)
     letters: dict[Coordinates, list[LetterFact]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class AuditView:
     @cached_property
     def _answered(self) -> set[str]:
         """The policies that have answered anything."""
-        return {response.policy for story in self.loop.tasks.values() for response in story.responses}
+        return {response.policy for task in self.loop.tasks.values() for response in task.responses}
 
     def versions(self, policy: str | None) -> dict[int, AdapterFact]:
         """Return the first `trained` of each version of a policy."""

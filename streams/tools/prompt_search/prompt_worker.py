@@ -183,7 +183,7 @@ class PromptWorker:
         """Search until there is a verdict, and end the job with it. Raises SearchEnded."""
         reader = AnswerReader(self._settings, job.policy)
         try:
-            running = RunningSearch(self, job, search, reader)
+            running = ActiveSearch(self, job, search, reader)
             running.conclude(running.search() if verdict is None else verdict)
             self._live.pop(job.job_id, None)
         finally:
@@ -226,7 +226,7 @@ class PromptWorker:
         return self._jobs
 
 
-class RunningSearch:
+class ActiveSearch:
     """One search, from its beginning: what it did before is found in the log."""
 
     def __init__(self, worker: PromptWorker, job: JobState, search: PromptSearch, reader: AnswerReader) -> None:

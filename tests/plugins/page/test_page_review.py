@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 
 from plugins.page import app
 from schemas.events import DatasetEvent, Event, Message
-from streams.improve.curation.promotion_guard import RunRuling, event_of
-from streams.improve.curation.run_case import run_case
+from streams.improve.curation.ended_run import ended_run
+from streams.improve.curation.promotion_guard import GroundedVerdict, event_of
 from streams.kafka import admin
 from streams.kafka.topics import LABELS
 from streams.settings.model import Archive, Settings, Topics
@@ -38,8 +38,8 @@ def page(tmp_path: Path) -> TestClient:
     run = finished(chat_turn(0, messages=(question,)), reason=HOSTILE)
     assert run.run is not None and run.ended is not None
     chat = {"sampling_id": None, "slot": None, "group_size": None, "purpose": "serve"}
-    case = run_case(run, settings)
-    ruling = RunRuling(verdict="needs_human", labeller="judge", rationale=SECRET, judge=judge_of(answer=SECRET))
+    case = ended_run(run, settings)
+    ruling = GroundedVerdict(verdict="needs_human", labeller="judge", rationale=SECRET, judge=judge_of(answer=SECRET))
     log: dict[str, list[Event | bytes]] = {label: [] for label in LABELS}
     log["trajectories"] = [trajectory("started", trajectory_id="run-1", task_id="run-1", **chat), run.ended]
     log["turns"] = [run.run.steps[0].turn]

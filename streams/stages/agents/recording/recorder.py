@@ -31,7 +31,7 @@ from streams.stages.agents.recording.conversations import Conversation
 from streams.stages.agents.recording.policy_recorder import PolicyRecorder, RecordingIO
 from streams.stages.agents.recording.served_conversations import ServedConversations
 from streams.stages.agents.recording.served_versions import ServedVersions
-from streams.stages.agents.recording.task_runs import RunOrder
+from streams.stages.agents.recording.task_runs import TrajectoryOrder
 from streams.stages.agents.runs.run_end import RunEnd
 
 
@@ -217,7 +217,7 @@ class ServedRuns:
     def __init__(self, recorder: Recorder, conversations: ServedConversations) -> None:
         self._recorder, self._conversations = recorder, conversations
 
-    async def begin(self, order: RunOrder) -> Conversation:
+    async def begin(self, order: TrajectoryOrder) -> Conversation:
         """Return the run once its beginning is in the log. Raises CallError."""
         self._conversations.check_policy(order.policy, order.trajectory_id)
         recorder = await self._recorder.ready(order.policy)

@@ -37,7 +37,7 @@ log = logging.getLogger("streamward.agents")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOrder:
+class TrajectoryOrder:
     """The request to start a run: one slot of an attempt at a task."""
 
     agent_id: str
@@ -97,7 +97,7 @@ class TaskRuns:
         """Starts that the broker has not acknowledged, by trajectory."""
         self._ending: dict[str, asyncio.Task[None]] = {}
 
-    async def begin(self, order: RunOrder) -> Conversation:
+    async def begin(self, order: TrajectoryOrder) -> Conversation:
         """Return the run once its beginning is in the log, which may have been long ago, and its end if it is ending.
 
         Raises CallError.
@@ -160,7 +160,7 @@ class TaskRuns:
             if old or run.closed is not None:
                 self._conversations.forget(run)
 
-    def _begin_run(self, order: RunOrder) -> Conversation:
+    def _begin_run(self, order: TrajectoryOrder) -> Conversation:
         """Write the beginning of a run. Raises CallError."""
         name = order.trajectory_id
         event = order.began(self._version_for(order), times.now_ms())
@@ -173,7 +173,7 @@ class TaskRuns:
         self._conversations.take(event)
         return self._conversations.by_id[name]
 
-    def _version_for(self, order: RunOrder) -> int:
+    def _version_for(self, order: TrajectoryOrder) -> int:
         """Return the version that answers an attempt: its task's, else that of its first run."""
         if order.adapter_version is not None:
             return order.adapter_version

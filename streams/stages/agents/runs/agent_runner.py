@@ -62,8 +62,8 @@ from streams.settings.model import Settings
 from streams.stages.agents.runs.agent_process import RunContext
 from streams.stages.agents.runs.registration import next_event, registrations
 from streams.stages.agents.runs.run_end import RunEnd
-from streams.stages.agents.runs.run_metrics import RunMetrics
-from streams.stages.agents.runs.run_server import RunServer
+from streams.stages.agents.runs.run_metrics import AgentMetrics
+from streams.stages.agents.runs.run_server import AgentServer
 from streams.stages.agents.trajectories.response import UNANSWERED
 
 STAGE: Final = "agents"
@@ -77,7 +77,7 @@ MANAGER_GONE = "manager_gone: the manager that started its process did not see i
 log = logging.getLogger("streamward.agents")
 
 
-class RunWork(NamedTuple):
+class AgentWork(NamedTuple):
     """One run of an agent, ready to begin."""
 
     run: Callable[[RunContext, threading.Event], RunEnd]
@@ -91,7 +91,7 @@ class AgentPlan:
     """How the tasks of an agent are run."""
 
     agent_id: str
-    work: Callable[[Task], RunWork]
+    work: Callable[[Task], AgentWork]
     """Returns the next run of a task. It never raises: an error ends that run."""
     program: AgentProgram | None = None
     """The program, as its runs record it."""
@@ -175,8 +175,8 @@ class AgentRunner:
         if single is not None:
             self._register(single)
             self._policies[single] = self._new_policy(single)
-        self._server = RunServer(plan.server, plan.agent_id, stop, outage.meter, plan.key, plan.program)
-        self._metrics = RunMetrics(outage.meter, plan.agent_id)
+        self._server = AgentServer(plan.server, plan.agent_id, stop, outage.meter, plan.key, plan.program)
+        self._metrics = AgentMetrics(outage.meter, plan.agent_id)
         self._pool = ThreadPoolExecutor(plan.parallel, thread_name_prefix="runs-agent")
         self._attempts: dict[Coordinates, TaskAttempt] = {}
         self._ends = {tp: end for tp, (first, end) in offsets(settings, ["tasks"]).items() if end > first}
@@ -343,7 +343,7 @@ class AgentRunner:
             if began is not None:
                 self._metrics.took(time.monotonic() - began)
 
-    def _work(self, work: RunWork, context: RunContext, stop: threading.Event) -> RunEnd:
+    def _work(self, work: AgentWork, context: RunContext, stop: threading.Event) -> RunEnd:
         try:
             return work.run(context, stop)
         except OSError as exc:

@@ -18,9 +18,9 @@ from pydantic import SecretStr
 
 from schemas.events import EpisodeStart, Task
 from streams.environments.episodes.environment import Environment, EpisodeError, Observation, StepResult
-from streams.environments.episodes.running_episode import RunningEpisode
+from streams.environments.episodes.running_episode import LiveEpisode
 from streams.stages.agents.runs.agent_process import RunContext
-from streams.stages.agents.runs.agent_runner import RunWork
+from streams.stages.agents.runs.agent_runner import AgentWork
 from streams.stages.agents.runs.connection_pool import KeptAlive
 from streams.stages.agents.runs.episode_calls import CallFailed, ModelCalls, action_of
 from streams.stages.agents.runs.run_end import RunEnd
@@ -48,19 +48,19 @@ class EpisodeAgent:
         """Close its connections; no run is in progress any more."""
         self._http.close()
 
-    def work(self, task: Task) -> RunWork:
+    def work(self, task: Task) -> AgentWork:
         """Begin an episode: its environment's first observation is part of the run's start."""
         start = task.environment
         if start is None:
             return _fails("no_environment: its task names none; `streamward tasks generate` writes tasks that do")
         try:
-            episode = RunningEpisode(self._opens(start), start.name, start.seed, task.max_turns or 1)
+            episode = LiveEpisode(self._opens(start), start.name, start.seed, task.max_turns or 1)
             first = episode.begin()
         except EpisodeError as exc:
             return _fails(f"{exc.reason}: {exc}")
-        return RunWork(partial(self._run, episode, first), episode.observed)
+        return AgentWork(partial(self._run, episode, first), episode.observed)
 
-    def _run(self, episode: RunningEpisode, first: Observation, run: RunContext, stop: threading.Event) -> RunEnd:
+    def _run(self, episode: LiveEpisode, first: Observation, run: RunContext, stop: threading.Event) -> RunEnd:
         """Play the episode to its end."""
         calls = ModelCalls(self._http, run, self._time_limit_s, stop)
         messages: list[dict[str, Any]] = [message_of(message) for message in first.messages]
@@ -78,11 +78,11 @@ class EpisodeAgent:
             return RunEnd(exc.ending, str(exc), None, episode.observed)
 
 
-def _fails(reason: str) -> RunWork:
-    return RunWork(lambda *_: RunEnd("failed", reason))
+def _fails(reason: str) -> AgentWork:
+    return AgentWork(lambda *_: RunEnd("failed", reason))
 
 
-def _reason(episode: RunningEpisode, result: StepResult) -> str:
+def _reason(episode: LiveEpisode, result: StepResult) -> str:
     """Return why the episode ended; the cap is a reason, since a run that was cut off did not give up."""
     if result.terminated:
         return f"its environment ended it after {episode.turns} turns"

@@ -16,7 +16,7 @@ from streams.observability.metrics import Meter
 LOOK_EVERY_S = 1.0
 
 
-class RunMetrics:
+class AgentMetrics:
     """Reports the runs of one agent. Any thread may report that a run began or ended; only the stepping thread calls
     `look`."""
 

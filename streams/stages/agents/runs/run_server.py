@@ -60,7 +60,7 @@ def trajectories_url(server: str, agent_id: str) -> str:
     return f"{server.rstrip('/')}/agents/{quote(agent_id, safe='')}/trajectories"
 
 
-class RunServer:
+class AgentServer:
     """The server at one address, for the runs of one agent. Any number of threads may use it."""
 
     def __init__(

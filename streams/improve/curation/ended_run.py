@@ -1,6 +1,6 @@
 """A run as it is judged: its figures, its transcript, and its rubric.
 
-Finished, settings ──► RunRow ──► gates of its scenario ──► RunCase
+Finished, settings ──► RunRow ──► gates of its scenario ──► EndedRun
                  └──► transcript
 """
 
@@ -18,7 +18,7 @@ from streams.tools.runs.run_row import RunRow, RunRules, run_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunCase:
+class EndedRun:
     """A run and what its verdict depends on."""
 
     finished: Finished
@@ -38,11 +38,11 @@ def asks_judge(settings: Settings, scenario: str) -> bool:
     return settings.scoring.judge_url is not None and not settings.curation.promotes_by_gates(scenario)
 
 
-def run_case(finished: Finished, settings: Settings) -> RunCase:
-    """Return the case of a run."""
+def ended_run(finished: Finished, settings: Settings) -> EndedRun:
+    """Return a run with its figures, transcript and rubric."""
     row = run_row(finished, RunRules.of(settings))
     rubric = rubric_of(settings.curation, row.scenario, asks_judge=asks_judge(settings, row.scenario))
-    return RunCase(
+    return EndedRun(
         finished=finished,
         row=row,
         transcript=transcript_of(finished, row, settings.curation.transcript_characters),
