@@ -31,12 +31,12 @@ from tests.log.test_policy import (
     running,
     settings,
     task,
-    trained,
     until,
     until_answered,
     write,
 )
 from tests.support import factories
+from tests.support.log.policy_agents import stored
 
 __all__ = ["settings"]
 pytestmark = pytest.mark.kafka
@@ -48,7 +48,7 @@ def move(kind: AdapterKind, version: int, expected: int | None = None, share: fl
 
 def in_canary(settings: Settings, folder: Path) -> None:
     """Write that version 1 is primary, and 2 has half of the tasks."""
-    write(settings, trained(settings, 1, folder), promoted(1), trained(settings, 2, folder))
+    write(settings, stored(settings, 1, folder), promoted(1), stored(settings, 2, folder))
     write(settings, move("canary_started", 2, 1, 0.5))
 
 
@@ -98,7 +98,7 @@ class Held(ScriptedEngine):
 def test_a_rollback_lets_the_round_in_hand_end_whole_and_the_next_answer_names_the_old_version(
     settings: Settings, tmp_path: Path
 ) -> None:
-    write(settings, trained(settings, 1, tmp_path), promoted(1), trained(settings, 2, tmp_path), promoted(2))
+    write(settings, stored(settings, 1, tmp_path), promoted(1), stored(settings, 2, tmp_path), promoted(2))
     names = [f"t{n}" for n in range(16)]
     write(settings, *map(task, names))
     engine = Held()
@@ -120,7 +120,7 @@ def test_a_rollback_lets_the_round_in_hand_end_whole_and_the_next_answer_names_t
 
 def test_an_answer_that_was_never_given_is_named_by_the_audit(settings: Settings, tmp_path: Path) -> None:
     in_canary(settings, tmp_path)
-    write(settings, trained(settings, 3, tmp_path), task("t"))
+    write(settings, stored(settings, 3, tmp_path), task("t"))
     with running(settings):
         until_answered(settings, "t")
     forged = [one for one in read(settings, "responses") if isinstance(one, Response)]
@@ -155,7 +155,7 @@ def test_train_tasks_of_a_primary_that_no_batch_waits_for_are_answered_while_a_c
     begun = Serving({0: "primary", 1: "canary"}, candidate=1, share=0.5)
     names = [name for name in map("t{}".format, range(12)) if answers_to(begun, name) == 0]
     write(settings, group_of("g0", teaches=True), group_of("g1", teaches=True), batch)
-    write(settings, trained(settings, 1, tmp_path), *(task(name, purpose="train") for name in names))
+    write(settings, stored(settings, 1, tmp_path), *(task(name, purpose="train") for name in names))
     with running(settings):
         write(settings, task("free"))
         assert until_answered(settings, "free").keys() == {"free"}
@@ -189,7 +189,7 @@ def test_a_rejected_version_may_be_pinned_and_a_retired_one_fails_and_says_why(
     settings: Settings, tmp_path: Path
 ) -> None:
     in_canary(settings, tmp_path)
-    write(settings, move("rejected", 2), trained(settings, 3, tmp_path), move("retired", 3))
+    write(settings, move("rejected", 2), stored(settings, 3, tmp_path), move("retired", 3))
     write(settings, *(task(f"t{v}", adapter_version=v) for v in (1, 2, 3)))
     with running(settings):
         found = until_answered(settings, "t1", "t2", "t3")

@@ -28,10 +28,10 @@ from schemas.serde import Poison
 from streams.adapters.decisions import read_history
 from streams.kafka import admin
 from streams.tools.audit.reading import Audit
-from tests.chaos import training_client
 from tests.chaos.matrix import FAULTS, Fault, Line, exits
 from tests.chaos.proxy import free_ports
 from tests.chaos.world import World, plain_environment
+from tests.plugins.tinker import training_client
 from tests.support.models.tiny import save_tiny
 
 WITHIN_S = 600.0

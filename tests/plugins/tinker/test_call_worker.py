@@ -22,6 +22,7 @@ from safetensors.numpy import load, save
 from plugins.tinker.calls.call_names import policy_of
 from plugins.tinker.worker import call_worker
 from plugins.tinker.worker.called_model import CalledModel
+from plugins.tinker.worker.worker_settings import Tinker
 from schemas.events import TrainingCall, TrainingResult
 from schemas.tokens import Octets
 from streams.adapters.decisions import read_history
@@ -29,9 +30,9 @@ from streams.engines.base_model import Base
 from streams.engines.local.prompt_sampler import PromptSampler
 from streams.kafka.history import LogHistory
 from streams.settings.load import to_env
-from streams.settings.model import Calls, Settings
-from tests.chaos import training_client
+from streams.settings.model import Settings
 from tests.chaos.proxy import free_ports
+from tests.plugins.tinker import training_client
 from tests.plugins.tinker.session_calls import (
     MODEL,
     SESSION,
@@ -264,7 +265,7 @@ def test_a_worker_that_ends_anywhere_is_continued_by_one_that_gives_the_same_byt
     settings: Settings, expected: dict[str, Any], done: int, checkpoint_s: float
 ) -> None:
     """With a checkpoint after each call, and without any, where the second computes the model from its first call."""
-    settings = settings.model_copy(update={"calls": Calls(checkpoint_s=checkpoint_s)})
+    settings = settings.model_copy(update={"tinker": Tinker(checkpoint_s=checkpoint_s)})
     write(settings, *RUN)
     work(settings, done)
     if checkpoint_s:
@@ -289,7 +290,7 @@ def test_a_model_that_is_computed_again_is_not_the_callers_time(
 
     monkeypatch.setattr(CalledModel, "forward_backward", counted)
     monkeypatch.setattr(call_worker, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    settings = settings.model_copy(update={"calls": Calls(checkpoint_s=1e9)})
+    settings = settings.model_copy(update={"tinker": Tinker(checkpoint_s=1e9)})
     write(settings, *BEGIN, *steps(1, 4))
     work(settings, 7)
     for folder in Path(settings.trainer.checkpoints).iterdir():

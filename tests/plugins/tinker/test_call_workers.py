@@ -16,14 +16,15 @@ from confluent_kafka.admin import AdminClient
 
 from plugins.tinker.calls.call_names import model_name, policy_of
 from plugins.tinker.calls.call_state import ANSWERED
+from plugins.tinker.worker.call_worker import calls_group
+from plugins.tinker.worker.worker_settings import Tinker
 from schemas.events import TrainingCall, TrainingResult
 from streams.adapters.decisions import read_history
 from streams.engines.base_model import Base
-from streams.kafka import group_names
 from streams.kafka.client import client_config
 from streams.kafka.record import partition_of
 from streams.settings.load import to_env
-from streams.settings.model import Calls, Settings
+from streams.settings.model import Settings
 from tests.plugins.tinker.session_calls import SESSION, begin_session, create_model, numbered
 from tests.plugins.tinker.test_call_worker import examples, work, write
 from tests.support.models.tiny_log import settings_in
@@ -94,7 +95,7 @@ def worker(settings: Settings, folder: Path, name: str) -> Iterator[subprocess.P
 def shares(settings: Settings) -> list[int]:
     """Return how many partitions each worker has."""
     client = AdminClient(client_config(settings.kafka))
-    name = f"{settings.topics.prefix}{group_names.of_calls(settings.fleet)}"
+    name = f"{settings.topics.prefix}{calls_group(settings.fleet)}"
     members = client.describe_consumer_groups([name])[name].result().members
     return [len(member.assignment.topic_partitions) for member in members if member.assignment]
 
@@ -106,7 +107,7 @@ def test_two_workers_of_which_one_dies_apply_no_call_twice_and_lose_none(
     """Each has models when one is killed, or is stopped for so long that the other has its models, and goes on."""
     settings = settings_in(tmp_path, kafka_bootstrap, base)
     kafka = settings.kafka.model_copy(update={"session_timeout_s": 6.0})
-    settings = settings.model_copy(update={"kafka": kafka, "calls": Calls(checkpoint_s=0.0)})
+    settings = settings.model_copy(update={"kafka": kafka, "tinker": Tinker(checkpoint_s=0.0)})
     partitions = {partition_of(model_name(SESSION, number), 2) for number in range(MODELS)}
     assert partitions == {0, 1}, "each worker has models"
     half = [call for call in RUN if call.seq_id is None or call.seq_id <= STEPS or call.kind == "create_model"]

@@ -20,7 +20,7 @@ from tests.support.models.chat_tiny import chat_base
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
 
-RECORDED = json.loads((Path(__file__).parents[1] / "strangers" / "tinker" / "custom_losses.json").read_text())
+RECORDED = json.loads((Path(__file__).parents[2] / "strangers" / "tinker" / "custom_losses.json").read_text())
 """Written by tests/strangers/tinker/custom_losses.py with the SDK itself."""
 
 

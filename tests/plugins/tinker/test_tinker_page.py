@@ -12,7 +12,7 @@ from plugins.tinker.api.interface import TINKER
 from plugins.tinker.api.not_offered import TinkerNotOffered
 from plugins.tinker.calls.call_forms import CUSTOM, LOSSES, PROVENANCE
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tinker.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "tinker.md").read_text(encoding="utf-8")
 REFUSED = {"/save_weights_external"} | {route.path for route in routes_of(TinkerNotOffered)}
 
 
