@@ -3,7 +3,8 @@
     api ──► training-calls ──► worker ──► training-results ──► api: futures
                                  └──► adapters: versions
 
-Routes are in `api`, models in `worker`, and what both know of calls, their fold among it, is in `calls`.
+Routes are in `api`, models in `worker`, draws of samples in `sampling`; names, rules and the fold of calls, which both
+sides use, in `calls`.
 """
 
 from streams.plugins.plugin import Plugin, PluginCommand

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from plugins.tinker.calls.call_state import CallState, place_of
+from plugins.tinker.sampling.prompt_sampler import PromptSampler
 from plugins.tinker.worker.apply_call import CallFiles, CallOutcome
 from plugins.tinker.worker.call_queue import WaitingCall
 from plugins.tinker.worker.call_tensors import tensors_of
@@ -22,7 +23,6 @@ from plugins.tinker.worker.saved_weights import SavedWeights, sampler_folder
 from plugins.tinker.worker.worker_settings import Tinker
 from schemas.events import TrainingCall
 from streams.engines.base_model import load_base
-from streams.engines.local.prompt_sampler import PromptSampler
 from streams.engines.local.prompt_scores import PromptDraw
 from streams.errors import CallError
 from streams.settings.model import Settings

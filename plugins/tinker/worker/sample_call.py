@@ -15,10 +15,10 @@ import numpy as np
 
 from plugins.tinker.calls.call_names import number_of
 from plugins.tinker.calls.call_state import request_of
+from plugins.tinker.sampling.prompt_sampler import DrawnPrompt
 from plugins.tinker.worker.apply_call import CallOutcome
 from plugins.tinker.worker.call_tensors import Arrays
 from schemas.events import TrainingCall
-from streams.engines.local.prompt_sampler import DrawnPrompt
 from streams.engines.local.prompt_scores import DrawnSequence, PromptDraw
 from streams.errors import CallError
 

@@ -20,6 +20,7 @@ import pytest
 from safetensors.numpy import load, save
 
 from plugins.tinker.calls.call_names import policy_of
+from plugins.tinker.sampling.prompt_sampler import PromptSampler
 from plugins.tinker.worker import call_worker
 from plugins.tinker.worker.called_model import CalledModel
 from plugins.tinker.worker.worker_settings import Tinker
@@ -27,7 +28,6 @@ from schemas.events import TrainingCall, TrainingResult
 from schemas.tokens import Octets
 from streams.adapters.decisions import read_history
 from streams.engines.base_model import Base
-from streams.engines.local.prompt_sampler import PromptSampler
 from streams.kafka.history import LogHistory
 from streams.settings.load import to_env
 from streams.settings.model import Settings

@@ -12,10 +12,10 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
+from plugins.tinker.sampling import prompt_batch
+from plugins.tinker.sampling.prompt_sampler import DrawnPrompt, PromptSampler
 from plugins.tinker.worker.called_model import CalledModel
 from schemas.events import CallLora
-from streams.engines.local import prompt_batch
-from streams.engines.local.prompt_sampler import DrawnPrompt, PromptSampler
 from streams.engines.local.prompt_scores import NO_TARGET, PromptDraw
 from streams.errors import CallError
 from streams.settings.model import Settings

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plugins.tinker.sampling.prompt_batch import PromptBatch, run_pieces
+from plugins.tinker.sampling.row_linear import RowAdapter, RowLinears
 from streams.engines.base_model import Base
 from streams.engines.local.key_values import CacheShape, KeyValues
 from streams.engines.local.lora import overflows, read_lora
 from streams.engines.local.packed_pass import ATTENTION, logits_in_pieces
-from streams.engines.local.prompt_batch import PromptBatch, run_pieces
 from streams.engines.local.prompt_scores import Array, DrawnSequence, PromptDraw
-from streams.engines.local.row_linear import RowAdapter, RowLinears
 from streams.engines.local.self_check import check_decoding, is_finite
 from streams.engines.rendering.prompts import Prompts
 from streams.errors import CallError
