@@ -24,7 +24,6 @@
     │   └── WrongModel           its weights or logprobs are not ours       use another server
     ├── ProviderError        an outside API of fine-tuning did not answer   repeat the command: exit 5
     ├── CallError            an agent's call of the model gets no answer    tell its client
-    │   └── RefusedPass          a call of a training loop is refused       keep its number, then tell its client
     ├── CallFailed           the built-in agent's call got no answer        its run ends so
     └── EventError           this one event cannot be used                  dead-letter, go on
         ├── UndecodableEvent     its bytes are not what they should be

@@ -22,7 +22,7 @@ from starlette.types import Message, Scope, Send
 
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, derive_id
 from streams.access.keys import mask
-from streams.access.roles import ALLOWED, Action, Decision, Principal
+from streams.access.roles import Action, Decision, Principal, allowed_to
 from streams.errors import CallError
 
 RECORD = "streamward.request_record"
@@ -116,7 +116,7 @@ class RequestRecord:
 
 def _role(asks: Principal, action: str) -> AccessRole:
     """Return the role that allows an action; if none does, the last one."""
-    return next((role for role in asks.roles if action in ALLOWED[role]), asks.roles[-1])
+    return next((role for role in asks.roles if action in allowed_to(role)), asks.roles[-1])
 
 
 def record_of(request: HTTPConnection) -> RequestRecord | None:

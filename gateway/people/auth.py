@@ -27,7 +27,7 @@ from gateway.http.route import ANYWHERE, PLAIN, Reply
 from schemas.events import AccessRole
 from streams.access import passwords, roles, users
 from streams.access.logins import Logins, TokenPair
-from streams.access.roles import Action, Decision
+from streams.access.roles import Decision
 from streams.access.users import User
 from streams.errors import LoginRefused
 from streams.settings.model import Settings
@@ -67,7 +67,7 @@ class PermissionsAnswer(Answer):
     roles: list[AccessRole]
     tenant: str | None
     agent_id: str | None
-    actions: list[Action]
+    actions: list[str]
 
 
 class JwksAnswer(Answer):
@@ -206,11 +206,13 @@ def _refusal(error: LoginRefused) -> Response:
 
 
 def _permissions(principal: roles.Principal) -> PermissionsAnswer:
-    allowed = {action for action in roles.ACTIONS if decide_at_door(principal, action, principal.agent_id).allowed}
+    allowed = {
+        action for action in roles.every_action() if decide_at_door(principal, action, principal.agent_id).allowed
+    }
     return PermissionsAnswer(
         who=principal.who,
         roles=list(principal.roles),
         tenant=principal.tenant,
         agent_id=principal.agent_id,
-        actions=[action for action in roles.ACTIONS if action in allowed],
+        actions=[action for action in roles.every_action() if action in allowed],
     )

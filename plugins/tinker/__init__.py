@@ -21,6 +21,7 @@ PLUGIN = Plugin(
         )
     },
     serves="plugins.tinker.api.call_part:CallPart",
+    actions={"training.call": ("trainer",)},
     settings="plugins.tinker.worker.worker_settings:Tinker",
     views="plugins.tinker.calls_view:VIEWS",
     recounts="plugins.tinker.recount_calls:RECOUNTS",

@@ -2,20 +2,23 @@
 
     principal, action, tenant and agent of the object ──► decide ──► Decision: allowed or not, and why
 
-Each of the five roles is a set of the 23 actions, with rules for tenants and agents, and keys that are bound to an
-agent have one more set: the whole table fits one screen. casbin took 195 µs a decision, a set 0.1 µs, so casbin's
-answers would have to be cached in a table like this one.
+Each of the five roles is a set of the 22 actions and of those that plugins declare, with rules for tenants and agents,
+and keys that are bound to an agent have one more set: the whole table fits one screen. casbin took 195 µs a decision, a
+set 0.1 µs, so casbin's answers would have to be cached in a table like this one.
 
 Not covered: rights on single objects, and custom roles.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol, get_args
+from functools import cache
+from typing import Literal, NamedTuple, NewType, Protocol, get_args
 
 from schemas.events import AccessRole
+from streams.errors import SettingsError
+from streams.plugins.installed import plugin_entries
 
-Action = Literal[
+CoreAction = Literal[
     "models.read",
     "jobs.read",
     "files.read",
@@ -36,11 +39,14 @@ Action = Literal[
     "agents.write",
     "letters.decide",
     "runs.judge",
-    "training.call",
     "adapters.promote",
     "code.run",
 ]
-ACTIONS: tuple[Action, ...] = get_args(Action)
+PluginAction = NewType("PluginAction", str)
+"""An action that a plugin declares (`Plugin.actions`)."""
+Action = CoreAction | PluginAction
+ACTIONS: tuple[Action, ...] = get_args(CoreAction)
+"""Those of the core."""
 ROLES: tuple[AccessRole, ...] = get_args(AccessRole)
 """From the least to the most, except that a promoter releases what trainers train, and neither does both."""
 
@@ -54,14 +60,40 @@ _ASKS: frozenset[Action] = _LOOKS | {
 ALLOWED: dict[AccessRole, frozenset[Action]] = {
     "viewer": _LOOKS,
     "submitter": _ASKS,
-    "trainer": _ASKS | {"jobs.command", "agents.write", "letters.decide", "runs.judge", "training.call"},
+    "trainer": _ASKS | {"jobs.command", "agents.write", "letters.decide", "runs.judge"},
     "promoter": _LOOKS | {"adapters.promote"},
     "admin": frozenset(ACTIONS),
 }
-"""`code.run` is needed to name an entry point or an environment by reference, which is then executed."""
+"""Of the core's actions. `code.run` is needed to name an entry point or an environment by reference, which is then
+executed."""
 OF_AN_AGENT: frozenset[Action] = frozenset({"models.read", "chat.call", "feedback.give", "groups.read", "runs.write"})
 """What a key that is bound to an agent may do at most, and only with calls, answers, tasks and runs of that agent: the
 agent's programs have it."""
+
+
+@cache
+def declared_actions() -> dict[PluginAction, tuple[str, ...]]:
+    """Return the actions of the loaded plugins, with their roles. Raises SettingsError for one that cannot be."""
+    declared = {}
+    for action, (plugin, roles) in plugin_entries(lambda plugin: plugin.actions, "action", ACTIONS).items():
+        if unknown := {*roles} - {*ROLES}:
+            raise SettingsError(
+                f"plugin {plugin.name}: {action} is for {', '.join(unknown)}; expected some of {', '.join(ROLES)}"
+            )
+        declared[PluginAction(action)] = roles
+    return declared
+
+
+def every_action() -> tuple[Action, ...]:
+    """Return the actions of the core, and those of the loaded plugins. Raises SettingsError if one cannot be."""
+    return (*ACTIONS, *declared_actions())
+
+
+@cache
+def allowed_to(role: AccessRole) -> frozenset[Action]:
+    """Return the actions of a role; admin has all. Raises as `every_action`."""
+    declared = declared_actions().items()
+    return ALLOWED[role] | {action for action, roles in declared if role in roles or role == "admin"}
 
 
 class Principal(Protocol):
@@ -103,7 +135,7 @@ def decide(principal: Principal, action: Action, *, tenant: str | None = None, a
     """
     description = f"{principal.who} has {'role' if len(principal.roles) == 1 else 'roles'} {', '.join(principal.roles)}"
     if action not in _actions_of_roles(principal):
-        may = ", ".join(role for role in ROLES if action in ALLOWED[role])
+        may = ", ".join(role for role in ROLES if action in allowed_to(role))
         return Decision(False, f"{description}, and {action} is for: {may}")
     if principal.tenant is not None and tenant is not None and tenant != principal.tenant:
         return Decision(False, f"{principal.who} is of another tenant")
@@ -115,4 +147,4 @@ def decide(principal: Principal, action: Action, *, tenant: str | None = None, a
 
 
 def _actions_of_roles(principal: Principal) -> frozenset[Action]:
-    return frozenset().union(*(ALLOWED[role] for role in principal.roles))
+    return frozenset().union(*(allowed_to(role) for role in principal.roles))

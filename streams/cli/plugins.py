@@ -34,6 +34,7 @@ def plugins(output: Output) -> None:
             "exports": list(plugin.exports),
             "views": [view.name for view in plugin.load_all(plugin.views)],
             "engines": list(plugin.engines),
+            "actions": list(plugin.actions),
             "settings": [] if plugin.settings is None else [*plugin.load(plugin.settings).model_fields],
             "metrics": [metric.name for metric in plugin.load_all(plugin.metrics)],
             "alerts": [alert.name for alert in alerts_of.get(plugin.name, ())],

@@ -18,6 +18,7 @@ from streams.errors import SettingsError
 from streams.references import is_reference
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_ACTION = re.compile(r"[a-z][a-z_]*\.[a-z][a-z_]*")
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,8 @@ class Plugin:
     alerts: str | None = None
     """Where its alerts are, about its metrics: `module:name` of a tuple of Alert
     (streams/observability/grafana/alerts.py)."""
+    actions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Rights of its own, as `thumbs.give`, with the roles that have them; admin has all."""
     engines: Mapping[str, PluginEngine] = field(default_factory=dict)
     """Clusters, by the name that `--on` has for them."""
     companions: Mapping[str, str] = field(default_factory=dict)
@@ -146,6 +149,8 @@ class Plugin:
         """Raise SettingsError for an invalid name or reference."""
         if not _NAME.fullmatch(self.name):
             raise SettingsError(f"plugin {self.name!r}: expected a name of small letters, digits and _")
+        if unusable := [action for action in self.actions if not _ACTION.fullmatch(action)]:
+            raise SettingsError(f"plugin {self.name}: action {unusable[0]!r}: expected two words, as in thumbs.give")
         references = [
             *filter(
                 None,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.access.roles import ACTIONS, ROLES
+from streams.access.roles import ROLES, every_action
 from streams.settings.load import build, flatten
 from streams.tools.query.views import joins
 from tests import protocols, readme, topics_table
@@ -90,7 +90,7 @@ def test_every_file_and_test_that_a_page_names_is_there(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_setting_that_a_page_names_is_one(page: Path) -> None:
     settings = {key for key, _ in flatten(build({}))}
-    known = settings | set(ACTIONS)  # what roles may do is written in the same way
+    known = settings | set(every_action())  # what roles may do is written in the same way
     sections = {key.partition(".")[0] for key in settings}
     named = (re.match(r"([a-z]+)\.([a-z_]+)(?=$|=| )", name) for name in _code(page))
     keys = {found[0] for found in named if found and found[1] in sections and found[2] not in ("py", "md")}

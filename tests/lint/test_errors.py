@@ -7,8 +7,8 @@ import re
 from streams import errors
 from tests.import_graph import sources
 
-BESIDE = re.compile(r"engines/vllm/")
-"""Errors that one engine keeps to itself."""
+BESIDE = re.compile(r"engines/vllm/|^plugins/")
+"""Errors that one engine or plugin keeps to itself."""
 
 
 def drawn() -> dict[str, str]:

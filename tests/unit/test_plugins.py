@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from streams.access import roles
 from streams.errors import SettingsError
 from streams.kafka.topics import SHAPES
 from streams.observability.catalog import Metric
@@ -45,6 +47,7 @@ PLUGIN = replace(
     exports={"rated": PluginExport("thumbs.rate:encode", "batches with thumbs")},
     engines={"hands": PluginEngine(help="all you have", package="thumbs", install="grow", agents="thumbs.rate:agents")},
     metadata={"thumbs_by": "who rated the answers"},
+    actions={"thumbs.give": ("submitter",)},
 )
 """
 """What a plugin may declare, and that of thumbs has no use for."""
@@ -127,6 +130,7 @@ def test_the_plugin_of_a_stranger_has_all_that_it_declares(stranger: Path) -> No
         "commands": ["rate", "thumbs", "improve data rate"],
         "exports": ["rated"],
         "engines": ["hands"],
+        "actions": ["thumbs.give"],
         "settings": ["most"],
         "metrics": ["streamward_thumbs_total"],
         "alerts": ["ThumbsDown"],
@@ -203,6 +207,38 @@ def test_two_engines_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(installed, "load_plugins", lambda: of(*both))
     with pytest.raises(SettingsError, match="plugin b: there is another engine e; rename it, or uninstall of-b"):
         engines("archive")
+
+
+@pytest.fixture
+def forgotten_actions() -> Iterator[None]:
+    """Read the actions of plugins again, before and after the test."""
+    for cached in (roles.allowed_to, roles.declared_actions):
+        cached.cache_clear()
+    yield
+    for cached in (roles.allowed_to, roles.declared_actions):
+        cached.cache_clear()
+
+
+@pytest.mark.usefixtures("forgotten_actions")
+def test_the_roles_that_an_action_of_a_plugin_names_have_it_and_admin_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "load_plugins", lambda: of(Plugin(name="a", actions={"thumbs.give": ("viewer",)})))
+    assert [role for role in roles.ROLES if "thumbs.give" in roles.allowed_to(role)] == ["viewer", "admin"]
+
+
+@pytest.mark.usefixtures("forgotten_actions")
+@pytest.mark.parametrize(
+    ("actions", "says"),
+    [
+        ({"thumbs.give": ("all",)}, "thumbs.give is for all; expected some of viewer"),
+        ({"jobs.read": ()}, "another act"),
+    ],
+)
+def test_an_action_that_cannot_be_is_refused(
+    actions: dict[str, tuple[str, ...]], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installed, "load_plugins", lambda: of(Plugin(name="a", actions=actions)))
+    with pytest.raises(SettingsError, match=says):
+        roles.every_action()
 
 
 def test_a_folder_of_plugins_that_somebody_works_in_is_not_ours(stranger: Path) -> None:
@@ -356,7 +392,9 @@ def test_plugins_that_cannot_be_together_are_refused(plugins: list[Plugin], says
         in_order(of(*plugins))
 
 
-@pytest.mark.parametrize("wrong", [{"name": "A b"}, {"name": "a", "topics": "topics"}])
+@pytest.mark.parametrize(
+    "wrong", [{"name": "A b"}, {"name": "a", "topics": "topics"}, {"name": "a", "actions": {"give": ()}}]
+)
 def test_a_declaration_that_names_nothing_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingsError):
         Plugin(**wrong)

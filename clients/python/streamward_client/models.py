@@ -803,7 +803,7 @@ class PermissionsAnswer(TypedDict):
     roles: list[Literal["viewer", "submitter", "trainer", "promoter", "admin"]]
     tenant: str | None
     agent_id: str | None
-    actions: list[Literal["models.read", "jobs.read", "files.read", "agents.read", "groups.read", "adapters.read", "log.query", "log.read", "chat.call", "feedback.give", "tasks.submit", "rewards.give", "scores.try", "runs.write", "files.write", "jobs.order", "jobs.command", "agents.write", "letters.decide", "runs.judge", "training.call", "adapters.promote", "code.run"]]
+    actions: list[str]
 
 
 class ProgramBody(TypedDict):

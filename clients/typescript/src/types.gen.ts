@@ -1834,7 +1834,7 @@ export type PermissionsAnswer = {
     roles: Array<'viewer' | 'submitter' | 'trainer' | 'promoter' | 'admin'>;
     tenant: string | null;
     agent_id: string | null;
-    actions: Array<'models.read' | 'jobs.read' | 'files.read' | 'agents.read' | 'groups.read' | 'adapters.read' | 'log.query' | 'log.read' | 'chat.call' | 'feedback.give' | 'tasks.submit' | 'rewards.give' | 'scores.try' | 'runs.write' | 'files.write' | 'jobs.order' | 'jobs.command' | 'agents.write' | 'letters.decide' | 'runs.judge' | 'training.call' | 'adapters.promote' | 'code.run'>;
+    actions: Array<string>;
 };
 
 /**

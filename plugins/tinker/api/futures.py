@@ -22,7 +22,7 @@ from plugins.tinker.api.api_answers import CompletionsAnswer, EndedRequest, Pend
 from plugins.tinker.api.bodies import FutureBody, FuturesBody
 from plugins.tinker.api.call_log import CallLog, OpenCalls
 from plugins.tinker.api.call_results import json_of, result_response
-from plugins.tinker.api.interface import TINKER
+from plugins.tinker.api.interface import TINKER, TRAIN
 from plugins.tinker.api.tenant_calls import TenantCalls, request_text
 from plugins.tinker.calls.call_state import CallState
 from schemas.events import TrainingCall
@@ -43,7 +43,7 @@ class TinkerFutures:
     def __init__(self, settings: Settings, calls: OpenCalls) -> None:
         self._settings, self._calls = settings, calls
 
-    @TINKER.post("/retrieve_future", may="training.call", ids=ID_OF_OTHERS, answers={})
+    @TINKER.post("/retrieve_future", may=TRAIN, ids=ID_OF_OTHERS, answers={})
     async def tinker_retrieve_future(self, request: Request, body: FutureBody) -> Response:
         """Return the result of a call, once there is one."""
         log, call = await apart(self._find_call, request, body.request_id)
@@ -56,7 +56,7 @@ class TinkerFutures:
             return json_response(pending, PENDING)
         return result_response(result, accept=request.headers.get("accept", ""))
 
-    @TINKER.post("/retrieve_futures", may="training.call", ids=ID_OF_OTHERS)
+    @TINKER.post("/retrieve_futures", may=TRAIN, ids=ID_OF_OTHERS)
     async def tinker_retrieve_futures(self, request: Request, body: FuturesBody) -> CompletionsAnswer:
         """Return which calls of a sampling session have ended since the last time, once one has."""
         target, name = body.target, body.target.sampling_session_id
@@ -69,7 +69,7 @@ class TinkerFutures:
                 return CompletionsAnswer(completions=completions, cursor=cursor)
             await log.wait(name, remaining_s, partial(has_more, name, cursor))
 
-    @TINKER.post("/cancel_future", may="training.call", ids=ID_OF_OTHERS, answers={})
+    @TINKER.post("/cancel_future", may=TRAIN, ids=ID_OF_OTHERS, answers={})
     def tinker_cancel_future(self, request: Request, body: FutureBody) -> Response:
         """Cancel a call that has not begun."""
         calls = TenantCalls(self._calls.log, request)

@@ -7,6 +7,7 @@ from typing import Literal
 from gateway.http.body import Answer
 from gateway.http.errors import STATUS, Dialect
 from gateway.http.route import Interface
+from streams.access.roles import PluginAction
 from streams.errors import CallError
 
 
@@ -31,4 +32,5 @@ class TinkerDialect(Dialect):
         return TinkerErrorAnswer(detail=message, category="server" if status >= 500 else "user", param=None)
 
 
+TRAIN = PluginAction("training.call")
 TINKER = Interface(("/api/v1",), TinkerDialect(), described_in="tinker.md", key_prefix="tml-")

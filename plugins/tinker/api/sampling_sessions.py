@@ -18,7 +18,7 @@ from plugins.tinker.api.api_answers import FutureAnswer, JoinAnswer, SamplerAnsw
 from plugins.tinker.api.base_names import base_names
 from plugins.tinker.api.bodies import JoinBody, SampleBody, SamplingSessionBody
 from plugins.tinker.api.call_log import OpenCalls
-from plugins.tinker.api.interface import TINKER
+from plugins.tinker.api.interface import TINKER, TRAIN
 from plugins.tinker.api.pass_calls import Array, input_tokens
 from plugins.tinker.api.tenant_calls import TenantCalls, request_text
 from plugins.tinker.api.training import check_base
@@ -37,7 +37,7 @@ class TinkerSampling:
     def __init__(self, settings: Settings, calls: OpenCalls) -> None:
         self._settings, self._calls = settings, calls
 
-    @TINKER.post("/create_sampling_session", may="training.call", ids="GET /api/v1/checkpoints lists saved weights")
+    @TINKER.post("/create_sampling_session", may=TRAIN, ids="GET /api/v1/checkpoints lists saved weights")
     def tinker_create_sampling_session(self, request: Request, body: SamplingSessionBody) -> SamplingSessionAnswer:
         """Begin to sample with saved weights, or with the base model."""
         calls = TenantCalls(self._calls.log, request)
@@ -65,7 +65,7 @@ class TinkerSampling:
         calls.submit(call)
         return SamplingSessionAnswer(type="create_sampling_session", sampling_session_id=name)
 
-    @TINKER.post("/join_sampling_session", may="training.call", ids=SESSIONS)
+    @TINKER.post("/join_sampling_session", may=TRAIN, ids=SESSIONS)
     def tinker_join_sampling_session(self, request: Request, body: JoinBody) -> JoinAnswer:
         """Number one more client of a sampling session."""
         calls = TenantCalls(self._calls.log, request)
@@ -85,13 +85,13 @@ class TinkerSampling:
             number = state.samplers[body.sampling_session_id].joined.index(name) + 1
         return JoinAnswer(type="join_sampling_session", client_counter=number)
 
-    @TINKER.get("/samplers/{sampler_id}", may="training.call", ids=SESSIONS)
+    @TINKER.get("/samplers/{sampler_id}", may=TRAIN, ids=SESSIONS)
     def tinker_get_sampler(self, request: Request, sampler_id: str) -> SamplerAnswer:
         """Return what a sampling session samples with."""
         sampler = TenantCalls(self._calls.log, request).sampler(sampler_id)
         return SamplerAnswer(sampler_id=sampler_id, base_model=sampler.base_model, model_path=sampler.path)
 
-    @TINKER.post("/asample", may="training.call", ids=SESSIONS, **CONVERSATION)
+    @TINKER.post("/asample", may=TRAIN, ids=SESSIONS, **CONVERSATION)
     def tinker_sample(self, request: Request, body: SampleBody) -> FutureAnswer:
         """Answer a prompt, several times if it is asked for."""
         calls = TenantCalls(self._calls.log, request)

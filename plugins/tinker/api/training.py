@@ -20,7 +20,7 @@ from plugins.tinker.api.api_answers import FutureAnswer, InfoAnswer, ModelData, 
 from plugins.tinker.api.base_names import base_names
 from plugins.tinker.api.bodies import CreateModelBody, CustomLossBody, ModelBody, OptimStepBody
 from plugins.tinker.api.call_log import OpenCalls
-from plugins.tinker.api.interface import TINKER
+from plugins.tinker.api.interface import TINKER, TRAIN
 from plugins.tinker.api.pass_calls import EXAMPLE, PASS, PassCall, RefusedPass, read_pass
 from plugins.tinker.api.tenant_calls import TenantCalls, request_text
 from plugins.tinker.calls.call_forms import (
@@ -50,7 +50,7 @@ class TinkerTraining:
     def __init__(self, settings: Settings, calls: OpenCalls) -> None:
         self._settings, self._calls = settings, calls
 
-    @TINKER.post("/create_model", may="training.call", ids="GET /api/v1/sessions lists sessions")
+    @TINKER.post("/create_model", may=TRAIN, ids="GET /api/v1/sessions lists sessions")
     def tinker_create_model(self, request: Request, body: CreateModelBody) -> FutureAnswer:
         """Create a model: an adapter on the base model."""
         calls = TenantCalls(self._calls.log, request)
@@ -74,7 +74,7 @@ class TinkerTraining:
         )
         return future_of(calls.submit(call))
 
-    @TINKER.post("/get_info", may="training.call", ids=MODELS)
+    @TINKER.post("/get_info", may=TRAIN, ids=MODELS)
     def tinker_get_info(self, request: Request, body: ModelBody) -> InfoAnswer:
         """Look at a model."""
         model = TenantCalls(self._calls.log, request).model(body.model_id)
@@ -88,7 +88,7 @@ class TinkerTraining:
             model_name=model.base_model,
         )
 
-    @TINKER.post("/unload_model", may="training.call", ids=MODELS)
+    @TINKER.post("/unload_model", may=TRAIN, ids=MODELS)
     def tinker_unload_model(self, request: Request, body: ModelBody) -> FutureAnswer:
         """Let a model go: it takes no more calls, what was saved of it stays."""
         calls = TenantCalls(self._calls.log, request)
@@ -97,12 +97,12 @@ class TinkerTraining:
         call = calls.new_call("unload_model", name, model.session_id, {}, model=body.model_id, tenant=model.tenant)
         return future_of(calls.submit(call))
 
-    @TINKER.post("/forward", may="training.call", ids=MODELS, sends=FORWARD, **PASS)
+    @TINKER.post("/forward", may=TRAIN, ids=MODELS, sends=FORWARD, **PASS)
     async def tinker_forward(self, request: Request, raw: bytes) -> FutureAnswer:
         """Compute losses and logprobs."""
         return await self._pass(request, raw, forward_only=True)
 
-    @TINKER.post("/forward_backward", may="training.call", ids=MODELS, sends=FORWARD_BACKWARD, **PASS)
+    @TINKER.post("/forward_backward", may=TRAIN, ids=MODELS, sends=FORWARD_BACKWARD, **PASS)
     async def tinker_forward_backward(self, request: Request, raw: bytes) -> FutureAnswer:
         """Compute losses, and add their gradients to those since the last step."""
         return await self._pass(request, raw, forward_only=False)
@@ -153,7 +153,7 @@ class TinkerTraining:
             tensors=passed.tensors,
         )
 
-    @TINKER.post("/optim_step", may="training.call", ids=MODELS)
+    @TINKER.post("/optim_step", may=TRAIN, ids=MODELS)
     def tinker_optim_step(self, request: Request, body: OptimStepBody) -> FutureAnswer:
         """Step with the gradients since the last step."""
         calls = TenantCalls(self._calls.log, request)
@@ -172,7 +172,7 @@ class TinkerTraining:
             )
             return future_of(calls.submit(call))
 
-    @TINKER.post("/create_custom_loss", may="training.call", max_bytes=None, max_values=100_000)
+    @TINKER.post("/create_custom_loss", may=TRAIN, max_bytes=None, max_values=100_000)
     def tinker_create_custom_loss(self, request: Request, body: CustomLossBody) -> FutureAnswer:
         """Store a loss of the caller's own, as torch.fx traced it."""
         calls = TenantCalls(self._calls.log, request)

@@ -22,7 +22,7 @@ from plugins.tinker.api.api_answers import (
 )
 from plugins.tinker.api.bodies import PageQuery, ScopeQuery, TtlBody
 from plugins.tinker.api.call_log import OpenCalls
-from plugins.tinker.api.interface import TINKER
+from plugins.tinker.api.interface import TINKER, TRAIN
 from plugins.tinker.api.tenant_calls import TenantCalls, request_text
 from plugins.tinker.api.training import MODELS
 from plugins.tinker.api.weights import CHECKPOINTS
@@ -47,7 +47,7 @@ class TinkerRuns:
     def __init__(self, settings: Settings, calls: OpenCalls) -> None:
         self._settings, self._calls = settings, calls
 
-    @TINKER.get("/training_runs", may="training.call", ids=MODELS)
+    @TINKER.get("/training_runs", may=TRAIN, ids=MODELS)
     def tinker_list_training_runs(self, request: Request, query: PageQuery) -> TrainingRunList:
         """List models, those that were called last first."""
         calls = TenantCalls(self._calls.log, request)
@@ -57,26 +57,26 @@ class TinkerRuns:
         part, cursor = page(models, query)
         return TrainingRunList(training_runs=[self._run(calls, model) for model in part], cursor=cursor)
 
-    @TINKER.get("/training_runs/{model_id}", may="training.call", ids=MODELS)
+    @TINKER.get("/training_runs/{model_id}", may=TRAIN, ids=MODELS)
     def tinker_get_training_run(self, request: Request, model_id: str, query: ScopeQuery) -> TrainingRunAnswer:
         """Look at a model."""
         calls = TenantCalls(self._calls.log, request)
         return self._run(calls, calls.model(model_id))
 
-    @TINKER.get("/training_runs/{model_id}/checkpoints", may="training.call", ids=MODELS)
+    @TINKER.get("/training_runs/{model_id}/checkpoints", may=TRAIN, ids=MODELS)
     def tinker_list_checkpoints(self, request: Request, model_id: str) -> CheckpointList:
         """List what was saved of a model, the newest first."""
         calls = TenantCalls(self._calls.log, request)
         calls.model(model_id)
         return CheckpointList(checkpoints=[*map(self._answer, checkpoints_of(calls, model_id))])
 
-    @TINKER.get("/checkpoints", may="training.call", ids=MODELS)
+    @TINKER.get("/checkpoints", may=TRAIN, ids=MODELS)
     def tinker_list_all_checkpoints(self, request: Request, query: PageQuery) -> CheckpointList:
         """List what was saved of all models, the newest first."""
         part, cursor = page(checkpoints_of(TenantCalls(self._calls.log, request)), query)
         return CheckpointList(checkpoints=[*map(self._answer, part)], cursor=cursor)
 
-    @TINKER.delete(ONE, may="training.call", ids=CHECKPOINTS, answers={})
+    @TINKER.delete(ONE, may=TRAIN, ids=CHECKPOINTS, answers={})
     def tinker_delete_checkpoint(self, request: Request, model_id: str, kind: str, name: str) -> Response:
         """Delete saved weights. Sampling sessions that were made of them end."""
         calls = TenantCalls(self._calls.log, request)
@@ -95,7 +95,7 @@ class TinkerRuns:
         )
         return Response(status_code=204)
 
-    @TINKER.put(f"{ONE}/ttl", may="training.call", ids=CHECKPOINTS, answers={})
+    @TINKER.put(f"{ONE}/ttl", may=TRAIN, ids=CHECKPOINTS, answers={})
     def tinker_set_ttl(self, request: Request, model_id: str, kind: str, name: str, body: TtlBody) -> Response:
         """Say when saved weights expire; null: never."""
         calls = TenantCalls(self._calls.log, request)
@@ -116,7 +116,7 @@ class TinkerRuns:
         )
         return Response(status_code=204)
 
-    @TINKER.get(f"{ONE}/archive", may="training.call", ids=CHECKPOINTS, answers={TAR: {}}, at_once=2)
+    @TINKER.get(f"{ONE}/archive", may=TRAIN, ids=CHECKPOINTS, answers={TAR: {}}, at_once=2)
     def tinker_get_archive(self, request: Request, model_id: str, kind: str, name: str) -> Response:
         """Return the files of saved weights, as tar."""
         checkpoint = TenantCalls(self._calls.log, request).checkpoint(checkpoint_path(model_id, kind, name))

@@ -29,7 +29,7 @@ from plugins.tinker.api.api_answers import (
 from plugins.tinker.api.base_names import base_names
 from plugins.tinker.api.bodies import ConfigBody, FinishBody, HeartbeatBody, PageQuery, ScopeQuery, SessionBody
 from plugins.tinker.api.call_log import OpenCalls
-from plugins.tinker.api.interface import TINKER
+from plugins.tinker.api.interface import TINKER, TRAIN
 from plugins.tinker.api.tenant_calls import TenantCalls, digest, request_text
 from plugins.tinker.api.training_runs import page
 from streams.access.tenants.tenant_names import named
@@ -54,7 +54,7 @@ class TinkerService:
         """Say that the server answers."""
         return ApiHealth(status="ok")
 
-    @TINKER.post("/client/config", may="training.call", refuses=())
+    @TINKER.post("/client/config", may=TRAIN, refuses=())
     async def tinker_config(self, body: ConfigBody) -> ConfigAnswer:
         """Return how a client should behave: among others, how large its requests may be."""
         return ConfigAnswer(
@@ -68,7 +68,7 @@ class TinkerService:
             custom_loss_server_side=True,
         )
 
-    @TINKER.post("/client/dynamic_config", may="training.call", refuses=())
+    @TINKER.post("/client/dynamic_config", may=TRAIN, refuses=())
     async def tinker_dynamic_config(self, body: ConfigBody) -> DynamicConfigAnswer:
         """Return what of it may change."""
         return DynamicConfigAnswer(
@@ -77,7 +77,7 @@ class TinkerService:
             sample_cancel_max_batch_size=CANCELLED_AT_ONCE,
         )
 
-    @TINKER.get("/get_server_capabilities", may="training.call", refuses=())
+    @TINKER.get("/get_server_capabilities", may=TRAIN, refuses=())
     async def tinker_capabilities(self) -> CapabilitiesAnswer:
         """Return the base models."""
         models = [
@@ -86,14 +86,14 @@ class TinkerService:
         ]
         return CapabilitiesAnswer(supported_models=models)
 
-    @TINKER.post("/telemetry", may="training.call", takes={"application/json": {}}, refuses=())
+    @TINKER.post("/telemetry", may=TRAIN, takes={"application/json": {}}, refuses=())
     async def tinker_telemetry(self, raw: bytes) -> AcceptedAnswer:
         """Take what the SDK reports of itself, and drop it."""
         return AcceptedAnswer(status="accepted")
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
-    @TINKER.post("/create_session", may="training.call")
+    @TINKER.post("/create_session", may=TRAIN)
     def tinker_create_session(self, request: Request, body: SessionBody) -> SessionCreated:
         """Begin a session."""
         calls = TenantCalls(self._calls.log, request)
@@ -112,7 +112,7 @@ class TinkerService:
         calls.submit(call)
         return SessionCreated(type="create_session", session_id=session_id)
 
-    @TINKER.post("/session_heartbeat", may="training.call", ids=LISTED, also={410: "The session has finished"})
+    @TINKER.post("/session_heartbeat", may=TRAIN, ids=LISTED, also={410: "The session has finished"})
     def tinker_heartbeat(self, request: Request, body: HeartbeatBody) -> HeartbeatAnswer:
         """Say that a session's program runs."""
         session = TenantCalls(self._calls.log, request).session(body.session_id)
@@ -120,7 +120,7 @@ class TinkerService:
             raise CallError("gone", f"session {body.session_id} has finished ({session.finished})")
         return HeartbeatAnswer(type="session_heartbeat")
 
-    @TINKER.post("/sessions/{session_id}/finish", may="training.call", ids=LISTED, answers={})
+    @TINKER.post("/sessions/{session_id}/finish", may=TRAIN, ids=LISTED, answers={})
     def tinker_finish_session(self, request: Request, session_id: str, body: FinishBody) -> Response:
         """End a session; the first reason counts."""
         calls = TenantCalls(self._calls.log, request)
@@ -130,7 +130,7 @@ class TinkerService:
             calls.submit(calls.new_call("finish_session", name, session_id, content, request=request_text(content)))
         return Response(status_code=204)
 
-    @TINKER.get("/sessions", may="training.call", ids=LISTED)
+    @TINKER.get("/sessions", may=TRAIN, ids=LISTED)
     def tinker_list_sessions(self, request: Request, query: PageQuery) -> SessionList:
         """List sessions, the newest first."""
         calls = TenantCalls(self._calls.log, request)
@@ -140,7 +140,7 @@ class TinkerService:
         part, _ = page(newest, query)
         return SessionList(sessions=[session.session_id for session in part])
 
-    @TINKER.get("/sessions/{session_id}", may="training.call", ids=LISTED)
+    @TINKER.get("/sessions/{session_id}", may=TRAIN, ids=LISTED)
     def tinker_get_session(self, request: Request, session_id: str, query: ScopeQuery) -> SessionAnswer:
         """Return what a session made."""
         calls = TenantCalls(self._calls.log, request)

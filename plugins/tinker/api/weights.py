@@ -21,7 +21,7 @@ from plugins.tinker.api.bodies import (
     SaveWeightsBody,
 )
 from plugins.tinker.api.call_log import OpenCalls
-from plugins.tinker.api.interface import TINKER
+from plugins.tinker.api.interface import TINKER, TRAIN
 from plugins.tinker.api.not_offered import ARCHIVE, refuse
 from plugins.tinker.api.tenant_calls import TenantCalls, request_text
 from plugins.tinker.api.training import MODELS, check_base, future_of
@@ -42,7 +42,7 @@ class TinkerWeights:
     def __init__(self, settings: Settings, calls: OpenCalls) -> None:
         self._settings, self._calls = settings, calls
 
-    @TINKER.post("/save_weights", may="training.call", ids=MODELS)
+    @TINKER.post("/save_weights", may=TRAIN, ids=MODELS)
     def tinker_save_weights(self, request: Request, body: SaveWeightsBody) -> FutureAnswer:
         """Save weights and optimizer under a name."""
         calls = TenantCalls(self._calls.log, request)
@@ -62,7 +62,7 @@ class TinkerWeights:
             )
             return future_of(calls.submit(call))
 
-    @TINKER.post("/save_weights_for_sampler", may="training.call", ids=MODELS)
+    @TINKER.post("/save_weights_for_sampler", may=TRAIN, ids=MODELS)
     def tinker_save_weights_for_sampler(self, request: Request, body: SaveForSamplerBody) -> FutureAnswer:
         """Save weights to sample with: under a name, or for one sampling session."""
         calls = TenantCalls(self._calls.log, request)
@@ -90,13 +90,13 @@ class TinkerWeights:
             )
             return future_of(calls.submit(call))
 
-    @TINKER.post("/save_weights_external", may="training.call", ids=MODELS)
+    @TINKER.post("/save_weights_external", may=TRAIN, ids=MODELS)
     def tinker_save_external(self, request: Request, body: NumberedBody) -> FutureAnswer:
         """Refuse weights in a bucket of Tinker's operator."""
         with TenantCalls(self._calls.log, request).line("save_weights_external", body.model_id, body.seq_id):
             refuse("save_weights_external", f"{ARCHIVE}, and `streamward adapters export` other formats")
 
-    @TINKER.post("/load_weights", may="training.call", ids=CHECKPOINTS)
+    @TINKER.post("/load_weights", may=TRAIN, ids=CHECKPOINTS)
     def tinker_load_weights(self, request: Request, body: LoadWeightsBody) -> FutureAnswer:
         """Load weights into a model that was just created, or create one with them."""
         calls = TenantCalls(self._calls.log, request)
@@ -136,7 +136,7 @@ class TinkerWeights:
         )
         return future_of(calls.submit(call))
 
-    @TINKER.post("/copy_weights", may="training.call", ids=CHECKPOINTS)
+    @TINKER.post("/copy_weights", may=TRAIN, ids=CHECKPOINTS)
     def tinker_copy_weights(self, request: Request, body: CopyWeightsBody) -> CopyAnswer:
         """Copy saved weights to a model that only holds them; the files are shared."""
         calls = TenantCalls(self._calls.log, request)
@@ -171,7 +171,7 @@ class TinkerWeights:
         kind, name = body.source_path.split("/")[-2:]
         return CopyAnswer(tinker_path=checkpoint_path(model_id, kind, name))
 
-    @TINKER.post("/weights_info", may="training.call", ids=CHECKPOINTS)
+    @TINKER.post("/weights_info", may=TRAIN, ids=CHECKPOINTS)
     def tinker_weights_info(self, request: Request, body: PathBody) -> WeightsInfo:
         """Return what saved weights are of."""
         checkpoint = TenantCalls(self._calls.log, request).checkpoint(body.tinker_path)
