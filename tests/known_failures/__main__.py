@@ -1,4 +1,4 @@
-"""docs/known-failures.md: what others get wrong, what prevents it here, and the tests that hold it, from rows.py,
+"""docs/known-failures.md: failures of other recorders, the measures here and their tests, from rows.py,
 bad_input.py and edge/.
 
 python -m tests.known_failures           write the page
@@ -20,29 +20,29 @@ from tests.known_failures.rows import FAILURES, KnownFailure
 PAGE = Path(__file__).parents[2] / "docs" / "known-failures.md"
 BEGIN = """# Known failures of recorders, and what prevents them here
 
-Recording an agent so that it can be trained on is easy to get nearly right. These are the ways in which other projects
-were seen to get it wrong, each with the measure against it and the tests that hold the measure. "Proven": the test is
-run with the naive way in the place of the measure, and has to fail (`tests/unit/test_known_failures.py`).
+Recording an agent for training is easy to get almost right. These are failures seen in other projects, each with the
+measure against it and the tests of that measure. "Proven" means that the test also runs with the naive approach instead
+of the measure, and must fail then (`tests/unit/test_known_failures.py`).
 
 `python -m tests.known_failures` writes this page.
 
-| | what goes wrong elsewhere | here | held by |
+| | failure elsewhere | here | tests |
 |---|---|---|---|
 """
 INPUT = """
 ## Bad input
 
-What clients and agents do that nobody asked for. Errors are in the format of the protocol that was spoken, and the next
-call is answered as ever.
+Unexpected behaviour of clients and agents. Errors have the format of the protocol in use, and the next call is answered
+as usual.
 
-| | what the client gets, or what becomes of the agent | what the log has | held by |
+| | response to the client, or effect on the agent | in the log | tests |
 |---|---|---|---|
 """
 
 EDGE = """
 ## At the edge
 
-Inputs from outside, by kind: tried, and held by tests. Some of each kind are in the first table.
+Unusual inputs by kind, each covered by tests. The first table has further cases of each kind.
 """
 KINDS = (structure, tokens, readers, scores, offsets, archive, assistants)
 
@@ -59,7 +59,7 @@ def page() -> str:
 
 
 def _table(title: str, situations: Iterable[Situation]) -> str:
-    head = f"\n### {title}\n\n| | what comes | what comes out | held by |\n|---|---|---|---|\n"
+    head = f"\n### {title}\n\n| | input | result | tests |\n|---|---|---|---|\n"
     return head + "".join(f"| {row.number} | {row.what} | {row.result} | {_names(row.tests)} |\n" for row in situations)
 
 

@@ -42,7 +42,7 @@ INPUTS = (
     ),
     BadInput(
         what="an unknown model, or an unknown version of it",
-        answer="404 with those that there are",
+        answer="404 with the existing ones",
         log="nothing",
         tests=(REFUSED, f"{SERVE}::test_what_cannot_be_answered_says_why_in_the_format_of_the_api"),
     ),
@@ -53,14 +53,14 @@ INPUTS = (
         tests=(REFUSED, f"{CALLS}::test_a_parameter_that_nobody_knows_is_refused_by_its_name_and_nothing_is_sampled"),
     ),
     BadInput(
-        what="a tool whose schema is none",
+        what="a tool with an invalid schema",
         answer="400 with its place in the body",
         log="nothing",
         tests=(REFUSED, f"{PARAMETERS}::test_what_is_wrong_is_refused_by_its_name"),
     ),
     BadInput(
         what="a tool call of the model that does not parse",
-        answer="the text, and no call",
+        answer="the text, without a call",
         log="the turn with its tokens and the reason",
         tests=(
             f"{SERVED}::test_a_tool_call_that_does_not_parse_stays_text_and_the_turn_says_so",
@@ -68,7 +68,7 @@ INPUTS = (
         ),
     ),
     BadInput(
-        what="a tool call that a client sends back with arguments that are no JSON object",
+        what="a tool call that a client sends back with arguments that are not a JSON object",
         answer="400 with its place in the body",
         log="nothing",
         tests=(f"{PARAMETERS}::test_what_is_wrong_is_refused_by_its_name",),
@@ -76,11 +76,11 @@ INPUTS = (
     BadInput(
         what="a client that hangs up in the middle of a stream",
         answer="",
-        log="the turn with what was sampled, as not delivered",
+        log="the turn with the sampled tokens, as not delivered",
         tests=(f"{SERVE}::test_an_answer_whose_client_hangs_up_is_recorded_and_not_delivered",),
     ),
     BadInput(
-        what="two calls at once under one agent",
+        what="two concurrent calls of one agent",
         answer="both answers; under one `Idempotency-Key` the same one",
         log="a turn for each answer",
         tests=(
@@ -107,9 +107,9 @@ INPUTS = (
         ),
     ),
     BadInput(
-        what="an agent that loops for ever",
+        what="an agent that loops forever",
         answer="400 at call `max_turns` + 1; its processes end at `--time-limit`",
-        log="a response of the turns that it made; beyond the time limit, one with an error",
+        log="a response with its turns so far; beyond the time limit, one with an error",
         tests=(
             f"{RUNS}::test_a_call_too_many_is_refused_and_the_run_ends_with_what_there_is",
             f"{RUNS}::test_an_end_cancels_what_is_still_answered_and_counts_it",
@@ -118,7 +118,7 @@ INPUTS = (
     ),
     BadInput(
         what="an agent that writes gigabytes",
-        answer="its folder has a limit, beyond which it is ended; what it prints is cut off",
+        answer="it is killed when its folder exceeds a limit; its output is truncated",
         log="`ended`, with the reason",
         tests=(
             f"{PROCESSES}::test_a_program_that_fills_its_folder_is_ended",
@@ -126,9 +126,9 @@ INPUTS = (
         ),
     ),
     BadInput(
-        what="an agent that leaves children",
-        answer="they end with the run",
-        log="`ended`, as without them",
+        what="an agent that leaves child processes",
+        answer="they are killed at the end of the run",
+        log="`ended`, as usual",
         tests=(
             f"{PROCESSES}::test_nothing_that_a_program_leaves_behind_goes_on",
             f"{PROCESSES}::test_kill_9_of_the_manager_or_of_what_watches_ends_the_program",
@@ -137,7 +137,7 @@ INPUTS = (
     BadInput(
         what="a template that changes history",
         answer="the answer",
-        log="a chain of its own, with the reason",
+        log="a separate chain, with the reason",
         tests=(OF_TEMPLATES, f"{RENDER}::test_template_that_changes_history_is_a_reason"),
     ),
 )

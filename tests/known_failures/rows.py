@@ -42,7 +42,7 @@ FAILURES = (
     KnownFailure(
         number="F1",
         others="The text of an answer is tokenized again, and comes out as tokens that were never sampled.",
-        measure="The next prompt begins with the recorded tokens, and only what is new is rendered.",
+        measure="The next prompt begins with the recorded tokens, and only new messages are rendered.",
         proofs=(f"{CALLS}::test_the_next_prompt_has_what_was_sampled_though_a_tokenizer_writes_it_otherwise",),
         naive="the_whole_history_is_tokenized_again",
         elsewhere=(
@@ -53,29 +53,29 @@ FAILURES = (
     KnownFailure(
         number="F2",
         others="Every turn tokenizes the whole conversation, so a long one costs the square of its length.",
-        measure="Only the text behind the last answer is tokenized, however long the history is.",
+        measure="Only the text after the last answer is tokenized, however long the history is.",
         proofs=(f"{RENDER}::test_what_comes_behind_does_not_depend_on_the_length_of_history",),
         naive="all_text_is_tokenized_to_find_what_is_new",
     ),
     KnownFailure(
         number="F3",
         others="The template ends earlier turns with another token than the one that was sampled.",
-        measure="The sampled end of a turn stays, and the template's is not written behind it.",
+        measure="The sampled end of a turn stays, and the template's is not added.",
         proofs=(f"{RENDER}::test_end_that_was_sampled_stays_alone_whichever_the_template_writes",),
         naive="the_template_s_end_follows_the_sampled_one",
     ),
     KnownFailure(
         number="F4",
         others="The template leaves out the reasoning of earlier turns.",
-        measure="What the template writes of earlier turns is checked with every call; where it is not what was "
-        "recorded, the call begins a chain of its own and says why.",
+        measure="The template's rendering of earlier turns is checked with every call; if it differs from the record, "
+        "the call begins its own chain, with the reason.",
         proofs=(f"{OF_TEMPLATES}[reasoning left out]",),
         naive="no_template_is_checked",
         elsewhere=(f"{RENDER}::test_template_that_changes_history_is_a_reason",),
     ),
     KnownFailure(
         number="F5",
-        others="The template writes the text beside a tool call twice, elsewhere, or not at all.",
+        others="The template writes the text next to a tool call twice, in another place, or not at all.",
         measure="The same check.",
         proofs=(f"{OF_TEMPLATES}[text twice]", f"{OF_TEMPLATES}[text left out]"),
         naive="no_template_is_checked",
@@ -83,10 +83,10 @@ FAILURES = (
     ),
     KnownFailure(
         number="F6",
-        others="System prompt, date or the beginning of an answer is another one in each turn: by the template, or "
-        "because the agent writes a nonce there.",
-        measure="The same check for the template. System prompts are compared like any message; a call with another "
-        "one rewrites the history, and its reason says so. Such an agent is recorded exactly, one chain a call.",
+        others="System prompt, date or the beginning of an answer changes in each turn, through the template or an "
+        "agent's nonce.",
+        measure="The same check for the template. System prompts are compared like any message; a call with a "
+        "different one rewrites the history, with that reason. Such an agent is recorded exactly, one chain per call.",
         proofs=(
             f"{OF_TEMPLATES}[system prompt changes]",
             f"{OF_TEMPLATES}[generation prompt changes]",
@@ -96,9 +96,9 @@ FAILURES = (
     ),
     KnownFailure(
         number="F7",
-        others="Template or tokenizer are of another version than at sampling.",
-        measure="Each turn has the digests of both. A server with other ones does not continue it, and the fold leaves "
-        "out a turn that claims to.",
+        others="Template or tokenizer have changed since sampling.",
+        measure="Each turn has the digests of both. A server with different ones does not continue it, and the fold "
+        "leaves out a turn that claims to.",
         proofs=(
             f"{CALLS}::test_a_server_with_another_template_or_tokenizer_does_not_continue_tokens_of_the_one_before",
             f"{FOLD}::test_a_turn_whose_tokens_do_not_fit_is_left_out_with_all_behind_it",
@@ -108,9 +108,9 @@ FAILURES = (
     ),
     KnownFailure(
         number="F8",
-        others="The parser drops a tool call, or repairs it: the text fits, and the tokens do not.",
-        measure="A call that cannot be read stays text, with the reason in the turn. Nothing is repaired, and the "
-        "tokens are those that were sampled either way.",
+        others="The parser drops or repairs a tool call, so that text and tokens disagree.",
+        measure="An unreadable call stays text, with the reason in the turn. Nothing is repaired, and the tokens are "
+        "always the sampled ones.",
         proofs=(f"{UNREADABLE}[not closed]",),
         naive="calls_are_repaired",
         elsewhere=(f"{SERVED}::test_a_tool_call_that_does_not_parse_stays_text_and_the_turn_says_so",),
@@ -118,22 +118,22 @@ FAILURES = (
     KnownFailure(
         number="F9",
         others="Training reads calls more leniently than serving, and rewards those that never ran.",
-        never="An answer is read once, when it is given, and the turn has what the agent got. Scorers and trainer have "
-        "no parser of their own.",
+        never="An answer is parsed once, when it is given, and the turn has what the agent received. Scorers and "
+        "trainer have no parser.",
         elsewhere=("tests/lint/test_layers.py::test_only_the_engines_read_tool_calls",),
     ),
     KnownFailure(
         number="F10",
-        others="Arguments that are no JSON end the run with a crash.",
-        measure="Any text is an answer; one that looks like a call and is none is text. Arguments that a client sends "
-        "back have to be a JSON object, or the call gets status 400.",
+        others="Arguments that are not JSON crash the run.",
+        measure="Any text is an answer; an invalid call is text. Arguments that a client sends back must be a JSON "
+        "object, or the call gets status 400.",
         proofs=(f"{UNREADABLE}[not JSON]", f"{UNREADABLE}[nested too deeply]"),
         naive="calls_are_taken_for_json",
         elsewhere=(f"{PARAMETERS}::test_what_is_wrong_is_refused_by_its_name",),
     ),
     KnownFailure(
         number="F11",
-        others="A client or proxy gives tool calls other ids, or writes their JSON otherwise, and the history fits no "
+        others="A client or proxy changes the ids or the JSON formatting of tool calls, and the history matches no "
         "turn any more.",
         measure="Ids are not compared, and arguments are compared as JSON, where 1.0 is 1.",
         proofs=(f"{FOLD}::test_ids_of_tool_calls_that_a_client_replaced_and_json_that_it_wrote_anew_do_not_matter",),
@@ -142,7 +142,7 @@ FAILURES = (
     ),
     KnownFailure(
         number="F12",
-        others="A streamed answer with tool calls has no logprobs, or not all.",
+        others="A streamed answer with tool calls lacks some or all logprobs.",
         measure="Tokens whose text is held back come with the end of the answer, each with its logprob.",
         proofs=(f"{CALLS}::test_a_streamed_call_has_the_logprob_of_every_token",),
         naive="logprobs_of_calls_are_not_streamed",
@@ -150,14 +150,14 @@ FAILURES = (
     ),
     KnownFailure(
         number="F13",
-        others="Something between engine and recorder drops the token ids, which are then made of the text.",
-        measure="Who samples records: ids and logprobs come from the engine, and no client carries them.",
+        others="A component between engine and recorder drops the token ids, which are then derived from the text.",
+        measure="The sampling process records: ids and logprobs come from the engine, never from a client.",
         proofs=(f"{CALLS}::test_what_is_in_the_log_are_the_tokens_and_logprobs_of_the_engine",),
         naive="tokens_are_made_of_the_answer_s_text",
     ),
     KnownFailure(
         number="F14",
-        others="Of several calls in a streamed answer, ids and names are lost or run together.",
+        others="Ids and names of several calls in a streamed answer are lost or merged.",
         measure="A call is streamed whole, under its own number.",
         proofs=(f"{EVENTS}::test_chat_streams_and_adds_up[text and two calls]",),
         naive="calls_are_streamed_without_their_number",
@@ -168,16 +168,16 @@ FAILURES = (
     ),
     KnownFailure(
         number="F15",
-        others="A stream is made of the complete answer, so clients wait and time out.",
+        others="The stream starts only when the answer is complete, so clients time out.",
         measure="Text is sent as it is sampled.",
         proofs=(f"{CALLS}::test_a_stream_gives_text_before_the_answer_is_complete",),
         naive="text_is_sent_when_the_answer_is_complete",
     ),
     KnownFailure(
         number="F16",
-        others="A client hangs up, and its turn is lost, or counts as one that was read.",
-        measure="Its row ends, what was sampled is recorded, and the turn is marked as not delivered. It bears loss "
-        "only if a later call continues it.",
+        others="A client hangs up, and its turn is lost, or counts as read.",
+        measure="Its row ends, the sampled tokens are recorded, and the turn is marked as not delivered. It bears "
+        "loss only if a later call continues it.",
         proofs=(f"{CALLS}::test_what_a_client_left_is_recorded_as_not_delivered_and_its_row_ends",),
         naive="every_answer_counts_as_delivered",
         elsewhere=(
@@ -187,9 +187,9 @@ FAILURES = (
     ),
     KnownFailure(
         number="F17",
-        others="The retry of a call that was finished makes a second branch.",
-        measure="Under the same key the answer comes from the log. A client's own retry without a key gets the one "
-        "that nobody has read, also if it was on the client's machine when the client left.",
+        others="The retry of a finished call makes a second branch.",
+        measure="Under the same key the answer comes from the log. A client's own retry without a key gets the unread "
+        "answer, even if that had reached the client's machine when the client left.",
         proofs=(f"{CALLS}::test_a_call_that_is_sent_again_under_its_key_is_one_turn",),
         naive="no_call_is_a_retry",
         elsewhere=(
@@ -201,9 +201,9 @@ FAILURES = (
     KnownFailure(
         number="F18",
         others="The agent edits an answer (strips, repairs, shortens it) and continues from that.",
-        measure="The call forks from the turn before, with the reason; the sampled answer keeps its own branch. "
+        measure="The call forks from the previous turn, with the reason; the sampled answer keeps its own branch. "
         "Without a trajectory in its path it does so if the answers that it repeats are those of one open trajectory, "
-        "up to spaces around them; otherwise it begins one.",
+        "ignoring surrounding spaces; otherwise it begins a new one.",
         proofs=(f"{FOLD}::test_a_reply_that_the_agent_trimmed_forks_and_the_sampled_one_is_trained_on_once",),
         naive="what_an_agent_made_of_a_reply_does_not_matter",
         elsewhere=(
@@ -213,7 +213,7 @@ FAILURES = (
     ),
     KnownFailure(
         number="F19",
-        others="Of several answers to one call an earlier one is continued, and the recorder follows the newest.",
+        others="A client continues an earlier one of several answers to a call, but the recorder follows the newest.",
         measure="A call continues the turn whose answer it repeats, wherever that is in the tree.",
         proofs=(f"{FOLD}::test_of_several_answers_to_one_call_the_one_that_is_continued_is_the_conversation",),
         naive="a_call_continues_the_newest_turn",
@@ -221,17 +221,17 @@ FAILURES = (
     ),
     KnownFailure(
         number="F20",
-        others="Sub-agents that work at the same time are run together into one conversation.",
-        measure="The same; each is a chain of its own.",
+        others="Concurrent sub-agents are merged into one conversation.",
+        measure="The same; each is its own chain.",
         proofs=(f"{FOLD}::test_sub_agents_that_work_at_the_same_time_are_chains_of_their_own",),
         naive="a_call_continues_the_newest_turn",
     ),
     KnownFailure(
         number="F21",
         others="Calls for a title or a summary are trained on as if they were the task.",
-        measure="A first call with another system prompt and without tools is auxiliary, with all that continues it. "
-        "So is one with the agent's own system prompt and without tools, if the trajectory ends and no later call has "
-        "its answer. Without a trajectory in its path a title is a trajectory of its own.",
+        measure="A first call with another system prompt and without tools is auxiliary, with all calls that continue "
+        "it. So is one with the agent's own system prompt and without tools, if the trajectory ends and no later call "
+        "contains its answer. Without a trajectory in its path a title is a separate trajectory.",
         proofs=(
             f"{FOLD}::test_a_title_is_auxiliary_whether_it_is_asked_for_before_the_first_call_or_after",
             f"{FOLD}::test_every_call_of_an_auxiliary_chain_is_auxiliary",
@@ -243,9 +243,9 @@ FAILURES = (
     ),
     KnownFailure(
         number="F22",
-        others="A history that the agent compacted is another run, or the end of this one.",
+        others="A compacted history is taken for another run, or for the end of this one.",
         measure="It is a new chain of the same run, and the conversation continues there. Without a trajectory in its "
-        "path that holds where it repeats answers of one open trajectory; a summary alone begins another.",
+        "path that holds if it repeats answers of one open trajectory; a summary alone begins another.",
         proofs=(f"{FOLD}::test_a_compacted_history_is_rewritten_and_goes_on_as_the_conversation",),
         naive="the_first_chain_is_the_conversation",
         elsewhere=(
@@ -255,7 +255,7 @@ FAILURES = (
     ),
     KnownFailure(
         number="F23",
-        others="A run becomes several samples, and counts as often in baseline and loss.",
+        others="A run becomes several samples, and counts several times in baseline and loss.",
         never="A run has one response, whose id is that of its slot, and a group has one reward for each slot. Other "
         "chains are branches of that response, and every sampled token is owned by one of them.",
         elsewhere=(
@@ -265,8 +265,8 @@ FAILURES = (
     ),
     KnownFailure(
         number="F24",
-        others="A run that did not finish has no tokens to learn from, and still moves the baseline.",
-        measure="Its response has an error, and a failed slot is in no mean.",
+        others="An unfinished run has no tokens to learn from, but still affects the baseline.",
+        measure="Its response has an error, and failed slots are excluded from all means.",
         proofs=(f"{JOIN}::test_a_failed_slot_is_left_out_of_the_baseline_and_listed",),
         naive="what_failed_counts_as_zero",
         elsewhere=(f"{FOLD}::test_what_could_only_be_guessed_at_has_an_error_and_no_tokens",),
@@ -274,8 +274,8 @@ FAILURES = (
     KnownFailure(
         number="F25",
         others="The weights change in the middle of a run, or of an answer.",
-        measure="An answer is sampled by one version from its first token to its last, and the turn names it. A task's "
-        "runs are pinned to one; a run with several has an error.",
+        measure="An answer is sampled by one version from its first token to its last, and the turn names it. A "
+        "task's runs are pinned to one version; a run with several has an error.",
         proofs=(f"{FOLD}::test_what_could_only_be_guessed_at_has_an_error_and_no_tokens",),
         naive="versions_are_not_compared",
         elsewhere=(
@@ -285,8 +285,8 @@ FAILURES = (
     ),
     KnownFailure(
         number="F26",
-        others="An answer that was cut off by its length is continued as if it had ended.",
-        measure="The end that it lacks is written before the new messages, and is not among the sampled tokens.",
+        others="A truncated answer is continued as if it had ended.",
+        measure="The missing end is written before the new messages, and is not among the sampled tokens.",
         proofs=(
             f"{CALLS}::test_an_answer_that_was_cut_off_is_ended_before_the_conversation_continues",
             f"{RENDER}::test_answer_without_an_end_gets_the_template_s",
@@ -297,8 +297,8 @@ FAILURES = (
     KnownFailure(
         number="F27",
         others="Responses: `previous_response_id` leads nowhere, or one response is several generations.",
-        measure="A response is one turn and has its id, by which the recorded conversation continues. Tools that the "
-        "server would run are refused.",
+        measure="A response is one turn with the same id, by which the recorded conversation continues. Server-side "
+        "tools are refused.",
         proofs=(f"{CALLS}::test_a_response_continues_the_recorded_conversation_of_the_one_before",),
         naive="responses_are_not_continued",
         elsewhere=(f"{SERVED}::test_the_same_agent_leaves_the_same_tokens_in_every_protocol",),
@@ -306,7 +306,7 @@ FAILURES = (
     KnownFailure(
         number="F28",
         others="Anthropic's messages: tool results in another order, cache marks, counted tokens, unknown fields.",
-        measure="A conversation becomes the same messages in every protocol; `cache_control` is named as ignored; "
+        measure="A conversation becomes the same messages in every protocol; `cache_control` is reported as ignored; "
         "thinking blocks and unknown fields are refused by name; tokens are counted by the same rendering.",
         proofs=(f"{PARAMETERS}::test_the_same_conversation_is_the_same_messages_in_every_protocol",),
         naive="results_stand_where_their_message_does",
@@ -317,15 +317,15 @@ FAILURES = (
     ),
     KnownFailure(
         number="F29",
-        others="A client behaves otherwise when its base URL is not that of its vendor.",
-        never="No server can see or prevent it, and nothing recorded is wrong by it: the agent is trained on the "
-        "requests that it really sends to this address, and served behind the same one.",
+        others="A client behaves differently when its base URL is not its vendor's.",
+        never="No server can see or prevent it, and the record stays correct: the agent is trained on the requests "
+        "that it really sends to this address, and is served at the same address.",
     ),
     KnownFailure(
         number="F30",
-        others="Client, proxy and server time out at different moments, and a late answer belongs to nothing.",
-        measure="An answer that is not recorded within `serve.acknowledge_s` is not given, and its retry finds it. A "
-        "turn that comes after the end of its run is late by name.",
+        others="Client, proxy and server time out at different moments, and a late answer belongs to no call.",
+        measure="An answer that is not recorded within `serve.acknowledge_s` is not sent, and the retry finds it. A "
+        "turn after the end of its run is marked late.",
         proofs=(
             f"{CALLS}::test_an_answer_that_is_not_recorded_in_time_is_not_given_and_its_retry_gets_it",
             f"{FOLD}::test_a_late_turn_a_number_given_twice_and_a_failed_call_are_left_out_by_name",
@@ -335,8 +335,8 @@ FAILURES = (
     ),
     KnownFailure(
         number="F31",
-        others="Long bodies are refused by a limit that nobody can change.",
-        measure="A turn holds only what is new, so a conversation may be longer than a record. The limit of a body is "
+        others="Long bodies are refused by a fixed limit.",
+        measure="A turn contains only new messages, so a conversation may be longer than a record. The body limit is "
         "`serve.max_body_mb`, which the error names.",
         proofs=(f"{CALLS}::test_a_conversation_longer_than_a_record_is_recorded_turn_by_turn",),
         naive="a_turn_holds_the_whole_request",
@@ -344,8 +344,8 @@ FAILURES = (
     ),
     KnownFailure(
         number="F32",
-        others="Parameters that the server does not know are dropped silently.",
-        measure="They are refused by name; the few that change no answer are named in the answer and in the turn.",
+        others="Unknown parameters are dropped silently.",
+        measure="They are refused by name; the few without effect on answers are listed in the answer and in the turn.",
         proofs=(f"{CALLS}::test_a_parameter_that_nobody_knows_is_refused_by_its_name_and_nothing_is_sampled",),
         naive="what_is_unknown_is_dropped",
         elsewhere=(
@@ -355,10 +355,9 @@ FAILURES = (
     ),
     KnownFailure(
         number="F33",
-        others="Logprobs are those before temperature and top_p, and the trainer takes them for those after, or the "
-        "other way round.",
-        measure="They are always of the distribution that was drawn from, and the turn has temperature and top_p. No "
-        "parameter is accepted that would shift them otherwise, and an answer of a forced form bears no loss.",
+        others="Logprobs are taken before temperature and top_p, but the trainer expects them after, or vice versa.",
+        measure="They are always those of the sampled distribution, and the turn has temperature and top_p. "
+        "Parameters that would shift them in other ways are refused, and an answer of a forced form bears no loss.",
         proofs=(f"{UNIT}engines.py::test_top_p_draws_only_from_the_nucleus_and_reports_its_renormalised_logprob",),
         naive="logprobs_are_those_of_the_model_before_sampling",
         elsewhere=(
@@ -368,9 +367,9 @@ FAILURES = (
     ),
     KnownFailure(
         number="F34",
-        others="A reward comes twice, after its group has left, or for a run that nobody recorded.",
-        measure="The same reward again changes nothing; another value is contradictory, and the first counts. What is "
-        "late or of an unknown response is a dead letter; feedback on an unknown answer gets status 404.",
+        others="A reward comes twice, after its group is closed, or for an unrecorded run.",
+        measure="Repeating a reward has no effect; another value is contradictory, and the first counts. A late "
+        "reward, or one for an unknown response, is a dead letter; feedback on an unknown answer gets status 404.",
         proofs=(
             f"{JOIN}::test_a_reward_delivered_twice_counts_once",
             f"{JOIN}::test_another_value_under_the_same_reward_id_is_contradictory_and_the_first_wins",
@@ -385,8 +384,8 @@ FAILURES = (
     KnownFailure(
         number="F35",
         others="A message, a tool's result, a name or an argument that has <|im_end|> in it becomes a turn of its own.",
-        measure="Each character of a rendered conversation is the template's or a message's, and no control token is "
-        "made of a message's: not when sampling, serving, counting or tuning.",
+        measure="Each character of a rendered conversation comes from the template or a message, and a message's "
+        "characters never become a control token, in sampling, serving, counting or tuning.",
         proofs=(
             f"{STRUCTURE}::test_no_name_of_a_control_token_in_a_message_becomes_one[chatml]",
             f"{STRUCTURE}::test_what_a_tool_says_after_an_answer_is_text",
@@ -399,17 +398,18 @@ FAILURES = (
     ),
     KnownFailure(
         number="F36",
-        others="Messages are searched for such names, and a template makes one: of a name and a text that follow each "
-        "other, of upper case, or of a role.",
-        measure="The rendered text is looked at, not the messages, and characters are followed through the template.",
+        others="Messages are searched for such names, but the template assembles one, from a name and adjacent text, "
+        "from upper case, or from a role.",
+        measure="The rendered text is checked, not the messages, and characters are tracked through the template.",
         proofs=(f"{STRUCTURE}::test_a_name_that_a_template_puts_together_from_what_messages_say_is_text",),
         naive="whole_names_alone_are_text",
     ),
     KnownFailure(
         number="F37",
-        others="Names of control tokens are cut or escaped wherever they are, and <think> in the answers of a data set "
-        "is no token any more.",
-        measure="In an answer only special tokens are text. What a tokenizer adds as text, as <think>, stays a token.",
+        others="Names of control tokens are cut or escaped wherever they are, and <think> in the answers of a data "
+        "set is no longer a token.",
+        measure="In an answer only special tokens become text. Added tokens that are not special, such as <think>, "
+        "stay tokens.",
         proofs=(
             f"{STRUCTURE}::test_reasoning_that_a_template_takes_out_of_an_answer_is_read_and_a_special_token_beside_it_is_text",
         ),
@@ -417,9 +417,9 @@ FAILURES = (
     ),
     KnownFailure(
         number="F38",
-        others="Special tokens are turned off, and the model's own vocabulary writes </s> as one token all the same, "
-        "or a space is added where the text was cut.",
-        measure="Such text is tokenized by a copy of the tokenizer whose vocabulary lacks the names, in its place.",
+        others="Special tokens are disabled, but the model's vocabulary still has </s> as one token, or a space is "
+        "added where the text was cut.",
+        measure="Such text is tokenized in place by a copy of the tokenizer without these names in its vocabulary.",
         proofs=(
             f"{STRUCTURE}::test_a_vocabulary_that_has_the_names_writes_them_in_pieces_and_adds_no_space",
             f"{STRUCTURE}::test_names_that_the_tiny_models_vocabulary_has_as_words_are_unknown_words",
@@ -428,7 +428,7 @@ FAILURES = (
     ),
     KnownFailure(
         number="F39",
-        others="A template looks for a control token in what messages say, and a message decides on the structure.",
+        others="A template looks for a control token in messages, so a message can change the structure.",
         measure="Such a message is refused by the token's name, which is logged when the model is loaded.",
         proofs=(
             f"{STRUCTURE}::test_a_name_that_a_template_looks_for_in_a_message_is_refused_by_name_and_said_beforehand",
@@ -438,8 +438,8 @@ FAILURES = (
     KnownFailure(
         number="F75",
         others="One reader of a topic gets aborted records, and others do not; or their offsets count as lost records.",
-        measure="Every reader has the isolation level `read_committed`, the Faust worker too. The audit reads what is "
-        "in a gap: markers and aborted records are not lost, and any other offset without a record is.",
+        measure="Every reader has the isolation level `read_committed`, the Faust worker too. The audit examines "
+        "gaps: markers and aborted records are not losses, any other offset without a record is.",
         proofs=(f"{UNIT}audit.py::test_an_offset_without_a_record_is_lost_unless_a_transaction_left_it",),
         naive="every_offset_without_a_record_is_lost",
         elsewhere=(
@@ -450,10 +450,10 @@ FAILURES = (
     ),
     KnownFailure(
         number="F76",
-        others="A reader waits for ever for the last offset of a topic, where there is a marker, an aborted record or "
-        "an open transaction. Its lag never becomes 0, its watchdog ends it, and nothing says why.",
-        measure="A partition ends at its last stable offset, and is read when the client's position is there. A "
-        "reader that waits logs where a transaction is open, and `doctor` names its producer.",
+        others="A reader waits forever for the last offset of a topic, which is a marker, an aborted record or an "
+        "open transaction. Its lag never becomes 0, its watchdog ends it, and no message says why.",
+        measure="A partition ends at its last stable offset, and is fully read when the client's position reaches it. "
+        "A waiting reader logs the place of an open transaction, and `doctor` names its producer.",
         proofs=(f"{UNIT}reading.py::test_markers_behind_the_last_record_are_done_with_it",),
         naive="a_partition_ends_with_its_last_record",
         elsewhere=(

@@ -18,26 +18,25 @@ INTRODUCTION = """\
 
 Written by `python -m streams.observability.grafana.metrics_page` from `streams/observability/catalog.py`; do not edit.
 
-Each process serves them at `/metrics`, once it has a port (0, the default, serves nothing):
+Each process serves its metrics at `/metrics` if it has a port (0, the default, serves nothing):
 
     streamward --set metrics.port=9464 policy
 
-`/healthz` is about progress: 200 while the process makes progress, and 503 with its current activity once that takes
-longer than `metrics.stuck_s`; a round may take `policy.round_timeout_s`, and loading a model an hour. An unreachable
-broker is no reason for 503. A stream worker is healthy while its event loop runs: its own watchdog ends it when nothing
-is committed.
-`/readyz` is 200 while every condition holds: `kafka` (reached, and partitions assigned), of a policy agent and of the
-server of agents `engine` (loaded, and its last request did not fail), of `agents run` `server` (it answered when it was
-last asked), and with `schemas.registry_url` everywhere
-`schema_registry` (its ids are known; [schemas.md](schemas.md)). The 503 names missing conditions. `streamward audit
---follow` has its own address (`--listen`) and no `/readyz`; `streamward admin archive sync --follow` and
-`streamward jobs run` are watched as the loop is, and so are `improve curate follow`, `improve datasets follow` (a
-build may take an hour), `improve retrain follow`, `improve selfplay run` with a schedule, and processes of plugins,
-such as `tune --jobs`, which may take an hour until the first step of a job.
+`/healthz` is 200 while the process makes progress, and 503 with its current activity once that takes longer than
+`metrics.stuck_s`; a round may take `policy.round_timeout_s`, and loading a model an hour. An unreachable broker does
+not cause 503. A stream worker is healthy while its event loop runs: its own watchdog ends it if it commits nothing.
+`/readyz` is 200 while every condition holds: `kafka` (reachable, and partitions assigned); for a policy agent and
+`serve` also `engine` (loaded, and its last request did not fail); for `agents run` also `server` (it answered the last
+request); and with `schemas.registry_url` for every process `schema_registry` (its ids are known;
+[schemas.md](schemas.md)). The 503 names missing conditions. `streamward audit --follow` has its own address
+(`--listen`) and no `/readyz`; `streamward admin archive sync --follow` and `streamward jobs run` are monitored like the
+loop, as are `improve curate follow`, `improve datasets follow` (a build may take an hour), `improve retrain follow`,
+`improve selfplay run` with a schedule, and processes of plugins, such as `tune --jobs`, which may take an hour until
+the first step of a job.
 
 Dashboards, alerts and runbooks: [operations.md](operations.md).
 
-A histogram is three families: its name with `_bucket`, `_sum` and `_count`. A metric has at most 200 series; more
+A histogram has three families: its name with `_bucket`, `_sum` and `_count`. A metric has at most 200 series; more
 are counted under `other` in each label.
 """
 
@@ -71,7 +70,7 @@ def _sections() -> Iterator[str]:
     for processes, title in titles.items():
         yield f"\n## {title}\n\n{_table([metric for metric in of_core() if metric.processes == processes])}"
         if processes == LOOP:
-            yield f"\n## Of some of them\n\n{_table(rest, by_process=True)}"
+            yield f"\n## Some processes\n\n{_table(rest, by_process=True)}"
     of_plugins = alerts.by_plugin()
     for name, metrics in by_plugin().items():
         yield f"\n## Plugin {name}\n\n{_table(metrics, by_process=True)}"

@@ -15,9 +15,9 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(
         number="F85",
         what="A filter in Polars, DuckDB, pandas or pyarrow, on a column that has no bounds in the Delta log, or that "
-        "the table of an older release lacks.",
-        result="The rows are those that SQL over the records gives. The table names the columns that have bounds; an "
-        "older table gets that list at its next `admin archive sync`.",
+        "an older release's table lacks.",
+        result="The rows equal those of SQL over the records. The table names the columns with bounds; an older table "
+        "gets that list at its next `admin archive sync`.",
         tests=(
             f"{FILTERS}::test_a_filter_on_any_column_finds_what_sql_over_the_records_finds",
             f"{FILTERS}::test_every_comparison_finds_the_same_before_and_after_compaction",
@@ -27,8 +27,8 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         number="F86",
-        what="Spark's SQL over an archive: text, bytes, times with a zone, days, numbers and nulls, in the version of "
-        "the table before `admin archive compact` and in that after it.",
+        what="Spark's SQL over an archive: text, bytes, times with a zone, days, numbers and nulls, in the table's "
+        "versions before and after `admin archive compact`.",
         result="The same rows as above, by a filter on every column of every topic (`make test-spark`).",
         tests=(
             "tests/log/test_spark_filters.py::test_a_filter_on_any_column_finds_its_rows_before_and_after_compaction",
@@ -36,10 +36,9 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         number="F87",
-        what="Offsets beyond 2^53, numbers that 32 bits do not hold, and record times before the year 1 and after "
-        "9999.",
-        result="Every engine finds each by its exact value. A time that no engine has is the nearest that it has; "
-        "`_time_ms` has the real one.",
+        what="Offsets beyond 2^53, numbers beyond 32 bits, and record times before the year 1 and after 9999.",
+        result="Every engine finds each by its exact value. A time outside an engine's range is the nearest one "
+        "inside; `_time_ms` has the real one.",
         tests=(
             f"{FILTERS}::test_offsets_and_values_beyond_32_bits_and_the_whole_numbers_of_a_float_are_found",
             f"{FILTERS}::test_times_at_the_ends_of_what_engines_know_are_found",
@@ -47,10 +46,10 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         number="F88",
-        what="Ranges of offsets that hold no record, since a transaction was aborted there; then `admin archive "
-        "compact` and `admin archive expire`.",
-        result="A range is archived whether it has records or not, and hides none. `admin archive sync` counts "
-        "such offsets, and `admin archive restore` leaves them without a record again.",
+        what="Ranges of offsets without a record, from an aborted transaction; then `admin archive compact` and "
+        "`admin archive expire`.",
+        result="A range is archived with or without records, and hides none. `admin archive sync` counts such "
+        "offsets, and `admin archive restore` leaves them empty again.",
         tests=(
             f"{FILTERS}::test_ranges_without_a_record_hide_none_before_and_after_compaction_and_expiry",
             "tests/log/test_transactions.py::test_archive_sync_says_that_a_topic_has_holes_and_restore_makes_them_again",
@@ -60,8 +59,8 @@ SITUATIONS: tuple[Situation, ...] = (
         number="F89",
         what="`archive.store` is a URL: `file:///my%20archive`, `file:/`, `file://localhost/`, `FILE://`, `S3://`; a "
         "file URL without a path; an empty variable.",
-        result="One archive has one folder: escapes are decoded, and a scheme may have capitals. A URL without a path "
-        "is refused, and so is nothing, which was the current folder.",
+        result="All spellings give the same folder: escapes are decoded, and a scheme may be upper case. A URL "
+        "without a path is refused, and so is an empty value, which used to mean the current folder.",
         tests=(
             f"{SETTINGS}::test_a_file_url_names_the_same_folder_as_its_path",
             f"{SETTINGS}::test_a_file_url_without_a_path_is_refused",
@@ -70,9 +69,9 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         number="F90",
-        what="A folder with a bracket, `^`, a bar, a backslash or `%41` in its path, for which Delta's driver ends the "
-        "process or takes another folder; a bucket's URL with `#` or `?`, which it cuts there.",
-        result="Refused by the character. Spaces, `#`, `%`, quotes and characters beyond ASCII are taken as they are.",
+        what="A folder with a bracket, `^`, a bar, a backslash or `%41` in its path, for which Delta's driver crashes "
+        "or uses another folder; a bucket's URL with `#` or `?`, where the driver truncates it.",
+        result="Refused, and the message names the character. Spaces, `#`, `%`, quotes and non-ASCII characters work.",
         tests=(
             f"{STORE}::test_a_folder_that_delta_s_driver_does_not_take_is_a_wrong_setting",
             f"{STORE}::test_an_archive_s_files_and_its_log_are_in_the_one_folder_that_its_setting_names",
@@ -81,10 +80,10 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         number="F91",
-        what="Two `admin archive sync` at once, under two spellings of the folder; one that is killed with -9 at "
-        "any moment.",
-        result="Each record is archived once, and each command counts its own. A killed one leaves nothing that an "
-        "engine reads.",
+        what="Two concurrent `admin archive sync`, with two spellings of the folder; one is killed with -9 at any "
+        "moment.",
+        result="Each record is archived once, and each command counts its own. A killed one leaves nothing visible to "
+        "engines.",
         tests=(
             f"{SYNC}::test_two_syncs_at_once_archive_each_record_once",
             f"{SYNC}::test_a_killed_sync_leaves_nothing_that_the_next_one_does_not_put_right",
@@ -92,17 +91,17 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         number="F92",
-        what="A task, response, reward or group was written a second time, by `admin dlq retry` or a producer's "
-        "retry, and a question joins or counts them.",
+        what="A task, response, reward or group was written twice, by `admin dlq retry` or a producer's retry, and a "
+        "query joins or counts them.",
         result="The views, and `unique_tasks`, `unique_responses`, `unique_rewards` and `unique_groups`, have each "
-        "once; every question of queries.md gives the same on a log in which each was written twice.",
+        "once; every query of queries.md gives the same result on a log in which each was written twice.",
         tests=("tests/log/test_queries.py::test_a_record_that_was_written_again_counts_once",),
     ),
     Situation(
         number="F93",
         what="A prompt or an answer with U+2028, U+2029, U+0085, NUL or a byte order mark, in an exported line, in "
         "`--output jsonl` or in a log line.",
-        result="A line is one line to every reader, Python's `splitlines` too; the text comes back unchanged.",
+        result="A line is one line to every reader, including Python's `splitlines`; the text is restored unchanged.",
         tests=(f"{EXPORT}::test_a_line_of_a_data_set_is_one_line_to_every_reader",),
     ),
     Situation(

@@ -13,11 +13,11 @@ TITLE = "Assistants and other agents"
 SITUATIONS: tuple[Situation, ...] = (
     Situation(
         number="F95",
-        what="A statement for the log has a second one after it, an EXPLAIN ANALYZE of a write, or a COPY, INSERT, "
-        "UPDATE or DELETE as a CTE, which DuckDB takes for a SELECT. With USE_TMP_FILE false such a COPY wrote over "
-        "a segment of the archive.",
-        result="One statement is run, and every query in it only reads; the rest is refused by name, and nothing is "
-        "written.",
+        what="A query of the log is followed by a second statement, an EXPLAIN ANALYZE of a write, or has a COPY, "
+        "INSERT, UPDATE or DELETE as a CTE, which DuckDB treats as a SELECT. With USE_TMP_FILE false such a COPY "
+        "overwrote a segment of the archive.",
+        result="Only one statement runs, and all its queries must be read-only; the rest is refused by name, and "
+        "nothing is written.",
         tests=(
             f"{QUERY}::test_what_does_not_only_read_is_refused",
             f"{QUERY}::test_one_statement_is_run_at_a_time",
@@ -28,8 +28,8 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(
         number="F96",
         what="A SELECT opens files (read_text, glob, FROM 'file', s3://), reads a variable of the Python program or "
-        "DuckDB's settings, or has a plan made that fills them in (json_serialize_plan).",
-        result="Table functions and names are listed, and others refused; DuckDB is locked, too.",
+        "DuckDB's settings, or requests a plan that contains them (json_serialize_plan).",
+        result="Only listed table functions and names are allowed; DuckDB is locked, too.",
         tests=(
             f"{QUERY}::test_a_statement_that_reads_cannot_read_files",
             f"{QUERY}::test_a_statement_calls_no_function_that_is_about_more_than_its_rows",
@@ -39,10 +39,10 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         number="F97",
-        what="A statement would take all time or memory: endless recursion, a cross join, a list or a text of a "
+        what="A statement would exhaust time or memory: endless recursion, a cross join, a list or a text of a "
         "terabyte; a result has 100 MB.",
-        result="It ends within its bounds, says which, and the next one is answered. A long result is cut with a "
-        "count.",
+        result="It ends at a limit, which the error names, and the next one is answered. A long result is truncated "
+        "with a count.",
         tests=(
             f"{REST}::test_a_statement_that_would_hold_the_machine_ends_within_its_bounds_and_says_which",
             f"{REST}::test_a_statement_that_runs_too_long_is_ended",
@@ -51,10 +51,10 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         number="F98",
-        what="A client guesses the name of a tool that its key is not shown, asks another set of tools or standard "
-        "input for it, calls the same as a method of JSON-RPC or A2A, or gives a tool the name `..`.",
-        result="Every way in denies what REST denies, in the same words; routes, tools and methods are compared with "
-        "the table of rights for every kind of key.",
+        what="A client guesses the name of a tool hidden from its key, requests it through another tool set or "
+        "standard input, calls it as a method of JSON-RPC or A2A, or names a tool `..`.",
+        result="Every interface denies what REST denies, with the same message; tests compare routes, tools and "
+        "methods with the table of rights for every kind of key.",
         tests=(
             f"{DENIED}::test_a_tool_is_denied_over_http_in_the_words_of_its_route_and_not_listed_then",
             f"{DENIED}::test_a_tool_is_denied_on_standard_input_and_output_too",
@@ -65,8 +65,8 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         number="F99",
-        what="A token of ours for another audience, a key that is none, or one that is revoked between two calls.",
-        result="401 at every way in.",
+        what="One of our tokens for another audience, an invalid key, or one that is revoked between two calls.",
+        result="401 at every interface.",
         tests=(
             "tests/log/test_tenants.py::test_a_token_of_ours_for_another_audience_opens_no_entrance",
             f"{DENIED}::test_no_route_answers_without_a_key_or_to_one_that_is_none",
@@ -76,9 +76,9 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         number="F100",
-        what="A web page reaches a server without keys on the machine of its visitor: from another site, or under a "
-        "name that leads there (DNS rebinding).",
-        result="On every path 421 for a foreign Host and 403 for a foreign Origin, and nothing is done.",
+        what="A web page reaches a server without keys on its visitor's machine: from another site, or under a name "
+        "that resolves to the machine (DNS rebinding).",
+        result="On every path 421 for a foreign Host and 403 for a foreign Origin, without any effect.",
         tests=(
             f"{OWN_MACHINE}::test_no_path_answers_under_a_foreign_name_or_to_a_page_of_another_site",
             f"{OWN_MACHINE}::test_what_is_none_of_this_machine_s_names_is_refused_whatever_else_is_sent",
@@ -87,10 +87,10 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         number="F101",
-        what="A request of MCP without a version, of one that there is not, with a method that its revision does not "
-        "have, or with headers that say something else than its body.",
-        result="Without a version it is one of the earlier revision; others are refused with the protocol's own code, "
-        "and nothing is done.",
+        what="An MCP request without a version, with an unknown version, with a method that its revision lacks, or "
+        "with headers that contradict its body.",
+        result="Without a version the earlier revision applies; the others are refused with the protocol's own code, "
+        "without any effect.",
         tests=(
             f"{MCP}::test_both_revisions_are_spoken_and_unknown_ones_are_refused",
             f"{MCP}::test_a_method_that_a_revision_does_not_have_is_told_so",
@@ -101,9 +101,9 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(
         number="F102",
         what="A row, a name or a reason in the log orders the assistant to do something, claims to end the data, "
-        "imitates the remark about a cut, or has invisible text.",
-        result="Every result is JSON behind a part that announces it as data; invisible characters are escapes; the "
-        "id in a prompt is a quotation.",
+        "imitates the truncation notice, or has invisible text.",
+        result="Every result is JSON after a part that announces it as data; invisible characters are escaped; the id "
+        "in a prompt is quoted.",
         tests=(
             f"{INJECTION}::test_whatever_a_row_says_is_inside_the_json_that_was_announced",
             f"{INJECTION}::test_every_tool_announces_its_result_as_names_and_reasons_are_texts_too",
@@ -114,8 +114,8 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         number="F103",
-        what="A `requestState`, a cursor or a page token that the server did not give.",
-        result="Refused before anything is done: the server asks for no input, and its lists are one page.",
+        what="A `requestState`, a cursor or a page token that the server did not issue.",
+        result="Refused without any effect: the server requests no input, and its lists have one page.",
         tests=(
             f"{MCP}::test_a_state_that_this_server_did_not_give_is_refused_before_anything_is_done",
             f"{MCP}::test_a_cursor_that_this_server_did_not_give_is_refused",
@@ -124,7 +124,7 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(
         number="F104",
         what="A client leaves while its tool works, or the assistant that started `streamward mcp` ends.",
-        result="Its request is cancelled, and recorded once as not delivered; the key's place is free.",
+        result="Its request is cancelled, and recorded once as not delivered; the key's slot is free again.",
         tests=(
             f"{LEAVE}::test_a_call_whose_client_leaves_ends_is_recorded_once_and_gives_its_place_to_the_next",
             f"{LEAVE}::test_calls_over_standard_input_end_with_the_assistant_that_made_them",

@@ -11,8 +11,8 @@ CONVERSATION = "tests/unit/test_conversation.py::"
 SITUATIONS = (
     Situation(
         number="F55",
-        what="A file begins with a byte order mark, has the line ends of Windows or of an old Mac, is two such"
-        " files in one, or comes through stdin.",
+        what="A file begins with a byte order mark, has Windows or old Mac line ends, is a concatenation of two such "
+        "files, or comes through stdin.",
         result="The same tasks with the same ids, questions, examples and settings.",
         tests=(
             f"{TEXT}test_marks_and_line_ends_change_nothing",
@@ -21,10 +21,10 @@ SITUATIONS = (
     ),
     Situation(
         number="F56",
-        what="A file is UTF-16, packed, a spreadsheet, of Windows-1252, cut off in its last line, JSON over "
-        "several lines, or has the extension of another format.",
-        result="One message for the file, or for its line, with the command or the name that helps; the same "
-        "words for tasks, questions, examples and uploads.",
+        what="A file is UTF-16, compressed, a spreadsheet, Windows-1252, truncated in its last line, JSON over "
+        "several lines, or has the wrong extension.",
+        result="One message for the file or line, with the command or name that fixes it; the same for tasks, "
+        "questions, examples and uploads.",
         tests=(
             f"{TEXT}test_a_file_that_is_no_text_is_one_error_that_names_it",
             f"{TEXT}test_a_line_that_has_no_object_is_named_in_the_same_words_everywhere",
@@ -35,7 +35,8 @@ SITUATIONS = (
         number="F57",
         what="A CSV file as spreadsheets write it: `sep=;` before the header, semicolons or pipes, blank lines"
         " as `,,,`, an index without a name, a quote that is never closed.",
-        result="It is read, to the ids of the plain file; the quote is named where it opens, and hides no other row.",
+        result="It is read with the same ids as the plain file; the error about the quote names the place where it "
+        "opens, and no other row is swallowed.",
         tests=(
             f"{TASKS}test_a_table_as_spreadsheets_write_it_is_the_same_tasks",
             f"{TASKS}test_the_same_tasks_come_from_every_format_with_the_same_ids",
@@ -44,8 +45,8 @@ SITUATIONS = (
     ),
     Situation(
         number="F58",
-        what="A JSON object has a key twice: in a line, in a cell, in a request, in the arguments of a call.",
-        result="Refused with file, line and key; neither value is taken.",
+        what="A JSON object has a duplicate key: in a line, a cell, a request, or the arguments of a call.",
+        result="Refused with file, line and key; neither value is used.",
         tests=(
             f"{TEXT}test_a_line_that_has_no_object_is_named_in_the_same_words_everywhere",
             "tests/unit/test_protocols.py::test_a_key_that_is_there_twice_is_refused_by_its_name",
@@ -55,8 +56,8 @@ SITUATIONS = (
     Situation(
         number="F59",
         what="A table of verl: the prompt is a list of messages, or its JSON text, and the answer is inside a record.",
-        result="The first error is one sentence with the `--map` that reads it. Null that Arrow writes for keys "
-        "of other rows is absent; null in a line is a value.",
+        result="The first error is one sentence with the `--map` that reads it. A null that Arrow writes for keys of "
+        "other rows counts as absent; a null in a line is a value.",
         tests=(
             f"{TASKS}test_the_first_error_gives_the_map_that_reads_a_known_shape",
             f"{TASKS}test_messages_in_json_text_are_read_where_a_map_says_so",
@@ -65,9 +66,9 @@ SITUATIONS = (
     ),
     Situation(
         number="F60",
-        what="Messages as OpenAI's clients send them: `developer`, null content next to calls, content in "
-        "parts, empty arguments, null for all that a message has not.",
-        result="The same messages from tasks, requests and examples, and one task id from JSON lines, CSV, "
+        what="Messages as OpenAI's clients send them: `developer`, null content next to calls, content in parts, "
+        "empty arguments, null for all missing fields.",
+        result="The same messages from tasks, requests and examples, and the same task id from JSON lines, CSV, "
         "Parquet and REST, however a call is written.",
         tests=(
             f"{CONVERSATION}test_a_conversation_is_the_same_messages_at_every_entrance",
@@ -77,9 +78,9 @@ SITUATIONS = (
     ),
     Situation(
         number="F61",
-        what="Messages that the model cannot read as meant: an image, a refusal, an unknown role, arguments "
-        "that are no object, calls of a user.",
-        result="All entrances refuse them, with the same path and in the same words.",
+        what="Messages that the model cannot read as intended: an image, a refusal, an unknown role, arguments that "
+        "are not an object, calls by a user.",
+        result="Every interface refuses them, with the same path and message.",
         tests=(
             f"{CONVERSATION}test_what_one_entrance_refuses_all_refuse_in_the_same_words",
             f"{CONVERSATION}test_any_conversation_gets_one_verdict_at_every_entrance",
@@ -90,7 +91,7 @@ SITUATIONS = (
         number="F62",
         what="A file asks one question three times with two answers, or ends each conversation with its "
         "answer, or is empty.",
-        result="It is submitted, and each is said with its count and lines.",
+        result="It is submitted, and each fault is reported with its count and lines.",
         tests=(
             f"{TASKS}test_lines_that_ask_the_same_under_another_id_or_with_another_answer_are_counted_and_named",
             f"{TASKS}test_a_conversation_that_ends_with_its_answer_is_named",
@@ -98,9 +99,9 @@ SITUATIONS = (
     ),
     Situation(
         number="F63",
-        what="Train tasks that can never teach: one response each, fewer than a step takes, a scorer that "
-        "cannot be loaded, a prompt longer than the context or refused by the template.",
-        result="Refused, or said with their number, before a sample of them is paid for.",
+        what="Train tasks that cannot teach: one response each, fewer than a step needs, a scorer that cannot be "
+        "loaded, a prompt longer than the context or refused by the template.",
+        result="Refused, or reported with their number, before any sample is paid for.",
         tests=(
             f"{TASKS}test_a_train_task_of_one_response_is_refused_before_it_is_paid_for",
             "tests/unit/test_before_samples.py::test_fewer_train_tasks_than_a_step_takes_are_counted_for_each_policy",
@@ -110,8 +111,8 @@ SITUATIONS = (
     ),
     Situation(
         number="F64",
-        what="A coding agent's conversation outgrows the context, and its client compacts only when it reads "
-        "the known code or words.",
+        what="A coding agent's conversation outgrows the context, and its client compacts only on a known error code "
+        "or message.",
         result="400 with the code `context_length_exceeded` and `prompt is too long: N tokens > M maximum`, "
         "before any stream.",
         tests=(

@@ -17,8 +17,8 @@ SITUATIONS: tuple[Situation, ...] = (
         number="F45",
         what="A head has more rows than the tokenizer has ids, as with Qwen and Gemma, whose heads are padded for "
         "speed.",
-        result="The other rows are left out: no engine draws one, and neither engine nor trainer gives them a share. "
-        "`doctor` and `doctor --model` name them.",
+        result="The extra rows are excluded: no engine samples one, and neither engine nor trainer gives them "
+        "probability. `doctor` and `doctor --model` name them.",
         tests=(
             f"{ENGINES}::test_ids_that_the_tokenizer_does_not_have_are_never_drawn_and_have_no_share",
             ONLY_TOKENS,
@@ -27,10 +27,10 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         number="F46",
-        what="Ids amid the others have no token, as with tokenizers made from tiktoken's, so a cut of the head "
-        "does not help.",
-        result="Their logits are lowered so far that nothing is left of their share, in both engines and in the "
-        "trainer. A recorded group that has such an id is refused with its coordinates.",
+        what="Ids in the middle have no token, as with tokenizers made from tiktoken's, so truncating the head does "
+        "not help.",
+        result="Their logits are lowered until their probability is 0, in both engines and in the trainer. A recorded "
+        "group with such an id is refused with its coordinates.",
         tests=(
             ONLY_TOKENS,
             f"{TABLE}::test_an_id_without_a_token_amid_the_others_is_in_no_group_that_is_trained_on",
@@ -41,7 +41,7 @@ SITUATIONS: tuple[Situation, ...] = (
         what="The head of a model that vLLM serves has rows without a token. vLLM draws from them, and its "
         "logprobs include their share.",
         result="Each request has a `logit_bias` for these ids. A server that reports logprobs before the bias is "
-        "refused at the start, with the option to set; an answer with such an id all the same is none.",
+        "refused at the start, with the option to set; an answer that still has such an id is rejected.",
         tests=(
             f"{VLLM}::test_a_server_is_kept_from_drawing_ids_without_a_token",
             f"{VLLM}::test_a_server_whose_logprobs_have_a_share_of_such_ids_is_refused_at_the_start",
@@ -50,10 +50,10 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         number="F48",
-        what="A tokenizer was given tokens, those of ChatML or a pad, and the model was not resized: their "
-        "embedding is out of range.",
-        result="A model whose template writes such a token is refused at load, with name and id; a prompt that has "
-        "one fails alone. A pad without a row is never used.",
+        what="Tokens were added to a tokenizer (ChatML's, or a pad) without resizing the model: their embeddings are "
+        "out of range.",
+        result="A model whose template writes such a token is refused at load, with name and id; otherwise only "
+        "prompts that have one fail. A pad without a row is never used.",
         tests=(
             f"{TABLE}::test_a_template_with_a_token_that_the_model_has_no_row_for_is_refused_at_load",
             f"{TABLE}::test_a_prompt_with_a_token_that_the_model_has_no_row_for_is_refused_and_a_pad_that_is_one_is_never_used",
@@ -61,24 +61,23 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         number="F49",
-        what="The tokenizer's end is another one than the template's, and the generation config has a third, or "
-        "none, as with Llama 3, Gemma and Phi. The answer continues after its end, with a question of its "
-        "own.",
-        result="All three end an answer, in every engine, and `doctor --model` says for each where it is from.",
+        what="The tokenizer's end differs from the template's, and the generation config has a third, or none, as "
+        "with Llama 3, Gemma and Phi. The answer continues past its end, with an invented question.",
+        result="All three end an answer, in every engine, and `doctor --model` shows the source of each.",
         tests=(ENDS, f"{FAMILIES}::test_a_table_read_from_files_is_that_of_the_loaded_model"),
     ),
     Situation(
         number="F50",
-        what="A template writes the end of an answer only where another message follows, or none at all.",
-        result="An end that only the history shows ends an answer, too. `doctor --model` warns that the last answer "
-        "of an example to tune on has none.",
+        what="A template writes the end of an answer only if another message follows, or never.",
+        result="An end that appears only in the history ends an answer, too. `doctor --model` warns that the last "
+        "answer of a tuning example has none.",
         tests=(ENDS, f"{TABLE}::test_an_end_that_only_the_history_shows_ends_an_answer"),
     ),
     Situation(
         number="F51",
-        what="A generation config names an end that is no token, or no part of a model names one.",
-        result="It is left out, since vLLM and grammars fail with it, and `doctor --model` names it; without any end "
-        "it says that each answer has `max_tokens`.",
+        what="A generation config names an end that is not a token, or no part of the model names one.",
+        result="It is ignored, since vLLM and grammars fail with it, and `doctor --model` names it; without any end "
+        "it warns that every answer runs to `max_tokens`.",
         tests=(
             f"{TABLE}::test_an_end_of_the_generation_config_that_is_no_token_is_left_out_and_named",
             f"{TABLE}::test_a_model_without_any_end_is_named",
@@ -88,16 +87,16 @@ SITUATIONS: tuple[Situation, ...] = (
         number="F52",
         what="The pad is the end, as with SmolLM2 and Phi, so masking the pad masks the end, and the model "
         "unlearns to stop.",
-        result="Places bear loss, not ids: an end has loss once, and padding none.",
+        result="Loss goes by position, not by id: an end has loss once, and padding none.",
         tests=("tests/unit/test_grpo.py::test_an_end_that_is_the_pad_bears_loss_once_and_padding_none",),
     ),
     Situation(
         number="F53",
-        what="A template refuses a system message, or roles that do not take turns, or leaves system messages out "
-        "in silence; or it leaves out tools, calls or results, so that two histories are one prompt.",
-        result="`tasks submit`, `up`, `jobs start` and HTTP refuse such a prompt in the template's own words, or name "
-        "what it leaves out, before a sample is paid for; so does tuning with the line, of a job when it is ordered. "
-        "`doctor --model` names all of them.",
+        what="A template refuses system messages or non-alternating roles, or silently drops system messages, tools, "
+        "calls or results, so that two histories give one prompt.",
+        result="`tasks submit`, `up`, `jobs start` and HTTP refuse such a prompt with the template's own message, or "
+        "name the dropped parts, before any sample is paid for; so does tuning, with the line, for a job already when "
+        "it is ordered. `doctor --model` names all of them.",
         tests=(
             "tests/unit/test_rendering.py::test_what_a_template_leaves_out_of_a_call_is_named",
             "tests/unit/test_tuning_jobs.py::test_a_line_that_the_model_here_cannot_be_tuned_on_is_refused_when_the_job_is_"
@@ -110,10 +109,10 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         number="F54",
-        what="A template has no generation prompt, or writes one after the last answer, too; or it writes the "
-        "history again, without reasoning or with another date.",
-        result="`doctor --model` names each with the text that is missing or changed. A call whose history was "
-        "written again begins a trajectory of its own, and tuning refuses such an example by its line.",
+        what="A template has no generation prompt, or writes one after the last answer, too; or it rewrites the "
+        "history, without reasoning or with another date.",
+        result="`doctor --model` names each with the text that is missing or changed. A call with a rewritten history "
+        "begins its own trajectory, and tuning refuses such an example by its line.",
         tests=(
             ODDITIES,
             "tests/unit/test_rendering.py::test_template_that_changes_history_is_a_reason",
