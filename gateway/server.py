@@ -120,7 +120,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
             with (
                 open_recorder(settings, engine, rendering, stop, meter, fleet=fleet) as recorder,
                 JobLog(settings) as jobs,
-                OpenLog(settings, recorder.agents) as log_view,
+                OpenLog(settings, recorder.agents, meter=meter) as log_view,
                 _keys(settings) as keys,
                 _requests(settings) as requests,
                 contextlib.ExitStack() as stack,

@@ -19,6 +19,7 @@ from streams.environments.registry.tool_log import ToolLog
 from streams.errors import CallError, NotFoundError
 from streams.improve.triggers.trigger_log import TriggerLog
 from streams.kafka.followed import FollowedOnDemand
+from streams.observability.metrics import OFF, Meter
 from streams.prompts.prompt_log import PromptLog
 from streams.settings.model import Settings
 from streams.stages.agents.agent_log import AgentLog
@@ -39,10 +40,14 @@ class OpenLog:
     """The log of a server, for every request. Use as a context manager."""
 
     def __init__(
-        self, settings: Settings, agents: FollowedOnDemand[AgentLog] | None = None, source: Source = "auto"
+        self,
+        settings: Settings,
+        agents: FollowedOnDemand[AgentLog] | None = None,
+        source: Source = "auto",
+        meter: Meter = OFF,
     ) -> None:
-        """`agents`: those that the recorder of a server knows, too; `source`: of rows."""
-        self._settings, self._source = settings, source
+        """`agents`: those that a recorder knows, too; `source`: of rows; `meter`: for rooms that count."""
+        self._settings, self._source, self.meter = settings, source, meter
         self._stack, self._lock = ExitStack(), threading.Lock()
         self._agents = agents or self._stack.enter_context(FollowedOnDemand(AgentLog, settings))
         self._view: LogOverHttp | None = None

@@ -9,6 +9,7 @@
     /dead-letters             what could not be used     /live, /sql         records as they are written; a statement
     /curation/queue           runs that wait for a person
     /records/TOPIC/P/OFFSET   one record, all of it      /tokens/P/OFFSET    a response's tokens, how likely each was
+    /lists/NAME               a list of a plugin's
 
 streams/tools/views decides what is shown; this module only renders it. `streamward page` is read-only. In the server of
 agents (mount.py) a principal may decide about versions, dead letters and runs, if its role allows, after a login where
@@ -50,11 +51,13 @@ from plugins.page.views import (
     log_record,
     overlays,
     overview,
+    plugin_list,
     policy_versions,
     record_line,
 )
 from plugins.page.views.curves import OVER, Over
 from streams.errors import CallError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
+from streams.tools.query.view_list import view_lists
 from streams.tools.views import explanation, run_list
 from streams.tools.views.log_view import LogReader, LogSnapshot, LogView
 from streams.tools.views.side_by_side import TokenTexts
@@ -84,8 +87,9 @@ def create_app(
     """Return the application; `hosts`: names under which it answers; empty: any.
 
     `people`: the login, where a door asks for one. `decides`: whether forms that change something are accepted.
-    `texts`: a tokenizer, for answers that were made with it.
+    `texts`: a tokenizer, for answers that were made with it. Raises SettingsError for a wrong list of a plugin.
     """
+    view_lists()
     renderer, review = Renderer(decides=decides, asks_login=people is not None), ReviewQueuePage(view)
     app = Starlette(
         routes=[
@@ -132,6 +136,7 @@ def _pages(view: LogView, renderer: Renderer, review: ReviewQueuePage, texts: To
         page("/live", "live.html", by_path(record_line.newest_records)),
         Route("/live/events", live.LiveLog(view).stream),
         Route("/sql", partial(_sql, view, renderer)),
+        page("/lists/{name}", "list.html", _list),
         page("/records/{label}/{partition:int}/{offset:int}", "record.html", by_path(log_record.find_record)),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
@@ -225,6 +230,10 @@ def _over(request: Request) -> Over:
     if over not in OVER:
         raise SettingsError(f"over={over[:80]}: expected one of {', '.join(OVER)}")
     return cast(Over, over)
+
+
+def _list(log: LogSnapshot, request: Request) -> plugin_list.PluginList:
+    return plugin_list.find_list(log, request.path_params["name"], request.query_params, _first(request))
 
 
 def _letters(log: LogSnapshot, request: Request) -> dead_letters.LetterList:

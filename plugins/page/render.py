@@ -21,6 +21,7 @@ from plugins.page import chart
 from plugins.page.views.curves import OVER, suite_title
 from streams.access.roles import Action, Principal
 from streams.output import cell, moment as as_moment
+from streams.tools.query.view_list import view_lists
 from streams.tools.views import rights
 from streams.tools.views.places import PLACE_NOTES
 from streams.tools.views.visible_text import cut, visible
@@ -49,9 +50,10 @@ class Visitor:
 
     @property
     def sections(self) -> list[tuple[str, str]]:
-        """Path and name of the sections that this visitor may see."""
+        """Path and name of the sections that this visitor may see: ours, then the lists of plugins."""
         is_whole = self.principal is None or self.principal.tenant is None
-        return [(path, name) for path, name in SECTIONS if is_whole or path not in WHOLE_LOG_SECTIONS]
+        ours = [(path, name) for path, name in SECTIONS if is_whole or path not in WHOLE_LOG_SECTIONS]
+        return [*ours, *((f"lists/{entry.name}", entry.title) for entry in view_lists().values())]
 
     def may(self, action: Action) -> bool:
         """Return whether the form of an action is shown."""
@@ -71,9 +73,11 @@ class Renderer:
     ) -> Response:
         """Return a page made from a view's fields and others."""
         base = str(request.scope.get("root_path", ""))
+        path = request.url.path.removeprefix(base).strip("/")
         context = {
             "base": base,
-            "section": request.url.path.removeprefix(base).strip("/").partition("/")[0],
+            "path": path,
+            "section": path.partition("/")[0],
             "alone": False,
             "status": status,
             "visitor": Visitor(principal_of(request)),

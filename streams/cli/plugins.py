@@ -24,8 +24,10 @@ def plugins(output: Output) -> None:
     from streams.observability.grafana import alerts
     from streams.output import Column
     from streams.plugins.installed import installations, load_plugins
+    from streams.tools.query.view_list import view_lists
 
     alerts_of = alerts.by_plugin()
+    view_lists()
     loaded = {
         plugin.name: {
             "requires": plugin.requires,
@@ -33,6 +35,7 @@ def plugins(output: Output) -> None:
             "commands": list(plugin.commands),
             "exports": list(plugin.exports),
             "views": [view.name for view in plugin.load_all(plugin.views)],
+            "lists": [entry.name for entry in plugin.load_all(plugin.lists)],
             "engines": list(plugin.engines),
             "actions": list(plugin.actions),
             "settings": [] if plugin.settings is None else [*plugin.load(plugin.settings).model_fields],

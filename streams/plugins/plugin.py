@@ -123,6 +123,9 @@ class Plugin:
     (gateway/log/server_part.py)."""
     views: str | None = None
     """Where its SQL views are: `module:name` of a tuple of SqlView."""
+    lists: str | None = None
+    """Where its lists are, which people are shown: `module:name` of a tuple of ViewList
+    (streams/tools/query/view_list.py)."""
     recounts: str | None = None
     """Where the audit's recounts of what it writes are: `module:name` of a tuple of SubjectRecount."""
     remakes: str | None = None
@@ -156,7 +159,7 @@ class Plugin:
                 None,
                 (
                     *(self.topics, self.settings, self.rooms, self.serves),
-                    *(self.views, self.recounts, self.remakes, self.datasets, self.metrics, self.alerts),
+                    *(self.views, self.lists, self.recounts, self.remakes, self.datasets, self.metrics, self.alerts),
                 ),
             ),
             *(command.command for command in self.commands.values()),

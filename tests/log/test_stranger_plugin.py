@@ -1,10 +1,9 @@
-"""A stranger's plugin (docs/examples/plugin-thumbs) against a real broker: its topic, command, view and recount."""
+"""A stranger's plugin (docs/examples/plugin-thumbs) against a real broker: its topic, route, view and recount."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ import pytest
 
 from streams.kafka import admin
 from streams.kafka.producer import Producer
-from streams.settings.model import Serve, Settings
+from streams.settings.model import Metrics, Serve, Settings
 from streams.tools import doctor
 from tests.support.factories import response, task
 from tests.support.log.secured_node import free_ports
 from tests.support.processes import command, until
-from tests.support.stranger_plugin import add_room, environment_with, install_thumbs, run_with
+from tests.support.stranger_plugin import environment_with, install_thumbs, run_with
 
 MCP_CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
 ACCEPT = {"accept": "application/json, text/event-stream"}
@@ -42,16 +41,15 @@ def test_a_plugin_of_a_stranger_writes_queries_and_recounts_its_topic(thumbs: Pa
         for event in (task(group_size=2), *answers):
             producer.send(event)
     good, bad = (answer.response_id for answer in answers)
-    for answer, thumb in ((good, "up"), (good, "up"), (bad, "down")):
-        run("thumbs", "add", answers[0].task_id, answer, thumb)
+    for answer, thumb in ((good, "--up"), (good, "--up"), (bad, "--no-up")):
+        run("rate", answers[0].task_id, answer, thumb)
 
-    assert [(row["answer_id"], row["up"], row["down"]) for row in run("thumbs", "list")] == [(bad, 0, 1), (good, 2, 0)]
     (row,) = run("query", "SELECT text, up FROM answer_thumbs WHERE up > 0")
     assert row == {"text": answers[0].text, "up": 2}
     (report,) = run("audit")
     assert (report["thumbs"], report["sums"]["thumbs"]) == (3, "3 = 2 up + 1 down")
 
-    run("thumbs", "add", answers[0].task_id, "of-nobody", "up")
+    run("rate", answers[0].task_id, "of-nobody", "--up")
     (report,) = run("audit", exit_code=1)
     assert [found["what"] for found in report["phantom"]] == ["it is about answer of-nobody, which is not in the log"]
 
@@ -70,14 +68,13 @@ def answers(url: str) -> bool:
 
 
 def test_the_server_answers_the_route_of_a_stranger(thumbs: Path, settings: Settings, tmp_path: Path) -> None:
-    packages = shutil.copytree(thumbs, tmp_path / "packages")
-    add_room(packages)
-    settings = settings.model_copy(update={"serve": Serve(port=free_ports(1)[0])})
-    assert run_with(packages, "admin", "topics", "apply", settings=settings).returncode == 0
+    port, scraped = free_ports(2)
+    settings = settings.model_copy(update={"serve": Serve(port=port), "metrics": Metrics(port=scraped)})
+    assert run_with(thumbs, "admin", "topics", "apply", settings=settings).returncode == 0
     with Producer(settings) as producer:
         for event in (task(group_size=1), answer := response(group_size=1)):
             producer.send(event)
-    server = subprocess.Popen(command("serve"), env=environment_with(packages, settings), cwd=tmp_path)
+    server = subprocess.Popen(command("serve"), env=environment_with(thumbs, settings), cwd=tmp_path)
     try:
         until(lambda: answers(settings.serve.url), "the server answers")
         body = {"task_id": answer.task_id, "answer_id": answer.response_id, "up": True}
@@ -89,10 +86,12 @@ def test_the_server_answers_the_route_of_a_stranger(thumbs: Path, settings: Sett
         called = httpx.post(f"{settings.serve.url}/mcp", json=MCP_CALL | {"params": tool}, timeout=300, headers=ACCEPT)
         result = called.json()["result"]
         assert result["isError"] and missing.json()["error"]["message"] in result["content"][-1]["text"]
-        typed = run_with(packages, "rate", answer.response_id, "--task-id", "none", "--no-up", settings=settings)
+        typed = run_with(thumbs, "rate", "none", answer.response_id, "--no-up", settings=settings)
         assert (typed.returncode, typed.stderr) == (3, f"Error: {missing.json()['error']['message']}\n")
-        assert run_with(packages, "rate", "b", "--task-id", answer.task_id, "--up", settings=settings).returncode == 0
+        counted = httpx.get(f"http://127.0.0.1:{scraped}/metrics", timeout=300).text
+        assert 'streamward_thumbs_total{thumb="up"} 1.0' in counted
     finally:
         server.kill()
         server.wait()
-    assert run_with(packages, "thumbs", "list", settings=settings).stdout.count('"up": 1') == 2
+    (row,) = map(json.loads, run_with(thumbs, "query", "FROM answer_thumbs", settings=settings).stdout.splitlines())
+    assert (row["answer_id"], row["up"]) == (answer.response_id, 1)

@@ -18,9 +18,7 @@ import yaml
 from streams.access import roles
 from streams.errors import SettingsError
 from streams.kafka.topics import SHAPES
-from streams.observability.catalog import Metric
 from streams.observability.grafana import alerts
-from streams.observability.grafana.promql import growth
 from streams.plugins import installed
 from streams.plugins.choice import read_choice
 from streams.plugins.engines import engines
@@ -28,7 +26,7 @@ from streams.plugins.installed import InstalledPlugin, in_order, load_plugins
 from streams.plugins.plugin import Plugin, PluginEngine
 from streams.settings.load import load_with_origins
 from tests.import_graph import ROOT, sources
-from tests.support.stranger_plugin import add_room, environment_with, install_thumbs, run_with
+from tests.support.stranger_plugin import environment_with, install_thumbs, run_with
 
 FOLDERS = {path.parent.name for path in (ROOT / "plugins").glob("*/__init__.py")}
 OURS = min(FOLDERS)
@@ -41,8 +39,6 @@ PLUGIN = replace(
     PLUGIN,
     requires=(),
     settings="thumbs.settings:Thumbs",
-    metrics="thumbs.settings:METRICS",
-    alerts="thumbs.settings:ALERTS",
     commands={**PLUGIN.commands, "improve data rate": PluginCommand("thumbs.rate:rate", "Rate rows.", is_worker=True)},
     exports={"rated": PluginExport("thumbs.rate:encode", "batches with thumbs")},
     engines={"hands": PluginEngine(help="all you have", package="thumbs", install="grow", agents="thumbs.rate:agents")},
@@ -67,9 +63,6 @@ def agents(call, words, replicas):
 SETTINGS = '''
 from pydantic import Field
 
-from streams.observability.catalog import Metric
-from streams.observability.grafana.alerts import Alert, Limit
-from streams.observability.grafana.promql import growth
 from streams.settings.model import Section
 
 
@@ -77,15 +70,9 @@ class Thumbs(Section):
     """Thumbs."""
 
     most: int = Field(9, ge=1, description="of one answer")
-
-
-METRICS = (Metric("streamward_thumbs_total", "counter", ("policy",), "Thumbs.", ("thumbs",)),)
-LIMIT = Limit(growth(METRICS[0], "policy", window="1h"), ">", 9)
-ALERTS = (Alert("ThumbsDown", "warning", "5m", LIMIT, "{{ $value }} thumbs for `{{ $labels.policy }}`.", do="Read."),)
 '''
-THUMBS = Metric("streamward_thumbs_total", "counter", ("policy",), "Thumbs.", ("thumbs",))
-USED_BY = {"__init__.py": ("thumbs",), "recount.py": ("audit",), "settings.py": ("admin", "dashboards", "alerts")}
-"""The command that loads a file of the plugin; `query` loads topics and views."""
+USED_BY = {"__init__.py": ("rate",), "recount.py": ("audit",), "shown.py": ("admin", "plugins")}
+"""The command that loads a file of the plugin; `query` loads topics."""
 TWICE = "from dataclasses import replace\nTOPICS += (replace(TOPICS[0], label='toes'),)\n"
 
 
@@ -102,12 +89,11 @@ def stranger(thumbs: Path, tmp_path: Path) -> Path:
         file.write(MORE)
     (packages / "thumbs" / "rate.py").write_text(RATE)
     (packages / "thumbs" / "settings.py").write_text(SETTINGS)
-    add_room(packages)
     return packages
 
 
 def test_the_plugin_of_a_stranger_has_all_that_it_declares(stranger: Path) -> None:
-    assert run_with(stranger, "thumbs").stderr.startswith("Usage: streamward thumbs")
+    assert run_with(stranger, "rate").stderr.startswith("Usage: streamward rate [OPTIONS] TASK_ID ANSWER_ID\n")
     assert run_with(stranger, "improve", "data", "rate").stdout == "True\n"
     assert "  rate        Rate rows.\n" in run_with(stranger, "improve", "data", "--help").stdout
     assert re.search(r"--with \[.*\bimprove data rate\b", run_with(stranger, "serve", "--help").stdout)
@@ -115,7 +101,7 @@ def test_the_plugin_of_a_stranger_has_all_that_it_declares(stranger: Path) -> No
     shown = run_with(stranger, "export", "--help").stdout
     assert "|rated]" in shown and "rated: batches with thumbs" in " ".join(shown.split())
     listed = run_with(stranger, "--help").stdout
-    assert "  rate       Rate an answer.\n  thumbs     Rate answers with a thumb up or down.\n" in listed
+    assert "  rate       Rate an answer.\n" in listed
     assert json.loads(run_with(stranger, "admin", "schemas", "list").stdout.splitlines()[-1])["event"] == "Thumb"
     assert run_with(stranger, "admin", "schemas", "check").returncode == 0
     listed = [json.loads(line) for line in run_with(stranger, "admin", "plugins").stdout.splitlines()]
@@ -127,7 +113,7 @@ def test_the_plugin_of_a_stranger_has_all_that_it_declares(stranger: Path) -> No
         "loaded": True,
         "requires": [],
         "topics": ["thumbs"],
-        "commands": ["rate", "thumbs", "improve data rate"],
+        "commands": ["rate", "improve data rate"],
         "exports": ["rated"],
         "engines": ["hands"],
         "actions": ["thumbs.give"],
@@ -135,6 +121,7 @@ def test_the_plugin_of_a_stranger_has_all_that_it_declares(stranger: Path) -> No
         "metrics": ["streamward_thumbs_total"],
         "alerts": ["ThumbsDown"],
         "views": ["answer_thumbs"],
+        "lists": ["bad-answers"],
         "metadata": {"thumbs_by": "who rated the answers"},
     }
 
@@ -152,8 +139,8 @@ def test_the_section_of_a_stranger_is_set_as_any_other_and_refused_where_the_plu
     left_out = shown("--set", f"plugins.load={OURS}", "--set", "thumbs.most=3")
     assert left_out.returncode == 2 and "plugin thumbs is not loaded, or has no settings" in left_out.stderr
     declaration = stranger / "thumbs" / "__init__.py"
-    declaration.write_text(declaration.read_text().replace("settings:Thumbs", "settings:METRICS"))
-    assert "thumbs.settings:METRICS cannot be its section [thumbs]" in shown().stderr
+    declaration.write_text(declaration.read_text().replace("settings:Thumbs", "shown:METRICS"))
+    assert "thumbs.shown:METRICS cannot be its section [thumbs]" in shown().stderr
 
 
 def test_the_metric_of_a_stranger_has_a_panel_and_a_part_of_the_page_and_no_name_of_another(stranger: Path) -> None:
@@ -165,32 +152,33 @@ def test_the_metric_of_a_stranger_has_a_panel_and_a_part_of_the_page_and_no_name
     command = partial(subprocess.run, [sys.executable, "-c", program], cwd=stranger, capture_output=True, text=True)
     done = command(env=environment_with(stranger))
     assert "'thumbs'" in done.stdout and done.stdout.endswith("True\n"), done.stderr
-    (stranger / "thumbs" / "settings.py").write_text(SETTINGS.replace("_thumbs_total", "_ready"))
+    shown = stranger / "thumbs" / "shown.py"
+    shown.write_text(shown.read_text().replace('"streamward_thumbs_total"', '"streamward_ready"'))
     assert "plugin thumbs: there is another metric streamward_ready" in command(env=environment_with(stranger)).stderr
 
 
 def test_the_alert_of_a_stranger_is_a_rule_after_ours_and_a_row_of_the_page(stranger: Path) -> None:
     ours, theirs = yaml.safe_load(run_with(stranger, "admin", "dashboards", "alerts").stdout)["groups"]
     assert (ours["name"], len(ours["rules"])) == ("streamward", len(alerts.ALERTS))
-    assert (theirs["name"], [rule.pop("expr") for rule in theirs["rules"]]) == (
+    (rule,), do = theirs["rules"], "read the list Bad answers; roll back, if a version is worse"
+    assert (theirs["name"], rule) == (
         "streamward-thumbs",
-        [f"({growth(THUMBS, 'policy', window='1h')}) > 9"],
-    )
-    assert theirs["rules"] == [
         {
             "alert": "StreamwardThumbsDown",
-            "for": "5m",
+            "expr": '(sum(increase(streamward_thumbs_total{thumb="down"}[1h]))) > 20',
+            "for": "0m",
             "labels": {"severity": "warning"},
-            "annotations": {"summary": "{{ $value }} thumbs for `{{ $labels.policy }}`.", "description": "Read."},
-        }
-    ]
+            "annotations": {"summary": "{{ $value | humanize }} thumbs down in an hour.", "description": do},
+        },
+    )
     command = [
         sys.executable,
         "-c",
         "from streams.observability.grafana import metrics_page; print(metrics_page.markdown())",
     ]
     page = subprocess.run(command, env=environment_with(stranger), cwd=stranger, capture_output=True, text=True).stdout
-    assert "| `StreamwardThumbsDown` | warning | 5m | `(sum by" in page.partition("## Plugin thumbs")[2]
+    assert "| `StreamwardThumbsDown` | warning | 0m | `(sum(incr" in page.partition("## Plugin thumbs")[2]
+    assert f"| {do} |\n" in page
 
 
 def test_the_engine_of_a_stranger_is_a_choice_where_it_has_work_to_do(stranger: Path) -> None:
@@ -255,7 +243,6 @@ def test_a_folder_of_plugins_that_somebody_works_in_is_not_ours(stranger: Path) 
         ("__init__.py", '"rate": ', '"audit": ', "there is another command audit"),
         ("__init__.py", "import Plugin", "import Thumb, Plugin", "ImportError: cannot import name 'Thumb'"),
         ("__init__.py", "replace(\n    PLUGIN,", "dict(", "is a dict, expected a Plugin"),
-        ("__init__.py", '"thumbs": Plugin', '"tasks": Plugin', "there is another command tasks"),
         ("__init__.py", '"improve data rate": ', '"adapters gc": ', "there is another command adapters gc"),
         (
             "__init__.py",
@@ -266,26 +253,20 @@ def test_a_folder_of_plugins_that_somebody_works_in_is_not_ours(stranger: Path) 
         ("__init__.py", '"batches with thumbs"', '"with toes", options=("toes",)', "no option toes; there are ranks"),
         ("__init__.py", "requires=()", 'requires=("toes",)', "requires toes, which is not installed"),
         ("topics.py", 'label="thumbs"', 'label="tasks"', "topic tasks is another's"),
-        ("topics.py", "    ),\n)\n", "    ),\n)\n" + TWICE, "topic toes has the event of another topic"),
+        ("topics.py", "skip\n", "skip\n" + TWICE, "topic toes has the event of another topic"),
         ("topics.py", 'key="task_id"', 'key="toe"', "its key or its line reads toe"),
         ("topics.py", "    up: bool", "    up: bool\n    why: str", "Thumb is not as its newest schema has it"),
-        ("views.py", '"answer_thumbs"', '"lineage"', "view lineage is another's"),
-        ("views.py", '("responses",)', '("toes",)', "view answer_thumbs is of no topic toes"),
-        (
-            "settings.py",
-            "growth(METRICS[0]",
-            'growth(METRICS[0]._replace(name="streamward_toes")',
-            "no metric streamward_to",
-        ),
-        (
-            "settings.py",
-            'growth(METRICS[0], "policy", window="1h")',
-            '"streamward_ready"',
-            "reads no metric of its plu",
-        ),
-        ("settings.py", '"warning"', '"bad"', "alert ThumbsDown needs a name such as LagGrows and a severity of warn"),
-        ("settings.py", ', do="Read."', "", "alert ThumbsDown needs a time such as 15m, and in one line what to do"),
-        ("settings.py", '"ThumbsDown"', '"LagGrows"', "plugin thumbs: there is another alert LagGrows"),
+        ("shown.py", '"answer_thumbs"', '"lineage"', "view lineage is another's"),
+        ("shown.py", '("responses",)', '("toes",)', "view answer_thumbs is of no topic toes"),
+        ("shown.py", "(streamward_thumbs_total", "(streamward_toes", "ThumbsDown reads no metric streamward_toes"),
+        ("shown.py", '(streamward_thumbs_total{thumb="down"}', "(streamward_ready", "reads no metric of its plugin"),
+        ("shown.py", '"warning"', '"bad"', "alert ThumbsDown needs a name such as LagGrows and a severity of warn"),
+        ("shown.py", "do=", "on=", "alert ThumbsDown needs a time such as 15m, and in one line what to do"),
+        ("shown.py", '"ThumbsDown"', '"LagGrows"', "plugin thumbs: there is another alert LagGrows"),
+        ("shown.py", '"Bad answers", "answer_thumbs"', '"Bad answers", "toes"', "list bad-answers is of no view toes"),
+        ("shown.py", '("policy",)', '("toes",)', "list bad-answers has no column toes"),
+        ("shown.py", "tasks/{task_id}", "tasks/{toe}", "list bad-answers has no column toe"),
+        ("shown.py", '"bad-answers"', '"../bad"', "list ../bad needs a name of small letters, digits and -"),
         ("recount.py", '("thumbs", "responses")', '("thumbs", "toes")', "ThumbRecount reads no topic toes"),
     ],
 )

@@ -15,11 +15,12 @@ from starlette.testclient import TestClient
 from gateway.http.limits import KeyLimits
 from gateway.people.door import Door
 from gateway.rooms.routes import TABLE
-from plugins.page import app, cookie as entrance, decision_forms
+from plugins.page import app, cookie as entrance, decision_forms, render
 from plugins.page.cookie import PAGE_ROUTES, LoginCookie, PageEntrance
 from plugins.page.forms import SentForm
 from plugins.page.login import PagePeople
 from plugins.page.mount import PageMount, mount
+from plugins.page.views import plugin_list
 from plugins.page.views.job_list import list_jobs
 from schemas.events import AccessRole
 from streams.access import users
@@ -29,6 +30,7 @@ from streams.access.roles import ALLOWED, ROLES
 from streams.access.users import User
 from streams.errors import LogError, LoginRefused, NotFoundError, RefusedError, SettingsError
 from streams.settings.model import Archive, Serve, Settings, Topics
+from streams.tools.query.view_list import ViewList
 from streams.tools.views.log_view import LogReader, LogView
 from tests.plugins.page.test_page import Words, linked_pages
 from tests.support.factories import T0
@@ -339,6 +341,23 @@ def test_a_tenants_overview_counts_its_own_tasks_alone(view: LogView) -> None:
     assert "red.coach 1 waiting" in overview(tenant="red") and "default 1 waiting" in overview(tenant="red")
     assert "Records" not in overview(tenant="red") and "What waits for what" not in overview(tenant="red")
     assert "default 3 waiting" in overview() and "Records" in overview()
+
+
+def test_a_list_of_a_plugin_has_the_rows_that_its_view_has_for_a_visitor(
+    view: LogView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = {"task_id": "tasks/{task_id}"}
+    declared = ViewList("asked", "Asked", "tasks", ("task_id", "policy"), filters=("policy",), links=links)
+    for module in (plugin_list, render):
+        monkeypatch.setattr(module, "view_lists", lambda: {"asked": declared})
+
+    def listed(tenant: str | None, query: str = "") -> str:
+        return AtThePage(view, "admin", tenant=tenant).get(f"/page/lists/asked{query}", headers=BEARER).text
+
+    whole, red = listed(None), listed("red")
+    assert "azure" in whole and "crimson" in whole and '<a href="/page/tasks/azure-0">' in whole
+    assert "azure" not in red and "crimson" in red
+    assert "There are no such rows" in listed(None, "?policy=another")
 
 
 def test_another_task_of_the_same_id_shows_nothing_of_the_first(view: LogView) -> None:

@@ -5,7 +5,11 @@ from streams.plugins.plugin import Plugin, PluginCommand
 PLUGIN = Plugin(
     name="thumbs",
     topics="thumbs.topics:TOPICS",
-    commands={"thumbs": PluginCommand("thumbs.commands:thumbs", "Rate answers with a thumb up or down.")},
-    views="thumbs.views:VIEWS",
+    rooms="thumbs.rooms:ROOMS",
+    commands={"rate": PluginCommand("thumbs.rooms:Thumbs", "Rate an answer.", "rate_answer", "task_id answer_id")},
+    views="thumbs.shown:VIEWS",
+    lists="thumbs.shown:LISTS",
     recounts="thumbs.recount:RECOUNTS",
+    metrics="thumbs.shown:METRICS",
+    alerts="thumbs.shown:ALERTS",
 )

@@ -20,12 +20,9 @@ class Thumb:
     up: bool
 
 
-# fmt: off
-TOPICS = (
-    TopicShape(
-        label="thumbs", event=Thumb, key="task_id", kept=False, written_by="`streamward thumbs`", read_by="people",
-        tenant=OWN_TASK, reader=None, is_about="a thumb", audit="since", causes=("responses",),
-        line=lambda actor, up, answer_id: f"{actor} {'likes' if up else 'dislikes'} answer {answer_id}",
-        columns=(Column("answer", lambda thumb: thumb.answer_id), Column("up", lambda thumb: thumb.up)),
-    ),
-)
+TOPICS = (TopicShape(
+    label="thumbs", event=Thumb, key="task_id", kept=False, written_by="`POST /thumbs`", read_by="people",
+    tenant=OWN_TASK, reader=None, is_about="a thumb", audit="since", causes=("responses",),
+    line=lambda actor, up, answer_id: f"{actor} {'likes' if up else 'dislikes'} answer {answer_id}",
+    columns=(Column("answer", lambda thumb: thumb.answer_id), Column("up", lambda thumb: thumb.up)),
+),)  # fmt: skip

@@ -1,0 +1,69 @@
+"""A list that a plugin makes from an SQL view, for people to look at: which rows, columns, filters and links.
+
+    PLUGIN.lists ──► view_lists(): checked against the views ──► what shows the log, such as the page
+
+Its rows are those of the view that a visitor may see. This module needs no DuckDB.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from string import Formatter
+
+from streams.errors import SettingsError
+from streams.kafka.topics import SHAPES
+from streams.plugins.installed import plugin_entries
+from streams.tools.query.views import identifier, joins, literal, name_of
+
+
+@dataclass(frozen=True)
+class ViewList:
+    """A list of some rows of a view."""
+
+    name: str
+    """Its part of an address: `bad-answers`."""
+    title: str
+    view: str
+    """The name of an SQL view."""
+    columns: tuple[str, ...]
+    where: str = ""
+    """The SQL condition of its rows; empty: all."""
+    order: str = ""
+    """The SQL order of its rows."""
+    filters: tuple[str, ...] = ()
+    """Columns whose value a visitor may choose."""
+    links: Mapping[str, str] = field(default_factory=dict)
+    """Columns that lead to a page of the log, and its address: `{"task_id": "tasks/{task_id}"}`."""
+
+    def statement(self, chosen: Mapping[str, str]) -> str:
+        """Return the SQL of its rows with these values of filters."""
+        conditions = [f"({self.where or 'true'})"]
+        conditions += [f"CAST({identifier(name)} AS VARCHAR) = {literal(value)}" for name, value in chosen.items()]
+        columns, order = ", ".join(map(identifier, self.columns)), f" ORDER BY {self.order}" if self.order else ""
+        return f"SELECT {columns} FROM {identifier(self.view)} WHERE {' AND '.join(conditions)}{order}"  # noqa: S608
+
+    def problem(self) -> str | None:
+        """Return why it cannot be a list of this log; None if it can."""
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", self.name) or not self.title:
+            return "needs a name of small letters, digits and -, and a title"
+        if self.view not in {*map(name_of, SHAPES), *(view.name for view in joins())}:
+            return f"is of no view {self.view}"
+        linked = {name for path in self.links.values() for _, name, _, _ in Formatter().parse(path) if name is not None}
+        if unknown := {*self.filters, *self.links, *linked} - {*self.columns}:
+            return f"has no column {', '.join(sorted(unknown))}"
+        return None if self.columns else "has no columns"
+
+
+@cache
+def view_lists() -> dict[str, ViewList]:
+    """Return the lists of all plugins by name. Raises SettingsError if a name is taken, or one cannot be."""
+    lists: dict[str, ViewList] = {}
+    declared = plugin_entries(lambda plugin: {one.name: one for one in plugin.load_all(plugin.lists)}, "list", ())
+    for plugin, entry in declared.values():
+        if (problem := entry.problem()) is not None:
+            raise SettingsError(f"plugin {plugin.name}: list {entry.name} {problem}")
+        lists[entry.name] = entry
+    return lists
