@@ -41,7 +41,7 @@ class KnownFailure:
 FAILURES = (
     KnownFailure(
         number="F1",
-        others="The text of an answer is tokenized again, and comes out as tokens that were never sampled.",
+        others="The text of an answer is tokenized again, into tokens that were never sampled.",
         measure="The next prompt begins with the recorded tokens, and only new messages are rendered.",
         proofs=(f"{CALLS}::test_the_next_prompt_has_what_was_sampled_though_a_tokenizer_writes_it_otherwise",),
         naive="the_whole_history_is_tokenized_again",
@@ -59,7 +59,7 @@ FAILURES = (
     ),
     KnownFailure(
         number="F3",
-        others="The template ends earlier turns with another token than the one that was sampled.",
+        others="The template ends earlier turns with another token than the sampled one.",
         measure="The sampled end of a turn stays, and the template's is not added.",
         proofs=(f"{RENDER}::test_end_that_was_sampled_stays_alone_whichever_the_template_writes",),
         naive="the_template_s_end_follows_the_sampled_one",
@@ -86,7 +86,8 @@ FAILURES = (
         others="System prompt, date or the beginning of an answer changes in each turn, through the template or an "
         "agent's nonce.",
         measure="The same check for the template. System prompts are compared like any message; a call with a "
-        "different one rewrites the history, with that reason. Such an agent is recorded exactly, one chain per call.",
+        "different one counts as a rewrite of the history, with this reason. Such an agent is recorded exactly, one "
+        "chain per call.",
         proofs=(
             f"{OF_TEMPLATES}[system prompt changes]",
             f"{OF_TEMPLATES}[generation prompt changes]",
@@ -151,7 +152,7 @@ FAILURES = (
     KnownFailure(
         number="F13",
         others="A component between engine and recorder drops the token ids, which are then derived from the text.",
-        measure="The sampling process records: ids and logprobs come from the engine, never from a client.",
+        measure="The process that samples also records: ids and logprobs come from the engine, never from a client.",
         proofs=(f"{CALLS}::test_what_is_in_the_log_are_the_tokens_and_logprobs_of_the_engine",),
         naive="tokens_are_made_of_the_answer_s_text",
     ),
@@ -245,7 +246,7 @@ FAILURES = (
         number="F22",
         others="A compacted history is taken for another run, or for the end of this one.",
         measure="It is a new chain of the same run, and the conversation continues there. Without a trajectory in its "
-        "path that holds if it repeats answers of one open trajectory; a summary alone begins another.",
+        "path this holds only if it repeats answers of one open trajectory; a summary alone begins another.",
         proofs=(f"{FOLD}::test_a_compacted_history_is_rewritten_and_goes_on_as_the_conversation",),
         naive="the_first_chain_is_the_conversation",
         elsewhere=(
@@ -383,7 +384,7 @@ FAILURES = (
     ),
     KnownFailure(
         number="F35",
-        others="A message, a tool's result, a name or an argument that has <|im_end|> in it becomes a turn of its own.",
+        others="A message, a tool's result, a name or an argument that contains <|im_end|> becomes a separate turn.",
         measure="Each character of a rendered conversation comes from the template or a message, and a message's "
         "characters never become a control token, in sampling, serving, counting or tuning.",
         proofs=(

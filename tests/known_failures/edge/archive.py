@@ -48,7 +48,7 @@ SITUATIONS: tuple[Situation, ...] = (
         number="F88",
         what="Ranges of offsets without a record, from an aborted transaction; then `admin archive compact` and "
         "`admin archive expire`.",
-        result="A range is archived with or without records, and hides none. `admin archive sync` counts such "
+        result="A range is archived with or without records, so no record is missed. `admin archive sync` counts such "
         "offsets, and `admin archive restore` leaves them empty again.",
         tests=(
             f"{FILTERS}::test_ranges_without_a_record_hide_none_before_and_after_compaction_and_expiry",
