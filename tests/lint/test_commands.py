@@ -20,7 +20,7 @@ from streams.cli.root import cli
 
 ROOT = Path(__file__).parents[2]
 TEXTS = ("*.md", "docs/**/*.md", "schemas/*.md", "helm/**/*", "deploy/*", "docker-compose.yml", "gateway/**/*.html")
-EXAMPLE = "thumbs"
+EXAMPLE = "rate"
 """Command of a plugin that is not installed here: docs/examples/plugin-thumbs."""
 PROGRAMS = ("streams", "gateway", "trainer", "plugins", "schemas", "docs/examples")
 NAMED = re.compile(
