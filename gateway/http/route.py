@@ -58,7 +58,7 @@ class Interface:
     described_in: str = ""
     """The page of docs/ that lists them and links their description; empty: they are in openapi.json."""
     older: OlderPaths = ()
-    """Paths of older versions, whose clients are told which one is spoken."""
+    """Paths of older versions, whose clients get an error that names the current one."""
     key_prefix: str = ""
     """Its clients send only keys with this prefix, so users put it in front of ours; the door removes it."""
 
