@@ -38,16 +38,13 @@ from gateway.jobs.rpc import JsonRpc
 from gateway.jobs.training_rows import TrainingRows
 from gateway.jobs.uploaded_files import UploadedFiles
 from gateway.log.adapters import PublishedAdapters
-from gateway.log.dataset_list import BuiltDatasets
 from gateway.log.groups import TaskGroups
 from gateway.log.open_log import OpenLog
 from gateway.log.prompt_templates import PromptTemplates
 from gateway.log.recorded_runs import RecordedRuns
 from gateway.log.registered_tools import RegisteredTools
 from gateway.log.rewards import OutsideRewards
-from gateway.log.run_verdicts import VerdictRoutes
 from gateway.log.scores import ScorerTrials
-from gateway.log.selfplay_runs import SelfPlayRuns
 from gateway.log.server_part import ServerBase, ServerPart
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
@@ -276,15 +273,12 @@ def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
     """Return the rooms of the log itself."""
     return [
         SentTasks(settings, log),
-        SelfPlayRuns(settings, log),
         OutsideRewards(settings, log),
         ScorerTrials(settings),
         TaskGroups(log),
         RecordedRuns(log),
         Statements(log),
         PublishedAdapters(settings),
-        VerdictRoutes(settings, log),
-        BuiltDatasets(settings),
         PromptTemplates(settings, log),
         RegisteredTools(settings, log),
         EnvironmentTrials(settings, log),

@@ -1,6 +1,6 @@
 """What the routes read of the log, opened when a request first needs it.
 
-rows ──► LogOverHttp, which needs DuckDB        ids of tasks ──► TaskIndex        rules ──► TriggerLog
+rows ──► LogOverHttp, which needs DuckDB        ids of tasks ──► TaskIndex
 prompts ──► PromptLog                           tools ──► ToolLog, and the processes that call them
 agents ──► AgentLog
 """
@@ -17,7 +17,6 @@ from starlette.requests import Request
 from gateway.http.principal import no_task, principal_of, sees_task, task_names
 from streams.environments.registry.tool_log import ToolLog
 from streams.errors import CallError, NotFoundError
-from streams.improve.triggers.trigger_log import TriggerLog
 from streams.kafka.followed import FollowedOnDemand
 from streams.observability.metrics import OFF, Meter
 from streams.prompts.prompt_log import PromptLog
@@ -53,7 +52,6 @@ class OpenLog:
         self._view: LogOverHttp | None = None
         self._tool_caller: ToolCaller | None = None
         self._tasks = self._stack.enter_context(FollowedOnDemand(TaskIndex, settings))
-        self._triggers = self._stack.enter_context(FollowedOnDemand(TriggerLog, settings))
         self._prompts = self._stack.enter_context(FollowedOnDemand(PromptLog, settings))
         self._tools = self._stack.enter_context(FollowedOnDemand(ToolLog, settings))
 
@@ -82,11 +80,6 @@ class OpenLog:
         if not tasks.is_read(READ_S):
             raise CallError("busy", "the ids of the tasks in the log are being read; try again")
         return tasks
-
-    @property
-    def triggers(self) -> TriggerLog:
-        """Every rule and catalogue. Raises as `TriggerLog`."""
-        return self._triggers.open()
 
     @property
     def prompts(self) -> PromptLog:

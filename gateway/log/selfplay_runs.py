@@ -16,12 +16,14 @@ from gateway.http.body import Answer, Body
 from gateway.http.principal import actor_of, tenant_of
 from gateway.http.route import IDEMPOTENCY_KEY, LARGE_BODY, REST
 from gateway.log.named_code import check_named
-from gateway.log.open_log import AT_ONCE, OpenLog
+from gateway.log.open_log import AT_ONCE
 from schemas.events import TriggerEvent
 from streams.access.tenants.tenant_names import is_of
 from streams.errors import CallError, EventError, NotFoundError, SettingsError
 from streams.improve.selfplay.catalogue import Catalogue, catalogue_of
 from streams.improve.selfplay.selfplay_runner import SelfPlayRunner
+from streams.improve.triggers.trigger_log import TriggerLog
+from streams.kafka.followed import FollowedOnDemand
 from streams.output import moment
 from streams.settings.model import Settings
 
@@ -49,8 +51,8 @@ class SelfPlayRunAnswer(Answer):
 class SelfPlayRuns:
     """The route that starts a run. It waits for the broker."""
 
-    def __init__(self, settings: Settings, log: OpenLog) -> None:
-        self._settings, self._log = settings, log
+    def __init__(self, settings: Settings, triggers: FollowedOnDemand[TriggerLog]) -> None:
+        self._settings, self._triggers = settings, triggers
 
     @REST.post(
         "/run",
@@ -85,7 +87,7 @@ class SelfPlayRuns:
         if key is not None and not 1 <= len(key) <= LONGEST_KEY:
             problem = f"Idempotency-Key has {len(key)} characters; 1 to {LONGEST_KEY} are allowed"
             raise CallError("invalid", problem, "Idempotency-Key")
-        runner = SelfPlayRunner(self._settings, catalogue, self._log.triggers)
+        runner = SelfPlayRunner(self._settings, catalogue, self._triggers.open())
         try:
             for task in runner.preview():
                 check_named(request, self._settings.serve, task, "catalogue.reward_sources")

@@ -25,15 +25,12 @@ from gateway.jobs.rpc import JsonRpc
 from gateway.jobs.training_rows import TrainingRows
 from gateway.jobs.uploaded_files import UploadedFiles
 from gateway.log.adapters import PublishedAdapters
-from gateway.log.dataset_list import BuiltDatasets
 from gateway.log.groups import TaskGroups
 from gateway.log.prompt_templates import PromptTemplates
 from gateway.log.recorded_runs import RecordedRuns
 from gateway.log.registered_tools import RegisteredTools
 from gateway.log.rewards import OutsideRewards
-from gateway.log.run_verdicts import VerdictRoutes
 from gateway.log.scores import ScorerTrials
-from gateway.log.selfplay_runs import SelfPlayRuns
 from gateway.log.server_part import ServerPart
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
@@ -61,8 +58,8 @@ class Health:
 ROOMS: tuple[type, ...] = (
     *(AgentProtocols, FeedbackBox, Health, AgentRuns),
     *(JsonRpc, UploadedFiles, TrainingRows, FineTuning, TrainingJobs, JobCosts),
-    *(SentTasks, SelfPlayRuns, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
-    *(VerdictRoutes, BuiltDatasets, PromptTemplates, RegisteredTools, EnvironmentTrials),
+    *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
+    *(PromptTemplates, RegisteredTools, EnvironmentTrials),
     *(OidcLogins, OwnPermissions, PasswordLogins),
 )
 _PLUGINS = tuple(plugin for plugin, _, _ in load_plugins())

@@ -221,7 +221,7 @@ audit, --follow, --listen, "0.0.0.0:{{ .root.Values.metrics.port }}", --every, "
 {{- $_ := set $derived "archive" (dict "store" (default "/var/lib/streamward/archive" $own.url)) -}}
 {{- end -}}
 {{- if and (eq .component "datasets") $own.existingClaim -}}
-{{- $_ := set $derived "datasets" (dict "folder" "/var/lib/streamward/data/autoretrain") -}}
+{{- $_ := set $derived "improve" (dict "datasets" "/var/lib/streamward/data/autoretrain") -}}
 {{- end -}}
 {{- if and $values.metrics.port (has .component (list "streams" "scoring" "policy" "trainer" "jobs" "tuner" "calls" "serve" "archive" "curate" "datasets" "retrain" "selfplay")) -}}
 {{- $_ := set $derived "metrics" (dict "host" "0.0.0.0" "port" (int $values.metrics.port)) -}}

@@ -57,7 +57,7 @@ def curate_run(
 ) -> None:
     """Judge the runs that have ended, once.
 
-    Each run gets one verdict by a rubric: gates first (curation.gates), then the judge (scoring.judge_url) on the runs
+    Each run gets one verdict by a rubric: gates first (improve.gates), then the judge (scoring.judge_url) on the runs
     that pass. A second `run` writes nothing twice. Runs whose keys are another curator's are left to it.
     """
     from streams import output as show
@@ -199,9 +199,10 @@ def _snapshot(settings: Settings) -> Iterator[Any]:
 def curate_agreement(call: AppContext, /, output: Output) -> None:
     """Print how well each judge agrees with people.
 
-    A judge promotes alone once it has decided curation.min_runs runs that people decided, too, and the lower end of the
-    interval of Cohen's kappa is curation.min_kappa or more.
+    A judge promotes alone once it has decided improve.min_runs runs that people decided, too, and the lower end of the
+    interval of Cohen's kappa is improve.min_kappa or more.
     """
+    from plugins.improve.settings import Improve
     from streams import output as show
     from streams.improve.curation import curation_view
     from streams.improve.curation.curation_log import CurationLog
@@ -219,7 +220,7 @@ def curate_agreement(call: AppContext, /, output: Output) -> None:
         show.Column("promotes alone", lambda row: "yes" if row["promotes_alone"] else "no"),
         show.Column("reason", "reason"),
     ]
-    rows = [curation_view.agreement(agreement, call.settings.curation) for agreement in measured.values()]
+    rows = [curation_view.agreement(agreement, call.settings.of_plugin(Improve)) for agreement in measured.values()]
     show.rows(rows, columns, output)
 
 

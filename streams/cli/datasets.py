@@ -73,7 +73,7 @@ def rule_options(command: F) -> F:
                 type=click.Path(path_type=Path, file_okay=False),
                 default=None,
                 metavar="DIR",
-                help="Write into a folder here that is named by the newest verdict.  [default: datasets.folder]",
+                help="Write into a folder here that is named by the newest verdict.  [default: improve.datasets]",
             ),
             allow_option,
             click.option("--reason", default="ordered", show_default=True, help="Why; it is recorded."),

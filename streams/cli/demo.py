@@ -11,13 +11,11 @@ import click
 
 from streams import output as show
 from streams.cli.runtime import AppContext, json_object, pass_call
-from streams.errors import SettingsError, StreamwardError
-
-IMPROVE = "improve"
+from streams.errors import StreamwardError
 
 
 @click.command()
-@click.option("--minutes", type=float, help="Stop after this many minutes.  [default: 8; of improve: 15]")
+@click.option("--minutes", type=float, default=8.0, show_default=True, help="Stop after this many minutes.")
 @click.option("--steps", type=int, default=20, show_default=True, help="Stop after this many adapter versions.")
 @click.option("--model", metavar="NAME", help="A known model, a hub id or a folder.  [default: model.base]")
 @click.option(
@@ -25,8 +23,7 @@ IMPROVE = "improve"
     default="sums",
     show_default=True,
     metavar="NAME",
-    help="Task family: sums, an environment of several turns (calculator, lookup, guess), or reasoning-gym:NAME; or "
-    "improve: sums are served, judged by a rule and a person, and a version is tuned on the good runs and released.",
+    help="Task family: sums, an environment of several turns (calculator, lookup, guess), or reasoning-gym:NAME.",
 )
 @click.option(
     "--options",
@@ -60,7 +57,6 @@ def demo(
     /,
     output: str,
     options: str,
-    minutes: float | None,
     **chosen: Any,
 ) -> None:
     """Watch a model learn from a real Kafka log.
@@ -72,16 +68,9 @@ def demo(
     from streams.demo import demo_options as loop
 
     console = show.console(sys.stderr if output == "json" else None)
-    if chosen["task"] == IMPROVE:
-        chosen["minutes"] = 15.0 if minutes is None else minutes
-        result = _improve(call, console, chosen | {"options": options})
-        if output == "json":
-            sys.stdout.write(json.dumps(result) + "\n")
-        return
     family_options = json_object(options, "--options")
     plan = loop.DemoOptions(
         **chosen,
-        minutes=8.0 if minutes is None else minutes,
         options=family_options,
         config=call.config,
         overrides=call.overrides,
@@ -91,21 +80,3 @@ def demo(
         sys.stdout.write(json.dumps(result) + "\n")
     if result["failure"] is not None:
         raise StreamwardError(result["failure"])
-
-
-def _improve(call: AppContext, console: Any, chosen: dict[str, Any]) -> dict[str, Any]:
-    """Run the demo of improvement. Raises SettingsError for options that have no effect on it."""
-    from streams.demo import improve_demo
-
-    plain = {option.name: option.default for option in demo.params}
-    without_effect = [name for name in ("steps", "engine", "options") if chosen[name] != plain[name]]
-    if without_effect:
-        raise SettingsError(f"--{without_effect[0]} has no effect on --task {IMPROVE}; leave it out")
-    folder = chosen["data_dir"] if chosen["data_dir"] != plain["data_dir"] else improve_demo.FOLDER
-    options = improve_demo.ImproveDemo(
-        folder=folder,
-        config=call.config,
-        overrides=call.overrides,
-        **{name: chosen[name] for name in ("minutes", "seed", "model", "fresh")},
-    )
-    return improve_demo.run(options, console)

@@ -2,7 +2,7 @@
 
     replay plan, run, evaluate ──► an experiment with its own log ──► replay list, show, compare
 
-Those that compare are in experiments.py, and `replay sweep` is in sweep.py.
+Those that compare are in experiments.py.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from streams.cli.audit import audit
 from streams.cli.demo import demo
 from streams.cli.evaluate import evaluate
 from streams.cli.events import events
+from streams.cli.experiments import replay
 from streams.cli.export import export
 from streams.cli.improve import improve
 from streams.cli.jobs import jobs
@@ -36,7 +37,6 @@ from streams.cli.serve import chat, serve
 from streams.cli.settings import config
 from streams.cli.status import doctor, status
 from streams.cli.streams import streams
-from streams.cli.sweep import replay
 from streams.cli.tasks import tasks
 from streams.cli.train import train
 from streams.cli.up import up

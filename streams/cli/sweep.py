@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.experiments import replay
 from streams.cli.replay import matching_tasks, players, progress
 from streams.cli.runtime import INTERRUPTED, AppContext, output_option, pass_call, until_stopped
 
@@ -19,11 +18,8 @@ if TYPE_CHECKING:
     from streams.improve.sweep.sweep_runner import Sweep, SweepReport
     from streams.output import Output
 
-__all__ = ["replay"]
-"""The group of commands, with those of experiments.py."""
 
-
-@replay.command("sweep")
+@click.command("sweep")
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE.toml")
 @click.option("--dry-run", is_flag=True, help="Print the recipes, and write nothing.")
 @output_option

@@ -20,6 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
+from plugins.improve.settings import Improve
 from schemas.events import AdapterEvent
 from streams.demo import improve_run, improve_tasks
 from streams.demo.collapsed_judge import MODEL, collapsed_judge
@@ -100,8 +101,8 @@ class ImproveDemo:
             "canary.max_latency_ratio": 100,
             "canary.steps": "0.3,0.6",
             "canary.step_groups": 10,
-            "curation.scenario_gates": f"{CHECKED}: min_score=1",
-            "curation.promote_by_gates": CHECKED,
+            "improve.scenario_gates": f"{CHECKED}: min_score=1",
+            "improve.promote_by_gates": CHECKED,
             **({} if self.model is None else {"model.base": self.model}),
             **({} if judge_url is None else {"scoring.judge_url": judge_url, "scoring.judge_model": MODEL}),
         }
@@ -185,7 +186,7 @@ def _demo(options: ImproveDemo, console: Console, began: float) -> Iterator[Impr
         node = broker.ensure(settings.broker)
         stack.callback(broker.stop, settings.broker)
         settings = options.settings(node.bootstrap)
-        config = save(settings, options.folder, by="streamward demo")
+        config = save(settings, options.folder, by="streamward improve demo")
         leave_settings(config)
         admin.apply_topics(settings)
         rule = options.folder / "retrain.toml"
@@ -265,14 +266,14 @@ def _meet_collapsed_judge(demo: ImproveDemoRun) -> dict[str, Any]:
         judged = demo.options.settings(demo.settings.kafka.bootstrap, judge_url=url)
         folder = demo.options.folder / "judged"
         folder.mkdir()
-        config = save(judged, folder, by="streamward demo")
+        config = save(judged, folder, by="streamward improve demo")
         with RestartedProcesses(demo.options.folder / "logs", child_env()) as processes:
             processes.start("curate-judged", command(config, ("improve", "curate", "follow")))
             demo.ask((JUDGED,))
             read = _decide(demo, judged, JUDGED)
             demo.ask((JUDGED,))
             (agreement,) = CurationLog(judged).agreements().values()
-            evidence = agreement.evidence(judged.curation, ())
+            evidence = agreement.evidence(judged.of_plugin(Improve), ())
     verdicts = watch.machine_verdicts(JUDGED)
     promoted = sum(verdict.verdict == "promote" for verdict in verdicts)
     demo.say(

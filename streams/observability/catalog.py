@@ -27,9 +27,7 @@ LOOP: tuple[str, ...] = ("streams", "policy", "scoring", "train")
 """The processes of the loop, by the name of their command."""
 READERS: tuple[str, ...] = (*LOOP, "agents")
 """Those that read as a consumer group: the loop, and `agents run`."""
-IMPROVERS: tuple[str, ...] = ("curate", "datasets", "retrain", "selfplay")
-"""Those that learn from served runs, by the name of their commands below `improve`."""
-SERVED: tuple[str, ...] = (*READERS, "archive", "serve", "jobs", *IMPROVERS)
+SERVED: tuple[str, ...] = (*READERS, "archive", "serve", "jobs")
 """Those that serve metrics.port: these, `admin archive sync --follow`, the server of agents, and the controller of
 jobs. Processes of plugins do, too."""
 
@@ -69,7 +67,7 @@ EVENTS_OUT = Metric(
     "counter",
     ("stage", "topic"),
     "Records written.",
-    (*READERS, "serve", "jobs", "curate"),
+    (*READERS, "serve", "jobs"),
 )
 PROCESSING = Metric(
     "streamward_processing_seconds",
@@ -124,7 +122,7 @@ REBALANCES = Metric(
     "counter",
     ("stage",),
     "Assignments of partitions.",
-    ("streams", "policy", "scoring", "agents", "jobs", "curate", "datasets"),
+    ("streams", "policy", "scoring", "agents", "jobs"),
 )
 
 SPANS_DROPPED = Metric(
@@ -583,94 +581,6 @@ JOB_STEP_AGE = Metric(
     "Time since the newest step of the job in progress, or its start; no series without one.",
     (),
     "a job that a plugin does",
-)
-
-# --- improve curate follow --------------------------------------------------------------------------------------------
-
-CURATION_VERDICTS = Metric(
-    "streamward_curation_verdicts_total",
-    "counter",
-    ("policy", "labeller", "verdict"),
-    "Verdicts on runs, by gates and judge.",
-    ("curate",),
-    "a run that ended",
-)
-CURATION_JUDGE_COST = Metric(
-    "streamward_curation_judge_cost_usd_total",
-    "counter",
-    ("policy",),
-    "Cost of the judge of runs, with scoring.judge_prompt_usd and judge_completion_usd.",
-    ("curate",),
-    "a judged run",
-)
-CURATION_KAPPA = Metric(
-    "streamward_curation_kappa_low_ratio",
-    "gauge",
-    ("model",),
-    "Lower end of the interval of Cohen's kappa between a judge and people.",
-    ("curate",),
-    "verdicts of people",
-)
-
-# --- improve datasets follow ------------------------------------------------------------------------------------------
-
-DATASET_DUE = Metric(
-    "streamward_dataset_due_ratio",
-    "gauge",
-    ("dataset",),
-    "Runs that were promoted since the newest build, as a share of what the next one needs.",
-    ("datasets",),
-)
-DATASET_BUILDS = Metric(
-    "streamward_dataset_builds_total", "counter", ("dataset",), "Builds.", ("datasets",), "enough promoted runs"
-)
-
-DATASET_DRIFT = Metric(
-    "streamward_dataset_drift_ratio",
-    "gauge",
-    ("dataset", "column"),
-    "Distance of the questions of a build's newer rows from the build before it (total variation).",
-    ("datasets",),
-    "a second build",
-)
-DATASET_DRIFT_BOUND = Metric(
-    "streamward_dataset_drift_bound_ratio",
-    "gauge",
-    ("dataset", "column"),
-    "Distance that chance alone passes in one build of a hundred at most.",
-    ("datasets",),
-    "a second build",
-)
-
-# --- improve retrain follow -------------------------------------------------------------------------------------------
-
-RETRAIN_DUE = Metric(
-    "streamward_retrain_due_ratio",
-    "gauge",
-    ("rule", "signal"),
-    "Evidence since the last crossing, as a share of what the next one needs: newly promoted runs, or the e-value of a "
-    "fall.",
-    ("retrain",),
-    "a rule with more than a schedule",
-)
-RETRAIN_CROSSINGS = Metric(
-    "streamward_retrain_crossings_total",
-    "counter",
-    ("rule", "signal", "action"),
-    "Crossings: reasons that started a job.",
-    ("retrain",),
-    "a crossing",
-)
-
-# --- improve selfplay run ---------------------------------------------------------------------------------------------
-
-SELFPLAY_QUESTIONS = Metric(
-    "streamward_selfplay_questions_total",
-    "counter",
-    ("catalogue",),
-    "Questions that this process asked.",
-    ("selfplay",),
-    "a run",
 )
 
 # --- admin archive sync --follow --------------------------------------------------------------------------------------

@@ -140,6 +140,8 @@ class Plugin:
     (streams/observability/grafana/alerts.py)."""
     actions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Rights of its own, as `thumbs.give`, with the roles that have them; admin has all."""
+    public: tuple[str, ...] = ()
+    """What a user's code imports of it from `streamward`: `module:name` of classes and functions."""
     engines: Mapping[str, PluginEngine] = field(default_factory=dict)
     """Clusters, by the name that `--on` has for them."""
     companions: Mapping[str, str] = field(default_factory=dict)
@@ -162,6 +164,7 @@ class Plugin:
                     *(self.views, self.lists, self.recounts, self.remakes, self.datasets, self.metrics, self.alerts),
                 ),
             ),
+            *self.public,
             *(command.command for command in self.commands.values()),
             *self.companions.values(),
             *(export.encode for export in self.exports.values()),

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings as hypothesis_settings, stra
 from pydantic import SecretStr, ValidationError
 from yaml import safe_load_all
 
+from plugins.improve.settings import Improve
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
 from streams.evaluation import suite_tasks as evaluate
 from streams.improve.selfplay.catalogue import read_catalogue
@@ -318,7 +319,7 @@ def test_data_sets_are_written_to_the_claim_of_the_values(tmp_path: Path) -> Non
     found = component("scaled", "Deployment", "datasets")
     assert found["spec"]["strategy"] == {"type": "Recreate"}, "one node may hold the claim"
     (container,) = spec_of(found)["containers"]
-    folder = settings_of("scaled", "datasets", tmp_path).datasets.folder
+    folder = settings_of("scaled", "datasets", tmp_path).of_plugin(Improve).datasets
     (mount,) = [one for one in container["volumeMounts"] if Path(one["mountPath"]) == folder.parent]
     (volume,) = [one for one in spec_of(found)["volumes"] if one["name"] == mount["name"]]
     assert volume["persistentVolumeClaim"]["claimName"] == "mine"

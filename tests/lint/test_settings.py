@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import runpy
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,7 +13,7 @@ from pydantic import SecretStr
 from streams.errors import SettingsError
 from streams.plugins.installed import load_plugins
 from streams.settings.load import ENV_CONFIG, build, flatten, load, section_types, to_env
-from tests.import_graph import sources
+from tests.import_graph import ROOT, sources
 
 CHANGED: dict[str, dict[str, Any]] = {
     "plugins": {"load": ",".join(plugin.name for plugin, _, _ in load_plugins())},
@@ -100,15 +101,6 @@ CHANGED: dict[str, dict[str, Any]] = {
         "max_recovery_loss": 0.5,
     },
     "canary": {"steps": "0.1,1", "alpha": 0.1, "max_failed": 0.5, "max_truncated": 0.5},
-    "curation": {
-        "gates": "max_turns=3,min_score=0.5",
-        "scenario_gates": "sums: max_turns=3",
-        "promote_by_gates": "sums",
-        "rubric": "sums@2",
-        "min_kappa": 0.7,
-        "review_share": 0.1,
-    },
-    "datasets": {"folder": Path("sets")},
     "environments": {"credentials": Path("credentials.json")},
     "adapters": {"signing_key": Path("adapters.key"), "verify_key": Path("adapters.pub")},
     "outside": {
@@ -120,6 +112,10 @@ CHANGED: dict[str, dict[str, Any]] = {
     },
 }
 """Settings that mean nothing without others of their section, or do not take every value of their type."""
+CHANGED |= {
+    file.parent.name: runpy.run_path(str(file))["CHANGED"]
+    for file in (ROOT / "tests" / "plugins").glob("*/changed_settings.py")
+}
 
 
 @pytest.fixture(autouse=True)

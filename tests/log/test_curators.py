@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from plugins.improve.settings import Improve
 from schemas.events import CurationEvent, Message, RunVerdict
 from streams.errors import NotFoundError, RefusedError
 from streams.improve.curation.curation_log import CurationLog, PersonDecision
@@ -21,7 +22,7 @@ from streams.improve.curation.run_lookup import find_run
 from streams.kafka import admin
 from streams.kafka.history import LogHistory
 from streams.scorers import ScoreError
-from streams.settings.model import RunCuration, Scoring, Settings
+from streams.settings.model import Scoring, Settings
 from streams.tools.audit.reading import Audit
 from streams.tools.query.finished import FinishedSelection
 from streams.tools.views.log_view import LogView
@@ -45,8 +46,8 @@ def judge() -> Iterator[JudgeServer]:
 def log(settings: Settings, judge: JudgeServer) -> Settings:
     """Settings of a log in which runs are judged."""
     scoring = Scoring(judge_url=judge.url, judge_model="m", retries=0)
-    curation = RunCuration(min_runs=10, gates="max_turns=3", review_share=0)
-    judged = settings.model_copy(update={"scoring": scoring, "curation": curation})
+    curation = Improve(min_runs=10, gates="max_turns=3", review_share=0)
+    judged = settings.model_copy(update={"scoring": scoring, "improve": curation})
     admin.apply_topics(judged)
     return judged
 
@@ -124,15 +125,15 @@ def test_verdicts_of_people_make_a_judge_known_and_then_it_promotes_alone(log: S
     curated = CurationLog(log)
     assert curated.review_queue() == []
     [agreement] = curated.agreements().values()
-    assert agreement.doubt(log.curation) is None
+    assert agreement.doubt(log.of_plugin(Improve)) is None
     assert wrong(log) == []
 
 
 def test_a_judge_that_collapses_is_stopped_by_the_people_who_look_at_its_runs(
     log: Settings, judge: JudgeServer
 ) -> None:
-    rule = log.curation.model_copy(update={"window": 12, "review_share": 1.0})
-    watched = log.model_copy(update={"curation": rule})
+    rule = log.of_plugin(Improve).model_copy(update={"window": 12, "review_share": 1.0})
+    watched = log.model_copy(update={"improve": rule})
     for verdict in VERDICTS:
         runs = [f"{verdict}-{n}" for n in range(6)]
         judge.answers = [says({"verdict": verdict, "rationale": "So."})]
@@ -242,4 +243,4 @@ def test_the_commands_judge_show_decide_and_measure(log: Settings, judge: JudgeS
     assert (agreement["model"], agreement["runs"], agreement["false_promotions"]) == ("m", 1, 1.0)
     assert agreement["promotes_alone"] is False
     table = run_cli(log, "improve", "curate", "agreement", "--output", "table").stdout
-    assert "100.0 %" in table and "expected 10 (curation.min_runs)" in table
+    assert "100.0 %" in table and "expected 10 (improve.min_runs)" in table

@@ -16,6 +16,7 @@ from starlette.requests import Request
 
 from gateway.http.principal import set_principal
 from gateway.log.dataset_list import BuiltDatasets, DatasetsQuery
+from plugins.improve.settings import Improve
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import DatasetEvent, Message, OutsideTuning
 from streams.access.keys import AccessKey
@@ -26,7 +27,7 @@ from streams.improve.datasets.dataset_build import DatasetOrder, build
 from streams.improve.datasets.dataset_rule import DatasetRule
 from streams.kafka import admin
 from streams.kafka.history import LogHistory
-from streams.settings.model import Datasets, Settings
+from streams.settings.model import Settings
 from streamward import DatasetCurationHostedService
 from tests.support import factories
 from tests.support.agent_server import serving, settings_of
@@ -157,7 +158,7 @@ def test_questions_that_are_others_than_in_the_build_before_are_in_event_and_com
 
 def test_the_commands_list_and_show_what_was_built(settings: Settings, tmp_path: Path) -> None:
     promoted(settings, *QUESTIONS)
-    settings = settings.model_copy(update={"datasets": Datasets(folder=tmp_path / "sets")})
+    settings = settings.model_copy(update={"improve": Improve(datasets=tmp_path / "sets")})
     result = invoke(settings, "improve", "datasets", "build", "coach", "--policy", "default", "--eval", "0")
     assert result.exit_code == 0, result.output
     made = json.loads(result.stdout)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from plugins.improve.settings import Improve
 from schemas.events import CurationEvent, DatasetEvent, JobEvent, Message, TriggerEvent
 from streams.kafka import admin
-from streams.settings.model import Jobs, RunCuration, Settings
+from streams.settings.model import Jobs, Settings
 from tests.support.processes import read, running, until, write
 from tests.support.runs import chat_turn, events_of_chat
 
@@ -40,7 +41,7 @@ def test_served_runs_are_judged_collected_and_a_reason_to_retrain_by_one_command
 ) -> None:
     log = settings.model_copy(
         update={
-            "curation": RunCuration(gates="min_success=1", promote_by_gates="*"),
+            "improve": Improve(gates="min_success=1", promote_by_gates="*"),
             "jobs": Jobs(prompt_usd=0.0, completion_usd=0.0, trainer_hour_usd=1.0, max_budget_usd=1.0),
         }
     )

@@ -1,4 +1,4 @@
-"""`demo --task improve`: a version that learnt from served runs is released, and a collapsed judge promotes nothing."""
+"""`improve demo`: a version that learnt from served runs is released, and a collapsed judge promotes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
 @pytest.mark.timeout(1200)
 def test_good_runs_are_learnt_from_and_a_judge_that_says_yes_to_everything_promotes_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
-        command("demo", "--task", "improve", "--output", "json"),
+        command("improve", "demo", "--output", "json"),
         cwd=tmp_path,
         env=environment(),
         stdout=subprocess.PIPE,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from plugins.improve.settings import Improve
 from schemas.events import Coordinates, CurationEvent, RunVerdict, derive_id
 from streams.improve.curation.agreement import (
     Agreement,
@@ -20,12 +21,11 @@ from streams.improve.curation.agreement import (
     kappa_interval,
 )
 from streams.improve.curation.verdicts import VerdictFold
-from streams.settings.model import RunCuration
 from tests.support.factories import T0, curation_event
 from tests.support.runs import judge_of
 from tests.support.thoroughness import examples
 
-RULE = RunCuration()
+RULE = Improve()
 TABLES = st.builds(PairTable, *[st.integers(0, 30)] * 4).filter(lambda table: table.runs > 0)
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from plugins.improve.settings import Improve
 from schemas.events import Coordinates, CurationEvent, Event, GateResult, RunVerdict
 from streams.improve.curation.agreement import agreements
 from streams.improve.curation.curation_state import CurationState
 from streams.improve.curation.ended_run import EndedRun, ended_run
 from streams.improve.curation.promotion_guard import GroundedVerdict, event_of, verdict_after_judge
 from streams.improve.curation.verifier import JudgeVerdict
-from streams.settings.model import RunCuration, Settings
+from streams.settings.model import Settings
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
 from streams.tools.audit.report import Report
@@ -21,8 +22,8 @@ from tests.support.factories import T0, group, trajectory
 from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends
 from tests.support.runs import chat_turn, finished, judge_of
 
-RULE = RunCuration(min_runs=10, window=20, gates="max_turns=3")
-RULES = Settings(topics=SETTINGS.topics, curation=RULE)
+RULE = Improve(min_runs=10, window=20, gates="max_turns=3")
+RULES = Settings(topics=SETTINGS.topics).model_copy(update={"improve": RULE})
 
 
 class Curated:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from plugins.improve.settings import GATES, Improve
 from schemas.events import Coordinates, CurationEvent, GateResult, Message, RunVerdict, problems
 from schemas.serde import decode, encode
 from streams.improve.curation.ended_run import EndedRun, ended_run
@@ -26,7 +27,7 @@ from streams.improve.curation.promotion_guard import (
 from streams.improve.curation.verdicts import PlacedVerdict, VerdictFold
 from streams.improve.curation.verifier import VerifierAgent, endpoint_of
 from streams.scorers import ScoreError
-from streams.settings.model import GATES, RunCuration, Scoring, Settings
+from streams.settings.model import Scoring, Settings
 from streams.tools.query.finished import Finished
 from streams.tools.runs.run_row import RunRules, run_row
 from tests.support.doubles.judge import JudgeServer, judging, raw, says
@@ -45,7 +46,7 @@ def judge() -> Iterator[JudgeServer]:
 
 def settings_of(judge: JudgeServer | None = None, retries: int = 0, **curation: Any) -> Settings:
     scoring = Scoring() if judge is None else Scoring(judge_url=judge.url, judge_model="m", retries=retries)
-    return Settings(scoring=scoring, curation=RunCuration(**curation))
+    return Settings(scoring=scoring).model_copy(update={"improve": Improve(**curation)})
 
 
 def guard_of(settings: Settings, policies: tuple[str, ...] = ("default",)) -> PromotionGuardAgent:
@@ -87,7 +88,7 @@ def test_every_gate_of_the_settings_has_a_figure() -> None:
 )
 def test_a_gate_is_passed_up_to_its_bound(gate: str, figure: dict[str, Any], passed: bool) -> None:
     row = dataclasses.replace(run_row(finished(), RunRules()), **figure)
-    [measured] = gate_results(row, RunCuration(gates=gate).bounds_of("any"))
+    [measured] = gate_results(row, Improve(gates=gate).bounds_of("any"))
     assert measured.passed is passed
 
 
@@ -104,7 +105,7 @@ def test_a_figure_that_is_no_number_passes_no_gate() -> None:
 
 
 def test_a_scenario_has_other_gates_than_the_rest() -> None:
-    rule = RunCuration(
+    rule = Improve(
         gates="max_turns=3, max_escalations=0", scenario_gates="sums: min_score=1, max_turns=off; a:b: max_turns=9"
     )
     assert rule.bounds_of("chat") == {"max_turns": 3, "max_escalations": 0}
@@ -131,7 +132,7 @@ def test_a_scenario_has_other_gates_than_the_rest() -> None:
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        RunCuration(**settings)
+        Improve(**settings)
 
 
 # --- the guard --------------------------------------------------------------------------------------------------------

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from rich.console import Console
 
-from streams.cli.root import cli
 from streams.demo.improve_demo import ImproveDemo, run
 from streams.demo.improve_run import ImproveOrder, commands
 from streams.errors import SettingsError
@@ -31,13 +29,6 @@ def test_the_folder_that_one_works_in_is_never_deleted(tmp_path: Path, monkeypat
     with pytest.raises(SettingsError, match="not one you work in"):
         run(ImproveDemo(folder=tmp_path, fresh=True), Console())
     assert (tmp_path / "inside").is_dir()
-
-
-@pytest.mark.parametrize("option", [("--steps", "3"), ("--engine", "scripted"), ("--options", '{"noise": 5}')])
-def test_an_option_without_effect_is_refused_by_name(option: tuple[str, str]) -> None:
-    result = CliRunner().invoke(cli, ["demo", "--task", "improve", *option])
-    assert result.exit_code == 2
-    assert f"{option[0]} has no effect on --task improve" in result.output
 
 
 def test_every_process_gets_the_policy_tenant_and_purpose_of_the_rule(tmp_path: Path) -> None:

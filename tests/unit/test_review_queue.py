@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from itertools import count
 
+from plugins.improve.settings import Improve
 from schemas.events import Coordinates, RunVerdict, derive_id
 from streams.improve.curation import curation_view
 from streams.improve.curation.curation_state import CurationState
-from streams.settings.model import RunCuration, Settings
+from streams.settings.model import Settings
 from tests.support.factories import T0, curation_event
 from tests.support.runs import judge_of
 
@@ -18,7 +19,7 @@ class Queue:
     """The state of a log with these verdicts."""
 
     def __init__(self, **rule: float) -> None:
-        self.state = CurationState(Settings(curation=RunCuration.model_validate(rule)))
+        self.state = CurationState(Settings().model_copy(update={"improve": Improve.model_validate(rule)}))
         self._count = count()
 
     def judged(self, run: str, says: RunVerdict, verdict: RunVerdict | None = None) -> None:

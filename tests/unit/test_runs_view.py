@@ -249,9 +249,7 @@ def test_a_log_with_every_kind_of_run_has_the_same_rows_both_ways() -> None:
 
 
 def test_names_of_tools_and_prices_of_the_settings_are_in_the_statement_as_literals() -> None:
-    hostile = SETTINGS.model_copy(
-        update={"curation": SETTINGS.curation.model_copy(update={"escalation_tools": "it's, add"})}
-    )
+    hostile = SETTINGS.model_copy(update={"serve": SETTINGS.serve.model_copy(update={"escalation_tools": "it's, add"})})
     with Appended(*chat("red.chat")).connect() as con:
         (row,) = con.sql(f"SELECT escalations, cost_usd FROM ({runs_sql(hostile)})").fetchall()  # noqa: S608
     assert row == (2, None)

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from plugins.improve.settings import Improve
 from schemas.events import CurationEvent, CurationJudge, JudgeAgreement
 from streams.improve.curation.verdicts import VerdictFold
-from streams.settings.model import RunCuration
 
 RESAMPLES = 1000
 CONFIDENCE = 0.95
@@ -161,7 +161,7 @@ class Agreement:
         """The share of people's decisions that the judge decided, too."""
         return _share(self.table.runs, self.table.runs + self.abstained)
 
-    def evidence(self, rule: RunCuration, counted: tuple[int, ...]) -> JudgeAgreement:
+    def evidence(self, rule: Improve, counted: tuple[int, ...]) -> JudgeAgreement:
         """Return what a promotion by this judge rests on; `counted`: verdicts before these offsets."""
         return JudgeAgreement(
             runs=self.table.runs,
@@ -173,19 +173,19 @@ class Agreement:
             counted=counted,
         )
 
-    def doubt(self, rule: RunCuration) -> str | None:
+    def doubt(self, rule: Improve) -> str | None:
         """Return why this judge may promote no run alone; None if it may."""
         if self.table.runs < rule.min_runs:
             return (
                 f"the judge's agreement with people is not known yet: {self.table.runs} runs have both verdicts, "
-                f"expected {rule.min_runs} (curation.min_runs)"
+                f"expected {rule.min_runs} (improve.min_runs)"
             )
         low, high = kappa_interval(self.table)
         if low >= rule.min_kappa:
             return None
         return (
             f"the judge agrees too little with people: kappa {kappa(self.table):.2f} ({low:.2f} to {high:.2f}) over "
-            f"{self.table.runs} runs, expected {rule.min_kappa:g} or more at the lower end (curation.min_kappa)"
+            f"{self.table.runs} runs, expected {rule.min_kappa:g} or more at the lower end (improve.min_kappa)"
         )
 
 

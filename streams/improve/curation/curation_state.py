@@ -10,6 +10,7 @@ that gets worse is noticed. The order is by time, so it does not reveal why a ru
 
 from __future__ import annotations
 
+from plugins.improve.settings import Improve
 from schemas.events import CurationEvent
 from schemas.serde import Poison
 from streams.improve.curation.agreement import Agreement, JudgeIdentity, agreements
@@ -27,7 +28,7 @@ class CurationState:
     """The fold of `curation`."""
 
     def __init__(self, settings: Settings) -> None:
-        self._rule = settings.curation
+        self._rule = settings.of_plugin(Improve)
         self._partitions = topics(settings.topics)["curation"].partitions
         self._next = [0] * self._partitions
         self.fold = VerdictFold()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from plugins.improve.settings import Improve
 from streams.improve.curation.agreement import Agreement, gwet_ac1, kappa, kappa_interval
 from streams.improve.curation.verdicts import PlacedVerdict
 from streams.output import moment
-from streams.settings.model import RunCuration
 
 
 def queued_run(placed: PlacedVerdict) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def verdict(placed: PlacedVerdict) -> dict[str, Any]:
     return row
 
 
-def agreement(measured: Agreement, rule: RunCuration) -> dict[str, Any]:
+def agreement(measured: Agreement, rule: Improve) -> dict[str, Any]:
     """Return how well a judge agrees with people, and whether it may promote alone."""
     table = measured.table
     low, high = kappa_interval(table)
@@ -72,5 +72,5 @@ def agreement(measured: Agreement, rule: RunCuration) -> dict[str, Any]:
         "coverage": measured.coverage,
         "disputed": measured.disputed,
         "promotes_alone": doubt is None,
-        "reason": doubt or "it agrees with people as curation.min_kappa asks",
+        "reason": doubt or "it agrees with people as improve.min_kappa asks",
     }

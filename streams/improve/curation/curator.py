@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Self
 
+from plugins.improve import improve_metrics
 from schemas.events import CurationEvent
 from streams.improve.curation.agreement import kappa_interval
 from streams.improve.curation.curation_state import CurationState
@@ -48,7 +49,7 @@ from streams.kafka.reader import PartitionReader
 from streams.kafka.record import TopicPartition
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
-from streams.observability import catalog, metrics
+from streams.observability import metrics
 from streams.scorers.execution import JUDGE_THREADS
 from streams.scorers.verdict import ScoreError
 from streams.settings.model import Settings
@@ -217,11 +218,11 @@ class Curator:
 
     def _report(self, event: CurationEvent) -> None:
         meter = self._outage.meter
-        meter.add(catalog.CURATION_VERDICTS, event.policy, event.labeller, event.verdict)
+        meter.add(improve_metrics.CURATION_VERDICTS, event.policy, event.labeller, event.verdict)
         if event.judge is not None and event.judge.cost_usd is not None:
-            meter.add(catalog.CURATION_JUDGE_COST, event.policy, by=event.judge.cost_usd)
+            meter.add(improve_metrics.CURATION_JUDGE_COST, event.policy, by=event.judge.cost_usd)
         for judge, agreement in self._state.agreements().items() if meter.on and event.judge is not None else ():
-            meter.set(catalog.CURATION_KAPPA, kappa_interval(agreement.table)[0], judge.model)
+            meter.set(improve_metrics.CURATION_KAPPA, kappa_interval(agreement.table)[0], judge.model)
 
     def _bounds(self) -> dict[TopicPartition, tuple[int, int]]:
         return self._outage.ask(lambda: offsets(self._settings, ["curation"]), "to where topics end")

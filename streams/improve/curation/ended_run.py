@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plugins.improve.settings import Improve
 from schemas.events import GateResult
 from streams.improve.curation.gates import gate_results
 from streams.improve.curation.rubric import Rubric, rubric_of
@@ -35,17 +36,17 @@ class EndedRun:
 
 def asks_judge(settings: Settings, scenario: str) -> bool:
     """Return whether runs of a scenario that pass the gates are judged by a model."""
-    return settings.scoring.judge_url is not None and not settings.curation.promotes_by_gates(scenario)
+    return settings.scoring.judge_url is not None and not settings.of_plugin(Improve).promotes_by_gates(scenario)
 
 
 def ended_run(finished: Finished, settings: Settings) -> EndedRun:
     """Return a run with its figures, transcript and rubric."""
     row = run_row(finished, RunRules.of(settings))
-    rubric = rubric_of(settings.curation, row.scenario, asks_judge=asks_judge(settings, row.scenario))
+    rubric = rubric_of(settings.of_plugin(Improve), row.scenario, asks_judge=asks_judge(settings, row.scenario))
     return EndedRun(
         finished=finished,
         row=row,
-        transcript=transcript_of(finished, row, settings.curation.transcript_characters),
+        transcript=transcript_of(finished, row, settings.of_plugin(Improve).transcript_characters),
         rubric=rubric,
         gates=gate_results(row, rubric.bounds),
     )

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from plugins.improve.settings import Improve
 from schemas.events import (
     RATIONALE_CHARACTERS,
     CurationEvent,
@@ -32,7 +33,7 @@ from streams.improve.curation.ended_run import EndedRun, asks_judge, ended_run
 from streams.improve.curation.gates import gates_in_words
 from streams.improve.curation.verdicts import PlacedVerdict, VerdictFold
 from streams.improve.curation.verifier import JudgeVerdict, VerifierAgent
-from streams.settings.model import RunCuration, Settings
+from streams.settings.model import Settings
 from streams.tools.query.finished import Finished
 
 STAGE = "curate"
@@ -69,7 +70,7 @@ def gate_verdict(run: EndedRun, settings: Settings) -> GroundedVerdict | None:
         return GroundedVerdict(verdict="reject", labeller="gates", rationale=words)
     if asks_judge(settings, run.row.scenario):
         return None
-    if not settings.curation.promotes_by_gates(run.row.scenario):
+    if not settings.of_plugin(Improve).promotes_by_gates(run.row.scenario):
         no_judge = f"{words}, and no judge is configured (scoring.judge_url); a person has to decide"
         return GroundedVerdict(verdict="needs_human", labeller="gates", rationale=no_judge)
     if run.transcript.cut:
@@ -77,9 +78,7 @@ def gate_verdict(run: EndedRun, settings: Settings) -> GroundedVerdict | None:
     return GroundedVerdict(verdict="promote", labeller="gates", rationale=words)
 
 
-def verdict_after_judge(
-    run: EndedRun, judged: JudgeVerdict, rule: RunCuration, judges: MeasuredJudges
-) -> GroundedVerdict:
+def verdict_after_judge(run: EndedRun, judged: JudgeVerdict, rule: Improve, judges: MeasuredJudges) -> GroundedVerdict:
     """Return the verdict on a run that passes the gates, which the judge has seen."""
     judge = judged.judge
     if judge.verdict != "promote":
@@ -96,7 +95,7 @@ def verdict_after_judge(
     )
 
 
-def _doubt(run: EndedRun, judge: CurationJudge, agreement: Agreement | None, rule: RunCuration) -> str | None:
+def _doubt(run: EndedRun, judge: CurationJudge, agreement: Agreement | None, rule: Improve) -> str | None:
     """Return why a judge may not promote a run alone; None if it may."""
     if judge.policy == run.row.policy:
         version = "" if judge.version is None else f" version {judge.version}"
@@ -188,7 +187,7 @@ class PromotionGuardAgent:
     def verdict(self, run: EndedRun, judge_verdict: JudgeVerdict | None, judges: MeasuredJudges) -> GroundedVerdict:
         """Return the verdict that follows from the gates and the judge's."""
         if judge_verdict is not None:
-            return verdict_after_judge(run, judge_verdict, self._settings.curation, judges)
+            return verdict_after_judge(run, judge_verdict, self._settings.of_plugin(Improve), judges)
         verdict = gate_verdict(run, self._settings)
         assert verdict is not None  # noqa: S101 - the judge is asked otherwise
         return verdict

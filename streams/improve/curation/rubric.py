@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from streams.settings.model import RunCuration
+from plugins.improve.settings import Improve
 
 TEMPLATE = """\
 You judge the run of an agent. {instructions}
@@ -38,17 +38,17 @@ class Rubric:
     bounds: Mapping[str, float]
 
 
-def instructions_prompt(rule: RunCuration) -> str:
+def instructions_prompt(rule: Improve) -> str:
     """Return the judge's prompt, to be filled with {transcript}, {boundary} and {cut}."""
     return TEMPLATE.replace("{instructions}", rule.instructions, 1)
 
 
-def prompt_digest(rule: RunCuration) -> str:
+def prompt_digest(rule: Improve) -> str:
     """Return the sha256 over the instructions, without a transcript."""
     return _sha256([PROMPT_VERSION, instructions_prompt(rule)])
 
 
-def rubric_of(rule: RunCuration, scenario: str, *, asks_judge: bool) -> Rubric:
+def rubric_of(rule: Improve, scenario: str, *, asks_judge: bool) -> Rubric:
     """Return what runs of a scenario are measured by; `asks_judge`: not by gates alone."""
     bounds = rule.bounds_of(scenario)
     parts = [rule.rubric, sorted(bounds.items()), prompt_digest(rule) if asks_judge else None]

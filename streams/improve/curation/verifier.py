@@ -22,6 +22,7 @@ from secrets import token_hex
 from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
+from plugins.improve.settings import Improve
 from schemas.events import RATIONALE_CHARACTERS, CurationJudge, RunVerdict
 from streams.improve.curation.rubric import PROMPT_VERSION, instructions_prompt, prompt_digest
 from streams.improve.curation.transcript import Transcript
@@ -32,7 +33,7 @@ from streams.scorers.verdict import ScoreError, storable
 from streams.settings.model import Settings
 
 VERDICTS: dict[str, RunVerdict] = {"promote": "promote", "reject": "reject", "needs_human": "needs_human"}
-LIMIT = "curation.max_tokens"
+LIMIT = "improve.max_tokens"
 OF_RUN = ("judge_answer", "timeout")
 """Reasons of errors that are about one run; others are about the judge."""
 _PLACEHOLDER = re.compile(r"\{(boundary|transcript|cut)\}")
@@ -69,7 +70,7 @@ class VerifierAgent:
 
         Raises ScoreError(bad_settings) if no judge is configured.
         """
-        self._rule, self._scoring = settings.curation, settings.scoring
+        self._rule, self._scoring = settings.of_plugin(Improve), settings.scoring
         self._client = JudgeClient(settings.scoring)
         self._own_policies = own_policies or partial(known_policies, settings)
         self._stop = stop or threading.Event()

@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Iterable
 
+from plugins.improve import improve_metrics
 from schemas.events import CurationEvent, DatasetEvent
 from streams.errors import ContaminatedError, NotFoundError
 from streams.improve.curation.verdicts import PlacedVerdict, VerdictFold
@@ -29,7 +30,7 @@ from streams.kafka.key_membership import KeyMembership
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
-from streams.observability import catalog, metrics
+from streams.observability import metrics
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
 
@@ -148,7 +149,7 @@ class DatasetCurationHostedService:
         name, rule = self._order.name, self._order.rule
         last = dataset_log.read(self._settings).newest(name)
         count = self._verdicts.new_promotions(rule, last)
-        self._meter.set(catalog.DATASET_DUE, count / self._minimum, name)
+        self._meter.set(improve_metrics.DATASET_DUE, count / self._minimum, name)
         if count < self._minimum:
             return None
         self._meter.begin(f"builds data set {name}", within_s=BUILD_S)
@@ -162,14 +163,14 @@ class DatasetCurationHostedService:
         if not is_new:
             return None
         log.info("data set %s: built of %d new runs: %s", name, count, event.folder)
-        self._meter.add(catalog.DATASET_BUILDS, name)
-        self._meter.set(catalog.DATASET_DUE, 0.0, name)
+        self._meter.add(improve_metrics.DATASET_BUILDS, name)
+        self._meter.set(improve_metrics.DATASET_DUE, 0.0, name)
         self._report_drift(event)
         return event
 
     def _report_drift(self, event: DatasetEvent) -> None:
         for column in drift_of(event):
-            self._meter.set(catalog.DATASET_DRIFT, column.distance, event.dataset, column.column)
-            self._meter.set(catalog.DATASET_DRIFT_BOUND, column.bound, event.dataset, column.column)
+            self._meter.set(improve_metrics.DATASET_DRIFT, column.distance, event.dataset, column.column)
+            self._meter.set(improve_metrics.DATASET_DRIFT_BOUND, column.bound, event.dataset, column.column)
             if column.has_moved:
                 log.warning("data set %s: of its questions %s", event.dataset, column)

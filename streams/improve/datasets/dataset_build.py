@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from plugins.improve.settings import Improve
 from schemas.events import AdapterEvent, AgentEvent, DatasetEvent, SourceRange, derive_id
 from schemas.serde import Poison
 from streams import files as code
@@ -48,7 +49,7 @@ class DatasetOrder:
     actor: str
     reason: str
     root: Path | None = None
-    """Where the folder of the build is made. None: datasets.folder."""
+    """Where the folder of the build is made. None: improve.datasets."""
     allow_contaminated: bool = False
     """Whether it may have questions that a suite holds out; the actor is then recorded."""
 
@@ -79,7 +80,7 @@ def build(settings: Settings, order: DatasetOrder, history: History) -> tuple[Da
         return existing, False
     recorded = _check(settings, order, composed)
     timestamp = folder_name(composed.event.created_at)
-    root = order.root or settings.datasets.folder
+    root = order.root or settings.of_plugin(Improve).datasets
     folder, is_there = dataset_files.folder_for(root, timestamp, composed.event.digest, composed.contents)
     if not is_there:
         dataset_files.write(composed.contents, folder)

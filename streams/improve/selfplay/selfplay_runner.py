@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from plugins.improve import improve_metrics
 from schemas.conventions import SELFPLAY_TASKS
 from schemas.events import AdvantagedGroup, SourceRange, Task, TriggerEvent, derive_id
 from schemas.serde import Poison
@@ -35,7 +36,7 @@ from streams.kafka.record import partition_of
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
-from streams.observability import catalog, metrics
+from streams.observability import metrics
 from streams.observability.metrics import OFF
 from streams.output import moment
 from streams.settings.model import Settings
@@ -145,7 +146,7 @@ class SelfPlayRunner:
         catalogue_tasks.check(tasks, self._settings)
         submitted = submit(self._settings, tasks)
         self._finished.add(crossing.event_id)
-        self._meter.add(catalog.SELFPLAY_QUESTIONS, self._catalogue.name, by=len(submitted.sent))
+        self._meter.add(improve_metrics.SELFPLAY_QUESTIONS, self._catalogue.name, by=len(submitted.sent))
         if submitted.sent:
             log.info("%s: %d of %d questions are asked", crossing.rule, len(submitted.sent), len(tasks))
         return tasks

@@ -20,6 +20,7 @@ import threading
 import time
 from typing import Self
 
+from plugins.improve import improve_metrics
 from schemas.events import TriggerEvent
 from streams.errors import JobRequestError, NotFoundError, RefusedError, StreamwardError
 from streams.improve.triggers.detector import THRESHOLD
@@ -38,7 +39,7 @@ from streams.kafka.reader import PartitionReader
 from streams.kafka.record import TopicPartition
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
-from streams.observability import catalog, metrics
+from streams.observability import metrics
 from streams.observability.metrics import OFF
 from streams.settings.model import Settings
 
@@ -165,15 +166,15 @@ class RetrainController:
                 return
             log.info("rule %s: %s: %s", event.rule, event.action, event.reason)
         if self._triggers.append(event) and event.kind == "crossed":
-            self._meter.add(catalog.RETRAIN_CROSSINGS, event.rule, event.signal or "", event.action or "")
+            self._meter.add(improve_metrics.RETRAIN_CROSSINGS, event.rule, event.signal or "", event.action or "")
 
     def _report(self) -> None:
         """Report how far the rule is from a crossing."""
         if self._rule.when.promotable is not None:
             share = len(self.evidence.promoted) / self._rule.when.promotable
-            self._meter.set(catalog.RETRAIN_DUE, share, self._rule.name, "promotable")
+            self._meter.set(improve_metrics.RETRAIN_DUE, share, self._rule.name, "promotable")
         for signal, detector in self.evidence.detectors.items():
-            self._meter.set(catalog.RETRAIN_DUE, detector.peak / THRESHOLD, self._rule.name, signal)
+            self._meter.set(improve_metrics.RETRAIN_DUE, detector.peak / THRESHOLD, self._rule.name, signal)
 
     def _can_order(self, event: TriggerEvent) -> bool:
         """Return whether the job of a crossing can be ordered; if not, report why, at most once in a while."""

@@ -228,33 +228,6 @@ JOBS = (
     _gauge("Spent this month", "currencyUSD", catalog.TENANT_SPENT, label="tenant", zero=True),
     _gauge("Share of the month's budget", "percentunit", catalog.TENANT_MONTH, label="tenant", zero=True),
 )
-CURATION = (
-    _growth_panel("Verdicts per hour", catalog.CURATION_VERDICTS, "labeller", "verdict", window="1h"),
-    _growth_panel("Cost of the judge per hour", catalog.CURATION_JUDGE_COST, "policy", window="1h"),
-    _gauge(
-        "Agreement with people, lower end of kappa", "percentunit", catalog.CURATION_KAPPA, label="model", zero=True
-    ),
-)
-IMPROVEMENT = (
-    _gauge("Promoted runs for the next data set", "percentunit", catalog.DATASET_DUE, label="dataset", zero=True),
-    _growth_panel("Builds of data sets per hour", catalog.DATASET_BUILDS, "dataset", window="1h"),
-    _panel(
-        "Drift of questions from data set to data set",
-        "percentunit",
-        (or_zero(largest(select(catalog.DATASET_DRIFT), "dataset", "column")), "{{dataset}} {{column}}"),
-        (
-            or_zero(largest(select(catalog.DATASET_DRIFT_BOUND), "dataset", "column")),
-            "{{dataset}} {{column}} by chance",
-        ),
-    ),
-    _panel(
-        "Evidence for the next retraining",
-        "percentunit",
-        (or_zero(largest(select(catalog.RETRAIN_DUE), "rule", "signal")), "{{rule}} {{signal}}"),
-    ),
-    _growth_panel("Crossings per hour", catalog.RETRAIN_CROSSINGS, "rule", "signal", "action", window="1h"),
-    _growth_panel("Questions of self-play per hour", catalog.SELFPLAY_QUESTIONS, "catalogue", window="1h"),
-)
 FLEET = (
     _gauge("Waiting work, by policy", "short", catalog.FLEET_WAITING),
     _gauge("Age of the oldest waiting work", "s", catalog.FLEET_WAITING_SECONDS),
@@ -371,8 +344,6 @@ TRAINING = Dashboard(
             ),
         ),
         PanelRow("For which job?", JOBS),
-        PanelRow("Verdicts on runs", CURATION),
-        PanelRow("Data sets, retraining, self-play", IMPROVEMENT),
     ),
 )
 POLICY = Dashboard(

@@ -30,9 +30,8 @@ not cause 503. A stream worker is healthy while its event loop runs: its own wat
 request); and with `schemas.registry_url` for every process `schema_registry` (its ids are known;
 [schemas.md](schemas.md)). The 503 names missing conditions. `streamward audit --follow` has its own address
 (`--listen`) and no `/readyz`; `streamward admin archive sync --follow` and `streamward jobs run` are monitored like the
-loop, as are `improve curate follow`, `improve datasets follow` (a build may take an hour), `improve retrain follow`,
-`improve selfplay run` with a schedule, and processes of plugins, such as `tune --jobs`, which may take an hour until
-the first step of a job.
+loop, as are processes of plugins, such as `improve datasets follow` (a build may take an hour) and `tune --jobs`, which
+may take an hour until the first step of a job.
 
 Dashboards, alerts and runbooks: [operations.md](operations.md).
 
@@ -60,10 +59,6 @@ def _sections() -> Iterator[str]:
         ("agents",): "Runs of agents",
         ("jobs",): "Jobs",
         (): "Processes of plugins that do jobs",
-        ("curate",): "Verdicts on runs",
-        ("datasets",): "Data sets",
-        ("retrain",): "Rules of retraining",
-        ("selfplay",): "Self-play",
         ("archive",): "The archive",
     }
     rest = [metric for metric in of_core() if metric.processes not in titles]

@@ -14,10 +14,13 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from schemas.conventions import OUTSIDE_ENGINE
+from streams.kafka.topics import SHAPES
 from streams.settings.model import Settings
 from streams.tools.query.sql_view import SqlView
 from streams.topics.shape import OWN_RUN
 
+VERDICTS = "curation"
+"""The topic of verdicts, if a loaded plugin has it."""
 ENDS = """
 begun AS (
     FROM whole.trajectories WHERE $OF_TASKS AND kind = 'started'
@@ -150,7 +153,9 @@ JUDGED = """SELECT answer_id, arg_max(verdict, (labeller = 'person', _partition,
     QUALIFY row_number() OVER (PARTITION BY event_id ORDER BY _partition, _offset) = 1
 ) GROUP BY answer_id
 """
-"""The verdict on each run that counts, as streams/improve/curation/verdicts.py has it."""
+"""The newest verdict on each run; one of a person counts before all others."""
+UNJUDGED = "SELECT CAST(NULL AS VARCHAR) AS answer_id, CAST(NULL AS VARCHAR) AS verdict WHERE false"
+"""In place of JUDGED where no loaded plugin has the topic `curation`."""
 OPINIONS = """
 asked AS (
     SELECT task_id,
@@ -210,7 +215,7 @@ def runs_sql(settings: Settings, task_ids: Collection[str] | None = None) -> str
         cost = f"({tokens}) / 1e6 + coalesce(s.cost_usd, 0)"
     own = "a.own_usd + coalesce(s.cost_usd, 0)"
     cost = f"CASE WHEN a.is_outside THEN {own} ELSE {cost} END"
-    parts = (ENDS, TOOLS, COURSES, OPINIONS.replace("$JUDGED", JUDGED))
+    parts = (ENDS, TOOLS, COURSES, OPINIONS.replace("$JUDGED", _judged()))
     sql = "WITH " + ", ".join(part.strip() for part in parts) + ROWS.replace("$COST", cost)
     return _fill(sql, settings, task_ids)
 
@@ -223,11 +228,15 @@ def failed_tools_sql(settings: Settings) -> str:
 
 def verdicts_sql() -> str:
     """Return the statement of the verdicts that count, as `answer_id` and `verdict`."""
-    return JUDGED.replace("$OF_TASKS", "true")
+    return _judged().replace("$OF_TASKS", "true")
+
+
+def _judged() -> str:
+    return JUDGED if VERDICTS in SHAPES else UNJUDGED
 
 
 def _fill(sql: str, settings: Settings, task_ids: Collection[str] | None) -> str:
-    names = f"CAST([{_literals(settings.curation.escalates)}] AS VARCHAR[])"
+    names = f"CAST([{_literals(settings.serve.escalates)}] AS VARCHAR[])"
     of_tasks = "true" if task_ids is None else f"task_id IN ({_literals(task_ids) or 'NULL'})"
     return (
         sql.replace("$ESCALATION_TOOLS", names)
@@ -247,5 +256,5 @@ RUNS = SqlView(
     "one row per chat, agent's run and answer to a task: its figures, scores and verdict",
     OWN_RUN,
     runs_sql,
-    ("turns", "responses", "tasks", "groups", "rewards", "curation"),
+    ("turns", "responses", "tasks", "groups", "rewards", *({VERDICTS} & SHAPES.keys())),
 )

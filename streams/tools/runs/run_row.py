@@ -46,7 +46,7 @@ class RunRules:
         prices = None
         if jobs.prompt_usd is not None and jobs.completion_usd is not None:
             prices = JobPrices(prompt=jobs.prompt_usd, completion=jobs.completion_usd)
-        return cls(prices, settings.curation.escalates)
+        return cls(prices, settings.serve.escalates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ retry       A call of the same tool with the same arguments, character by charac
 rewrite     A call whose history is not that of the calls before it: recorded as `rewrites` or `forks`. Of several
             answers to a call the first counts.
 recovery    A failed tool after which a tool succeeded, and a turn with an error after which one was answered.
-escalation  A call of a tool whose name is in `curation.escalation_tools`.
+escalation  A call of a tool whose name is in `serve.escalation_tools`.
 
 The result of a call counts once, where it was first sent; what an environment made of an action counts if the turn
 before it was answered, so that a call which had to be sent again changes nothing. Turns are in the order of their

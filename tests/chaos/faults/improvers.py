@@ -47,7 +47,7 @@ promotable = {NEW}
 method = "sft"
 """
 SETTINGS = {
-    "curation": {"gates": "min_completed=1, min_score=1", "promote_by_gates": "*"},
+    "improve": {"gates": "min_completed=1, min_score=1", "promote_by_gates": "*"},
     "jobs": {"prompt_usd": 0.0, "completion_usd": 0.0, "trainer_hour_usd": 1.0},
 }
 SERVED: dict[str, Any] = {

@@ -38,7 +38,7 @@ def verdict(folder: Path) -> Check:
     from streams.improve.curation.verifier import VERDICTS, parse_verdict
     from streams.scorers.judge_client import JudgeQuestion, model_of, text_of
 
-    question = JudgeQuestion(text="", max_tokens=9, limit="curation.max_tokens")
+    question = JudgeQuestion(text="", max_tokens=9, limit="improve.max_tokens")
     transcript = Transcript(text='{"end":"completed"}\n', digest="d", quotable='{"end":"completed"}')
 
     def check(data: bytes) -> str | None:

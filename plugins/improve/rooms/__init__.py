@@ -1,0 +1,1 @@
+"""The routes of verdicts, data sets and self-play."""

@@ -1,0 +1,33 @@
+"""The part of the server for verdicts, data sets and self-play, with the rules and catalogues that it follows."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from gateway.log.dataset_list import BuiltDatasets
+from gateway.log.run_verdicts import VerdictRoutes
+from gateway.log.selfplay_runs import SelfPlayRuns
+from gateway.log.server_part import ServerBase, ServerPart
+from streams.improve.triggers.trigger_log import TriggerLog
+from streams.kafka.followed import FollowedOnDemand
+
+
+class ImprovePart(ServerPart):
+    """The rooms of improvement."""
+
+    ROOMS = (SelfPlayRuns, VerdictRoutes, BuiltDatasets)
+
+    def __init__(self, base: ServerBase) -> None:
+        self._base, self._triggers = base, FollowedOnDemand(TriggerLog, base.settings)
+
+    def __enter__(self) -> Self:
+        self._triggers.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._triggers.__exit__(*exc)
+
+    def rooms(self) -> list[object]:
+        """Return them, on the log of the server."""
+        settings, log = self._base.settings, self._base.log
+        return [SelfPlayRuns(settings, self._triggers), VerdictRoutes(settings, log), BuiltDatasets(settings)]
