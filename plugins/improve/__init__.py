@@ -14,30 +14,32 @@ PLUGIN = Plugin(
             "plugins.improve.commands.run:improve_demo", "Watch a version learn from served runs."
         ),
         "improve curate": PluginCommand(
-            "streams.cli.curate:curate", "Judge runs: which are good enough to learn from."
+            "plugins.improve.commands.curate:curate", "Judge runs: which are good enough to learn from."
         ),
         "improve datasets": PluginCommand(
-            "streams.cli.datasets:datasets", "Build data sets of promoted runs, and rebuild them."
+            "plugins.improve.commands.datasets:datasets", "Build data sets of promoted runs, and rebuild them."
         ),
         "improve retrain": PluginCommand(
-            "streams.cli.retraining:retrain", "Start a retraining when there is a reason to."
+            "plugins.improve.commands.retraining:retrain", "Start a retraining when there is a reason to."
         ),
         "improve selfplay": PluginCommand(
-            "streams.cli.selfplay:selfplay", "Ask a policy a catalogue of questions, again and again."
+            "plugins.improve.commands.selfplay:selfplay", "Ask a policy a catalogue of questions, again and again."
         ),
-        "replay sweep": PluginCommand("streams.cli.sweep:replay_sweep", "Find the best recipe for recorded groups."),
+        "replay sweep": PluginCommand(
+            "plugins.improve.commands.sweep:replay_sweep", "Find the best recipe for recorded groups."
+        ),
         "adapters adopt": PluginCommand(
             "plugins.improve.commands.adopt:adapters_adopt", "Make a model of another server the next version."
         ),
     },
     serves="plugins.improve.rooms.improve_part:ImprovePart",
     recounts="plugins.improve.audit:RECOUNTS",
-    datasets="streams.improve.datasets.dataset_reading:LogDatasets",
+    datasets="plugins.improve.datasets.dataset_reading:LogDatasets",
     metrics="plugins.improve.improve_metrics:METRICS",
     public=(
-        "streams.improve.datasets.curation_service:DatasetCurationHostedService",
-        "streams.improve.curation.promotion_guard:PromotionGuardAgent",
-        "streams.improve.selfplay.selfplay_runner:SelfPlayRunner",
-        "streams.improve.curation.verifier:VerifierAgent",
+        "plugins.improve.datasets.curation_service:DatasetCurationHostedService",
+        "plugins.improve.curation.promotion_guard:PromotionGuardAgent",
+        "plugins.improve.selfplay.selfplay_runner:SelfPlayRunner",
+        "plugins.improve.curation.verifier:VerifierAgent",
     ),
 )

@@ -15,16 +15,16 @@ from typing import Any
 from starlette.requests import Request
 
 from gateway.http.principal import actor_of
+from plugins.improve.curation import curation_view
+from plugins.improve.curation.curation_log import CurationLog, PersonDecision
+from plugins.improve.curation.run_lookup import find_newest_run, find_run
+from plugins.improve.curation.verdicts import PlacedVerdict
+from plugins.improve.datasets import dataset_log
+from plugins.improve.datasets.dataset_log import DatasetLog
+from plugins.improve.datasets.dataset_view import newest_builds
 from plugins.page.forms import SentForm
 from schemas.events import RunVerdict
 from streams.errors import NotFoundError, SettingsError
-from streams.improve.curation import curation_view
-from streams.improve.curation.curation_log import CurationLog, PersonDecision
-from streams.improve.curation.run_lookup import find_newest_run, find_run
-from streams.improve.curation.verdicts import PlacedVerdict
-from streams.improve.datasets import dataset_log
-from streams.improve.datasets.dataset_log import DatasetLog
-from streams.improve.datasets.dataset_view import newest_builds
 from streams.tools.archive import history
 from streams.tools.views.log_view import LogReader, LogSnapshot, LogView
 

@@ -3,7 +3,7 @@
     JudgeQuestion ──► POST {judge_url}/chat/completions ──► JudgeReply: the bytes, tokens and cost
     JudgeReply ──► its text after the thoughts ──► own_object: the JSON object that is not a quotation
 
-The scorer `judge` and the judge of transcripts (streams/improve/curation) use it, so the limits, prices and
+The scorer `judge` and the judge of transcripts (plugins/improve/curation) use it, so the limits, prices and
 parameters of `scoring.judge_*` and the protection from forged verdicts are the same for both. The time limit covers the
 whole answer (streams/http_client.py).
 """

@@ -23,8 +23,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from plugins.improve.demo.improve_tasks import EXAMPLES
 from schemas.events import Message
-from streams.demo.improve_tasks import EXAMPLES
 from streams.jobs import request as requests
 from streams.jobs.job_log import JobLog
 from streams.jobs.state import JobState

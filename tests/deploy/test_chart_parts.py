@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings as hypothesis_settings, stra
 from pydantic import SecretStr, ValidationError
 from yaml import safe_load_all
 
+from plugins.improve.selfplay.catalogue import read_catalogue
 from plugins.improve.settings import Improve
+from plugins.improve.triggers.rule import read_rule
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
 from streams.evaluation import suite_tasks as evaluate
-from streams.improve.selfplay.catalogue import read_catalogue
-from streams.improve.triggers.rule import read_rule
 from streams.kafka import topics
 from streams.observability import catalog
 from streams.settings.model import Kafka, Schemas, Serve, Topics

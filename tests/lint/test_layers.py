@@ -33,7 +33,6 @@ LAYERS = [
     ["streams.data"],
     ["streams.jobs", "streams.access"],
     ["streams.tools"],
-    ["streams.improve"],
     ["streams.demo", "gateway"],
     ["streams.cli", "streamward"],
     ["plugins"],

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from plugins.improve.triggers.trigger_log import TRIGGERS
 from schemas.events import AgentEvent, Message
 from streams.environments.registry.tool_log import TOOLS
 from streams.errors import RefusedError
-from streams.improve.triggers.trigger_log import TRIGGERS
 from streams.kafka import admin, named_states
 from streams.kafka.named_states import FollowedStates, Registry, RegistryShape
 from streams.kafka.topics import key_field

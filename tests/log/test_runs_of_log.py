@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from plugins.improve.curation.verdicts import VerdictFold
 from schemas.events import CurationEvent, derive_id
-from streams.improve.curation.verdicts import VerdictFold
 from streams.kafka import admin
 from streams.settings.model import Archive, Jobs, Settings
 from streams.tools.archive import history, sync

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from plugins.improve.curation.verdicts import VerdictFold
 from schemas.conventions import FAILED_TOOLS, RatedAnswer, feedback
 from schemas.events import (
     CurationEvent,
@@ -23,7 +24,6 @@ from schemas.events import (
     ToolCall,
     derive_id,
 )
-from streams.improve.curation.verdicts import VerdictFold
 from streams.settings.model import Jobs
 from streams.tools.query.finished import FinishedReader, FinishedSelection
 from streams.tools.query.runs_view import runs_sql

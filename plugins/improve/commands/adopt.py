@@ -32,8 +32,8 @@ def adapters_adopt(
     any trained version: guard, canary, promotion, roll-back. Its answers have no tokens, so its groups enter no batch,
     and it cannot be reproduced, exported or tuned. Repeating the command changes nothing.
     """
+    from plugins.improve.datasets.outside_version import AdoptionOrder, adopt
     from streams import output as show
-    from streams.improve.datasets.outside_version import AdoptionOrder, adopt
 
     settings = call.settings_to_write
     order = AdoptionOrder(policy=policy or settings.policy.name, actor=actor or user_name(), **model)

@@ -41,8 +41,8 @@ def improve_run(call: AppContext, /, rule: Path, catalogue: Path | None, every: 
     """
     call.working = True
     with until_stopped() as stop:
-        from streams.demo import improve_run as processes
-        from streams.improve.triggers.rule import read_rule
+        from plugins.improve import improve_run as processes
+        from plugins.improve.triggers.rule import read_rule
         from streams.kafka import admin
 
         order = processes.ImproveOrder.of(rule, read_rule(rule), catalogue=catalogue, every=every)
@@ -73,8 +73,8 @@ def improve_demo(call: AppContext, /, output: str, **chosen: Any) -> None:
     Sums are served, judged by a rule and a person, and a version is tuned on the good runs and released; then a judge
     that says yes to everything is stopped. Starts Apache Kafka and every process that this takes.
     """
+    from plugins.improve.demo.improve_demo import ImproveDemo, run
     from streams import output as show
-    from streams.demo.improve_demo import ImproveDemo, run
 
     console = show.console(sys.stderr if output == "json" else None)
     report = run(ImproveDemo(config=call.config, overrides=call.overrides, **chosen), console)

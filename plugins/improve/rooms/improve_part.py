@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Self
 
-from gateway.log.dataset_list import BuiltDatasets
-from gateway.log.run_verdicts import VerdictRoutes
-from gateway.log.selfplay_runs import SelfPlayRuns
 from gateway.log.server_part import ServerBase, ServerPart
-from streams.improve.triggers.trigger_log import TriggerLog
+from plugins.improve.rooms.dataset_list import BuiltDatasets
+from plugins.improve.rooms.run_verdicts import VerdictRoutes
+from plugins.improve.rooms.selfplay_runs import SelfPlayRuns
+from plugins.improve.triggers.trigger_log import TriggerLog
 from streams.kafka.followed import FollowedOnDemand
 
 

@@ -100,7 +100,7 @@ class RunRow:
     success: bool | None
     """Whether its environment says that the goal was reached."""
     verdict: RunVerdict | None
-    """The one that counts (streams/improve/curation/verdicts.py)."""
+    """The one that counts (plugins/improve/curation/verdicts.py)."""
 
 
 def run_row(finished: Finished, rules: RunRules, verdict: RunVerdict | None = None) -> RunRow:

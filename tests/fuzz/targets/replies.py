@@ -34,8 +34,8 @@ def judge(folder: Path) -> Check:
 @target("verdict", "json", light=300)
 def verdict(folder: Path) -> Check:
     """A chat completion about a transcript is a verdict, or a ScoreError."""
-    from streams.improve.curation.transcript import Transcript
-    from streams.improve.curation.verifier import VERDICTS, parse_verdict
+    from plugins.improve.curation.transcript import Transcript
+    from plugins.improve.curation.verifier import VERDICTS, parse_verdict
     from streams.scorers.judge_client import JudgeQuestion, model_of, text_of
 
     question = JudgeQuestion(text="", max_tokens=9, limit="improve.max_tokens")

@@ -10,20 +10,20 @@ from pathlib import Path
 import httpx
 import pytest
 from starlette.testclient import TestClient
+from tests.support.log.judged_runs import SECRET, judge_runs, verdicts
 
+from plugins.improve.curation.ended_run import ended_run
+from plugins.improve.curation.promotion_guard import GroundedVerdict, event_of
 from plugins.page import app
 from schemas.events import DatasetEvent, Event, Message
-from streams.improve.curation.ended_run import ended_run
-from streams.improve.curation.promotion_guard import GroundedVerdict, event_of
 from streams.kafka import admin
 from streams.kafka.topics import LABELS
 from streams.settings.model import Archive, Settings, Topics
 from streams.tools.views.log_view import LogView
+from tests.plugins.improve.runs import chat_turn, finished, judge_of
 from tests.support.agent_server import serving, settings_of
 from tests.support.factories import T0, one_of_each, trajectory
 from tests.support.log.archive_of import archived
-from tests.support.log.judged_runs import SECRET, judge_runs, verdicts
-from tests.support.runs import chat_turn, finished, judge_of
 
 HOSTILE = '<script>alert(1)</script> {{ 7 * 7 }} \x1b[31m \u202e </pre><form action="http://evil.example">'
 

@@ -10,28 +10,28 @@ from typing import Any
 
 import pytest
 
+from plugins.improve.datasets import dataset_log, dataset_rebuild as rebuild
+from plugins.improve.datasets.dataset_build import DatasetOrder, build
+from plugins.improve.datasets.dataset_rule import DatasetRule
+from plugins.improve.datasets.outside_tuning import OutsideOrder, check_tenant, submit
+from plugins.improve.datasets.outside_version import AdoptionOrder, adopt
+from plugins.improve.datasets.provider_api import ProviderApi
 from plugins.tuning.job_tuner import TuningWorker
 from schemas.events import AdapterEvent, AnsweringAgent, DatasetEvent, OutsideModel, RunVerdict
 from schemas.tokens import TokenIds
 from streams.adapters.versions import empty
 from streams.engines.base_model import Base
 from streams.errors import JobRequestError, NotFoundError, ProviderError, RefusedError
-from streams.improve.datasets import dataset_log, dataset_rebuild as rebuild
-from streams.improve.datasets.dataset_build import DatasetOrder, build
-from streams.improve.datasets.dataset_rule import DatasetRule
-from streams.improve.datasets.outside_tuning import OutsideOrder, check_tenant, submit
-from streams.improve.datasets.outside_version import AdoptionOrder, adopt
-from streams.improve.datasets.provider_api import ProviderApi
 from streams.jobs import tuning_request
 from streams.jobs.job_log import JobLog
 from streams.kafka import admin, times
 from streams.kafka.history import LogHistory
 from streams.settings.model import Model, Outside, Settings
 from tests.log.test_fine_tuning_over_http import gateway
+from tests.plugins.improve.judged_log import PROMPT, judge, served
 from tests.plugins.tuning.test_tuned_versions import again, verdicts
 from tests.support.agent_server import settings_of
 from tests.support.commands import invoke
-from tests.support.log.judged_log import PROMPT, judge, served
 from tests.support.models.chat_tiny import base
 from tests.support.models.tiny_settings import settings
 from tests.support.processes import read, until

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from streams.kafka import admin
 from streams.kafka.node import process as broker
-from tests.log.test_review import judge_runs
+from tests.plugins.improve.test_review import judge_runs
 from tests.support.agent_server import serving, settings_of
 
 
