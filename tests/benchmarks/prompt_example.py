@@ -23,7 +23,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from plugins.improve.demo.improve_tasks import EXAMPLES
 from schemas.events import Message
 from streams.jobs import request as requests
 from streams.jobs.job_log import JobLog
@@ -37,6 +36,7 @@ from tests.benchmarks.loop import node
 from tests.benchmarks.side_by_side import say
 from tests.support.processes import command, environment
 
+EXAMPLES = (("1 + 2 =", "3"), ("5 + 4 =", "9"))
 PAGE = Path(__file__).parents[2] / "docs" / "prompts.md"
 BEGIN, END = "<!-- prompt-example:begin -->", "<!-- prompt-example:end -->"
 ANSWERS, MAX_TOKENS, SLOTS, GROUPS = 400, 6, 8, 16

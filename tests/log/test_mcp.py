@@ -362,9 +362,9 @@ def test_schemas_pages_and_single_things_are_resources_and_a_run_can_be_diagnose
         return listed, schema, page, prompt
 
     listed, schema, page, prompt = guarded.call("viewer", use)
-    assert "streamward://schemas/CurationEvent" in {str(resource.uri) for resource in listed.resources}
+    assert "streamward://schemas/JobEvent" in {str(resource.uri) for resource in listed.resources}
     assert json.loads(schema.contents[0].text)["name"] == "Task"
-    assert "CurationEvent" in page.contents[0].text
+    assert "JobEvent" in page.contents[0].text
     assert "run-1" in prompt.messages[0].content.text
 
 

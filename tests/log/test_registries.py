@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from plugins.improve.triggers.trigger_log import TRIGGERS
 from schemas.events import AgentEvent, Message
 from streams.environments.registry.tool_log import TOOLS
 from streams.errors import RefusedError
@@ -20,7 +19,7 @@ from streams.kafka.topics import key_field
 from streams.prompts.prompt_log import PROMPTS
 from streams.settings.model import Kafka, Settings, Topics
 from streams.stages.agents.agent_log import AGENTS
-from tests.support.factories import T0, one_of_each, prompt_event, tool_event, trigger_event
+from tests.support.factories import one_of_each, prompt_event, tool_event
 from tests.support.log.shared_node import own_prefix
 from tests.support.log.unchecked import write_unchecked
 
@@ -50,10 +49,6 @@ def another_description(state: Any) -> Any:
     return tool_event("added" if state.added is None else "changed", state.sequence, messages=text)
 
 
-def another_tick(state: Any) -> Any:
-    return trigger_event("ticked", state.sequence, due_at=T0 + state.sequence)
-
-
 CASES = {
     "prompts": Case(
         PROMPTS,
@@ -69,13 +64,6 @@ CASES = {
         lambda state: state.endpoint,
         lambda event: event.endpoint,
     ),
-    "triggers": Case(
-        TRIGGERS,
-        trigger_event("ticked"),
-        trigger_event("ticked", due_at=T0 + 1),
-        lambda state: state.last_tick_ms,
-        lambda event: event.due_at,
-    ),
     "agents": Case(
         AGENTS,
         REGISTERED,
@@ -84,7 +72,7 @@ CASES = {
         lambda event: event.type,
     ),
 }
-DECISIONS = {"prompts": another_prompt, "tools": another_description, "triggers": another_tick}
+DECISIONS = {"prompts": another_prompt, "tools": another_description}
 
 
 @pytest.fixture(scope="module")
@@ -122,9 +110,12 @@ def check_case(made: Settings, case: Case, caplog: pytest.LogCaptureFixture) -> 
 def test_decisions_of_many_at_once_take_effect_one_after_another(
     made: Settings, label: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They begin where the first test, if it ran, has left the name."""
-    shape, decide = CASES[label].shape, DECISIONS[label]
-    name = getattr(CASES[label].first, key_field(shape.event))
+    check_decisions(made, CASES[label], DECISIONS[label], monkeypatch)
+
+
+def check_decisions(made: Settings, case: Case, decide: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assert it of one registry; they begin where an earlier check has left the name."""
+    shape, name = case.shape, getattr(case.first, key_field(case.shape.event))
     monkeypatch.setattr(named_states, "TRIES", 100)
     with Registry(made, shape) as one, Registry(made, shape) as other, ThreadPoolExecutor(6) as pool:
         before = one.state(name).sequence

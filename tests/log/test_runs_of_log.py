@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from plugins.improve.curation.verdicts import VerdictFold
-from schemas.events import CurationEvent, derive_id
-from streams.kafka import admin
+from schemas.events import derive_id
 from streams.settings.model import Archive, Jobs, Settings
 from streams.tools.archive import history, sync
 from streams.tools.query import formats
@@ -22,7 +20,7 @@ from streams.tools.runs.run_row import RunRow, RunRules, run_row
 from streamward import RunTracker
 from tests.support.log.shared_node import own_topics
 from tests.support.processes import write
-from tests.unit.test_runs_view import EVERYTHING, chat, check_equal, direct_answers, verdict, walk
+from tests.unit.test_runs_view import EVERYTHING, chat, check_equal, direct_answers, walk
 
 pytestmark = pytest.mark.kafka
 DIRECT = {*(derive_id("t1", slot) for slot in range(3)), derive_id("t2", 0), derive_id("t3", 0)}
@@ -38,16 +36,9 @@ def view_rows(settings: Settings, scope: Scope = NO_LIMITS) -> dict[str, dict[st
 
 
 def fold_rows(settings: Settings) -> dict[str, RunRow]:
-    verdicts, rules = VerdictFold(), RunRules.of(settings)
-    for record in admin.read_topic(settings, "curation"):
-        event = record.decode(CurationEvent)
-        assert isinstance(event, CurationEvent)
-        verdicts.take(record.at, event)
-    rows = {}
-    for finished in FinishedReader(settings, history.of(settings, "auto"), EVERYTHING).round():
-        placed = verdicts.effective(finished.answer_id)
-        rows[finished.answer_id] = run_row(finished, rules, None if placed is None else placed.event.verdict)
-    return rows
+    rules = RunRules.of(settings)
+    ended = FinishedReader(settings, history.of(settings, "auto"), EVERYTHING).round()
+    return {finished.answer_id: run_row(finished, rules, None) for finished in ended}
 
 
 def test_runs_are_the_same_rows_of_log_and_archive_whoever_reads_them(kafka_bootstrap: str, tmp_path: Path) -> None:
@@ -57,7 +48,7 @@ def test_runs_are_the_same_rows_of_log_and_archive_whoever_reads_them(kafka_boot
         archive=Archive(store=str(tmp_path / "archive")),
         jobs=Jobs(prompt_usd=10.0, completion_usd=100.0, trainer_hour_usd=0.0),
     )
-    events = [*direct_answers(), *chat("red.chat"), *walk(5), verdict("red.chat", "person", "promote", 0)]
+    events = [*direct_answers(), *chat("red.chat"), *walk(5)]
     half = len(events) // 2
     write(settings, *events[:half])
     sync.sync(settings)

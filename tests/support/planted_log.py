@@ -18,6 +18,7 @@ from schemas.tool_text import offer_digest
 from streams.access.tenants.tenant_names import named
 from streams.environments.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
 from streams.environments.registry.tool_state import Offer
+from streams.kafka.topics import SHAPES
 from streams.settings.model import Settings
 from tests.support.factories import T0
 from tests.support.processes import write
@@ -67,4 +68,5 @@ def plant(settings: Settings, url: str, key: str, word: str, tenant: str | None)
     with ToolLog(settings) as log:
         offer = Offer(tools=tools, digest=offer_digest(tools))
         log.add(EntryOrder(named(tenant, word), "os:getcwd"), offer, RegistryDecision("ann", "read it"))
-    write(settings, replace(DATASET, event_id=derive_id(word), dataset=word, tenant=tenant))
+    if "datasets" in SHAPES:
+        write(settings, replace(DATASET, event_id=derive_id(word), dataset=word, tenant=tenant))

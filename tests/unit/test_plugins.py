@@ -25,6 +25,7 @@ from streams.plugins.engines import engines
 from streams.plugins.installed import InstalledPlugin, in_order, load_plugins
 from streams.plugins.plugin import Plugin, PluginEngine
 from streams.settings.load import load_with_origins
+from streams.tools import dataset_reader as readers
 from tests.import_graph import ROOT, sources
 from tests.support.stranger_plugin import environment_with, install_thumbs, run_with
 
@@ -44,6 +45,7 @@ PLUGIN = replace(
     engines={"hands": PluginEngine(help="all you have", package="thumbs", install="grow", agents="thumbs.rate:agents")},
     metadata={"thumbs_by": "who rated the answers"},
     actions={"thumbs.give": ("submitter",)},
+    public=("thumbs.rate:rate",),
 )
 """
 """What a plugin may declare, and that of thumbs has no use for."""
@@ -188,6 +190,30 @@ def test_the_engine_of_a_stranger_is_a_choice_where_it_has_work_to_do(stranger: 
     )
     done = run_with(stranger, "train", "--launcher", "hands")
     assert done.returncode == 2 and "Invalid value for '--launcher': 'hands' is not" in done.stderr
+
+
+def test_a_public_name_of_a_stranger_is_in_the_package_and_says_of_which_plugin_it_is(stranger: Path) -> None:
+    code = "import streamward; print(streamward.rate.name, 'rate' in dir(streamward))"
+    env = environment_with(stranger)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "rate True\n"
+    env["STREAMWARD_PLUGINS__LOAD"] = ""
+    refused = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert "AttributeError: streamward.rate is of plugin thumbs, which is not loaded" in refused.stderr
+
+
+def test_a_data_set_is_refused_where_no_plugin_reads_it_and_two_that_would_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "4 + 7 =", "answer": "11"}\n')
+    check = ("--set", "plugins.load=", "improve", "data", "check", str(rows), "--against", "good")
+    done = run_with(tmp_path, *check)
+    assert done.returncode == 4 and "data set 'good': no plugin that builds data sets is loaded" in done.stderr
+    twice = of(Plugin(name="a", datasets="a:read"), Plugin(name="b", datasets="b:read"))
+    monkeypatch.setattr(readers, "load_plugins", lambda: twice)
+    with pytest.raises(SettingsError, match="plugins a and b both read data sets"):
+        readers.dataset_reader.__wrapped__()
 
 
 def test_two_engines_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

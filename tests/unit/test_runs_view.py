@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from plugins.improve.curation.verdicts import VerdictFold
 from schemas.conventions import FAILED_TOOLS, RatedAnswer, feedback
 from schemas.events import (
-    CurationEvent,
     Event,
     JobPrices,
     LeftOut,
@@ -30,7 +28,7 @@ from streams.tools.query.runs_view import runs_sql
 from streams.tools.runs.run_row import RunRow, RunRules, run_row
 from tests.support.agent_calls import ADD, Recorded, assistant, system, user
 from tests.support.appended import SETTINGS, Appended
-from tests.support.factories import T0, curation_event, group, member, response, reward, task, trajectory
+from tests.support.factories import T0, group, member, response, reward, task, trajectory
 from tests.support.thoroughness import examples
 
 PRICED = SETTINGS.model_copy(update={"jobs": Jobs(prompt_usd=10.0, completion_usd=100.0, trainer_hour_usd=0.0)})
@@ -52,16 +50,10 @@ def rows_of_view(log: Appended) -> dict[str, dict[str, Any]]:
 
 def rows_of_fold(log: Appended) -> dict[str, RunRow]:
     """Return what `run_row` says of every finished run."""
-    verdicts = VerdictFold()
-    for record in log.records.get("streamward.curation", []):
-        event = record.decode(CurationEvent)
-        assert isinstance(event, CurationEvent)
-        verdicts.take(record.at, event)
     rows = {}
     for finished in FinishedReader(SETTINGS, log, EVERYTHING).round():
-        placed = verdicts.effective(finished.answer_id)
         assert finished.answer_id not in rows
-        rows[finished.answer_id] = run_row(finished, RULES, None if placed is None else placed.event.verdict)
+        rows[finished.answer_id] = run_row(finished, RULES, None)
     return rows
 
 
@@ -183,19 +175,6 @@ def test_a_run_whose_response_names_no_agent_is_one_row() -> None:
     assert [(row["agent_id"], row["turns"]) for row in view.values()] == [("calc", 3)]
 
 
-def verdict(answer_id: str, labeller: str, made: str, number: int) -> Event:
-    return replace(
-        curation_event(),
-        answer_id=answer_id,
-        task_id=answer_id,
-        event_id=derive_id(answer_id, labeller, number),
-        labeller=labeller,
-        verdict=made,
-        judge=None,
-        agreement=None,
-    )
-
-
 def test_a_run_of_a_thread_has_the_thread_in_its_row() -> None:
     events: list[Event] = []
     for name in ("red.a", "red.b"):
@@ -225,11 +204,6 @@ def test_a_history_that_its_client_changed_counts_the_same_both_ways() -> None:
 
 def test_a_log_with_every_kind_of_run_has_the_same_rows_both_ways() -> None:
     log = Appended(*direct_answers(), *chat("red.chat"), *walk(5), *chat("open", ends=False, agent_id="calc"))
-    log.write(
-        verdict("red.chat", "gates", "reject", 0),
-        verdict("red.chat", "person", "promote", 1),
-        verdict("red.chat", "gates", "reject", 2),
-    )
     late = answer("t5")
     log.write(task(task_id="t5", purpose="eval"), late)
     view, fold = rows_of_view(log), rows_of_fold(log)
@@ -237,7 +211,7 @@ def test_a_log_with_every_kind_of_run_has_the_same_rows_both_ways() -> None:
     check_equal(view, fold)
     row = fold["red.chat"]
     assert (row.tool_calls, row.failed_tools, row.retries, row.recoveries, row.escalations) == (3, 1, 1, 1, 1)
-    assert (row.verdict, row.feedback, row.scenario, row.tenant, row.malformed) == ("promote", 0.25, "chat", "red", 1)
+    assert (row.verdict, row.feedback, row.scenario, row.tenant, row.malformed) == (None, 0.25, "chat", "red", 1)
     walked = fold[derive_id("t4", 0)]
     assert (walked.tool_calls, walked.failed_tools, walked.recoveries, walked.turns) == (3, 2, 1, 3)
     first, second, failed = (fold[derive_id("t1", slot)] for slot in (0, 1, 2))

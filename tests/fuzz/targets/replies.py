@@ -31,26 +31,6 @@ def judge(folder: Path) -> Check:
     return check
 
 
-@target("verdict", "json", light=300)
-def verdict(folder: Path) -> Check:
-    """A chat completion about a transcript is a verdict, or a ScoreError."""
-    from plugins.improve.curation.transcript import Transcript
-    from plugins.improve.curation.verifier import VERDICTS, parse_verdict
-    from streams.scorers.judge_client import JudgeQuestion, model_of, text_of
-
-    question = JudgeQuestion(text="", max_tokens=9, limit="improve.max_tokens")
-    transcript = Transcript(text='{"end":"completed"}\n', digest="d", quotable='{"end":"completed"}')
-
-    def check(data: bytes) -> str | None:
-        str(model_of(data)).encode(errors="replace")
-        given, rationale = parse_verdict(text_of(data, question, "http://judge"), transcript, "http://judge")
-        assert given in VERDICTS
-        rationale.encode()
-        return None
-
-    return check
-
-
 @target("registry", "json", light=200)
 def registry(folder: Path) -> Check:
     """What a Schema Registry holds is a schema of ours or none, and what its clients post gets an answer."""
