@@ -45,7 +45,9 @@ class Function:
     @property
     def is_command(self) -> bool:
         """Whether click calls it, with a parameter for each option."""
-        return self.where.startswith("streams/cli/") or self.where.partition(":")[0].endswith("/commands.py")
+        return (
+            self.where.startswith("streams/cli/") or re.search(r"^plugins/\w+/commands(\.py|/)", self.where) is not None
+        )
 
     def __str__(self) -> str:
         return f"{self.where} {self.name}: {self.lines} lines, {self.parameters} parameters"

@@ -8,10 +8,11 @@ PLUGIN = Plugin(
     settings="plugins.improve.settings:Improve",
     commands={
         "improve run": PluginCommand(
-            "plugins.improve.commands.run:improve_run", "Turn served runs into better versions until interrupted."
+            "plugins.improve.commands.improve_commands:improve_run",
+            "Turn served runs into better versions until interrupted.",
         ),
         "improve demo": PluginCommand(
-            "plugins.improve.commands.run:improve_demo", "Watch a version learn from served runs."
+            "plugins.improve.commands.improve_commands:improve_demo", "Watch a version learn from served runs."
         ),
         "improve curate": PluginCommand(
             "plugins.improve.commands.curate:curate", "Judge runs: which are good enough to learn from."

@@ -41,7 +41,7 @@ def _bounds(text: str, setting: str) -> dict[str, float | None]:
 
 
 class Improve(Section):
-    """What learns from served runs: verdicts on them, and data sets of the good ones."""
+    """Verdicts on served runs, and data sets of the good ones."""
 
     rubric: str = Field(
         "useful@1",

@@ -27,7 +27,7 @@ def load_public(name: str, of_core: Sequence[str]) -> Any:
     for plugin in (installation.load().plugin for installation in installed):
         if name in _names([plugin]):
             raise AttributeError(f"streamward.{name} is of plugin {plugin.name}, which is not loaded (plugins.load)")
-    raise AttributeError(f"streamward has no {name!r}; it has {', '.join([*of_core, *names])} and __version__")
+    raise AttributeError(f"no {name!r} in streamward; it has {', '.join([*of_core, *names])} and __version__")
 
 
 def _names(plugins: Iterable[Plugin]) -> dict[str, tuple[Plugin, str]]:

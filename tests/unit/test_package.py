@@ -31,7 +31,7 @@ def test_the_package_gives_what_a_users_code_needs() -> None:
 
 def test_what_it_does_not_have_is_named_with_what_it_has() -> None:
     has = ", ".join([*streamward.__all__, *public_names()])
-    with pytest.raises(AttributeError, match=f"no 'conect'; it has {has} and __version__"):
+    with pytest.raises(AttributeError, match=f"no 'conect' in streamward; it has {has} and __version__"):
         _ = streamward.conect
 
 

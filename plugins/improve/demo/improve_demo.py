@@ -20,10 +20,9 @@ from typing import Any
 
 from rich.console import Console
 
-from plugins.improve import improve_run
 from plugins.improve.curation.curation_log import CurationLog, PersonDecision
 from plugins.improve.curation.run_lookup import find_run
-from plugins.improve.demo import improve_tasks
+from plugins.improve.demo import improve_run, improve_tasks
 from plugins.improve.demo.collapsed_judge import MODEL, collapsed_judge
 from plugins.improve.demo.improve_tasks import CHECKED, JUDGED, REVIEWED, RoundSpec
 from plugins.improve.demo.improve_watch import ImproveWatch

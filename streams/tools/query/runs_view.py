@@ -215,7 +215,7 @@ def runs_sql(settings: Settings, task_ids: Collection[str] | None = None) -> str
         cost = f"({tokens}) / 1e6 + coalesce(s.cost_usd, 0)"
     own = "a.own_usd + coalesce(s.cost_usd, 0)"
     cost = f"CASE WHEN a.is_outside THEN {own} ELSE {cost} END"
-    parts = (ENDS, TOOLS, COURSES, OPINIONS.replace("$JUDGED", _judged()))
+    parts = (ENDS, TOOLS, COURSES, OPINIONS.replace("$JUDGED", _verdicts_select()))
     sql = "WITH " + ", ".join(part.strip() for part in parts) + ROWS.replace("$COST", cost)
     return _fill(sql, settings, task_ids)
 
@@ -228,10 +228,10 @@ def failed_tools_sql(settings: Settings) -> str:
 
 def verdicts_sql() -> str:
     """Return the statement of the verdicts that count, as `answer_id` and `verdict`."""
-    return _judged().replace("$OF_TASKS", "true")
+    return _verdicts_select().replace("$OF_TASKS", "true")
 
 
-def _judged() -> str:
+def _verdicts_select() -> str:
     return JUDGED if VERDICTS in SHAPES else UNJUDGED
 
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from plugins.improve.demo.improve_demo import ImproveDemo, run
-from plugins.improve.improve_run import ImproveOrder, commands
+from plugins.improve.demo.improve_run import ImproveOrder, commands
 from plugins.improve.triggers.rule import read_rule
 from streams.errors import SettingsError
 

@@ -41,7 +41,7 @@ def improve_run(call: AppContext, /, rule: Path, catalogue: Path | None, every: 
     """
     call.working = True
     with until_stopped() as stop:
-        from plugins.improve import improve_run as processes
+        from plugins.improve.demo import improve_run as processes
         from plugins.improve.triggers.rule import read_rule
         from streams.kafka import admin
 
