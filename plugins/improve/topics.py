@@ -39,6 +39,7 @@ TOPICS = (
         label="triggers", event=events.TriggerEvent, key="rule", kept=True,
         written_by="`improve retrain`, `improve selfplay`", read_by="`improve retrain`, `improve selfplay`, people",
         tenant=OF_TENANT, reader=None, is_about="about a rule", audit="whole", causes=("adapters", "groups"),
+        effects=("jobs",),
         line=lambda rule, kind, reason: f"rule {rule} {kind}: {reason}",
         columns=(
             Column("rule", lambda e: e.rule, 16),

@@ -11,7 +11,7 @@ SERVICE = (
     TopicShape(
         label="jobs", event=events.JobEvent, key="job_id", kept=True,
         written_by="the controller of jobs, `tune --jobs`, people", read_by="the controller, the server, people",
-        tenant=OF_TENANT, reader=None, is_about="about a job", audit="whole", causes=("triggers", "adapters", "groups"),
+        tenant=OF_TENANT, reader=None, is_about="about a job", audit="whole", causes=("adapters", "groups"),
         line=lambda kind, reason: f"job {words(kind)}: {reason}",
         columns=(
             Column("job", lambda e: short(e.job_id), 10),
