@@ -59,7 +59,6 @@ ALONE = (
     "docs/data.md",
     "docs/prompts.md",
     "docs/mcp.md",
-    "docs/tinker.md",
 )
 WALKED = (FIRST, *CONTINUED, *ALONE)
 STOP = "kill $(jobs -p); wait"

@@ -1,9 +1,11 @@
-"""docs/tinker.md says of every route and loss what becomes of it: of those that the server has, and of no others."""
+"""docs/tinker.md tells the truth: its commands print what it says, and it has every route and loss, and no others."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+import pytest
 
 from gateway.http.route import routes_of
 from gateway.rooms.routes import ROUTES
@@ -11,9 +13,26 @@ from plugins.tinker.api.call_part import CallPart
 from plugins.tinker.api.interface import TINKER
 from plugins.tinker.api.not_offered import TinkerNotOffered
 from plugins.tinker.calls.call_forms import CUSTOM, LOSSES, PROVENANCE
+from tests import readme
+from tests.support.log.shared_node import SharedNode
 
-PAGE = (Path(__file__).parents[3] / "docs" / "tinker.md").read_text(encoding="utf-8")
+NAME = "docs/tinker.md"
+PREFIX = "loops."
+"""Of the page's topics."""
+PAGE = (readme.ROOT / NAME).read_text(encoding="utf-8")
 REFUSED = {"/save_weights_external"} | {route.path for route in routes_of(TinkerNotOffered)}
+
+
+@pytest.mark.kafka
+@pytest.mark.docs
+def test_every_command_of_the_page_prints_what_the_page_says(
+    kafka_bootstrap: str, shared_node: SharedNode, tmp_path: Path
+) -> None:
+    try:
+        more = f'\n[kafka]\nbootstrap = "{kafka_bootstrap}"\n'
+        readme.check_page(NAME, tmp_path, more=more, limit_s=500)
+    finally:
+        shared_node.delete_topics(PREFIX)
 
 
 def rows(heading: str) -> list[list[str]]:
