@@ -114,13 +114,13 @@ def access_check(call: AppContext, /, subject: str, action: str, output: Output)
     from streams.errors import RefusedError, SettingsError
     from streams.kafka import times
 
-    known = {str(name): name for name in roles.every_action()}
-    if action not in known:
-        raise SettingsError(f"there is no action {action!r}; expected one of {', '.join(known)}")
+    actions = {str(name): name for name in roles.every_action()}
+    if action not in actions:
+        raise SettingsError(f"there is no action {action!r}; expected one of {', '.join(actions)}")
     with AccessLog(call.settings) as log:
         principal = log.users.get(subject) or log.get(subject)
     refusal = principal.why_refused(times.now_ms())
-    decision = roles.decide(principal, known[action]) if refusal is None else roles.Decision(False, refusal)
+    decision = roles.decide(principal, actions[action]) if refusal is None else roles.Decision(False, refusal)
     if not decision.allowed:
         raise RefusedError(decision.why)
     show.record({"allowed": True, "why": decision.why}, output)

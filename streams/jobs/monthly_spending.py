@@ -159,7 +159,7 @@ class RecordedCosts:
         """Return the costs of a tenant in a month."""
         return self._months.get((tenant, month), MonthFigures())
 
-    def every(self) -> Iterator[tuple[CostGroup, MonthFigures]]:
+    def by_group(self) -> Iterator[tuple[CostGroup, MonthFigures]]:
         """Yield the costs of each session and policy in each month."""
         yield from self._groups.items()
 
@@ -240,7 +240,7 @@ class TenantMonths:
             whole.add(JobUsage(part.prompt_tokens, part.completion_tokens, part.trainer_s), part.cost_usd)
         return whole
 
-    def every(self) -> Iterator[Spending]:
+    def by_event(self) -> Iterator[Spending]:
         """Yield what each event of a job says, tenant by tenant."""
         for spendings in self._spent.values():
             yield from spendings

@@ -33,10 +33,10 @@ def costs(months: TenantMonths, by: Sequence[CostName]) -> list[dict[str, Any]]:
     Of a tenant's month a row says whether it is closed; by these two alone it has the figures that were recorded then.
     """
     sums: dict[tuple[str, ...], MonthFigures] = {}
-    for spending in months.every():
+    for spending in months.by_event():
         key = _key(spending, months.month(spending), by)
         sums.setdefault(key, MonthFigures()).add(spending.usage, spending.cost_usd)
-    for group, used in months.recorded.every():
+    for group, used in months.recorded.by_group():
         key = tuple(getattr(group, name, "") for name in by)  # they are of no job
         usage = JobUsage(used.prompt_tokens, used.completion_tokens, used.trainer_s)
         sums.setdefault(key, MonthFigures()).add(usage, used.cost_usd)
