@@ -83,11 +83,15 @@ def _copy(files: Iterable[Path], folder: Path) -> None:
 
 
 def copy_without(removed: Iterable[str], folder: Path) -> None:
-    """Copy them into a folder, and take out the links of pages to what is not there."""
-    _copy(files_without(removed), folder)
+    """Copy them into a folder, and take out of pages links and commands to what is not there, and rows of its tests."""
+    names = {*removed}
+    _copy(files_without(names), folder)
+    commands = [re.escape(name) for plugin, _, _ in load_plugins() if plugin.name in names for name in plugin.commands]
+    command = re.compile(rf"streamward(?=(?:\s+--\w+ (?:'[^']*'|\S+))*\s+(?:{'|'.join(commands) or '(?!)'})\b)")
+    row = re.compile(rf"^\|.*`tests/plugins/(?:{'|'.join(names) or '(?!)'})/.*\n", re.MULTILINE)
     (folder / ".venv").symlink_to((ROOT / ".venv").resolve())
-    for page in [*folder.glob("*.md"), *folder.glob("docs/*.md")]:
-        text = page.read_text(encoding="utf-8")
+    for page in [*folder.glob("*.md"), *folder.glob("docs/*.md"), *folder.glob("helm/templates/*.txt")]:
+        text = command.sub("", row.sub("", page.read_text(encoding="utf-8")))
         for pattern, place in ((LINK, page.parent), (FILE_NAME, folder)):
             text = pattern.sub(partial(_kept, place=place, folder=folder), text)
         page.write_text(text, encoding="utf-8")

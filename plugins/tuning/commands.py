@@ -106,8 +106,8 @@ def tune(
     It becomes the next version of its policy. Without FILE the examples are answers of the log: for sft the best of
     each group, for dpo the best against the worst, with the sampled tokens. FILE is JSON lines, or CSV or
     Parquet with these columns: {"messages": [...]} for sft, or lines of interactions; {"prompt": [...], "chosen":
-    [...], "rejected": [...]}, or OpenAI's preference format, for dpo. `streamward export` and `streamward improve
-    datasets build` write such files.
+    [...], "rejected": [...]}, or OpenAI's preference format, for dpo. `streamward export` and builds of data sets are
+    such files.
     An example with a question that a suite holds out from the policy is refused (docs/data.md).
 
     Adapter, optimizer, clipping, learning rate and seed are those of the settings (trainer.*). The version is announced

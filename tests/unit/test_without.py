@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.plugins.installed import InstalledPlugin
+from streams.plugins.installed import InstalledPlugin, load_plugins
 from streams.plugins.plugin import Plugin
 from tests import without
 from tests.without import FILE_NAME, LINK, ROOT, copy_without, files_without, removed_with
@@ -36,3 +36,18 @@ def test_the_copy_has_all_but_the_plugin_and_no_link_or_name_of_what_is_gone(tmp
     assert len(files) > 100 and all((tmp_path / file).exists() for file in files)
     assert f"docs/{name}.md" in (ROOT / "README.md").read_text()
     assert f"docs/{name}.md" not in (tmp_path / "README.md").read_text()
+
+
+def test_a_page_of_the_copy_names_no_command_and_no_test_of_what_is_gone(tmp_path: Path) -> None:
+    plugins = [plugin for plugin, _, version in load_plugins() if version is None]
+    named = [
+        (plugin.name, command)
+        for plugin in plugins
+        for command in plugin.commands
+        if f"streamward {command}" in (ROOT / "README.md").read_text()
+    ]
+    for name, command in dict(named).items():
+        copy_without((name,), tmp_path / name)
+        assert f"streamward {command}" not in (tmp_path / name / "README.md").read_text()
+        assert f"tests/plugins/{name}/" not in (tmp_path / name / "docs" / "security.md").read_text()
+    assert named
