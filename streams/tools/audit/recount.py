@@ -156,7 +156,7 @@ class Ledger:
         elif topic.key and at.partition != (own := partition_of(getattr(event, topic.key), topic.partitions)):
             self._unusable.append(Unusable(at, "wrong_partition"))
             if isinstance(event, Task):
-                self._audited(own, event.task_id).misplaced.append(at)
+                self._facts_of_task(own, event.task_id).misplaced.append(at)
         else:
             self._keep(fact_of(record, event), event)
             for subject in self._readers.get(topic.label, ()):
@@ -175,17 +175,17 @@ class Ledger:
             case GroupFact():
                 self._policy(event.policy).groups.append(fact)
                 partition = partition_of(event.task_id, self._settings.topics.partitions)
-                self._audited(partition, event.task_id).groups.append(fact)
+                self._facts_of_task(partition, event.task_id).groups.append(fact)
             case TaskFact():
-                self._audited(fact.at.partition, event.task_id).tasks.append(fact)
+                self._facts_of_task(fact.at.partition, event.task_id).tasks.append(fact)
             case ResponseFact():
-                self._audited(fact.at.partition, event.task_id).responses.append(fact)
+                self._facts_of_task(fact.at.partition, event.task_id).responses.append(fact)
             case ControlFact():
-                self._audited(fact.at.partition, event.task_id).controls.append(fact)
+                self._facts_of_task(fact.at.partition, event.task_id).controls.append(fact)
             case RewardFact() if not fact.source.startswith(FEEDBACK):  # no group counts feedback
-                self._audited(fact.at.partition, event.task_id).rewards.append(fact)
+                self._facts_of_task(fact.at.partition, event.task_id).rewards.append(fact)
 
-    def _audited(self, partition: int, task_id: str) -> AuditedTask:
+    def _facts_of_task(self, partition: int, task_id: str) -> AuditedTask:
         audited = self._loop.tasks.get((partition, task_id))
         if audited is None:
             audited = self._loop.tasks[partition, task_id] = AuditedTask(partition, task_id)
