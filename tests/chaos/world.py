@@ -32,7 +32,7 @@ from streams.kafka import admin
 from streams.kafka.node import process as broker
 from streams.kafka.record import TopicPartition
 from streams.kafka.topics import topics
-from streams.settings.load import to_env
+from streams.settings.load import build, to_env
 from streams.settings.model import Broker, Settings
 from streams.tools.audit.reading import commits
 from tests.chaos import child
@@ -156,7 +156,7 @@ class World:
         }
         for section, values in self._overrides.items():
             tree[section] = {**tree.get(section, {}), **values}
-        self.direct = Settings.model_validate(tree)
+        self.direct = build(tree)
         self.reads |= self.answered_by()
         kafka = self.direct.kafka.model_copy(update={"bootstrap": for_processes or direct})
         self.settings = self.direct.model_copy(update={"kafka": kafka})
