@@ -111,7 +111,7 @@ def test_membership_is_in_doubt_once_the_last_answer_is_older_than_the_session()
     one = Membership(6, clock=lambda: now[0])
     now[0] = 100
     assert not one.in_doubt()  # not a member yet
-    one.join(300)
+    one.join(now[0])
     now[0] = 106
     assert not one.in_doubt()
     now[0] = 106.1
