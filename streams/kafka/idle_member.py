@@ -105,7 +105,10 @@ class SoleMember(IdleMember):
 
     @property
     def is_held(self) -> bool:
-        """Whether this process was awake within the last session: otherwise another process may have its place."""
+        """Whether this process was awake within the last session: otherwise another process may have its place.
+
+        What it asks counts from when it began to ask: it may be frozen before it has the answer.
+        """
         return time.monotonic() - self._held_at <= self._session_s
 
     def __enter__(self) -> Self:
@@ -127,7 +130,6 @@ class SoleMember(IdleMember):
             if self._stop.wait(random.uniform(0.5, 1) * POLL_EVERY_S):  # noqa: S311 - of two that meet, one is first
                 raise StoppedWaiting(f"stopping, as {problem}")
             asked_at = time.monotonic()
-        self._held_at = time.monotonic()
         self._thread.start()
         return self
 
@@ -143,9 +145,10 @@ class SoleMember(IdleMember):
                     raise LogError(f"group {self._group} cannot be joined: {failed.str()}")
                 self._outage.silent("to a member that joins")
             self._member_id = self._client.memberid() or ""
+            asked_at = time.monotonic()
             if not self._outage.ask(self._others, "which members a group has"):
                 self.commit(0, self._claim)
-                is_taken = True
+                self._held_at, is_taken = asked_at, True
         except ck.KafkaException as exc:
             log.info("group %s: the claim was not taken, trying again: %s", self._group, exc.args[0].str())
         finally:
@@ -173,15 +176,17 @@ class SoleMember(IdleMember):
 
     def _stay(self) -> None:
         while not self._stopping.wait(POLL_EVERY_S):
+            asked_at = time.monotonic()
             self._client.poll(0)
             if not self.is_held or self._client.memberid() != self._member_id:
-                self._regain()
-            self._held_at = time.monotonic()
+                asked_at = self._regain()
+            self._held_at = asked_at
 
-    def _regain(self) -> None:
-        """Return once this process is the only member again, and no other was; otherwise end it."""
+    def _regain(self) -> float:
+        """Return when this process was the only member again, and no other was meanwhile; otherwise end it."""
         log.warning("group %s: lost its place, or was frozen: looking whether another has it", self._group)
         while not self._stopping.wait(POLL_EVERY_S):
+            asked_at = time.monotonic()
             self._client.poll(0)
             member_id = self._client.memberid() or ""
             try:
@@ -196,4 +201,5 @@ class SoleMember(IdleMember):
                 )
             if [*members] == [member_id]:
                 self._member_id = member_id
-                return
+                return asked_at
+        return self._held_at
