@@ -118,7 +118,10 @@ def _list_offsets(
             request_timeout=settings.kafka.request_timeout_s,
         )
         try:
-            return {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
+            found = {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
+            if ck.OFFSET_INVALID in found.values():  # librdkafka's result of a partition that a broker did not answer
+                raise ck.KafkaException(ck.KafkaError(ck.KafkaError.OFFSET_NOT_AVAILABLE))
+            return found
         except ck.KafkaException as exc:
             error = exc.args[0]
             if error.code() not in _NO_LEADER_YET or time.monotonic() > deadline:
