@@ -22,7 +22,7 @@ from confluent_kafka import admin
 
 from streams.errors import LogError, NotFoundError
 from streams.kafka.client import forget_admins, kept_admin, unreachable
-from streams.kafka.reader import open_transaction, read
+from streams.kafka.reader import no_answer, open_transaction, read
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import ANSWER_S, BrokerOutage, BrokerUnreachable
 from streams.kafka.topics import LABELS, topics, wrong_partitions
@@ -119,8 +119,8 @@ def _list_offsets(
         )
         try:
             found = {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
-            if ck.OFFSET_INVALID in found.values():  # librdkafka's result of a partition that a broker did not answer
-                raise ck.KafkaException(ck.KafkaError(ck.KafkaError.OFFSET_NOT_AVAILABLE))
+            if ck.OFFSET_INVALID in found.values():
+                raise no_answer()
             return found
         except ck.KafkaException as exc:
             error = exc.args[0]

@@ -244,6 +244,8 @@ class PartitionReader(Reader):
 
         def ask(limit_s: float) -> int:
             (answer,) = self._consumer.offsets_for_times([ck.TopicPartition(*tp, timestamp_ms)], timeout=limit_s)
+            if answer.offset == ck.OFFSET_INVALID:
+                raise no_answer()
             return int(answer.offset)
 
         offset = self._asked(ask)
@@ -457,9 +459,16 @@ def offsets_of(
         answers = consumer.offsets_for_times([ck.TopicPartition(*tp, spec) for tp in tps], timeout=timeout_s)
         if (failed := next((answer.error for answer in answers if answer.error is not None), None)) is not None:
             raise ck.KafkaException(failed)
+        if any(answer.offset == ck.OFFSET_INVALID for answer in answers):
+            raise no_answer()
     except ck.KafkaException as exc:
         raise _passing(exc, ck.KafkaError._UNKNOWN_PARTITION, ck.KafkaError.UNKNOWN_TOPIC_OR_PART) from exc
     return {(answer.topic, answer.partition): max(answer.offset, 0) for answer in answers}
+
+
+def no_answer() -> ck.KafkaException:
+    """Return the error of a partition that no broker answered for: librdkafka gives OFFSET_INVALID for it."""
+    return ck.KafkaException(ck.KafkaError(ck.KafkaError.OFFSET_NOT_AVAILABLE))
 
 
 def _passing(exc: ck.KafkaException, *unknown: int) -> ck.KafkaException:

@@ -42,7 +42,6 @@ KNOW_FAUST = ("streams.worker",)
 KNOW_AIOKAFKA = (*KNOW_FAUST, "streams.kafka.transactions")
 """librdkafka shows no markers of transactions."""
 KNOW_TORCH = ("trainer", "streams.engines", "plugins")
-KNOW_TORCH = (*KNOW_TORCH, "plugins.tuning.job_tuner")
 TORCH = {"torch", "transformers", "peft", "trl", "vllm", "safetensors", "gguf"}
 
 

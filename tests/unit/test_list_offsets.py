@@ -10,7 +10,8 @@ import pytest
 from confluent_kafka.admin import OffsetSpec
 
 from streams.errors import LogError
-from streams.kafka import admin
+from streams.kafka import admin, reader
+from streams.kafka.reader import LATEST, PartitionReader
 from streams.settings.model import Kafka, Settings
 
 
@@ -41,3 +42,14 @@ def test_a_partition_without_an_answer_is_asked_for_again(monkeypatch: pytest.Mo
 def test_a_partition_that_is_never_answered_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LogError):
         end(monkeypatch, ck.OFFSET_INVALID)
+
+
+def test_a_consumer_takes_no_missing_answer_for_an_offset() -> None:
+    missing = [ck.TopicPartition("tasks", 0, ck.OFFSET_INVALID)]
+    consumer: Any = SimpleNamespace(offsets_for_times=lambda *_, **__: missing)
+    with pytest.raises(ck.KafkaException, match="OFFSET_NOT_AVAILABLE"):
+        reader.offsets_of(consumer, [("tasks", 0)], LATEST, 1.0)
+    looking = PartitionReader.__new__(PartitionReader)
+    looking._consumer, looking._outage, looking._settings = consumer, None, Settings()
+    with pytest.raises(LogError):
+        looking.first_at(("tasks", 0), 1000)

@@ -1,4 +1,4 @@
-"""A broker that is away: what learns from served runs waits, says so once, and goes on."""
+"""The processes of `streamward improve run` during an outage of the broker: each waits, logs it once, and continues."""
 
 from __future__ import annotations
 
