@@ -45,7 +45,7 @@ from gateway.log.recorded_runs import RecordedRuns
 from gateway.log.registered_tools import RegisteredTools
 from gateway.log.rewards import OutsideRewards
 from gateway.log.scores import ScorerTrials
-from gateway.log.server_part import ServerBase, ServerPart
+from gateway.log.server_part import ServerBase
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
 from gateway.mcp.mcp_mount import McpMount
@@ -131,13 +131,9 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                     logins=_logins(settings, keys),
                     rendering=rendering,
                 )
-                server = Server(
-                    base=base,
-                    parts=tuple(stack.enter_context(part(base)) for part in PARTS),
-                    requests=requests,
-                    mcp=McpMount(),
-                    place=place,
-                )
+                for part in PARTS:
+                    base.parts.append(stack.enter_context(part(base)))
+                server = Server(base=base, requests=requests, mcp=McpMount(), place=place)
                 meter.ready("kafka")
                 _watch_tools(log_view, meter)
                 meter.begin("answering")
@@ -180,7 +176,7 @@ async def _serve(
     log.info("%s (%s) answers at %s://%s/v1", name, settings.policy.engine, scheme, address)
     serving = asyncio.create_task(answering.serve(sockets=[listening]))
     recorder.runs.finish()
-    resuming = [asyncio.create_task(part.resume()) for part in server.parts]
+    resuming = [asyncio.create_task(part.resume()) for part in server.base.parts]
     rounds = 0
     while not stop.is_set() and not serving.done():
         await asyncio.sleep(LOOK_S)
@@ -189,11 +185,11 @@ async def _serve(
             recorder.runs.end_idle()
             meter.heartbeat()
     answering.should_exit = True
-    for part in server.parts:
+    for part in server.base.parts:
         part.stop()
     await serving
     await asyncio.gather(*resuming)
-    for part in server.parts:
+    for part in server.base.parts:
         await part.close()
     await recorder.close()
 
@@ -203,7 +199,6 @@ class Server:
     """What a server answers with."""
 
     base: ServerBase
-    parts: tuple[ServerPart, ...]
     requests: RequestLog | None
     mcp: McpMount
     place: SoleMember
@@ -217,14 +212,14 @@ def build_application(server: Server) -> ASGIApp:
         *agent_rooms(settings, base.recorder, lambda: base.log.prompts),
         *job_rooms(settings, base.jobs, base.recorder.agents, fleet=base.recorder.is_fleet),
         *log_rooms(settings, base.log),
-        *(room for part in server.parts for room in part.rooms()),
+        *(room for part in base.parts for room in part.rooms()),
         *(room(settings, base.log) for room in PLUGIN_ROOMS),
     ]
     if keys is not None:
-        landings = {name: landing for part in server.parts for name, landing in part.landings().items()}
+        landings = {name: landing for part in base.parts for name, landing in part.landings().items()}
         rooms += people_rooms(settings, base.logins, landings)
     app = make_application(settings, rooms, keys=keys is not None)
-    for part in server.parts:
+    for part in server.base.parts:
         part.add_to(app)
     tool_socket = ToolSocket()
     server.mcp.add_to(app)
@@ -233,7 +228,7 @@ def build_application(server: Server) -> ASGIApp:
     server.mcp.server = app
     if keys is not None:
         server.mcp.server = guarded = Door(app, TABLE, keys, KeyLimits(rule), server.requests)
-    for part in server.parts:
+    for part in server.base.parts:
         guarded = part.in_front(guarded)
     held = HeldPlace(TimeLimits(guarded, TABLE, rule), TABLE, lambda: server.place.is_held)
     tool_socket.server = held

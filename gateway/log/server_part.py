@@ -9,8 +9,8 @@ A plugin names its part as `serves`; one with rooms alone, which need only setti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Self
+from dataclasses import dataclass, field
+from typing import ClassVar, Self, TypeVar
 
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
@@ -24,6 +24,8 @@ from streams.engines.rendering.rendering import Rendering
 from streams.jobs.job_log import JobLog
 from streams.settings.model import Settings
 from streams.stages.agents.recording.recorder import Recorder
+
+P = TypeVar("P", bound="ServerPart")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,12 @@ class ServerBase:
     """None: people cannot log in."""
     rendering: Rendering
     """The engine's texts and tokens."""
+    parts: list[ServerPart] = field(default_factory=list)
+    """Those entered so far: each after the parts of the plugins that its plugin requires."""
+
+    def part(self, kind: type[P]) -> P:
+        """Return the part of another plugin, which the caller's plugin requires."""
+        return next(part for part in self.parts if isinstance(part, kind))
 
 
 class ServerPart:

@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from streams.errors import SettingsError
 from streams.plugins.choice import PluginChoice, current_choice, use_choice
@@ -105,6 +105,12 @@ def in_order(plugins: Iterable[InstalledPlugin]) -> tuple[InstalledPlugin, ...]:
         return tuple(by_name[name] for name in order)
     except CycleError as exc:
         raise SettingsError(f"plugins require each other in a circle: {' -> '.join(exc.args[1])}") from exc
+
+
+def extensions(name: str) -> tuple[Any, ...]:
+    """Return what all plugins add to the plugin of this name, in the order in which they are loaded. Raises
+    SettingsError if a reference cannot be imported."""
+    return tuple(item for plugin, _, _ in load_plugins() for item in plugin.load_all(plugin.extends.get(name)))
 
 
 def plugin_entries(

@@ -147,6 +147,9 @@ class Plugin:
     companions: Mapping[str, str] = field(default_factory=dict)
     """Processes that `demo` starts with the loop, by name: `module:name` of a function that takes the settings and
     returns a Companion."""
+    extends: Mapping[str, str] = field(default_factory=dict)
+    """What it adds to other plugins, by their name: `module:name` of a tuple of what that plugin describes. Without
+    that plugin it is not loaded."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Keys that it may add to the metadata of groups, with their meaning; the audit names any other."""
 
@@ -167,6 +170,7 @@ class Plugin:
             *self.public,
             *(command.command for command in self.commands.values()),
             *self.companions.values(),
+            *self.extends.values(),
             *(export.encode for export in self.exports.values()),
             *(reference for engine in self.engines.values() for reference in engine.references()),
         ]

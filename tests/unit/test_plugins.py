@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import string
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from streams.observability.grafana import alerts
 from streams.plugins import installed
 from streams.plugins.choice import read_choice
 from streams.plugins.engines import engines
-from streams.plugins.installed import InstalledPlugin, in_order, load_plugins
+from streams.plugins.installed import InstalledPlugin, extensions, in_order, load_plugins
 from streams.plugins.plugin import Plugin, PluginEngine
 from streams.settings.load import load_with_origins
 from streams.tools import dataset_reader as readers
@@ -214,6 +215,13 @@ def test_a_data_set_is_refused_where_no_plugin_reads_it_and_two_that_would_are(
     monkeypatch.setattr(readers, "load_plugins", lambda: twice)
     with pytest.raises(SettingsError, match="plugins a and b both read data sets"):
         readers.dataset_reader.__wrapped__()
+
+
+def test_what_plugins_add_to_another_is_asked_for_by_its_name_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = Plugin(name="a", extends={"jobs": "string:digits"}), Plugin(name="b", extends={"jobs": "string:octdigits"})
+    monkeypatch.setattr(installed, "load_plugins", lambda: of(a, b))
+    assert extensions("jobs") == (*string.digits, *string.octdigits)
+    assert extensions("other") == ()
 
 
 def test_two_engines_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,6 +422,8 @@ def test_each_folder_of_plugins_is_one_whose_references_are_there_and_help_says_
             assert {shape.label for shape in one.plugin.load(one.plugin.topics)} <= set(SHAPES)
         for command in one.plugin.commands.values():
             assert one.plugin.load(command.command).get_short_help_str(200) == command.help
+        for reference in one.plugin.extends.values():
+            assert one.plugin.load_all(reference)
 
 
 def test_nothing_outside_plugins_imports_one() -> None:
