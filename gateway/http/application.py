@@ -3,8 +3,8 @@
     request ──► route ──► its body and query, read ──► the method, in a thread if it waits ──► its model as JSON
                   └──► CallError ──► the dialect of the route
 
-Calls bypass FastAPI's middleware, which does nothing for them and costs a tenth of answering one; FastAPI answers
-unknown paths, /openapi.json, and mounted applications.
+Calls bypass Starlette's middleware, which does nothing for them; Starlette answers unknown paths, /openapi.json, and
+mounted applications.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -34,16 +34,18 @@ TITLE = "Streamward"
 DESCRIPTION = Route("GET", "/openapi.json", may="models.read")
 
 
-class Application(FastAPI):
+class Application(Starlette):
     """Answers the routes of rooms."""
 
     def __init__(self, rooms: Iterable[object], *, version: str, max_body_bytes: int, keys: bool = False) -> None:
         """`max_body_bytes`: for routes without a lower limit; `keys`: whether a door asks for keys."""
-        super().__init__(title=TITLE, version=version, openapi_url=None, redirect_slashes=False)
+        super().__init__()
+        self.router.redirect_slashes = False
         self.add_route(DESCRIPTION.path, self._describe, include_in_schema=False)
         self._describing = asyncio.Lock()
         self.add_exception_handler(HTTPException, self._no_such_path)
-        self._keys = keys
+        self._version, self._keys = version, keys
+        self._description: dict[str, Any] | None = None
         self._endpoints: dict[Route, Endpoint] = {}
         for room in rooms:
             for route in routes_of(type(room)):
@@ -68,11 +70,9 @@ class Application(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         """Return the description of these routes."""
-        if self.openapi_schema is None:
-            self.openapi_schema = openapi.document(
-                self.table.routes, title=self.title, version=self.version, keys=self._keys
-            )
-        return self.openapi_schema
+        if self._description is None:
+            self._description = openapi.document(self.table.routes, title=TITLE, version=self._version, keys=self._keys)
+        return self._description
 
     async def _describe(self, _: Request) -> Response:
         """Return the description as JSON. It takes a second to make; other requests are answered meanwhile."""

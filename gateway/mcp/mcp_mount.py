@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
@@ -58,7 +58,7 @@ class McpMount:
         self._running: list[asyncio.Task[None]] = []
         self._managers: dict[Toolset, StreamableHTTPSessionManager] = {}
 
-    def add_to(self, app: FastAPI) -> None:
+    def add_to(self, app: Starlette) -> None:
         """Add the paths to an application."""
         for path, toolset in MCP_PATHS.items():
             app.router.routes.append(Route(path, McpPath(self, toolset)))

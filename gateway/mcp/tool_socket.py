@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
@@ -56,7 +56,7 @@ class ToolSocket:
         self.server: ASGIApp | None = None
         """Where its requests go: the whole server, with its door."""
 
-    def add_to(self, app: FastAPI) -> None:
+    def add_to(self, app: Starlette) -> None:
         """Add the path to an application."""
         app.router.routes += [Route(SOCKET_PATH, _needs_socket), WebSocketRoute(SOCKET_PATH, self.answer)]
 

@@ -6,7 +6,7 @@
                                                 └──► 401, 503
     answered, or refused ──► RequestRecord ──► RequestLog
 
-It wraps the whole application, since calls bypass FastAPI's middleware. A path that is not in the table is open to
+It wraps the whole application, since calls bypass Starlette's middleware. A path that is not in the table is open to
 admins only; routes need a key unless they declare otherwise. Logins and logouts leave an event, too.
 
 An unknown key may have been created a moment ago by another process: before it is refused, the log is read to its end.

@@ -138,7 +138,7 @@ def test_only_a_process_with_a_model_loads_torch() -> None:
     assert wrong == []
 
 
-def test_only_gateway_and_plugins_know_fastapi_and_only_the_command_imports_the_gateway() -> None:
+def test_only_gateway_and_plugins_know_starlette_and_only_the_command_imports_the_gateway() -> None:
     http = ("fastapi", "starlette", "uvicorn", "jinja2")
     commands = (
         *("streams.cli.serve", "streams.cli.mcp"),

@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi.testclient import TestClient
 from pydantic import SecretStr
 from starlette.responses import HTMLResponse, Response
+from starlette.testclient import TestClient
 
 from gateway.http.application import Application
 from gateway.http.limits import KeyLimits

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import jwt
 import pytest
-from fastapi.testclient import TestClient
 from joserfc import jwt as authlib_jwt
 from joserfc.jwk import KeySet
+from starlette.testclient import TestClient
 
 from gateway.http.application import Application
 from gateway.http.limits import KeyLimits

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import pytest
-from fastapi import FastAPI
-from fastapi.testclient import TestClient
 from starlette.applications import Starlette
-from starlette.routing import Mount
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Mount, Route
+from starlette.testclient import TestClient
 
 from gateway.http.application import Application
 from gateway.http.jsonrpc import METHOD_NOT_FOUND
@@ -63,14 +64,17 @@ class Known:
         self.keys |= self.unread
 
 
+def reached() -> Starlette:
+    """Return an application that answers every path with it."""
+
+    async def answer(request: Request) -> JSONResponse:
+        return JSONResponse({"reached": request.path_params["path"]})
+
+    return Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])])
+
+
 def client(known: Known, table: RouteTable = TABLE) -> TestClient:
-    app = FastAPI()
-
-    @app.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
-    async def reached(path: str) -> dict[str, str]:
-        return {"reached": path}
-
-    return TestClient(Door(app, table, known, KeyLimits(Serve())))
+    return TestClient(Door(reached(), table, known, KeyLimits(Serve())))
 
 
 def application() -> Application:
@@ -273,14 +277,10 @@ class Written:
 
 def test_every_request_leaves_an_event_that_says_who_did_what_and_why_not() -> None:
     written, trace = Written(), f"00-{'a' * 32}-{'b' * 16}-01"
-    app = FastAPI()
-
-    @app.api_route("/{path:path}", methods=["GET", "POST"])
-    async def reached(path: str) -> dict[str, str]:
-        return {"reached": path}
-
     known = Known("submitter", tenant="red")
-    http = TestClient(Door(app, TABLE, known, KeyLimits(Serve(auth="keys", key_per_s=0.001, key_burst=2)), written))
+    http = TestClient(
+        Door(reached(), TABLE, known, KeyLimits(Serve(auth="keys", key_per_s=0.001, key_burst=2)), written)
+    )
     http.get("/v1/models?after=planted", headers=BEARER | {"traceparent": trace, "X-Agent-ID": "calc"})
     http.post(f"/v1/fine_tuning/jobs/{SECRET.text}/cancel", headers=BEARER, content=b"a body")
     http.get("/v1/models", headers=BEARER)
@@ -325,7 +325,7 @@ def test_each_call_of_a_batch_leaves_an_event_of_its_own() -> None:
 
 def test_where_events_are_required_nothing_is_answered_while_none_can_be_written() -> None:
     written = Written()
-    http = TestClient(Door(FastAPI(), TABLE, Known("admin"), KeyLimits(Serve()), written))
+    http = TestClient(Door(Starlette(), TABLE, Known("admin"), KeyLimits(Serve()), written))
     written.full = "the log has taken no event of a request for 20 s"
     answer = http.get("/v1/models", headers=BEARER)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1") and written.full in answer.text

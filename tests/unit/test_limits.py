@@ -8,11 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request
-from fastapi.testclient import TestClient
 from hypothesis import given, strategies as st
 from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
 from gateway.agents.protocols import AgentProtocols
@@ -200,13 +202,11 @@ def test_a_stream_that_never_ends_is_cut_off_and_its_source_closed() -> None:
         finally:
             closed.append(True)
 
-    app = FastAPI()
-
-    @app.post("/v1/chat/completions")
     async def streamed(request: Request) -> StreamingResponse:
         await request.body()
         return StreamingResponse(parts())
 
+    app = Starlette(routes=[Route("/v1/chat/completions", streamed, methods=["POST"])])
     with pytest.raises(AssertionError):  # httpx's: the answer was never completed
         asked(TimeLimits(app, TABLE, Serve(answer_s=0.05)), "/v1/chat/completions", b"{}")
     assert closed == [True]

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from gateway.agents.chat import ChatBody
 from gateway.http.application import Application

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 from starlette.requests import Request
+from starlette.testclient import TestClient
 
 from gateway.http.application import Application
 from gateway.http.body import Answer, Body, PathQuery

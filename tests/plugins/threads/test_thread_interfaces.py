@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from fastapi.testclient import TestClient
 from starlette.requests import Request
+from starlette.testclient import TestClient
 
 from gateway.http import jsonrpc
 from gateway.http.application import Application
