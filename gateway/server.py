@@ -20,6 +20,7 @@ from functools import partial
 from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
 
+from gateway.agents.agent_registration import AgentRegistration
 from gateway.agents.agent_runs import AgentRuns
 from gateway.agents.feedback import FeedbackBox
 from gateway.agents.named_prompts import without_prompts
@@ -64,7 +65,6 @@ from streams.engines.build import build_tokens
 from streams.errors import LogError, NotFoundError, RefusedError
 from streams.files import program_version
 from streams.jobs.job_log import JobLog
-from streams.kafka.followed import FollowedOnDemand
 from streams.kafka.group_names import SERVER
 from streams.kafka.idle_member import SoleMember
 from streams.kafka.registry import client as schema_registry
@@ -73,7 +73,6 @@ from streams.observability import metrics
 from streams.observability.metrics import Meter
 from streams.prompts.prompt_log import PromptLog
 from streams.settings.model import Settings
-from streams.stages.agents.agent_log import AgentLog
 from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.service import open_recorder
 from streams.tools.asking import give_feedback
@@ -210,7 +209,7 @@ def build_application(server: Server) -> ASGIApp:
     settings, rule = base.settings, base.settings.serve
     rooms = [
         *agent_rooms(settings, base.recorder, lambda: base.log.prompts),
-        *job_rooms(settings, base.jobs, base.recorder.agents, fleet=base.recorder.is_fleet),
+        *job_rooms(settings, base.jobs, fleet=base.recorder.is_fleet),
         *log_rooms(settings, base.log),
         *(room for part in base.parts for room in part.rooms()),
         *(room(settings, base.log) for room in PLUGIN_ROOMS),
@@ -247,19 +246,17 @@ def agent_rooms(
     """Return the rooms that agents call; `prompts` opens those of the log."""
     calls = AgentProtocols(recorder, settings.policy.name, prompts)
     feedback = FeedbackBox(recorder, partial(give_feedback, settings))
-    return [calls, feedback, Health(), AgentRuns(recorder.runs)]
+    return [calls, feedback, Health(), AgentRuns(recorder.runs), AgentRegistration(settings, recorder.agents)]
 
 
-def job_rooms(
-    settings: Settings, jobs: JobLog, agents: FollowedOnDemand[AgentLog], *, fleet: bool = False
-) -> list[object]:
-    """Return the rooms of jobs, files and agents; `fleet`: jobs may train every policy that it serves."""
+def job_rooms(settings: Settings, jobs: JobLog, *, fleet: bool = False) -> list[object]:
+    """Return the rooms of jobs and files; `fleet`: jobs may train every policy that it serves."""
     return [
         JsonRpc(settings, jobs),
         UploadedFiles(settings.adapters.store),
         TrainingRows(settings),
         FineTuning(settings, jobs, fleet=fleet),
-        TrainingJobs(settings, jobs, agents),
+        TrainingJobs(settings, jobs),
         JobCosts(jobs),
     ]
 

@@ -21,6 +21,7 @@ from types import UnionType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
+from starlette.requests import HTTPConnection
 from starlette.routing import compile_path
 
 from gateway.http import errors
@@ -28,6 +29,7 @@ from gateway.http.body import Answer, PathQuery
 from gateway.http.errors import Dialect
 from schemas.older_forms import PATHS, OlderForm, OlderPaths, older_form
 from streams.access.roles import Action
+from streams.errors import CallError
 
 T = TypeVar("T", bound=Answer)
 H = TypeVar("H", bound=Callable[..., Any])
@@ -83,11 +85,13 @@ class Interface:
         return Route("DELETE", path, self, may=may, **declared)
 
 
+LONGEST_KEY = 200
+"""Characters of an Idempotency-Key."""
 IDEMPOTENCY_KEY: Mapping[str, Any] = {
     "name": "Idempotency-Key",
     "in": "header",
     "description": "a request that is sent again with it has its effect once",
-    "schema": {"type": "string", "minLength": 1, "maxLength": 200},
+    "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY},
 }
 ANYWHERE = (503, 504)
 """Statuses of every route that needs a key."""
@@ -95,6 +99,16 @@ PLAIN = Interface()
 OPENAI = Interface(("/v1",))
 REST = Interface(("", "/api/v1"), errors.REST)
 MCP = Interface(described_in="mcp.md")
+
+
+def idempotency_key(request: HTTPConnection) -> str | None:
+    """Return what tells this request from others. Raises CallError for one that is empty or too long."""
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 1 <= len(key) <= LONGEST_KEY:
+        raise CallError(
+            "invalid", f"Idempotency-Key has {len(key)} characters; 1 to {LONGEST_KEY} are allowed", "Idempotency-Key"
+        )
+    return key
 
 
 class Reply(NamedTuple, Generic[T]):

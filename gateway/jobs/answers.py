@@ -1,4 +1,4 @@
-"""The answers about jobs, files, agents and environments."""
+"""The answers about jobs, files and environments."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pydantic import ConfigDict, Field
 
 from gateway.http.body import Answer
 from gateway.http.errors import RpcFailure
-from schemas import json_text
-from schemas.events import AgentType, JobKind, Tool
+from gateway.log.tool_answer import ToolAnswer
+from schemas.events import JobKind
 from streams.errors import CallError
 
 Status = Literal["queued", "running", "paused", "succeeded", "failed", "cancelled"]
@@ -273,37 +273,6 @@ class TrainingMetrics(Answer):
     evaluations: list[IterationFigures]
 
 
-class ToolAnswer(Answer):
-    """A function that an agent calls."""
-
-    name: str
-    description: str
-    parameters: Any
-
-
-class OrderedSource(Answer):
-    """A scorer, with its weight and its settings."""
-
-    name: str
-    weight: float
-    settings: Any
-
-
-class RegisteredAgent(Answer):
-    """An agent as the log has it."""
-
-    agent_id: str
-    name: str
-    type: AgentType
-    model_id: str
-    memory_config: Any
-    capabilities: list[str]
-    tools: list[ToolAnswer]
-    reward_sources: list[OrderedSource] = Field(description="of its tasks and jobs that name none")
-    prompt: str | None = Field(None, description="that its tasks begin with where they name none")
-    created_at: str
-
-
 class ShownMessage(Answer):
     """What an environment says as an episode begins."""
 
@@ -366,19 +335,3 @@ class RpcRefusal(Answer):
 
 
 RpcOutcome = RpcResult | RpcRefusal
-
-
-def shown_tools(tools: Sequence[Tool]) -> list[ToolAnswer]:
-    """Return tools as answers have them."""
-    return [
-        ToolAnswer(name=tool.name, description=tool.description, parameters=json_or_text(tool.parameters))
-        for tool in tools
-    ]
-
-
-def json_or_text(text: str) -> Any:
-    """Return what JSON text says; what is none stays text."""
-    try:
-        return json_text.parse(text)
-    except ValueError:
-        return text

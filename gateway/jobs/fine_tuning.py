@@ -19,7 +19,7 @@ from pydantic import Field
 from starlette.requests import Request
 
 from gateway.http.body import Body, PathQuery, read, read_query
-from gateway.http.route import IDEMPOTENCY_KEY, OPENAI
+from gateway.http.route import IDEMPOTENCY_KEY, OPENAI, idempotency_key
 from gateway.jobs import fine_tuning_view as view, tuning_orders
 from gateway.jobs.answers import (
     FINE_TUNING_JOB,
@@ -34,7 +34,7 @@ from gateway.jobs.answers import (
     page,
 )
 from gateway.jobs.fine_tuning_body import CreateFineTuningBody, FineTuningOrder
-from gateway.jobs.tenant_jobs import TenantJobs, idempotency_key, jobs_of
+from gateway.jobs.tenant_jobs import TenantJobs, jobs_of
 from schemas.events import JobEvent
 from streams.adapters.versions import read_state
 from streams.errors import CallError, JobRequestError, NotFoundError

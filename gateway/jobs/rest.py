@@ -1,8 +1,7 @@
-"""Jobs and agents as Streamward's own REST.
+"""Jobs as Streamward's own REST.
 
     POST /finetune/jobs {type: RL_TRAINING | FINE_TUNING, …}, /finetune/peft ──► JobLog ──► TrainingJob
     GET  /finetune/jobs/JOB/status, /rl/training/JOB/metrics ◄── its fold
-    POST /rl/agents ──► an AgentEvent
 
 The paths are also below /api/v1. Nothing is kept here. Errors have OpenAI's fields, and `details.suggested_action` and
 `timestamp` with them. An order over HTTP names no address and no function that a server would call.
@@ -10,56 +9,38 @@ The paths are also below /api/v1. Nothing is kept here. Errors have OpenAI's fie
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 from starlette.requests import Request
 
-from gateway.http.body import Body, compact
-from gateway.http.principal import AGENT_NAME, tenant_of
-from gateway.http.route import IDEMPOTENCY_KEY, LARGE_BODY, REST
+from gateway.http.body import Body
+from gateway.http.route import IDEMPOTENCY_KEY, LARGE_BODY, REST, idempotency_key
 from gateway.jobs import tuning_orders
 from gateway.jobs.answers import (
     FINE_TUNING_JOB,
     IterationFigures,
     JobProgress,
     OrderedConfig,
-    OrderedSource,
-    RegisteredAgent,
     ToolFigures,
     TrainingJob,
     TrainingMetrics,
-    json_or_text,
-    shown_tools,
 )
-from gateway.jobs.tenant_jobs import TenantJobs, idempotency_key, jobs_of
-from gateway.log.named_code import check_scorers
-from schemas.conventions import TOOL_IDS
-from schemas.conversation import ToolSchema
-from schemas.events import AgentEvent, AgentType, JobEvent, RewardSource, Tool
+from gateway.jobs.tenant_jobs import TenantJobs, jobs_of
+from schemas.events import JobEvent
 from schemas.faults import refusal
 from streams.access.roles import Action
-from streams.access.tenants.tenant_names import named
-from streams.adapters.versions import read_state
-from streams.environments.registry import tool_log
-from streams.environments.registry.named_tools import NamedTools, named_tools
-from streams.errors import CallError, EventError, NotFoundError, RefusedError
-from streams.jobs import job_log, job_view, request as requests
+from streams.errors import CallError, NotFoundError, RefusedError
+from streams.jobs import job_view, request as requests
 from streams.jobs.job_answers import tool_accuracy, tool_accuracy_by_version
 from streams.jobs.job_log import JobLog
 from streams.jobs.request import EnvironmentConfig, JobOrder
 from streams.jobs.state import JobState
-from streams.kafka.followed import FollowedOnDemand
 from streams.output import moment
-from streams.prompts import prompt_log, prompt_use
-from streams.prompts.prompt_use import PromptReference, own_name
-from streams.scorers.scorer_check import unusable_scorer
+from streams.prompts import prompt_log
 from streams.settings.model import Settings
-from streams.stages.agents.agent_log import AgentLog, AgentMemory, capability_problem, read_memory
-from streams.stages.agents.runs.registration import KnownAgent, register
-from streams.stages.tasks.task_line import RewardSourceLine
+from streams.stages.agents.runs.registration import KnownAgent
 from streams.tools.prompt_search import search_request
 
 OrderType = Literal["RL_TRAINING", "FINE_TUNING", "PROMPT_ENGINEERING"]
@@ -83,7 +64,6 @@ MOVES_ALIAS: Mapping[str, Action] = {"config.alias": "adapters.promote"}
 """What an order takes whose job lets an alias mean the version that it found."""
 JOBS_LISTED = "GET /v1/fine_tuning/jobs lists jobs"
 """Where the ids of jobs are found."""
-MOST_SOURCES = 16
 
 
 def _possible(kind: Any) -> Any:
@@ -144,46 +124,6 @@ class PeftBody(Body):
     tenant: str | None = Field(None, min_length=1, description="who pays")
 
 
-class AgentTool(Body):
-    """A function that an agent calls."""
-
-    name: str = Field(min_length=1, max_length=200)
-    description: str | None = None
-    parameters: ToolSchema | None = None
-
-
-def _check_capability(capability: str) -> str:
-    if (problem := capability_problem(capability)) is not None:
-        raise ValueError(problem)
-    return capability
-
-
-Capability = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_capability)]
-
-
-class AgentConfig(Body):
-    """What an agent is, as the log has it."""
-
-    agent_id: str = Field(pattern=rf"^{AGENT_NAME.pattern}$", description="what it is called in paths and tasks")
-    name: str | None = Field(None, min_length=1, max_length=200, description="for people; default: agent_id")
-    type: AgentType | None = Field(None, description="how it came about; default: PROMPT_BASED")
-    model_id: str = Field(description="the policy that answers its calls, or POLICY@7")
-    memory_config: AgentMemory | None = Field(None, description="what it reads of its thread and of the agents' store")
-    capabilities: Annotated[list[Capability], Field(max_length=100)] | None = Field(
-        None, description="what it can do, as its card says it to other agents"
-    )
-    tools: Annotated[list[AgentTool], Field(max_length=100)] | None = Field(None, description="recorded")
-    tool_ids: Annotated[list[str], Field(max_length=100)] | None = Field(
-        None, description="tools of the registry, which its key may call"
-    )
-    reward_sources: Annotated[list[RewardSourceLine], Field(max_length=MOST_SOURCES)] | None = Field(
-        None, description="scorers of its tasks and jobs that name none"
-    )
-    prompt: str | None = Field(
-        None, min_length=1, max_length=200, description="PROMPT_BASED: NAME@VERSION or NAME@ALIAS of its tasks"
-    )
-
-
 JOB_ID = "5b0a3c1e-5d0c-5f0e-9a43-0d6f3c1d2f10"
 TRAINING_JOB = TrainingJob(
     id=JOB_ID,
@@ -218,24 +158,13 @@ METRICS = TrainingMetrics(
     ],
     evaluations=[],
 )
-AGENT = RegisteredAgent(
-    agent_id="calc",
-    name="calc",
-    type="PROMPT_BASED",
-    model_id="sums",
-    memory_config={},
-    capabilities=["arithmetic"],
-    tools=[],
-    reward_sources=[OrderedSource(name="exact", weight=1.0, settings={})],
-    created_at="2026-01-01T00:00:00.000Z",
-)
 
 
 class TrainingJobs:
-    """Jobs, agents and environments in Streamward's own words. Methods wait for the broker, or for an environment."""
+    """Jobs in Streamward's own words. Methods wait for the broker, or for an environment."""
 
-    def __init__(self, settings: Settings, log: JobLog, agents: FollowedOnDemand[AgentLog]) -> None:
-        self._settings, self._jobs_of, self._agents = settings, jobs_of(settings, log), agents
+    def __init__(self, settings: Settings, log: JobLog) -> None:
+        self._settings, self._jobs_of = settings, jobs_of(settings, log)
 
     @REST.post(
         "/finetune/jobs",
@@ -378,50 +307,6 @@ class TrainingJobs:
         key, jobs = idempotency_key(request), self._jobs_of(request)
         return _training_job(jobs.start(self._tuning(jobs, jobs.agents(), body), key=key))
 
-    @REST.post(
-        "/rl/agents",
-        may="agents.write",
-        ids="GET /v1/models lists models",
-        status=201,
-        parameters=(IDEMPOTENCY_KEY,),
-        sends={
-            "agent_id": "calc",
-            "model_id": "sums",
-            "capabilities": ["arithmetic"],
-            "reward_sources": [{"name": "exact"}],
-        },
-        example=AGENT,
-    )
-    def register_agent(self, request: Request, body: AgentConfig) -> RegisteredAgent:
-        """Write what an agent is."""
-        key = idempotency_key(request)
-        self._check_model(body.model_id)
-        sources = tuple(source.reward_source() for source in body.reward_sources or ())
-        self._check_sources(request, sources)
-        tools = [
-            Tool(name=tool.name, description=tool.description or "", parameters=compact(tool.parameters or {}, "tools"))
-            for tool in body.tools or ()
-        ]
-        registered = self._registered_tools(request, body.tool_ids or (), tools)
-        event = AgentEvent(
-            event_id="",
-            agent_id=body.agent_id,
-            created_at=0,
-            metadata={TOOL_IDS: " ".join(registered.references)} if registered.references else {},
-            kind="registered",
-            name=body.name or body.agent_id,
-            type=body.type or "PROMPT_BASED",
-            model_id=body.model_id,
-            memory_config=_memory_config(body.memory_config),
-            capabilities=tuple(body.capabilities or ()),
-            tools=(*tools, *registered.tools),
-            reward_sources=sources,
-            prompt=self._prompt_of(request, body),
-        )
-        registered_event = register(self._settings, event, key=key)
-        self._agents.open().catch_up()  # so that the next call knows it
-        return _agent(registered_event)
-
     @REST.get(
         "/rl/training/{job_id}/metrics", may="jobs.read", ids=JOBS_LISTED, example=METRICS, tools={"job_metrics": ""}
     )
@@ -440,52 +325,6 @@ class TrainingJobs:
             iterations=[_figures(event) for event in events if event.kind == "iteration"],
             evaluations=[_figures(event, held_out) for event in events if event.kind == "evaluated"],
         )
-
-    def _registered_tools(self, request: Request, ids: Sequence[str], others: Sequence[Tool]) -> NamedTools:
-        """Return the tools of the registry that an agent names. Raises CallError."""
-        tenant = tenant_of(request)
-        entries = cache(lambda: tool_log.read(self._settings))
-        try:
-            return named_tools([named(tenant, tool_id) for tool_id in ids], entries, others)
-        except ValueError as exc:
-            raise CallError("invalid", str(exc), "tool_ids") from exc
-
-    def _check_sources(self, request: Request, sources: tuple[RewardSource, ...]) -> None:
-        """Raise CallError for reward sources that cannot score, or that the sender may not name."""
-        check_scorers(request, self._settings.serve, sources)
-        names = [source.name for source in sources]
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
-            problem = f"reward_sources: {repeated[0]!r} is named twice; combine them in one `mix`"
-            raise CallError("invalid", problem, "reward_sources")
-        if reason := unusable_scorer(self._settings.scoring, sources):
-            raise CallError("invalid", f"reward_sources: {reason}", "reward_sources")
-
-    def _prompt_of(self, request: Request, body: AgentConfig) -> str | None:
-        """Return the prompt of an agent by its name in the log. Raises CallError for one that it cannot answer with."""
-        if body.prompt is None:
-            return None
-        if (kind := body.type or "PROMPT_BASED") != "PROMPT_BASED":
-            problem = f"prompt: an agent of type {kind} answers as it was trained; register a PROMPT_BASED one"
-            raise CallError("invalid", problem, "prompt")
-        try:
-            reference = PromptReference.parse(own_name(tenant_of(request), body.prompt))
-            prompt_use.use(prompt_log.resolver(self._settings)(reference, body.agent_id), reference, {})
-        except NotFoundError as exc:
-            raise CallError("not_found", f"prompt: {exc}", "prompt") from exc
-        except EventError as exc:
-            raise CallError("invalid", f"prompt: {exc}", "prompt") from exc
-        return str(reference)
-
-    def _check_model(self, model_id: str) -> None:
-        """Raise CallError for a model that there is not."""
-        policy, at, number = model_id.partition("@")
-        exists = policy in job_log.known_policies(self._settings)
-        if exists and at:
-            is_number = number.isdecimal() and len(number) <= 9
-            exists = is_number and int(number) in read_state(self._settings, policy).versions
-        if not exists:
-            problem = f"model_id: there is no model {model_id[:80]!r}; GET /v1/models lists what is served"
-            raise CallError("not_found", problem, "model_id")
 
 
 def _type_of_order(body: TrainingOrderBody, agents: Mapping[str, KnownAgent]) -> OrderType:
@@ -525,32 +364,4 @@ def _training_job(job: JobState) -> TrainingJob:
         reason=job.reason,
         code=job.code,
         suggested_action=job.suggested_action,
-    )
-
-
-def _memory_config(memory: AgentMemory | None) -> str:
-    """Return what an agent remembers as the log has it. Raises CallError."""
-    text = compact({} if memory is None else memory.model_dump(exclude_none=True), "memory_config")
-    try:
-        read_memory(text)
-    except EventError as exc:
-        raise CallError("invalid", str(exc), "memory_config") from exc
-    return text
-
-
-def _agent(event: AgentEvent) -> RegisteredAgent:
-    return RegisteredAgent(
-        agent_id=event.agent_id,
-        name=event.name,
-        type=event.type,
-        model_id=event.model_id,
-        memory_config=json_or_text(event.memory_config),
-        capabilities=list(event.capabilities),
-        tools=shown_tools(event.tools),
-        reward_sources=[
-            OrderedSource(name=source.name, weight=source.weight, settings=json_or_text(source.settings))
-            for source in event.reward_sources
-        ],
-        prompt=event.prompt,
-        created_at=moment(event.created_at),
     )

@@ -19,19 +19,16 @@ from gateway.http.principal import actor_of, tenant_of
 from gateway.log.named_code import check_environment, check_scorers, why_not_of_tenant
 from schemas.events import JobEvent
 from streams.access.tenants.tenant_names import SEPARATOR, is_of, may_know, own_of
-from streams.adapters.versions import AdapterState, read_state
+from streams.adapters.versions import AdapterState, known_policies, read_state
 from streams.environments.registry import tool_log
 from streams.environments.registry.tool_state import ToolState
-from streams.errors import CallError, JobRequestError, NotFoundError, RefusedError
-from streams.jobs import job_episodes, job_log, request as requests
+from streams.errors import JobRequestError, NotFoundError, RefusedError
+from streams.jobs import job_episodes, request as requests
 from streams.jobs.job_log import JobCommand, JobCommandKind, JobLog
 from streams.jobs.request import EnvironmentConfig, JobOrder, JobRequest, PlayableEnvironment
 from streams.jobs.state import JobState
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import KnownAgent, known_agents
-
-LONGEST_KEY = 200
-"""Characters of an Idempotency-Key."""
 
 
 class TenantJobs:
@@ -117,7 +114,7 @@ class TenantJobs:
 
     def policies(self) -> Collection[str]:
         """Return every policy that there is. Raises LogError."""
-        return {name for name in job_log.known_policies(self._settings) if self._may_train(name)}
+        return {name for name in known_policies(self._settings) if self._may_train(name)}
 
     def agents(self) -> Mapping[str, KnownAgent]:
         """Return every agent that is registered, and not another tenant's. Raises LogError."""
@@ -163,13 +160,3 @@ class TenantJobs:
 def jobs_of(settings: Settings, log: JobLog) -> Callable[[HTTPConnection], TenantJobs]:
     """Return what gives each request the jobs that its key may see."""
     return lambda request: TenantJobs(settings, log, request)
-
-
-def idempotency_key(request: HTTPConnection) -> str | None:
-    """Return what tells this request from others. Raises CallError for one that is empty or too long."""
-    key = request.headers.get("idempotency-key")
-    if key is not None and not 1 <= len(key) <= LONGEST_KEY:
-        raise CallError(
-            "invalid", f"Idempotency-Key has {len(key)} characters; 1 to {LONGEST_KEY} are allowed", "Idempotency-Key"
-        )
-    return key

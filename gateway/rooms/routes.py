@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from gateway.agents.agent_registration import AgentRegistration
 from gateway.agents.agent_runs import AgentRuns
 from gateway.agents.feedback import FeedbackBox
 from gateway.agents.protocols import AgentProtocols
@@ -56,7 +57,7 @@ class Health:
 
 
 ROOMS: tuple[type, ...] = (
-    *(AgentProtocols, FeedbackBox, Health, AgentRuns),
+    *(AgentProtocols, FeedbackBox, Health, AgentRuns, AgentRegistration),
     *(JsonRpc, UploadedFiles, TrainingRows, FineTuning, TrainingJobs, JobCosts),
     *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
     *(PromptTemplates, RegisteredTools, EnvironmentTrials),

@@ -302,3 +302,13 @@ def read_states(settings: Settings) -> dict[str, AdapterState]:
         if not isinstance(event, Poison):
             folds.setdefault(event.policy, AdapterFold(empty(event.policy))).take(event)
     return {policy: after.state() for policy, after in folds.items()}
+
+
+def known_policies(settings: Settings) -> set[str]:
+    """Return the policy of the settings, and every policy that has adapters. Raises as `read_topic`."""
+    policies = {settings.policy.name}
+    for record in read_topic(settings, "adapters"):
+        event = record.decode_placed(AdapterEvent, settings.topics.policy_partitions)
+        if not isinstance(event, Poison):
+            policies.add(event.policy)
+    return policies

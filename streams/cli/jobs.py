@@ -170,6 +170,7 @@ def _order_by_rewards(call: AppContext, body: dict[str, Any], key: str | None) -
     """Order a job that trains by rewards."""
     from functools import cache
 
+    from streams.adapters.versions import known_policies
     from streams.environments.registry import tool_log
     from streams.jobs import job_episodes, job_log, request
     from streams.scorers.scorer_check import doubtful_scorer
@@ -180,7 +181,7 @@ def _order_by_rewards(call: AppContext, body: dict[str, Any], key: str | None) -
     order = request.order(
         job_request,
         settings,
-        policies=job_log.known_policies(settings),
+        policies=known_policies(settings),
         agents=known_agents(settings),
         try_environment=lambda config: job_episodes.try_environment(config, settings.environments, entries),
     )

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
-from schemas.events import AdapterEvent, JobEvent, derive_id
-from schemas.serde import EncodeError, Poison
+from schemas.events import JobEvent, derive_id
+from schemas.serde import EncodeError
 from streams.errors import EventError, JobRequestError, NotFoundError, RefusedError
 from streams.jobs import spending
 from streams.jobs.all_jobs import AllJobs
@@ -26,7 +26,6 @@ from streams.jobs.request import JobOrder
 from streams.jobs.spending import CostName
 from streams.jobs.state import JobState, fold, refusal
 from streams.kafka import times
-from streams.kafka.admin import read_topic
 from streams.kafka.client import POLL_S
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.record import Record
@@ -242,13 +241,3 @@ class JobLog(FollowedTopic):
 def job_id_of(tenant: str | None, key: str) -> str:
     """Return the id of the job that a tenant orders with this key."""
     return derive_id("job", tenant or "", key)
-
-
-def known_policies(settings: Settings) -> set[str]:
-    """Return the policy of the settings, and every policy that has adapters. Raises as `read_topic`."""
-    policies = {settings.policy.name}
-    for record in read_topic(settings, "adapters"):
-        event = record.decode_placed(AdapterEvent, settings.topics.policy_partitions)
-        if not isinstance(event, Poison):
-            policies.add(event.policy)
-    return policies

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.agents.agent_registration import AgentRegistration
 from gateway.http.application import Application
 from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import NOT_FOUND, REFUSED, JsonRpc
@@ -42,7 +43,8 @@ class Client:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._log = JobLog(settings)
-        apis = [JsonRpc(settings, self._log), TrainingJobs(settings, self._log, FollowedOnDemand(AgentLog, settings))]
+        agents = FollowedOnDemand(AgentLog, settings)
+        apis = [JsonRpc(settings, self._log), TrainingJobs(settings, self._log), AgentRegistration(settings, agents)]
         self.app = Application(apis, version="0", max_body_bytes=100_000)
 
     def __enter__(self) -> Client:

@@ -12,8 +12,7 @@ from streams.access import keys, passwords, users
 from streams.access.access_log import AccessLog
 from streams.access.keys import AccessKey, NewSecret
 from streams.adapters.decisions import read_history
-from streams.adapters.versions import read_state, read_states
-from streams.jobs.job_log import known_policies
+from streams.adapters.versions import known_policies, read_state, read_states
 from streams.kafka import admin, times
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import register, registrations

@@ -25,7 +25,7 @@ def every_room(settings: Settings) -> list[Any]:
     )
     return [
         *agent_rooms(settings, nothing),
-        *job_rooms(settings, nothing, nothing),
+        *job_rooms(settings, nothing),
         *log_rooms(settings, nothing),
         *people_rooms(settings, nothing),
         *(room for part in PARTS for room in part(base).rooms()),

@@ -155,9 +155,7 @@ def asked(app: ASGIApp, path: str, body: AsyncIterator[bytes] | bytes) -> httpx.
 
 def application() -> Application:
     nothing: Any = None
-    return Application(
-        [AgentProtocols(nothing), *job_rooms(Settings(), nothing, nothing)], version="0", max_body_bytes=1_000
-    )
+    return Application([AgentProtocols(nothing), *job_rooms(Settings(), nothing)], version="0", max_body_bytes=1_000)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -26,7 +26,7 @@ from plugins.improve.curation.rubric import PROMPT_VERSION, instructions_prompt,
 from plugins.improve.curation.transcript import Transcript
 from plugins.improve.settings import Improve
 from schemas.events import RATIONALE_CHARACTERS, CurationJudge, RunVerdict
-from streams.jobs.job_log import known_policies
+from streams.adapters.versions import known_policies
 from streams.scorers.judge_client import JudgeClient, JudgeQuestion, model_of, own_object, text_of, unreadable
 from streams.scorers.retries import persist, sum_of
 from streams.scorers.verdict import ScoreError, storable

@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from gateway.http.body import Answer, Body
 from gateway.http.principal import actor_of, tenant_of
-from gateway.http.route import IDEMPOTENCY_KEY, LARGE_BODY, REST
+from gateway.http.route import IDEMPOTENCY_KEY, LARGE_BODY, REST, idempotency_key
 from gateway.log.named_code import check_named
 from gateway.log.open_log import AT_ONCE
 from plugins.improve.selfplay.catalogue import Catalogue, catalogue_of
@@ -26,8 +26,6 @@ from streams.errors import CallError, EventError, NotFoundError, SettingsError
 from streams.kafka.followed import FollowedOnDemand
 from streams.output import moment
 from streams.settings.model import Settings
-
-LONGEST_KEY = 200
 
 
 class SelfPlayBody(Body):
@@ -83,10 +81,7 @@ class SelfPlayRuns:
     def start_selfplay(self, request: Request, body: SelfPlayBody) -> SelfPlayRunAnswer:
         """Ask a policy the questions of a catalogue."""
         catalogue = self._catalogue(request, body)
-        key = request.headers.get("idempotency-key")
-        if key is not None and not 1 <= len(key) <= LONGEST_KEY:
-            problem = f"Idempotency-Key has {len(key)} characters; 1 to {LONGEST_KEY} are allowed"
-            raise CallError("invalid", problem, "Idempotency-Key")
+        key = idempotency_key(request)
         runner = SelfPlayRunner(self._settings, catalogue, self._triggers.open())
         try:
             for task in runner.preview():

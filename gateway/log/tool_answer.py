@@ -1,0 +1,34 @@
+"""A function that an agent calls, as answers describe it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.http.body import Answer
+from schemas import json_text
+from schemas.events import Tool
+
+
+class ToolAnswer(Answer):
+    """A function that an agent calls."""
+
+    name: str
+    description: str
+    parameters: Any
+
+
+def shown_tools(tools: Sequence[Tool]) -> list[ToolAnswer]:
+    """Return tools as answers have them."""
+    return [
+        ToolAnswer(name=tool.name, description=tool.description, parameters=json_or_text(tool.parameters))
+        for tool in tools
+    ]
+
+
+def json_or_text(text: str) -> Any:
+    """Return what JSON text says; what is none stays text."""
+    try:
+        return json_text.parse(text)
+    except ValueError:
+        return text
