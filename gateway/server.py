@@ -34,6 +34,8 @@ from gateway.http.uvicorn_server import QuietServer, TlsFiles, allow_open_files,
 from gateway.jobs.environment_trials import EnvironmentTrials
 from gateway.jobs.fine_tuning import FineTuning
 from gateway.jobs.job_costs import JobCosts
+from gateway.jobs.peft import PeftJobs
+from gateway.jobs.prompt_order import PromptSearches
 from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import JsonRpc
 from gateway.jobs.training_rows import TrainingRows
@@ -257,6 +259,8 @@ def job_rooms(settings: Settings, jobs: JobLog, *, fleet: bool = False) -> list[
         TrainingRows(settings),
         FineTuning(settings, jobs, fleet=fleet),
         TrainingJobs(settings, jobs),
+        PeftJobs(settings, jobs),
+        PromptSearches(settings, jobs),
         JobCosts(jobs),
     ]
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from gateway.http.body import Answer
 from gateway.http.errors import RpcFailure
 from gateway.log.tool_answer import ToolAnswer
 from schemas.events import JobKind
 from streams.errors import CallError
+from streams.jobs.job_types import NOT_LOADED, job_types
 
 Status = Literal["queued", "running", "paused", "succeeded", "failed", "cancelled"]
 """In OpenAI's words."""
+JobTypeName = Annotated[
+    str, WithJsonSchema({"enum": [*(kind.name for kind in job_types()), NOT_LOADED], "type": "string"})
+]
 OwnStatus = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
 
 
@@ -242,7 +246,7 @@ class TrainingJob(Answer):
     """A job in Streamward's own words."""
 
     id: str
-    type: Literal["RL_TRAINING", "FINE_TUNING", "PROMPT_ENGINEERING"]
+    type: JobTypeName
     status: OwnStatus
     config: OrderedConfig
     metrics: JobProgress
@@ -265,7 +269,7 @@ class TrainingMetrics(Answer):
     """The figures of a job, iteration by iteration."""
 
     id: str
-    type: Literal["RL_TRAINING", "FINE_TUNING", "PROMPT_ENGINEERING"]
+    type: JobTypeName
     status: OwnStatus
     metrics: ToolFigures
     usage: dict[str, float]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 from starlette.requests import HTTPConnection
 
@@ -35,7 +35,7 @@ class TenantJobs:
     """A JobLog, as one request sees it. Methods wait for the broker where JobLog does."""
 
     def __init__(self, settings: Settings, log: JobLog, request: HTTPConnection) -> None:
-        self._settings, self._log, self._request = settings, log, request
+        self.settings, self._log, self._request = settings, log, request
         self.tenant, self._actor = tenant_of(request), actor_of(request)
 
     @property
@@ -72,9 +72,9 @@ class TenantJobs:
         """
         order = requests.order(
             job_request,
-            self._settings,
+            self.settings,
             policies=self.policies(),
-            agents=self.agents(),
+            agents=self.agents,
             tenant=self.tenant,
             try_environment=self._try_environment,
         )
@@ -85,15 +85,15 @@ class TenantJobs:
     def check_scorers(self, order: JobOrder) -> None:
         """Raise CallError for a scorer that the sender of an order may not name; `start` checks those of tenants."""
         if self.tenant is None:
-            check_scorers(self._request, self._settings.serve, order.spec.reward_sources, "config.reward_sources")
+            check_scorers(self._request, self.settings.serve, order.spec.reward_sources, "config.reward_sources")
 
     def _try_environment(self, config: EnvironmentConfig) -> PlayableEnvironment:
         check = partial(check_environment, self._request)
-        return job_episodes.try_environment(config, self._settings.environments, self._entries, check)
+        return job_episodes.try_environment(config, self.settings.environments, self._entries, check)
 
     def _entries(self) -> Mapping[str, ToolState]:
         """Return the registry; for a tenant its own entries, with its name before theirs and without."""
-        entries = tool_log.read(self._settings)
+        entries = tool_log.read(self.settings)
         if self.tenant is None:
             return entries
         own = own_of(self.tenant, entries)
@@ -114,25 +114,26 @@ class TenantJobs:
 
     def policies(self) -> Collection[str]:
         """Return every policy that there is. Raises LogError."""
-        return {name for name in known_policies(self._settings) if self._may_train(name)}
+        return {name for name in known_policies(self.settings) if self._may_train(name)}
 
+    @cached_property
     def agents(self) -> Mapping[str, KnownAgent]:
         """Return every agent that is registered, and not another tenant's. Raises LogError."""
-        agents = known_agents(self._settings)
+        agents = known_agents(self.settings)
         may_name = partial(may_know, self.tenant)
         return {name: agent for name, agent in agents.items() if may_name(name) and self._may_train(agent.policy)}
 
     def adapters(self, policy: str) -> AdapterState:
         """Return what the log knows of a policy's adapters. Raises NotFoundError for another tenant's, LogError."""
         self._check_policy(policy)
-        return read_state(self._settings, policy)
+        return read_state(self.settings, policy)
 
     def _of_tenant(self, order: JobOrder) -> JobOrder:
         if order.tenant not in (None, self.tenant):
             problem = f"tenant is {order.tenant!r}, and the key is of {self.tenant}: leave it out"
             raise JobRequestError(problem, "tenant")
         self._check_policy(order.policy)
-        if (refusal := why_not_of_tenant(order.spec.reward_sources, self._settings.serve)) is not None:
+        if (refusal := why_not_of_tenant(order.spec.reward_sources, self.settings.serve)) is not None:
             raise JobRequestError(refusal, "config.reward_sources")
         tuning = order.spec.tuning
         if tuning is not None:
@@ -146,12 +147,12 @@ class TenantJobs:
     def _check_policy(self, name: str) -> None:
         if not self._may_train(name):
             raise NotFoundError(
-                f"there is no policy {name[:80]!r}; a tenant trains {self._settings.policy.name}, and policies of its "
+                f"there is no policy {name[:80]!r}; a tenant trains {self.settings.policy.name}, and policies of its "
                 f"own, whose names begin with {self.tenant}."
             )
 
     def _may_train(self, policy: str) -> bool:
-        return policy == self._settings.policy.name or is_of(self.tenant, policy)
+        return policy == self.settings.policy.name or is_of(self.tenant, policy)
 
     def _sees(self, job: JobState) -> bool:
         return self.tenant is None or job.tenant == self.tenant

@@ -21,6 +21,8 @@ from gateway.http.route import PLAIN, Route, RouteTable, routes_of
 from gateway.jobs.environment_trials import EnvironmentTrials
 from gateway.jobs.fine_tuning import FineTuning
 from gateway.jobs.job_costs import JobCosts
+from gateway.jobs.peft import PeftJobs
+from gateway.jobs.prompt_order import PromptSearches
 from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import JsonRpc
 from gateway.jobs.training_rows import TrainingRows
@@ -58,7 +60,7 @@ class Health:
 
 ROOMS: tuple[type, ...] = (
     *(AgentProtocols, FeedbackBox, Health, AgentRuns, AgentRegistration),
-    *(JsonRpc, UploadedFiles, TrainingRows, FineTuning, TrainingJobs, JobCosts),
+    *(JsonRpc, UploadedFiles, TrainingRows, FineTuning, TrainingJobs, PeftJobs, PromptSearches, JobCosts),
     *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
     *(PromptTemplates, RegisteredTools, EnvironmentTrials),
     *(OidcLogins, OwnPermissions, PasswordLogins),

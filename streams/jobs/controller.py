@@ -9,8 +9,8 @@ The log is the only state. A controller that is killed loses nothing: the next o
 the same ids. It first checks which tasks are in the log, since the dead one may have written some; an event that is
 written twice has one effect, as events of a job compare and swap. Several controllers share the jobs.
 
-One job of a policy at a time: the next begins when the one before has ended. One that is paused has not. Jobs that tune
-have their turn, too, and are run by other processes.
+One job of a policy at a time: the next begins when the one before has ended. One that is paused has not. Jobs of other
+types (job_types.py) have their turn, too, and are run by other processes.
 
 A job's environment is tried before the job begins, since a record in `jobs` may name one that no gateway has tried.
 """
@@ -34,6 +34,7 @@ from streams.jobs.all_jobs import AllJobs
 from streams.jobs.job_metrics import JobMetrics, WatchedJob
 from streams.jobs.job_reducer import STAGE, Effect, OpenJob
 from streams.jobs.monthly_spending import MonthBudget, month_of
+from streams.jobs.rl_training import is_by_rewards
 from streams.jobs.state import JobState, cost_usd
 from streams.kafka import times
 from streams.kafka.admin import offsets, offsets_at
@@ -197,8 +198,8 @@ class JobController:
         return self._members.has(job.job_id)
 
     def _runs_here(self, job: JobState) -> bool:
-        """Return whether a job is run by this process: those that tune or search are others'."""
-        return job.spec.tuning is None and job.spec.search is None and self._is_ours(job)
+        """Return whether a job is run by this process: those of other types are run by others."""
+        return is_by_rewards(job.spec) and self._is_ours(job)
 
     def _open_and_close(self) -> bool:
         """Follow the groups of each job that runs and is ours, and of no other. Return whether that was so already."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
-from schemas.events import JobEnvironment, JobEvent, JobPrices, JobTuning
+from schemas.events import JobEvent
+from streams.jobs.job_types import view_of
 from streams.jobs.state import JobEvaluation, JobState
 from streams.output import moment
 
@@ -39,64 +41,9 @@ def better_versions(job: JobState) -> list[int]:
 
 
 def order(job: JobState) -> dict[str, Any]:
-    """Return what was ordered, the questions or episodes as counts."""
-    spec = job.spec
-    prices = spec.prices
-    if spec.tuning is not None:
-        return _tuning(spec.tuning) | {"prices": _prices(prices)}
-    if spec.search is not None:
-        return {"method": "prompts", "questions": len(spec.questions), "held_out": len(job.held_out)}
-    return {
-        "method": "grpo",
-        **({} if spec.environment is None else {"environment": _environment(spec.environment)}),
-        "questions": len(job.train) + len(job.held_out),
-        "held_out": len(job.held_out),
-        "batch_size": spec.batch_size,
-        "n_trajectories_per_query": spec.group_size,
-        "checkpoint_interval": spec.evaluate_every,
-        "keep_best": spec.keep_best,
-        "patience": spec.patience,
-        "target_gain": spec.target_gain,
-        "agent": spec.agent,
-        "max_steps_per_trajectory": spec.max_turns,
-        "max_tokens": spec.sampling.max_tokens,
-        "temperature": spec.sampling.temperature,
-        "reward_sources": [
-            {"name": source.name, "weight": source.weight, "settings": source.settings}
-            for source in spec.reward_sources
-        ],
-        "prices": _prices(prices),
-    }
-
-
-def _environment(environment: JobEnvironment) -> dict[str, Any]:
-    entry = {} if environment.entry is None else {"entry": environment.entry}
-    return {"name": environment.name, "settings": environment.settings} | entry
-
-
-def _tuning(tuning: JobTuning) -> dict[str, Any]:
-    start = tuning.start_version
-    return {
-        "method": tuning.method,
-        "epochs": tuning.epochs,
-        "batch": tuning.batch,
-        "beta": tuning.beta,
-        "lora_rank": tuning.lora_rank,
-        "lora_alpha": tuning.lora_alpha,
-        "lora_targets": tuning.lora_targets,
-        "start": start if tuning.start_policy is None else f"{tuning.start_policy}:{start}",
-        "file_id": tuning.file_id,
-        "file": tuning.file,
-        "dataset": None if tuning.dataset is None else f"{tuning.dataset}@{tuning.dataset_digest}",
-        "groups_of": tuning.groups_policy,
-        "selection": dict(tuning.selection),
-    }
-
-
-def _prices(prices: JobPrices | None) -> dict[str, float] | None:
-    if prices is None:
-        return None
-    return {"prompt": prices.prompt, "completion": prices.completion, "trainer_hour": prices.trainer_hour}
+    """Return what was ordered and at which prices, the questions or episodes as counts."""
+    prices = job.spec.prices
+    return view_of(job) | {"prices": None if prices is None else asdict(prices)}
 
 
 def evaluation(job_evaluation: JobEvaluation) -> dict[str, Any]:

@@ -37,8 +37,9 @@ from streams.data.contamination.contamination_report import check_rows
 from streams.data.contamination.suite_index import RowTexts, SuiteIndex, parameters_of, questions_of
 from streams.engines.prompt_check import unanswerable_prompts
 from streams.errors import EventError, JobRequestError, NotFoundError, RefusedError
-from streams.jobs.questions import EVALUATION_SLOTS, train_task
-from streams.jobs.state import JobState, JobUsage, cost_usd, sides, split
+from streams.jobs.job_types import estimate
+from streams.jobs.questions import train_task
+from streams.jobs.state import JobState, cost_usd, sides, split
 from streams.prompts import prompt_log, prompt_use
 from streams.prompts.prompt_use import PromptReference, own_name
 from streams.scorers.registry import is_of_group
@@ -55,8 +56,6 @@ MOST_QUERIES = 100_000
 MOST_HELD_OUT = 10_000
 """Most episodes that each evaluation plays."""
 MOST_ITERATIONS = 1_000_000
-BYTES_PER_TOKEN = 4
-"""Of a prompt, for the estimate: that of English text."""
 
 Usd = Annotated[float, Field(ge=0)]
 
@@ -537,39 +536,6 @@ def check_estimate(spec: JobSpec, lower: str) -> None:
             f"the job is estimated to cost {cost:.2f} USD, and its budget is {spec.max_budget_usd:.2f} "
             f"(config.max_budget_usd). Lower {lower}, or raise the budget"
         )
-
-
-def estimate(spec: JobSpec) -> JobUsage:
-    """Return what the job is likely to use: answers of half their most tokens, and no seconds of training.
-
-    How long a step takes is known only once one was taken, so what the trainer costs is left to the budget's own check.
-    An episode is taken to last for all its turns.
-    Of a tuning it is the file's tokens; how many answers of the log it will find is not known.
-    """
-    if spec.tuning is not None:
-        return JobUsage(0, round((spec.tuning.file_bytes or 0) / BYTES_PER_TOKEN) * spec.tuning.epochs)
-    if spec.search is not None:
-        longest = max((len(question.query.encode()) for question in spec.questions), default=0)
-        answers = spec.search.max_answers
-        return JobUsage(round(answers * longest / BYTES_PER_TOKEN), round(answers * spec.sampling.max_tokens / 2))
-    train, held_out = sides(spec)
-    trained = spec.iterations * spec.batch_size * spec.group_size
-    evaluations = 0 if not held_out else (2 + (spec.iterations - 1) // spec.evaluate_every) * EVALUATION_SLOTS
-    answers = trained + evaluations * len(held_out)
-    if spec.environment is not None:
-        sampled = answers * (spec.max_turns or 1) * spec.sampling.max_tokens / 2
-        return JobUsage(round(answers * _shown_tokens(spec.environment)), round(sampled))
-    prompts = [len(question.query.encode()) / BYTES_PER_TOKEN for question in spec.questions]
-    prompt_of_question = sum(prompts[number] for number in train) / max(1, len(train))
-    prompt = trained * prompt_of_question + evaluations * sum(prompts[number] for number in held_out)
-    return JobUsage(round(prompt), round(answers * spec.sampling.max_tokens / 2))
-
-
-def _shown_tokens(environment: JobEnvironment) -> float:
-    """Return about how many tokens an episode begins with; what it shows later is not known."""
-    texts = [message.content for message in environment.messages]
-    texts += [part for tool in environment.tools for part in (tool.name, tool.description, tool.parameters)]
-    return sum(len(text.encode()) for text in texts) / BYTES_PER_TOKEN
 
 
 def explain(exc: ValidationError, model: type[BaseModel], value: Any) -> JobRequestError:

@@ -11,8 +11,8 @@ from typing import Any, Literal, cast, get_args
 
 from streams.errors import RefusedError, SettingsError
 from streams.jobs.all_jobs import AllJobs
+from streams.jobs.job_types import estimate
 from streams.jobs.monthly_spending import MonthFigures, Spending, TenantMonths
-from streams.jobs.request import estimate
 from streams.jobs.state import JobState, JobUsage, cost_usd
 
 CostName = Literal["policy", "tenant", "job", "month", "session"]

@@ -15,8 +15,9 @@ from schemas.events import EpisodeStart, JobPrices, JobQuestion, RewardSource, S
 from streams.environments.registry.tool_state import Offer, ToolState
 from streams.errors import ContaminatedError, JobRequestError, RefusedError
 from streams.jobs import job_episodes, job_view
+from streams.jobs.job_types import estimate
 from streams.jobs.questions import suite, train_task
-from streams.jobs.request import JobOrder, estimate, order, read_request
+from streams.jobs.request import JobOrder, order, read_request
 from streams.jobs.state import JobState, fold
 from streams.settings.model import Batches, Environments, Guard, Settings
 from streams.stages.agents.runs.registration import KnownAgent

@@ -10,8 +10,9 @@ import pytest
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import JobPrices, RewardSource, Sampling
 from streams.errors import ContaminatedError, JobRequestError, NotFoundError, RefusedError
+from streams.jobs.job_types import estimate
 from streams.jobs.questions import train_task
-from streams.jobs.request import JobOrder, estimate, order, read_request
+from streams.jobs.request import JobOrder, order, read_request
 from streams.jobs.state import JobUsage, fold, place
 from streams.settings.model import Batches, Guard, Jobs, Settings
 from streams.stages.agents.runs.registration import KnownAgent

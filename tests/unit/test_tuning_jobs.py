@@ -18,7 +18,8 @@ from streams.adapters.versions import AdapterState, empty, fold as fold_adapter
 from streams.errors import CallError, JobRequestError, RefusedError, SettingsError
 from streams.jobs import training_files, tuning_request
 from streams.jobs.all_jobs import AllJobs
-from streams.jobs.request import JobOrder, estimate
+from streams.jobs.job_types import estimate
+from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState, JobUsage, fold
 from streams.jobs.training_files import FileLine, TrainingFile
 from streams.settings.model import Adapters, Model, Policy, Settings, Trainer

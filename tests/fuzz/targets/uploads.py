@@ -47,7 +47,7 @@ def training_files(folder: Path) -> Check:
 def tuning_orders(folder: Path) -> Check:
     """An order to tune is a job that can be recorded, or an error with its parameter."""
     from gateway.http.body import read
-    from gateway.jobs.rest import PeftBody
+    from gateway.jobs.peft import PeftBody
     from gateway.jobs.tuning_orders import tuning
     from schemas.serde import encode
     from streams.adapters.versions import empty

@@ -1,0 +1,55 @@
+"""The type of job that tunes a version by supervised training or preferences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schemas.events import JobSpec
+from streams.jobs.job_types import JobType
+from streams.jobs.rl_training import BYTES_PER_TOKEN
+from streams.jobs.state import JobState, JobUsage
+
+
+def estimate(spec: JobSpec) -> JobUsage:
+    """Return the tokens of the job's file; how many answers of the log it will find is not known."""
+    tuning = spec.tuning
+    assert tuning is not None  # noqa: S101 - it is of this type
+    return JobUsage(0, round((tuning.file_bytes or 0) / BYTES_PER_TOKEN) * tuning.epochs)
+
+
+def view(job: JobState) -> dict[str, Any]:
+    """Return what was ordered."""
+    tuning = job.spec.tuning
+    assert tuning is not None  # noqa: S101 - it is of this type
+    start = tuning.start_version
+    return {
+        "method": tuning.method,
+        "epochs": tuning.epochs,
+        "batch": tuning.batch,
+        "beta": tuning.beta,
+        "lora_rank": tuning.lora_rank,
+        "lora_alpha": tuning.lora_alpha,
+        "lora_targets": tuning.lora_targets,
+        "start": start if tuning.start_policy is None else f"{tuning.start_policy}:{start}",
+        "file_id": tuning.file_id,
+        "file": tuning.file,
+        "dataset": None if tuning.dataset is None else f"{tuning.dataset}@{tuning.dataset_digest}",
+        "groups_of": tuning.groups_policy,
+        "selection": dict(tuning.selection),
+    }
+
+
+TYPES = (
+    JobType(
+        name="FINE_TUNING",
+        about="FINE_TUNING, on chosen answers or preferences",
+        description="FINE_TUNING: that of `/finetune/peft`, and the default for an agent that is registered as "
+        "FINE_TUNED.",
+        has=lambda spec: spec.tuning is not None,
+        is_meant=lambda _body, agent: agent is not None and agent.type == "FINE_TUNED",
+        view=view,
+        estimate=estimate,
+        fields="gateway.jobs.peft:TuningFields",
+        order="gateway.jobs.peft:order",
+    ),
+)
