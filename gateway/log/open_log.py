@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from starlette.requests import Request
 
@@ -18,6 +19,7 @@ from gateway.http.principal import no_task, principal_of, sees_task, task_names
 from streams.environments.registry.tool_log import ToolLog
 from streams.errors import CallError, NotFoundError
 from streams.kafka.followed import FollowedOnDemand
+from streams.kafka.named_states import Registry
 from streams.observability.metrics import OFF, Meter
 from streams.prompts.prompt_log import PromptLog
 from streams.settings.model import Settings
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from streams.environments.registry.tool_caller import ToolCaller
     from streams.tools.archive.history import Source
 
+R = TypeVar("R", bound=Registry[Any, Any])
 READ_S = 5.0
 """How long a request waits for the ids of all tasks to be read."""
 AT_ONCE = 4
@@ -52,8 +55,7 @@ class OpenLog:
         self._view: LogOverHttp | None = None
         self._tool_caller: ToolCaller | None = None
         self._tasks = self._stack.enter_context(FollowedOnDemand(TaskIndex, settings))
-        self._prompts = self._stack.enter_context(FollowedOnDemand(PromptLog, settings))
-        self._tools = self._stack.enter_context(FollowedOnDemand(ToolLog, settings))
+        self._registries: dict[type[Registry[Any, Any]], FollowedOnDemand[Any]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -81,15 +83,27 @@ class OpenLog:
             raise CallError("busy", "the ids of the tasks in the log are being read; try again")
         return tasks
 
+    def registry(self, kind: type[R]) -> R:
+        """Return a registry of the log, followed from when a request first needs it. Raises as `kind`."""
+        with self._lock:
+            if kind not in self._registries:
+                self._registries[kind] = self._stack.enter_context(FollowedOnDemand(kind, self._settings))
+            followed: FollowedOnDemand[R] = self._registries[kind]
+        return followed.open()
+
+    def states(self, kind: type[Registry[Any, Any]]) -> Mapping[str, Any]:
+        """Return the states of a registry, by name. Raises as `kind`."""
+        return self.registry(kind).states
+
     @property
     def prompts(self) -> PromptLog:
         """Every prompt. Raises as `PromptLog`."""
-        return self._prompts.open()
+        return self.registry(PromptLog)
 
     @property
     def tools(self) -> ToolLog:
         """Every tool and environment of the registry. Raises as `ToolLog`."""
-        return self._tools.open()
+        return self.registry(ToolLog)
 
     @property
     def tool_caller(self) -> ToolCaller:

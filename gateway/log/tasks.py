@@ -25,18 +25,16 @@ from gateway.log.open_log import AT_ONCE, OpenLog
 from schemas import serde
 from schemas.conversation import Conversation
 from schemas.events import Task
-from streams.access.tenants.tenant_names import is_of, may_know, named, own_of
+from streams.access.tenants.tenant_names import is_of, may_know, named
 from streams.engines.prompt_check import unanswerable_prompts
-from streams.environments.listed import LISTED
-from streams.environments.registry.named_tools import Entries, no_entries
 from streams.errors import CallError, EventError
 from streams.kafka import times
 from streams.observability import trace_context
 from streams.output import moment
-from streams.prompts.prompt_use import Resolver, no_prompts
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import KnownAgent, known_agents
+from streams.stages.tasks.line_steps import LineSteps, Registries, names_of_tenant, no_log
 from streams.stages.tasks.line_task import Reading
 from streams.stages.tasks.lines import check_rows
 from streams.stages.tasks.task_index import SubmittedTask
@@ -76,9 +74,7 @@ class LogNames(NamedTuple):
 
     agents: Mapping[str, KnownAgent] = MappingProxyType({})
     """Those that are registered."""
-    prompts: Resolver = no_prompts
-    entries: Entries = no_entries
-    """Of the registry of tools."""
+    registries: Registries = no_log
 
 
 NO_NAMES = LogNames()
@@ -93,7 +89,7 @@ def task_of(
     now_ms: int,
     names: LogNames = NO_NAMES,
 ) -> Task:
-    """Return the task in a TaskBody as the log gets it; `names`: of agents that are registered, and of prompts.
+    """Return the task in a TaskBody as the log gets it.
 
     Raises CallError that says what is wrong with it.
     """
@@ -111,12 +107,7 @@ def task_of(
         for name in TENANTS_OWN:
             if name in fields and fields[name] not in (shared if name == "agent" else ()):
                 fields[name] = named(tenant, fields[name])
-        if "prompt_version" in fields:
-            fields["prompt_version"] = _own_prompt(tenant, fields["prompt_version"])
-        if "tool_ids" in fields:
-            fields["tool_ids"] = [named(tenant, tool_id) for tool_id in fields["tool_ids"]]
-        if "environment" in fields:
-            fields["environment"] = _own_environment(tenant, fields["environment"])
+        fields = names_of_tenant(tenant, fields)
     agent = names.agents.get(fields.get("agent", ""), NO_AGENT)
     if (question := fields.pop("input", None)) is not None:
         fields["prompt" if isinstance(question, str) else "messages"] = question
@@ -131,8 +122,7 @@ def task_of(
         offers_map=False,
         rewards_of_agent=lambda _: agent.reward_sources,
         prompt_of_agent=lambda _: agent.prompt,
-        prompts=names.prompts,
-        entries=names.entries,
+        steps=LineSteps(names.registries, tenant),
     )
     checked = check_rows([(1, fields)], actor, reading)
     if checked.problems:
@@ -142,20 +132,6 @@ def task_of(
         raise CallError("invalid", f"model.base {settings.model.base} cannot answer it: {problem}")
     source = {} if "source" in fields.get("metadata", {}) else {"source": actor}
     return replace(task, task_id=named(tenant, task.task_id), metadata={**task.metadata, **source})
-
-
-def _own_prompt(tenant: str, prompt: Any) -> Any:
-    """Return the prompt that a tenant names, by its name in the log."""
-    if isinstance(prompt, str):
-        return named(tenant, prompt)
-    return prompt | {"name": named(tenant, prompt["name"])}
-
-
-def _own_environment(tenant: str, environment: dict[str, Any]) -> dict[str, Any]:
-    """Return the environment that a tenant names; an entry of the registry by its name in the log."""
-    name = environment["name"]
-    is_entry = name not in LISTED and ":" not in name
-    return environment | {"name": named(tenant, name)} if is_entry else environment
 
 
 class TaskAnswer(Answer):
@@ -207,12 +183,7 @@ class SentTasks:
         sent = read_fields(TaskBody, raw)
         tenant, actor = tenant_of(request), actor_of(request)
         agents = known_agents(self._settings) if sent.get("agent") is not None else {}
-        agent = agents.get(sent.get("agent") or "", NO_AGENT)
-        needs_prompts = sent.get("prompt_version") is not None or agent.prompt is not None
-        prompts = self._log.prompts.resolve if needs_prompts else no_prompts
-        uses_registry = sent.get("tool_ids") or sent.get("environment")
-        entries = (lambda: own_of(tenant, self._log.tools.entries)) if uses_registry else no_entries
-        names = LogNames(agents, prompts, entries)
+        names = LogNames(agents, self._log.states)
         task = task_of(sent, self._settings, tenant=tenant, actor=actor, now_ms=times.now_ms(), names=names)
         if not may_train(self._settings, tenant, task.policy):
             problem = f"there is no policy {task.policy[:80]!r} that {tenant} may train"

@@ -136,14 +136,11 @@ def read_tasks(
     Raises EventError if a line is bad, unless `options` skip bad lines, or if no task is left;
     NotFoundError if there is no such file.
     """
-    from functools import cache
-
     from schemas.faults import names_in_quotes
     from streams.arrow import file_rows
-    from streams.environments.registry import tool_log
     from streams.kafka.times import now_ms
-    from streams.prompts.prompt_log import resolver
     from streams.stages.tasks import lines
+    from streams.stages.tasks.line_steps import LineSteps, log_now
     from streams.stages.tasks.line_task import Reading
 
     reading = Reading(
@@ -154,8 +151,7 @@ def read_tasks(
         names=options.fields_of_columns(),
         rewards_of_agent=rewards_of_agent,
         prompt_of_agent=prompt_of_agent,
-        prompts=resolver(settings),
-        entries=cache(lambda: tool_log.read(settings)),
+        steps=LineSteps(log_now(settings)),
     )
     stdin = str(file) == "-"
     entries = file_rows.json_lines(click.get_binary_stream("stdin")) if stdin else file_rows.rows(file, options.split)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from schemas.events import Coordinates, Event, problems
 from schemas.serde import Poison
@@ -101,6 +101,9 @@ class FollowedStates(FollowedTopic, Generic[E, S]):
 
 class Registry(FollowedStates[E, D]):
     """States that are changed by compare and swap."""
+
+    SHAPE: ClassVar[RegistryShape[Any, Any]]
+    """Of a subclass: the registry that it is."""
 
     def append(self, event: E) -> bool:
         """Write an event; return whether this record of it took effect. Raises EventError, which says what is wrong."""

@@ -131,6 +131,9 @@ class Plugin:
     remakes: str | None = None
     """Where that is which makes versions again that no batch made, for `reproduce`: `module:name` of a tuple of Remake
     (trainer/reproduce/recorded.py)."""
+    line_steps: Mapping[str, str] = field(default_factory=dict)
+    """Fields of a task's line that it completes, as `prompt_version`: `module:name` of a LineStep
+    (streams/stages/tasks/line_steps.py)."""
     datasets: str | None = None
     """Where its reader of data sets is: `module:name` of a DatasetReader (streams/tools/dataset_reader.py)."""
     metrics: str | None = None
@@ -170,6 +173,7 @@ class Plugin:
             *self.public,
             *(command.command for command in self.commands.values()),
             *self.companions.values(),
+            *self.line_steps.values(),
             *self.extends.values(),
             *(export.encode for export in self.exports.values()),
             *(reference for engine in self.engines.values() for reference in engine.references()),

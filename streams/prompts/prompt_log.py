@@ -66,6 +66,8 @@ PROMPTS = RegistryShape(
 class PromptLog(Registry[PromptEvent, PromptState]):
     """Every prompt, followed in a thread. Use as a context manager; methods may be called from any thread."""
 
+    SHAPE = PROMPTS
+
     def __init__(self, settings: Settings) -> None:
         """Raises NotFoundError without the topic, LogError if the broker does not answer."""
         super().__init__(settings, PROMPTS)
@@ -73,7 +75,7 @@ class PromptLog(Registry[PromptEvent, PromptState]):
     @property
     def states(self) -> Mapping[str, PromptState]:
         """Every prompt that has a version, by its name. Raises LogError once the log cannot be read."""
-        return _existing(super().states)
+        return existing(super().states)
 
     def get(self, prompt: str) -> PromptState:
         """Return a prompt. Raises NotFoundError."""
@@ -165,10 +167,11 @@ def event_of(state: PromptState, kind: PromptKind, *, actor: str, reason: str, n
 
 def read(settings: Settings) -> dict[str, PromptState]:
     """Return the prompts of this log by name, as it is now. Raises NotFoundError without the topic, LogError."""
-    return _existing(PROMPTS.read(settings))
+    return existing(PROMPTS.read(settings))
 
 
-def _existing(states: Mapping[str, PromptState]) -> dict[str, PromptState]:
+def existing(states: Mapping[str, PromptState]) -> dict[str, PromptState]:
+    """Return the prompts that have a version."""
     return {name: state for name, state in states.items() if state.versions}
 
 

@@ -55,11 +55,6 @@ def own_name(tenant: str | None, name: str) -> str:
     return name if tenant is None or name.startswith(f"{tenant}.") else f"{tenant}.{name}"
 
 
-def no_prompts(reference: PromptReference, unit: str) -> PromptVersion:
-    """Raise NotFoundError, where no log is read."""
-    raise NotFoundError(f"{reference} for {unit}: prompts are not read here; submit the task to the log that has it")
-
-
 def resolve(states: Mapping[str, PromptState], reference: PromptReference, unit: str) -> PromptVersion:
     """Return the version that a reference means for a thread or a task. Raises NotFoundError."""
     state = states.get(reference.name)

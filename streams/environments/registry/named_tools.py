@@ -28,11 +28,6 @@ class NamedTools(NamedTuple):
     """ID@DIGEST of each, for metadata."""
 
 
-def no_entries() -> Mapping[str, ToolState]:
-    """Raise NotFoundError: no registry is read here."""
-    raise NotFoundError("no registry of tools is read here")
-
-
 def named_tools(ids: Sequence[str], entries: Entries, others: Iterable[Tool] = ()) -> NamedTools:
     """Return the tools of these ids, next to `others` of the same task. Raises ValueError that says what is wrong."""
     if not ids:

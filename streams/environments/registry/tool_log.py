@@ -43,6 +43,8 @@ TOOLS = RegistryShape("tools", "tool", ToolEvent, lambda name: ToolState(tool_id
 class ToolLog(Registry[ToolEvent, ToolState]):
     """Every entry, followed in a thread. Use as a context manager; methods may be called from any thread."""
 
+    SHAPE = TOOLS
+
     def __init__(self, settings: Settings) -> None:
         """Raises NotFoundError without the topic, LogError if the broker does not answer."""
         super().__init__(settings, TOOLS)
@@ -50,7 +52,7 @@ class ToolLog(Registry[ToolEvent, ToolState]):
     @property
     def entries(self) -> Mapping[str, ToolState]:
         """All entries, by name. Raises LogError once the log cannot be read."""
-        return _existing(self.states)
+        return existing(self.states)
 
     def get(self, tool_id: str) -> ToolState:
         """Return an entry that exists. Raises NotFoundError."""
@@ -131,10 +133,11 @@ def event_of(state: ToolState, kind: ToolKind, decision: RegistryDecision, *, no
 
 def read(settings: Settings) -> dict[str, ToolState]:
     """Return the entries of this log by name, as it is now. Raises NotFoundError without the topic, LogError."""
-    return _existing(TOOLS.read(settings))
+    return existing(TOOLS.read(settings))
 
 
-def _existing(states: Mapping[str, ToolState]) -> dict[str, ToolState]:
+def existing(states: Mapping[str, ToolState]) -> dict[str, ToolState]:
+    """Return the entries that were added and not removed."""
     return {name: state for name, state in states.items() if state.added is not None}
 
 

@@ -1,6 +1,6 @@
 """A line completed to a task: with the prompt, the tools, the environment and the rewards that it names.
 
-    TaskLine ──► Reading finds what it names in the log ──► Task, whose id is derived from the line's content
+    TaskLine ──► the steps of what it names (line_steps.py) ──► Task, whose id is derived from the line's content
 
 The version of a prompt or tool is part of the task: a line without an id becomes another task with another version.
 """
@@ -13,15 +13,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from schemas.conventions import TOOL_IDS
-from schemas.events import EpisodeStart, Message, PromptUse, RewardSource, Sampling, Task, derive_id
-from streams.environments.listed import LISTED
-from streams.environments.registry.named_tools import Entries, named_environment, named_tools, no_entries, reference
-from streams.environments.registry.tool_state import ToolState
-from streams.errors import EventError, NotFoundError
-from streams.prompts import prompt_use
-from streams.prompts.prompt_use import PromptReference, Resolver, no_prompts
+from schemas.events import Message, RewardSource, Sampling, Task, derive_id
 from streams.settings.model import Topics
-from streams.stages.tasks.task_line import EnvironmentLine, PromptLine, TaskLine, json_of, plain
+from streams.stages.tasks.line_steps import FIELDS, LineSteps
+from streams.stages.tasks.task_line import PromptLine, TaskLine, json_of, plain
 
 OWN_OBJECTS = ("arguments", "parameters", "settings", "verifier")
 """Fields that hold a user's own objects, where null is a value."""
@@ -46,30 +41,17 @@ class Reading:
     """Finds reward sources for tasks that name an agent and no sources."""
     prompt_of_agent: Callable[[str], str | None] = lambda _: None
     """Finds the prompt of tasks that name an agent and no prompt."""
-    prompts: Resolver = no_prompts
-    """Finds the prompts that tasks name."""
-    entries: Entries = no_entries
-    """Finds the registry's tools or environments that tasks name."""
+    steps: LineSteps = field(default_factory=LineSteps)
+    """Complete what tasks name of the log."""
 
 
 def complete(line: TaskLine, fields: Mapping[str, Any], place: str, reading: Reading) -> Task:
     """Return the task of a line, whose row has these fields. Raises ValueError for names that are not found."""
-    task_id = line.task_id or _derived_id(fields, line)
-    prompt_line = line.prompt_version or _prompt_of_agent(line, reading)
-    prompt = None if prompt_line is None else prompt_of_line(prompt_line, line.thread or task_id, reading)
-    if prompt is not None and line.task_id is None:  # with another prompt version it is another task
-        task_id = derive_id("line", task_id, prompt)
-    own_tools = tuple(tool.tool for tool in line.tools)
-    named = named_tools(line.tool_ids, reading.entries, own_tools)
-    start, entry = _environment(line.environment, reading)
-    references = (*named.references, *([] if entry is None else [reference(entry.tool_id, entry)]))
-    if references and line.task_id is None:  # described differently it is another task
-        task_id = derive_id("line", task_id, *references)
-    return Task(
-        task_id=task_id,
+    task = Task(
+        task_id=line.task_id or _derived_id(fields, line),
         created_at=reading.now_ms if line.created_at is None else line.created_at,
         traceparent=line.traceparent,
-        metadata={"source": place, **line.metadata, **({TOOL_IDS: " ".join(references)} if references else {})},
+        metadata={"source": place, **line.metadata},
         policy=line.policy,
         purpose=line.purpose,
         scenario=line.scenario,
@@ -80,31 +62,31 @@ def complete(line: TaskLine, fields: Mapping[str, Any], place: str, reading: Rea
         sampling=Sampling(**line.sampling.model_dump()),
         verifier=_verifier(line),
         agent=line.agent,
-        max_turns=line.max_turns if entry is None or line.max_turns is not None else _max_turns(entry),
+        max_turns=line.max_turns,
         thread=line.thread,
-        environment=start,
-        prompt_version=prompt,
-        tools=(*own_tools, *named.tools),
+        tools=tuple(tool.tool for tool in line.tools),
         reward_sources=_sources(line, reading),
-        messages=_messages(line) if prompt is None else after_prompt(prompt, _messages(line)),
+        messages=_messages(line),
     )
+    names = {name: value for name in FIELDS if (value := getattr(line, name))}
+    prompt = None if line.agent is None else reading.prompt_of_agent(line.agent)
+    if prompt is not None:
+        names = {"prompt_version": PromptLine(name=prompt)} | names
+    return _with_named(task, names, reading.steps, is_derived=line.task_id is None)
 
 
-def prompt_of_line(given: PromptLine, unit: str, reading: Reading) -> PromptUse:
-    """Return the version that a line refers to for a thread or a task, with its values. Raises ValueError."""
-    try:
-        reference = PromptReference.parse(given.name)
-        return prompt_use.use(reading.prompts(reference, unit), reference, given.variables)
-    except (EventError, NotFoundError) as exc:
-        raise ValueError(f"prompt_version: {exc}") from exc
-
-
-def after_prompt(prompt: PromptUse, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Return messages with those of the prompt before them. Raises ValueError if they do not go together."""
-    try:
-        return prompt_use.before(prompt, messages)
-    except EventError as exc:
-        raise ValueError(f"prompt_version: {exc}") from exc
+def _with_named(task: Task, names: Mapping[str, Any], steps: LineSteps, *, is_derived: bool) -> Task:
+    """Return a task with what fields of its line name; with another version of that, a derived id is another."""
+    task_id, references = task.task_id, list[str]()
+    for name, value in names.items():
+        task, added = steps.complete(name, task, value)
+        references += added
+    metadata = {**task.metadata, **({TOOL_IDS: " ".join(references)} if references else {})}
+    if is_derived and task.prompt_version is not None:
+        task_id = derive_id("line", task_id, task.prompt_version)
+    if is_derived and references:
+        task_id = derive_id("line", task_id, *references)
+    return replace(task, task_id=task_id, metadata=metadata)
 
 
 def _derived_id(fields: Mapping[str, Any], line: TaskLine) -> str:
@@ -139,25 +121,6 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _environment(given: EnvironmentLine | None, reading: Reading) -> tuple[EpisodeStart | None, ToolState | None]:
-    """Return the environment of a task, and the registry entry that names it. Raises ValueError."""
-    if given is None:
-        return None, None
-    settings = json_of(given.settings)
-    entry = None
-    if given.name not in LISTED and ":" not in given.name:
-        entry = named_environment(given.name, reading.entries)
-    if entry is None or entry.environment is None:
-        return EpisodeStart(name=given.name, settings=settings, seed=given.seed), None
-    if settings != "{}":
-        raise ValueError(f"environment: {given.name} is registered with its settings; leave settings out")
-    return replace(entry.environment, seed=given.seed), entry
-
-
-def _max_turns(entry: ToolState) -> int | None:
-    return None if entry.added is None else entry.added.max_turns
-
-
 def _messages(line: TaskLine) -> tuple[Message, ...]:
     if line.messages is None and line.prompt is None:
         return ()  # the prompt has the question
@@ -165,11 +128,6 @@ def _messages(line: TaskLine) -> tuple[Message, ...]:
         system = () if line.system is None else (Message(role="system", content=line.system),)
         return (*system, Message(role="user", content=line.prompt or ""))
     return tuple(message.message for message in line.messages)
-
-
-def _prompt_of_agent(line: TaskLine, reading: Reading) -> PromptLine | None:
-    name = None if line.agent is None else reading.prompt_of_agent(line.agent)
-    return None if name is None else PromptLine(name=name)
 
 
 def _sources(line: TaskLine, reading: Reading) -> tuple[RewardSource, ...]:

@@ -51,11 +51,10 @@ from streams.evaluation.expectations import Expectation
 from streams.evaluation.suite import SUCCESS_REWARD, Suite, generated_name
 from streams.evaluation.suite_tasks import in_turns
 from streams.kafka import times
-from streams.prompts.prompt_log import resolver
-from streams.prompts.prompt_use import Resolver, no_prompts
 from streams.settings.model import Settings, Topics
 from streams.stages.tasks.generators import TaskSpec, generate
-from streams.stages.tasks.line_task import Reading, after_prompt, prompt_of_line
+from streams.stages.tasks.line_steps import LineSteps, log_now
+from streams.stages.tasks.line_task import Reading
 from streams.stages.tasks.lines import by_kind, check_rows
 from streams.stages.tasks.submit import Submitted, submit
 from streams.stages.tasks.task_line import PromptLine, RewardSourceLine
@@ -140,8 +139,8 @@ class SuitePart(_SuiteModel):
     expectations: dict[str, Expectation] = Field(default_factory=dict)
 
 
-def load(file: Path, topic_settings: Topics | None = None, prompts: Resolver = no_prompts) -> Suite:
-    """Return the suite in a YAML file. `prompts`: finds the versions that its questions begin with.
+def load(file: Path, topic_settings: Topics | None = None, steps: LineSteps | None = None) -> Suite:
+    """Return the suite in a YAML file. `steps`: find what its questions name; None: without a log.
 
     Raises NotFoundError if the file, one it names, or a generator is missing; SettingsError, naming file, line and
     key, for every mistake in it.
@@ -153,7 +152,7 @@ def load(file: Path, topic_settings: Topics | None = None, prompts: Resolver = n
         topic_settings=topic_settings or Topics(),
         defaults={"policy": "-", "purpose": "eval"},
         offers_map=False,
-        prompts=prompts,
+        steps=steps or LineSteps(),
     )
     questions: list[Task] = []
     for name, scenario in part.scenarios.items():
@@ -183,8 +182,8 @@ def load(file: Path, topic_settings: Topics | None = None, prompts: Resolver = n
 
 
 def of_file(settings: Settings, file: Path) -> Suite:
-    """Return the suite in a YAML file, with the prompts of the log that it names. Raises as `load`, and LogError."""
-    return load(file, settings.topics, resolver(settings))
+    """Return the suite in a YAML file, with what it names of the log. Raises as `load`, and LogError."""
+    return load(file, settings.topics, LineSteps(log_now(settings)))
 
 
 def of_guard(settings: Settings) -> Suite | None:
@@ -234,7 +233,7 @@ def _tasks(scenario: ScenarioPart, file: Path, reading: Reading) -> Iterator[Tas
             policy="",
             options=scenario.options or {},
         )
-        yield from (_with_prompt(task, scenario.prompt, reading) for task in generate(spec, now_ms=0))
+        yield from (_with_prompt(task, scenario.prompt, reading.steps) for task in generate(spec, now_ms=0))
         return
     source = file.parent / (scenario.file or "")
     if scenario.prompt is not None:
@@ -248,13 +247,12 @@ def _tasks(scenario: ScenarioPart, file: Path, reading: Reading) -> Iterator[Tas
     yield from islice(checked.tasks, wanted)
 
 
-def _with_prompt(task: Task, prompt: PromptLine | None, reading: Reading) -> Task:
+def _with_prompt(task: Task, prompt: PromptLine | None, steps: LineSteps) -> Task:
     """Return a generator's task after a prompt. Raises SettingsError if the prompt does not exist."""
     if prompt is None:
         return task
     try:
-        use = prompt_of_line(prompt, task.task_id, reading)
-        return replace(task, prompt_version=use, messages=after_prompt(use, task.messages))
+        return steps.complete("prompt_version", task, prompt).task
     except ValueError as exc:
         raise SettingsError(str(exc)) from exc
 
