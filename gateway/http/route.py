@@ -111,6 +111,15 @@ def idempotency_key(request: HTTPConnection) -> str | None:
     return key
 
 
+class MethodTool(NamedTuple):
+    """A method of a JSON-RPC route as a tool of MCP."""
+
+    method: str
+    parameters: type[BaseModel]
+    may: Action
+    description: str
+
+
 class Reply(NamedTuple, Generic[T]):
     """An answer, and headers of its response."""
 
@@ -172,8 +181,8 @@ class Route:
     """An example of the body."""
     example: Any = None
     """An example of the answer."""
-    tools: Mapping[str, str] = field(default_factory=dict)
-    """Its names as MCP tools, and their descriptions; empty: the route's description."""
+    tools: Mapping[str, str | MethodTool] = field(default_factory=dict)
+    """Its names as MCP tools, and their descriptions; empty: the route's description. Of JSON-RPC: its methods."""
     name: str = ""
     description: str = ""
     arguments: tuple[str, ...] = ()

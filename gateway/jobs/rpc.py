@@ -23,7 +23,7 @@ from gateway.http.body import Body
 from gateway.http.jsonrpc import INVALID_PARAMS, RpcError, RpcMethod
 from gateway.http.principal import principal_of
 from gateway.http.request_record import RecordedCall, RequestRecord, record_of
-from gateway.http.route import LARGE_BODY, Interface
+from gateway.http.route import LARGE_BODY, Interface, MethodTool
 from gateway.jobs.answers import RpcOutcome
 from gateway.jobs.tenant_jobs import TenantJobs, jobs_of
 from streams.access.keys import mask
@@ -238,6 +238,14 @@ class JsonRpc:
         **LARGE_BODY,
         sends={"jsonrpc": "2.0", "method": "training.get_status", "params": {"job_id": JOB_ID}, "id": 1},
         example={"jsonrpc": "2.0", "id": 1, "result": {"job_id": JOB_ID, "status": "running", "iteration": 2}},
+        tools={
+            "evaluate": MethodTool(
+                "training.evaluate",
+                EvaluateParameters,
+                ACTIONS["training.evaluate"],
+                "Measure a version that a job made on the questions that the job holds out.",
+            )
+        },
     )
     async def call_jsonrpc(self, request: Request, raw: bytes) -> Response:
         """Call methods of jobs in JSON-RPC 2.0, one or a batch of them."""

@@ -18,9 +18,7 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from gateway.http.mcp_paths import Toolset
-from gateway.http.route import DECLARED, Route
-from gateway.jobs import rpc
-from gateway.jobs.rpc import EvaluateParameters, JsonRpc
+from gateway.http.route import MethodTool, Route
 from gateway.rooms.routes import ROUTES
 from schemas.faults import excerpt_of
 from schemas.json_arguments import from_json_texts
@@ -147,32 +145,28 @@ class LogTool:
 class RpcTool(LogTool):
     """A tool that is a method of JSON-RPC."""
 
-    method: str
-    parameters: type[BaseModel]
+    rpc: MethodTool
 
     @property
     def may(self) -> Action:
         """The action that the caller's role has to allow."""
-        return rpc.ACTIONS[self.method]
+        return self.rpc.may
 
     @property
     def _models(self) -> list[type[BaseModel]]:
-        return [self.parameters]
+        return [self.rpc.parameters]
 
     def _body(self, fields: Mapping[str, Any]) -> bytes:
-        return json.dumps({"jsonrpc": "2.0", "id": 1, "method": self.method, "params": fields}).encode()
+        return json.dumps({"jsonrpc": "2.0", "id": 1, "method": self.rpc.method, "params": fields}).encode()
 
 
-TOOLS = (
-    *(LogTool(name, route, text or route.description) for route in ROUTES for name, text in route.tools.items()),
-    RpcTool(
-        "evaluate",
-        getattr(JsonRpc.call_jsonrpc, DECLARED),
-        "Measure a version that a job made on the questions that the job holds out.",
-        method="training.evaluate",
-        parameters=EvaluateParameters,
-    ),
-)
+def _tool(name: str, route: Route, declared: str | MethodTool) -> LogTool:
+    if isinstance(declared, MethodTool):
+        return RpcTool(name, route, declared.description, declared)
+    return LogTool(name, route, declared or route.description)
+
+
+TOOLS = tuple(_tool(name, route, declared) for route in ROUTES for name, declared in route.tools.items())
 """Those that routes declare, in their order, a plugin's after ours."""
 
 

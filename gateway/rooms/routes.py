@@ -60,7 +60,7 @@ class Health:
 
 ROOMS: tuple[type, ...] = (
     *(AgentProtocols, FeedbackBox, Health, AgentRuns, AgentRegistration),
-    *(JsonRpc, UploadedFiles, TrainingRows, FineTuning, TrainingJobs, PeftJobs, PromptSearches, JobCosts),
+    *(UploadedFiles, TrainingRows, FineTuning, TrainingJobs, PeftJobs, PromptSearches, JobCosts, JsonRpc),
     *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
     *(PromptTemplates, RegisteredTools, EnvironmentTrials),
     *(OidcLogins, OwnPermissions, PasswordLogins),
