@@ -1,6 +1,6 @@
 """Serve the policy, or every policy of a fleet, to agents until it is asked to stop.
 
-settings ──► recorder, jobs, log, keys ──► rooms and parts (rooms/routes.py) ──► Application ──► uvicorn
+settings ──► recorder, log, keys ──► rooms and parts (rooms/routes.py) ──► Application ──► uvicorn
 access ──► AccessLog ──► the door, with serve.auth=keys ──► RequestLog ──► requests; Logins, with login.signing_key
 stop ──► no new connection ──► calls in progress end and are recorded ──► the end
 """
@@ -32,14 +32,7 @@ from gateway.http.mcp_paths import SOCKET_PATH
 from gateway.http.own_machine import OwnMachine
 from gateway.http.uvicorn_server import QuietServer, TlsFiles, allow_open_files, bound, quiet_server
 from gateway.jobs.environment_trials import EnvironmentTrials
-from gateway.jobs.fine_tuning import FineTuning
-from gateway.jobs.job_costs import JobCosts
-from gateway.jobs.peft import PeftJobs
-from gateway.jobs.prompt_order import PromptSearches
-from gateway.jobs.rest import TrainingJobs
-from gateway.jobs.rpc import JsonRpc
 from gateway.jobs.training_rows import TrainingRows
-from gateway.jobs.uploaded_files import UploadedFiles
 from gateway.log.adapters import PublishedAdapters
 from gateway.log.groups import TaskGroups
 from gateway.log.open_log import OpenLog
@@ -66,7 +59,6 @@ from streams.adapters import signing
 from streams.engines.build import build_tokens
 from streams.errors import LogError, NotFoundError, RefusedError
 from streams.files import program_version
-from streams.jobs.job_log import JobLog
 from streams.kafka.group_names import SERVER
 from streams.kafka.idle_member import SoleMember
 from streams.kafka.registry import client as schema_registry
@@ -117,7 +109,6 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
             schema_registry.wait(settings, meter, stop)
             with (
                 open_recorder(settings, engine, rendering, stop, meter, fleet=fleet) as recorder,
-                JobLog(settings) as jobs,
                 OpenLog(settings, recorder.agents, meter=meter) as log_view,
                 _keys(settings) as keys,
                 _requests(settings) as requests,
@@ -126,7 +117,6 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                 base = ServerBase(
                     settings=settings,
                     recorder=recorder,
-                    jobs=jobs,
                     log=log_view,
                     keys=keys,
                     logins=_logins(settings, keys),
@@ -211,7 +201,6 @@ def build_application(server: Server) -> ASGIApp:
     settings, rule = base.settings, base.settings.serve
     rooms = [
         *agent_rooms(settings, base.recorder, lambda: base.log.prompts),
-        *job_rooms(settings, base.jobs, fleet=base.recorder.is_fleet),
         *log_rooms(settings, base.log),
         *(room for part in base.parts for room in part.rooms()),
         *(room(settings, base.log) for room in PLUGIN_ROOMS),
@@ -251,20 +240,6 @@ def agent_rooms(
     return [calls, feedback, Health(), AgentRuns(recorder.runs), AgentRegistration(settings, recorder.agents)]
 
 
-def job_rooms(settings: Settings, jobs: JobLog, *, fleet: bool = False) -> list[object]:
-    """Return the rooms of jobs and files; `fleet`: jobs may train every policy that it serves."""
-    return [
-        JsonRpc(settings, jobs),
-        UploadedFiles(settings.adapters.store),
-        TrainingRows(settings),
-        FineTuning(settings, jobs, fleet=fleet),
-        TrainingJobs(settings, jobs),
-        PeftJobs(settings, jobs),
-        PromptSearches(settings, jobs),
-        JobCosts(jobs),
-    ]
-
-
 def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
     """Return the rooms of the log itself."""
     return [
@@ -275,6 +250,7 @@ def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
         RecordedRuns(log),
         Statements(log),
         PublishedAdapters(settings),
+        TrainingRows(settings),
         PromptTemplates(settings, log),
         RegisteredTools(settings, log),
         EnvironmentTrials(settings, log),

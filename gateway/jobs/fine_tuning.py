@@ -34,12 +34,12 @@ from gateway.jobs.answers import (
     page,
 )
 from gateway.jobs.fine_tuning_body import CreateFineTuningBody, FineTuningOrder
-from gateway.jobs.tenant_jobs import TenantJobs, jobs_of
+from gateway.jobs.tenant_jobs import OpenJobs, TenantJobs, jobs_of
 from schemas.events import JobEvent
 from streams.adapters.versions import read_state
 from streams.errors import CallError, JobRequestError, NotFoundError
 from streams.jobs import training_files
-from streams.jobs.job_log import JobCommandKind, JobLog
+from streams.jobs.job_log import JobCommandKind
 from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState
 from streams.kafka import times
@@ -142,7 +142,7 @@ class MetadataFilter(NamedTuple):
 class FineTuning:
     """Jobs as OpenAI's clients order them. Methods wait for the broker, or the store."""
 
-    def __init__(self, settings: Settings, log: JobLog, *, fleet: bool = False) -> None:
+    def __init__(self, settings: Settings, log: OpenJobs, *, fleet: bool = False) -> None:
         """`fleet`: a job may train any policy that the fleet serves; else that of the settings."""
         self._settings, self._jobs_of, self._fleet = settings, jobs_of(settings, log), fleet
 

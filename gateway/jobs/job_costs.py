@@ -11,9 +11,9 @@ from starlette.requests import Request
 from gateway.http.body import Answer, PathQuery
 from gateway.http.principal import tenant_of
 from gateway.http.route import REST
+from gateway.jobs.tenant_jobs import OpenJobs
 from streams.errors import CallError, SettingsError
 from streams.jobs import spending
-from streams.jobs.job_log import JobLog
 
 BY = "policy,month"
 
@@ -68,7 +68,7 @@ EXAMPLE = CostList(
 class JobCosts:
     """The route that sums what jobs used."""
 
-    def __init__(self, log: JobLog) -> None:
+    def __init__(self, log: OpenJobs) -> None:
         self._log = log
 
     @REST.get("/costs", may="jobs.read", refuses=(), example=EXAMPLE, tools={"costs": ""})
@@ -80,7 +80,7 @@ class JobCosts:
             raise CallError("invalid", str(exc), "by") from exc
         tenant = tenant_of(request)
         summed = names if tenant is None else tuple(dict.fromkeys(("tenant", *names)))
-        rows = [row for row in self._log.costs(summed) if tenant is None or row["tenant"] == tenant]
+        rows = [row for row in self._log.open().costs(summed) if tenant is None or row["tenant"] == tenant]
         return CostList(object="list", data=[_row(row) for row in rows])
 
 

@@ -11,9 +11,8 @@ from gateway.http.body import Body
 from gateway.http.route import IDEMPOTENCY_KEY, REST, idempotency_key
 from gateway.jobs import tuning_orders
 from gateway.jobs.answers import FINE_TUNING_JOB, OrderedConfig, TrainingJob
-from gateway.jobs.tenant_jobs import TenantJobs, jobs_of
+from gateway.jobs.tenant_jobs import OpenJobs, TenantJobs, jobs_of
 from gateway.jobs.training_job import TRAINING_JOB, training_job
-from streams.jobs.job_log import JobLog
 from streams.jobs.request import JobOrder
 from streams.settings.model import Settings
 
@@ -45,7 +44,7 @@ TUNING_JOB = TRAINING_JOB.model_copy(
 class PeftJobs:
     """The route that orders adapters. It waits for the broker, or the store."""
 
-    def __init__(self, settings: Settings, log: JobLog) -> None:
+    def __init__(self, settings: Settings, log: OpenJobs) -> None:
         self._jobs_of = jobs_of(settings, log)
 
     @REST.post(

@@ -10,10 +10,9 @@ from starlette.requests import Request
 from gateway.http.body import Body
 from gateway.http.route import IDEMPOTENCY_KEY, LARGE_BODY, REST, idempotency_key
 from gateway.jobs.answers import OrderedConfig, TrainingJob
-from gateway.jobs.tenant_jobs import TenantJobs, jobs_of
+from gateway.jobs.tenant_jobs import OpenJobs, TenantJobs, jobs_of
 from gateway.jobs.training_job import TRAINING_JOB, training_job
 from streams.errors import CallError
-from streams.jobs.job_log import JobLog
 from streams.jobs.request import JobOrder
 from streams.prompts import prompt_log
 from streams.settings.model import Settings
@@ -55,7 +54,7 @@ SEARCH_JOB = TRAINING_JOB.model_copy(
 class PromptSearches:
     """The route that orders searches for better prompts. It waits for the broker."""
 
-    def __init__(self, settings: Settings, log: JobLog) -> None:
+    def __init__(self, settings: Settings, log: OpenJobs) -> None:
         self._jobs_of = jobs_of(settings, log)
 
     @REST.post(

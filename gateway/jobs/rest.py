@@ -23,14 +23,13 @@ from gateway.jobs.answers import (
     TrainingJob,
     TrainingMetrics,
 )
-from gateway.jobs.tenant_jobs import jobs_of
+from gateway.jobs.tenant_jobs import OpenJobs, jobs_of
 from gateway.jobs.training_job import JOB_ID, TRAINING_JOB, training_job
 from schemas.events import JobEvent
 from schemas.faults import refusal
 from streams.errors import CallError
 from streams.jobs import job_view
 from streams.jobs.job_answers import tool_accuracy, tool_accuracy_by_version
-from streams.jobs.job_log import JobLog
 from streams.jobs.job_types import JobType, job_types, type_name
 from streams.output import moment
 from streams.settings.model import Settings
@@ -96,7 +95,7 @@ METRICS = TrainingMetrics(
 class TrainingJobs:
     """Jobs in Streamward's own words. Methods wait for the broker, or for an environment."""
 
-    def __init__(self, settings: Settings, log: JobLog) -> None:
+    def __init__(self, settings: Settings, log: OpenJobs) -> None:
         self._settings, self._jobs_of = settings, jobs_of(settings, log)
 
     @REST.post(

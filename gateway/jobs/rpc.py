@@ -25,7 +25,7 @@ from gateway.http.principal import principal_of
 from gateway.http.request_record import RecordedCall, RequestRecord, record_of
 from gateway.http.route import LARGE_BODY, Interface, MethodTool
 from gateway.jobs.answers import RpcOutcome
-from gateway.jobs.tenant_jobs import TenantJobs, jobs_of
+from gateway.jobs.tenant_jobs import OpenJobs, TenantJobs, jobs_of
 from streams.access.keys import mask
 from streams.access.roles import Action, Decision, Principal, decide
 from streams.adapters.versions import read_state
@@ -33,7 +33,7 @@ from streams.errors import CallError, JobRequestError, LogError, NotFoundError, 
 from streams.evaluation import suite_tasks as evaluation
 from streams.jobs import job_view, request as requests
 from streams.jobs.job_answers import JobAnswers, answers, tool_accuracy, tool_accuracy_by_version
-from streams.jobs.job_log import JobCommandKind, JobLog
+from streams.jobs.job_log import JobCommandKind
 from streams.jobs.questions import suite, suite_name
 from streams.jobs.state import JobState, JobStatus
 from streams.kafka import times
@@ -225,7 +225,7 @@ class JobsOverHttp:
 class JsonRpc:
     """The route of JSON-RPC."""
 
-    def __init__(self, settings: Settings, log: JobLog) -> None:
+    def __init__(self, settings: Settings, log: OpenJobs) -> None:
         self._settings, self._jobs_of = settings, jobs_of(settings, log)
 
     @RPC.post(

@@ -27,26 +27,30 @@ from streams.jobs import job_episodes, request as requests
 from streams.jobs.job_log import JobCommand, JobCommandKind, JobLog
 from streams.jobs.request import EnvironmentConfig, JobOrder, JobRequest, PlayableEnvironment
 from streams.jobs.state import JobState
+from streams.kafka.followed import FollowedOnDemand
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import KnownAgent, known_agents
+
+OpenJobs = FollowedOnDemand[JobLog]
+"""The jobs of the log, followed again after a failure."""
 
 
 class TenantJobs:
     """A JobLog, as one request sees it. Methods wait for the broker where JobLog does."""
 
-    def __init__(self, settings: Settings, log: JobLog, request: HTTPConnection) -> None:
-        self.settings, self._log, self._request = settings, log, request
+    def __init__(self, settings: Settings, log: OpenJobs, request: HTTPConnection) -> None:
+        self.settings, self._jobs, self._request = settings, log, request
         self.tenant, self._actor = tenant_of(request), actor_of(request)
 
     @property
     def jobs(self) -> Mapping[str, JobState]:
         """Every job by its id, the oldest first."""
-        return {job_id: job for job_id, job in self._log.jobs.items() if self._sees(job)}
+        return {job_id: job for job_id, job in self._jobs.open().jobs.items() if self._sees(job)}
 
     def get(self, job_id: str) -> JobState:
         """Return a job by its id, or by the beginning of it. Raises NotFoundError, RefusedError if several begin so."""
         if self.tenant is None:
-            return self._log.get(job_id)
+            return self._jobs.open().get(job_id)
         jobs = [job for name, job in self.jobs.items() if job_id and name.startswith(job_id)]
         if len(jobs) == 1:
             return jobs[0]
@@ -56,14 +60,14 @@ class TenantJobs:
 
     def whole(self, job_id: str) -> JobState:
         """Return a job by its whole id: a program that cuts an id off is wrong. Raises NotFoundError."""
-        job = self._log.jobs.get(job_id)
+        job = self._jobs.open().jobs.get(job_id)
         if job is None or not self._sees(job):
             raise NotFoundError(f"there is no job {job_id[:80]!r}; GET /v1/fine_tuning/jobs lists them")
         return job
 
     def events(self, job: JobState) -> Sequence[JobEvent]:
         """Return the events of a job that took effect."""
-        return self._log.events(job.job_id)
+        return self._jobs.open().events(job.job_id)
 
     def order(self, job_request: JobRequest) -> JobOrder:
         """Return the job by rewards that is asked for.
@@ -103,12 +107,12 @@ class TenantJobs:
         """Create a job for the tenant, which pays for it. Raises NotFoundError, and as JobLog.start."""
         if self.tenant is not None:
             order = self._of_tenant(order)
-        return self._log.start(order, actor=self._actor, key=key)
+        return self._jobs.open().start(order, actor=self._actor, key=key)
 
     def command(self, job_id: str, kind: JobCommandKind, *, reason: str, key: str | None) -> JobState:
         """Pause, resume or cancel a job. Raises as `get` and JobLog.command."""
         job = self.get(job_id)
-        return self._log.command(job.job_id, JobCommand(kind=kind, actor=self._actor, reason=reason, key=key))
+        return self._jobs.open().command(job.job_id, JobCommand(kind=kind, actor=self._actor, reason=reason, key=key))
 
     # --- what may be trained ------------------------------------------------------------------------------------------
 
@@ -158,6 +162,6 @@ class TenantJobs:
         return self.tenant is None or job.tenant == self.tenant
 
 
-def jobs_of(settings: Settings, log: JobLog) -> Callable[[HTTPConnection], TenantJobs]:
+def jobs_of(settings: Settings, log: OpenJobs) -> Callable[[HTTPConnection], TenantJobs]:
     """Return what gives each request the jobs that its key may see."""
     return lambda request: TenantJobs(settings, log, request)

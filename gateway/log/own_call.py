@@ -11,13 +11,14 @@ import asyncio
 import inspect
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from gateway.http.body import Answer, Body, checked
 from gateway.http.principal import request_of_user
 from gateway.http.route import DECLARED, Route
 from gateway.log.open_log import OpenLog
 from streams.errors import CallError, SettingsError
+from streams.kafka.followed import FollowedOnDemand
 from streams.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -56,8 +57,10 @@ def _needs(room: type, settings: Settings, source: Source, stack: ExitStack) -> 
         kind = types.get(name, OpenLog)
         if name == "settings":
             needs.append(settings)
-        else:
-            needs.append(stack.enter_context(OpenLog(settings, source=source) if kind is OpenLog else kind(settings)))
+        elif kind is OpenLog:
+            needs.append(stack.enter_context(OpenLog(settings, source=source)))
+        else:  # FollowedOnDemand[a follower]
+            needs.append(stack.enter_context(FollowedOnDemand(get_args(kind)[0], settings)))
     return needs
 
 

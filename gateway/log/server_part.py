@@ -21,7 +21,6 @@ from gateway.people.oidc_login import LoginLanding
 from streams.access.access_log import AccessLog
 from streams.access.logins import Logins
 from streams.engines.rendering.rendering import Rendering
-from streams.jobs.job_log import JobLog
 from streams.settings.model import Settings
 from streams.stages.agents.recording.recorder import Recorder
 
@@ -34,7 +33,6 @@ class ServerBase:
 
     settings: Settings
     recorder: Recorder
-    jobs: JobLog
     log: OpenLog
     keys: AccessLog | None
     """None: the server asks for none."""

@@ -19,14 +19,7 @@ from gateway.http.body import Answer
 from gateway.http.mcp_paths import MCP_ROUTES
 from gateway.http.route import PLAIN, Route, RouteTable, routes_of
 from gateway.jobs.environment_trials import EnvironmentTrials
-from gateway.jobs.fine_tuning import FineTuning
-from gateway.jobs.job_costs import JobCosts
-from gateway.jobs.peft import PeftJobs
-from gateway.jobs.prompt_order import PromptSearches
-from gateway.jobs.rest import TrainingJobs
-from gateway.jobs.rpc import JsonRpc
 from gateway.jobs.training_rows import TrainingRows
-from gateway.jobs.uploaded_files import UploadedFiles
 from gateway.log.adapters import PublishedAdapters
 from gateway.log.groups import TaskGroups
 from gateway.log.prompt_templates import PromptTemplates
@@ -60,8 +53,7 @@ class Health:
 
 ROOMS: tuple[type, ...] = (
     *(AgentProtocols, FeedbackBox, Health, AgentRuns, AgentRegistration),
-    *(UploadedFiles, TrainingRows, FineTuning, TrainingJobs, PeftJobs, PromptSearches, JobCosts, JsonRpc),
-    *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
+    *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters, TrainingRows),
     *(PromptTemplates, RegisteredTools, EnvironmentTrials),
     *(OidcLogins, OwnPermissions, PasswordLogins),
 )

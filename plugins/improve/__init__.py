@@ -4,6 +4,7 @@ from streams.plugins.plugin import Plugin, PluginCommand
 
 PLUGIN = Plugin(
     name="improve",
+    requires=("jobs",),
     topics="plugins.improve.topics:TOPICS",
     settings="plugins.improve.settings:Improve",
     commands={

@@ -11,6 +11,7 @@ from streams.plugins.plugin import Plugin, PluginCommand
 
 PLUGIN = Plugin(
     name="tinker",
+    requires=("jobs",),
     topics="plugins.tinker.topics:TOPICS",
     commands={
         "calls": PluginCommand(

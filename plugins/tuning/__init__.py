@@ -4,6 +4,7 @@ from streams.plugins.plugin import Plugin, PluginCommand
 
 PLUGIN = Plugin(
     name="tuning",
+    requires=("jobs",),
     extends={"jobs": "plugins.tuning.job_type:TYPES"},
     commands={
         "tune": PluginCommand(

@@ -42,13 +42,13 @@ class Client:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._log = JobLog(settings)
+        self._log = FollowedOnDemand(JobLog, settings)
         agents = FollowedOnDemand(AgentLog, settings)
         apis = [JsonRpc(settings, self._log), TrainingJobs(settings, self._log), AgentRegistration(settings, agents)]
         self.app = Application(apis, version="0", max_body_bytes=100_000)
 
     def __enter__(self) -> Client:
-        self._log.__enter__()
+        self._log.open()
         return self
 
     def __exit__(self, *_: object) -> None:

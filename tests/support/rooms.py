@@ -6,29 +6,30 @@ from types import SimpleNamespace
 from typing import Any
 
 from gateway.http.mcp_paths import MCP_PATHS
+from gateway.log.server_part import ServerBase
 from gateway.rooms.routes import PARTS, ROUTES
-from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms
+from gateway.server import agent_rooms, log_rooms, people_rooms
 from streams.settings.model import Settings
 
 
 def every_room(settings: Settings) -> list[Any]:
     """Return them as a server with these settings has them."""
-    nothing: Any = SimpleNamespace(runs=None)
-    base: Any = SimpleNamespace(
+    nothing: Any = SimpleNamespace(runs=None, agents=None, is_fleet=False)
+    base = ServerBase(
         settings=settings,
         recorder=nothing,
-        jobs=SimpleNamespace(month=None),
         log=nothing,
         keys=None,
         logins=None,
-        rendering=None,
+        rendering=nothing,
     )
+    for part in PARTS:
+        base.parts.append(part(base))
     return [
         *agent_rooms(settings, nothing),
-        *job_rooms(settings, nothing),
         *log_rooms(settings, nothing),
         *people_rooms(settings, nothing),
-        *(room for part in PARTS for room in part(base).rooms()),
+        *(room for part in base.parts for room in part.rooms()),
     ]
 
 

@@ -17,14 +17,13 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
-from gateway.agents.protocols import AgentProtocols
 from gateway.http.application import Application
 from gateway.http.limits import KeyLimits, TimeLimits
 from gateway.people.door import Door
 from gateway.rooms.routes import TABLE
-from gateway.server import job_rooms
 from streams.access.token_bucket import ROUNDING, TokenBucket, take
 from streams.settings.model import Serve, Settings
+from tests.support.rooms import every_room
 from tests.unit.test_door import BEARER, Known
 
 SECONDS = st.floats(0, 100, allow_subnormal=False)
@@ -154,8 +153,7 @@ def asked(app: ASGIApp, path: str, body: AsyncIterator[bytes] | bytes) -> httpx.
 
 
 def application() -> Application:
-    nothing: Any = None
-    return Application([AgentProtocols(nothing), *job_rooms(Settings(), nothing)], version="0", max_body_bytes=1_000)
+    return Application(every_room(Settings()), version="0", max_body_bytes=1_000)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.log.server_part import ServerBase, ServerPart
+from plugins.jobs.job_part import JobPart
 from plugins.tinker.api.call_log import OpenCalls
 from plugins.tinker.api.futures import TinkerFutures
 from plugins.tinker.api.not_offered import TinkerNotOffered
@@ -20,8 +21,8 @@ class CallPart(ServerPart):
     ROOMS = (TinkerService, TinkerTraining, TinkerWeights, TinkerSampling, TinkerFutures, TinkerRuns, TinkerNotOffered)
 
     def __init__(self, base: ServerBase) -> None:
-        self._settings = base.settings
-        self._calls = OpenCalls(base.settings, base.jobs.month)
+        self._settings, jobs = base.settings, base.part(JobPart).jobs
+        self._calls = OpenCalls(base.settings, lambda tenant, at_ms: jobs.open().month(tenant, at_ms))
 
     def __exit__(self, *exc: object) -> None:
         self._calls.__exit__(*exc)
