@@ -93,7 +93,7 @@ class TenantJobs:
 
     def _try_environment(self, config: EnvironmentConfig) -> PlayableEnvironment:
         check = partial(check_environment, self._request)
-        return job_episodes.try_environment(config, self.settings.environments, self._entries, check)
+        return job_episodes.try_environment(config, self.settings, self._entries, check)
 
     def _entries(self) -> Mapping[str, ToolState]:
         """Return the registry; for a tenant its own entries, with its name before theirs and without."""

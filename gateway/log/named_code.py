@@ -13,10 +13,10 @@ from gateway.http.principal import principal_of, tenant_of
 from gateway.http.request_record import denied
 from schemas.events import EpisodeStart, RewardSource, Task
 from streams.access.roles import decide
-from streams.environments.listed import LISTED
 from streams.errors import CallError
 from streams.scorers import SCORERS, ScoreError, parts
 from streams.settings.model import Serve
+from streams.stages.tasks.episodes import episode_player
 
 
 def check_named(request: Request, rule: Serve, task: Task, parameter: str = "reward_sources") -> None:
@@ -89,6 +89,6 @@ def code_of(sources: Collection[RewardSource], rule: Serve) -> str | None:
 
 def code_of_environment(start: EpisodeStart | None) -> str | None:
     """Return why an environment is executed code, in words; None if it is built in, or there is none."""
-    if start is None or start.name in LISTED:
+    if start is None or episode_player().is_built_in(start.name):
         return None
     return f"environment {start.name[:80]!r} is none of those that are built in, and is run"

@@ -8,7 +8,7 @@ The state of a run is the fold of its turns, so every reader computes the same.
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -121,49 +121,54 @@ def agents_run(
     command once the runs in progress have ended. Several processes may run the same agent: each task runs in one.
     """
     from streams import output as show
-    from streams.environments.environment_pool import EnvironmentPool
     from streams.kafka import admin
     from streams.observability import metrics
-    from streams.stages.agents.runs import agent_program, agent_runner, episode_agent
+    from streams.stages.agents.runs import agent_program, agent_runner
+    from streams.stages.tasks.episodes import episode_player
 
     agent_id = _agent_name(agent_id, environments=environments, command=command, entry_point=entry_point)
     if fleet:
         call.refuse_one_policy("agents run")
-    serve, pool = call.settings.serve, EnvironmentPool(call.settings.environments)
-    player = episode_agent.EpisodeAgent(server or serve.url, pool.open, time_limit_s=time_limit, key=serve.key)
-    _submit(call, file, reading, agent_id)
-    call.working = True
-    plan = agent_runner.AgentPlan(
-        agent_id=agent_id,
-        work=player.work if environments else _program(command, entry_point, time_limit),
-        program=agent_program.program_of(command, entry_point),
-        server=server or serve.url,
-        key=serve.key,
-        parallel=parallel or (EPISODES_AT_ONCE if environments else PROGRAMS_AT_ONCE),
-        folder=folder.absolute(),
-        fleet=fleet,
-        answer_rule=None if answer_rule == "printed" else cast("AnswerRule", answer_rule),
-        until_done=until_done or file is not None,
-    )
-    with until_stopped() as stop, closing(pool), closing(player), metrics.serve_meter(call.settings, "agents") as meter:
-        admin.check_topics(call.settings, patient=True)
-        endings = agent_runner.run(call.settings_to_write, plan, stop=stop, meter=meter)
+    url = server or call.settings.serve.url
+    with _program(command, entry_point, time_limit) or episode_player().playing(call.settings, url, time_limit) as work:
+        _submit(call, file, reading, agent_id)
+        call.working = True
+        plan = agent_runner.AgentPlan(
+            agent_id=agent_id,
+            work=work,
+            program=agent_program.program_of(command, entry_point),
+            server=url,
+            key=call.settings.serve.key,
+            parallel=parallel or (EPISODES_AT_ONCE if environments else PROGRAMS_AT_ONCE),
+            folder=folder.absolute(),
+            fleet=fleet,
+            answer_rule=None if answer_rule == "printed" else cast("AnswerRule", answer_rule),
+            until_done=until_done or file is not None,
+        )
+        with until_stopped() as stop, metrics.serve_meter(call.settings, "agents") as meter:
+            admin.check_topics(call.settings, patient=True)
+            endings = agent_runner.run(call.settings_to_write, plan, stop=stop, meter=meter)
     show.record({ending: endings[ending] for ending in agent_runner.ENDINGS if endings[ending]} or {"runs": 0}, output)
 
 
 def _agent_name(agent_id: str | None, *, environments: bool, command: str | None, entry_point: str | None) -> str:
     """Return the name of the agent that is to be run. Raises SettingsError if it is not clear what to run."""
-    from streams.stages.agents.runs.episode_agent import AGENT
+    from streams.stages.tasks.episodes import ENVIRONMENT_AGENT
 
     if sum((environments, command is not None, entry_point is not None)) != 1:
         raise SettingsError("name what to run: --command, --entry-point, or --environments for the built-in agent")
     if agent_id is None and not environments:
         raise SettingsError("name the agent: `streamward agents run AGENT ...`")
-    return agent_id or AGENT
+    return agent_id or ENVIRONMENT_AGENT
 
 
-def _program(command: str | None, entry_point: str | None, time_limit_s: float) -> Callable[[Task], AgentWork]:
-    """Return the function that makes a run of a program from a task. Raises SettingsError if it cannot be run."""
+def _program(
+    command: str | None, entry_point: str | None, time_limit_s: float
+) -> AbstractContextManager[Callable[[Task], AgentWork]] | None:
+    """Return, as a block, what makes a run of a program from a task; None without a program. Raises SettingsError if it
+    cannot be run."""
+    if command is None and entry_point is None:
+        return None
     from streams.stages.agents.runs.agent_process import AgentProcess, run_process
     from streams.stages.agents.runs.agent_runner import AgentWork
 
@@ -171,7 +176,7 @@ def _program(command: str | None, entry_point: str | None, time_limit_s: float) 
         process = AgentProcess.from_text(command, time_limit_s=time_limit_s)
     else:
         process = AgentProcess.from_entry_point(entry_point or "", time_limit_s=time_limit_s)
-    return lambda _: AgentWork(partial(run_process, process))
+    return nullcontext(lambda _: AgentWork(partial(run_process, process)))
 
 
 def _submit(call: AppContext, file: Path | None, reading: TaskFileOptions, agent_id: str) -> None:

@@ -183,7 +183,7 @@ def _order_by_rewards(call: AppContext, body: dict[str, Any], key: str | None) -
         settings,
         policies=known_policies(settings),
         agents=known_agents(settings),
-        try_environment=lambda config: job_episodes.try_environment(config, settings.environments, entries),
+        try_environment=lambda config: job_episodes.try_environment(config, settings, entries),
     )
     if problem := doubtful_scorer(settings.scoring, order.spec.reward_sources):
         click.echo(f"{problem} (unless the scoring agents run elsewhere)", err=True)

@@ -13,7 +13,7 @@ import click
 from streams import output as show
 from streams.cli.runtime import AppContext, pass_call
 from streams.cli.task_file import TaskFileOptions, read_tasks, task_file_options, unanswerable
-from streams.errors import SettingsError, StreamwardError
+from streams.errors import EventError, SettingsError, StreamwardError
 
 if TYPE_CHECKING:
     from schemas.events import Task
@@ -163,12 +163,11 @@ def _check_contamination(plan: UpPlan) -> None:
 def _episodes(
     settings: Settings, name: str, in_json: str, *, count: int, max_turns: int | None, reading: TaskFileOptions
 ) -> dict[str, Any]:
-    """Return the episodes of an environment as the tasks of a plan. Raises SettingsError if it cannot be opened."""
-    from contextlib import closing
-
-    from streams.environments.environment_pool import EnvironmentPool
+    """Return the episodes of an environment as the tasks of a plan. Raises SettingsError if it cannot be opened, or two
+    episodes of its first seed differ."""
     from streams.scorers import named_sources
-    from streams.stages.tasks.episode_tasks import EpisodeSpec, train_and_held_out
+    from streams.stages.tasks.episodes import EpisodeSpec, episode_player
+    from streams.stages.tasks.task_problems import group_problem
 
     spec = EpisodeSpec(
         name=name,
@@ -180,6 +179,10 @@ def _episodes(
         max_tokens=reading.max_tokens,
         reward_sources=named_sources(reading.scorers),
     )
-    with closing(EnvironmentPool(settings.environments)) as pool:
-        train, held_out = train_and_held_out(spec, pool.open)
-    return {"train": train, "held_out": held_out}
+    if problem := group_problem(spec.group_size):
+        raise SettingsError(f"--environment {name}: {problem}")
+    try:
+        made = episode_player().tasks(settings, spec)
+    except EventError as exc:
+        raise SettingsError(f"--environment {name}: {exc}; try it with `streamward agents environments try`") from exc
+    return {"train": made.train, "held_out": made.held_out}

@@ -22,7 +22,6 @@ from streams.demo import loop_run as loop
 from streams.demo.loop_plan import ONE_MACHINE, Plan, PlannedTasks
 from streams.demo.progress import Progress
 from streams.engines.vllm import launch as vllm_launch
-from streams.environments.listed import LISTED
 from streams.errors import SettingsError
 from streams.evaluation.suite import Suite
 from streams.kafka import times
@@ -80,8 +79,9 @@ class DemoOptions(Plan):
 
     @property
     def in_environment(self) -> bool:
-        """Whether the task is an environment's."""
-        return self.task in LISTED
+        """Whether its tasks are episodes. Raises as `generate`."""
+        spec = TaskSpec(family=self.task, count=1, purpose="eval", policy=POLICY, options=self.options)
+        return any(task.environment is not None for task in generate(spec, now_ms=0))
 
     @property
     def names_servers(self) -> bool:

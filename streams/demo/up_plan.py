@@ -17,13 +17,13 @@ from typing import ClassVar
 from schemas.events import Task
 from streams.demo.loop_plan import ONE_MACHINE, Plan, PlannedTasks
 from streams.demo.progress import Progress
-from streams.environments.by_reference import settings_to_open
 from streams.errors import SettingsError
 from streams.evaluation.suite import Suite
 from streams.kafka.node.config import read_node
 from streams.settings.load import BOOTSTRAP, load, load_with_origins
 from streams.settings.model import Settings
 from streams.stages.tasks import suites
+from streams.stages.tasks.episodes import episode_player
 from streams.stages.tasks.lines import EPOCH, epochs
 from streams.stages.tasks.submit import known_ids
 
@@ -89,8 +89,8 @@ class UpPlan(Plan):
             chosen["batches.max_policy_lag"] = WITHOUT_WEIGHTS
         if self.modules:
             chosen["scoring.modules"] = ", ".join((*self.modules, "."))
-        for key, names in settings_to_open(self.environments).items():
-            chosen[f"environments.{key}"] = ", ".join(names)
+        if self.environments:
+            chosen |= episode_player().settings_to_open(self.environments)
         open_keys = [f"{key}={value}" for key, value in chosen.items() if key not in origins]
         named = [] if self.model is None else [f"model.base={self.model}"]
         address = [] if bootstrap is None else [f"{BOOTSTRAP}={bootstrap}"]

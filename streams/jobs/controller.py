@@ -264,7 +264,7 @@ class JobController:
         """Return the event that starts a queued job, or that ends it because its environment cannot be played."""
         if job.job_id not in self._problems:
             was_started = job.base_version is not None
-            problem = None if was_started else job_episodes.problem_of(job.spec, self._settings.environments)
+            problem = None if was_started else job_episodes.problem_of(job.spec, self._settings)
             self._problems[job.job_id] = problem
         if (problem := self._problems[job.job_id]) is not None:
             return job_reducer.refused_event(job, cut(problem))

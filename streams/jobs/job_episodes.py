@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import closing
 
 from schemas.events import EpisodeStart, JobEnvironment, JobSpec
-from streams.environments.environment_pool import EnvironmentPool
-from streams.environments.episodes.trial_episode import try_twice
-from streams.environments.listed import LISTED
 from streams.environments.registry.named_tools import Entries, named_environment, reference
 from streams.environments.registry.tool_state import ToolState
-from streams.errors import EventError, JobRequestError
+from streams.errors import EventError, JobRequestError, SettingsError
 from streams.jobs.request import EnvironmentConfig, PlayableEnvironment
-from streams.settings.model import Environments
-from streams.stages.tasks.episode_tasks import Episodes, EpisodeSpec, episodes
+from streams.settings.model import Settings
+from streams.stages.tasks.episodes import Episodes, EpisodeSpec, episode_player
 
 LEAST_GROUP = 2
 """Of the tasks that seeds are taken from; their groups are the job's."""
@@ -30,7 +26,7 @@ LEAST_GROUP = 2
 def start_of(config: EnvironmentConfig, entries: Entries) -> tuple[EpisodeStart, ToolState | None]:
     """Return what an order's environment is, and the entry of the registry that names it. Raises JobRequestError."""
     settings, entry = json.dumps(config.settings, sort_keys=True), None
-    if config.name not in LISTED and ":" not in config.name:
+    if not episode_player().is_built_in(config.name) and ":" not in config.name:
         try:
             entry = named_environment(config.name, entries)
         except ValueError as exc:
@@ -45,7 +41,7 @@ def start_of(config: EnvironmentConfig, entries: Entries) -> tuple[EpisodeStart,
 
 def try_environment(
     config: EnvironmentConfig,
-    limits: Environments,
+    settings: Settings,
     entries: Entries,
     check: Callable[[EpisodeStart], None] = lambda start: None,
 ) -> PlayableEnvironment:
@@ -66,9 +62,8 @@ def try_environment(
         held_out=config.held_out,
     )
     try:
-        with closing(EnvironmentPool(limits)) as pool:
-            played = episodes(spec, pool.open)
-    except EventError as exc:
+        played = episode_player().tasks(settings, spec)
+    except (EventError, SettingsError) as exc:
         raise JobRequestError(f"environment: {exc}", "environment") from exc
     return _tried(start, None if entry is None else reference(entry.tool_id, entry), played)
 
@@ -86,21 +81,17 @@ def _tried(start: EpisodeStart, entry: str | None, played: Episodes) -> Playable
         seeds=train,
         held_out_seeds=held_out,
         held_out_temperature=next((task.sampling.temperature for task in played.held_out), 0.0),
-        messages=played.shown.messages,
-        tools=played.shown.tools,
+        messages=played.messages,
+        tools=played.tools,
     )
     return PlayableEnvironment(environment, first.max_turns or 1, first.sampling.max_tokens, first.sampling.temperature)
 
 
-def problem_of(spec: JobSpec, limits: Environments) -> str | None:
+def problem_of(spec: JobSpec, settings: Settings) -> str | None:
     """Return why a job's environment cannot be played here; None if it can, or the job has none."""
     environment = spec.environment
     if environment is None:
         return None
     start = EpisodeStart(name=environment.name, settings=environment.settings, seed=environment.seeds[0])
-    try:
-        with closing(EnvironmentPool(limits)) as pool:
-            try_twice(pool.open, start, spec.max_turns or 1, None)
-    except EventError as exc:
-        return f"environment: {exc}"
-    return None
+    problem = episode_player().problem(settings, start, spec.max_turns or 1)
+    return None if problem is None else f"environment: {problem}"

@@ -17,7 +17,7 @@ from schemas.conventions import CONTAMINATION_ALLOWED_BY, TOOL_IDS
 from schemas.events import AdvantagedGroup, EpisodeStart, JobEnvironment, Message, Sampling, Task, derive_id
 from streams.evaluation.suite import JOB_SUITE, Suite
 from streams.jobs.state import JobState
-from streams.stages.tasks.episode_tasks import name_of_episode
+from streams.stages.tasks.episodes import name_of_episode
 
 JOB, ITERATION, DRAW = "job", "job_iteration", "job_draw"
 """Metadata of a job's tasks, which their groups have too."""

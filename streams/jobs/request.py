@@ -46,8 +46,7 @@ from streams.scorers.registry import is_of_group
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import FOLDER_NAME, Settings
 from streams.stages.agents.runs.registration import KnownAgent
-from streams.stages.tasks.episode_tasks import HELD_OUT_TASKS
-from streams.stages.tasks.generators import ENVIRONMENT_AGENT
+from streams.stages.tasks.episodes import ENVIRONMENT_AGENT, HELD_OUT_TASKS
 from streams.stages.tasks.suites import of_guard
 from streams.stages.tasks.task_problems import task_problems
 

@@ -136,6 +136,12 @@ class Plugin:
     (streams/stages/tasks/line_steps.py)."""
     datasets: str | None = None
     """Where its reader of data sets is: `module:name` of a DatasetReader (streams/tools/dataset_reader.py)."""
+    generators: str | None = None
+    """Where its families of generated tasks are: `module:name` of a mapping of TaskFamily by name
+    (streams/stages/tasks/generators.py)."""
+    episodes: str | None = None
+    """Where that is which opens environments and plays their episodes: `module:name` of an EpisodePlayer
+    (streams/stages/tasks/episodes.py)."""
     metrics: str | None = None
     """Where its metrics are: `module:name` of a tuple of Metric (streams/observability/catalog.py)."""
     alerts: str | None = None
@@ -168,6 +174,7 @@ class Plugin:
                 (
                     *(self.topics, self.settings, self.rooms, self.serves),
                     *(self.views, self.lists, self.recounts, self.remakes, self.datasets, self.metrics, self.alerts),
+                    *(self.generators, self.episodes),
                 ),
             ),
             *self.public,

@@ -38,7 +38,7 @@ from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.topics import LABELS, topics
 from streams.settings.model import Settings
 from streams.stages.scoring.breaker import PAUSED_REASON, paused_scorer
-from streams.stages.tasks.generators import ENVIRONMENT_AGENT
+from streams.stages.tasks.episodes import ENVIRONMENT_AGENT
 from streams.tools.sample_answers import sample_answers
 from streams.tools.score_failures import FailingScorer, ScoreFailures
 from streams.tools.waiting import StalledGroup, StalledGroups, batch_text

@@ -160,7 +160,7 @@ def _ordered(settings: Settings, log: JobLog) -> list[str]:
             settings,
             policies=policies,
             agents={},
-            try_environment=lambda config: job_episodes.try_environment(config, settings.environments, lambda: {}),
+            try_environment=lambda config: job_episodes.try_environment(config, settings, lambda: {}),
         )
         found.append(log.start(order, actor="bench", key=policy).job_id)
     return found

@@ -17,7 +17,7 @@ from streams.kafka import admin, times
 from streams.kafka.producer import Producer
 from streams.settings.model import Policy, Settings
 from streams.stages.agents.runs.agent_runner import MANAGER_GONE
-from streams.stages.agents.runs.episode_agent import AGENT
+from streams.stages.tasks.episodes import ENVIRONMENT_AGENT as AGENT
 from streams.tools.unbegun_tasks import unbegun_tasks
 from tests.support import processes
 from tests.support.agent_server import check_audit, serving, settings_of

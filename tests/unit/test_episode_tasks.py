@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from plugins.environments.episode_tasks import episodes as episodes_of
 from schemas.events import EpisodeStart, RewardSource
 from streams.demo.loop_run import PROCESSES, commands
 from streams.demo.players import PLAYERS
 from streams.demo.up_plan import UpPlan
 from streams.environments.adapters.adapted import AdaptedEnvironment
-from streams.environments.episodes.environment import Action, Environment
-from streams.errors import SettingsError
+from streams.environments.episodes.environment import Action, Environment, EpisodeError
 from streams.settings.model import Settings
-from streams.stages.tasks.episode_tasks import HELD_OUT_TASKS, EpisodeSpec, train_and_held_out
+from streams.stages.tasks.episodes import HELD_OUT_TASKS, EpisodeSpec
 from tests.support.factories import task
 
 SPEC = EpisodeSpec(name="mine:Game", settings="{}", count=3, policy="p", group_size=4)
@@ -43,7 +43,7 @@ def opens(**how: Any) -> Callable[[EpisodeStart], Environment]:
 
 
 def test_each_seed_is_a_task_and_held_out_seeds_are_others() -> None:
-    train, held_out = train_and_held_out(SPEC, opens())
+    train, held_out, *_ = episodes_of(SPEC, opens())
     assert [one.environment for one in train] == [
         EpisodeStart(name="mine:Game", settings="{}", seed=n) for n in range(3)
     ]
@@ -54,17 +54,17 @@ def test_each_seed_is_a_task_and_held_out_seeds_are_others() -> None:
     assert {(one.group_size, one.purpose, one.sampling.temperature) for one in held_out} == {(1, "eval", 0.0)}
     seeds = {one.environment.seed for one in (*train, *held_out) if one.environment}
     assert len(seeds) == 3 + HELD_OUT_TASKS
-    assert train_and_held_out(SPEC, opens())[0][2].task_id == train[2].task_id  # the same command again continues
+    assert episodes_of(SPEC, opens()).train[2].task_id == train[2].task_id  # the same command again continues
 
 
 def test_a_listed_environment_gives_the_tasks_of_its_generator() -> None:
     spec = replace(SPEC, name="guess", settings='{"highest": 4}', reward_sources=())
-    train, held_out = train_and_held_out(spec, opens())
+    train, held_out, *_ = episodes_of(spec, opens())
     assert len(train) == 3 and len(held_out) == HELD_OUT_TASKS
     assert {one.environment.settings for one in (*train, *held_out) if one.environment} == {'{"highest": 4}'}
     length = RewardSource(name="length")
     for name in ("guess", "mine:Game"):  # what the user says holds for both kinds
-        (task,), asked = train_and_held_out(
+        (task,), asked, *_ = episodes_of(
             replace(spec, name=name, settings="{}", count=1, max_turns=3, reward_sources=(length,)), opens()
         )
         assert (task.max_turns, task.reward_sources, asked[0].max_turns) == (3, (length,), 3)
@@ -80,12 +80,12 @@ def test_a_listed_environment_gives_the_tasks_of_its_generator() -> None:
     ],
 )
 def test_what_cannot_be_compared_or_opened_is_refused(spec: EpisodeSpec, how: dict[str, Any], match: str) -> None:
-    with pytest.raises(SettingsError, match=match):
-        train_and_held_out(spec, opens(**how))
+    with pytest.raises(EpisodeError, match=match):
+        episodes_of(spec, opens(**how))
 
 
 def test_a_run_has_the_processes_that_its_tasks_need() -> None:
-    episodes, _ = train_and_held_out(SPEC, opens())
+    episodes = episodes_of(SPEC, opens()).train
     plain = UpPlan(steps=None, minutes=None, train=(task(),))
     for plan, wanted in (
         (plain, set(PROCESSES)),

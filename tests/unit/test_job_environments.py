@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from plugins.environments.episode_tasks import episodes
 from schemas.conventions import TOOL_IDS
 from schemas.events import EpisodeStart, JobPrices, JobQuestion, RewardSource, Sampling, Task, ToolEvent, problems
 from streams.environments.registry.tool_state import Offer, ToolState
@@ -21,7 +22,7 @@ from streams.jobs.request import JobOrder, order, read_request
 from streams.jobs.state import JobState, fold
 from streams.settings.model import Batches, Environments, Guard, Settings
 from streams.stages.agents.runs.registration import KnownAgent
-from streams.stages.tasks.episode_tasks import EpisodeSpec, train_and_held_out
+from streams.stages.tasks.episodes import EpisodeSpec
 from tests.support.factories import episodes_spec, job_event
 
 QUESTION = JobQuestion(query="4 + 7 =")
@@ -70,9 +71,7 @@ def ordered(
         settings,
         policies={"default"},
         agents={"calc": KnownAgent("default")},
-        try_environment=lambda ordered: job_episodes.try_environment(
-            ordered, settings.environments, lambda: entries or {}
-        ),
+        try_environment=lambda ordered: job_episodes.try_environment(ordered, settings, lambda: entries or {}),
     )
 
 
@@ -94,7 +93,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_built_in_environment_is_played_as_up_plays_it() -> None:
     made = ordered({"name": "guess", "settings": {"highest": 4}, "episodes": 9, "held_out": 5})
-    train, held_out = train_and_held_out(
+    train, held_out, *_ = episodes(
         EpisodeSpec(name="guess", settings='{"highest": 4}', count=9, policy="default", group_size=8), no_reference
     )
     state = state_of(made)
@@ -245,7 +244,7 @@ def test_a_record_that_no_gateway_has_checked_is_judged_in_the_same_words(
     folder: Path, changes: dict[str, Any], says: str
 ) -> None:
     spec = episodes_spec(environment=environment(**changes))
-    problem = job_episodes.problem_of(spec, SETTINGS.environments)
+    problem = job_episodes.problem_of(spec, SETTINGS)
     assert problem is not None and says in problem
     named, settings = spec.environment.name, json.loads(spec.environment.settings)  # type: ignore[union-attr]
     with pytest.raises(JobRequestError) as raised:
@@ -255,9 +254,9 @@ def test_a_record_that_no_gateway_has_checked_is_judged_in_the_same_words(
 
 
 def test_a_record_of_an_environment_that_can_be_played_has_no_problem(folder: Path) -> None:
-    assert job_episodes.problem_of(episodes_spec(), SETTINGS.environments) is None
+    assert job_episodes.problem_of(episodes_spec(), SETTINGS) is None
     spec = episodes_spec(environment=environment(name="counter:Counter"))
-    assert job_episodes.problem_of(spec, SETTINGS.environments) is None
+    assert job_episodes.problem_of(spec, SETTINGS) is None
 
 
 def test_an_episode_that_a_suite_holds_out_is_not_trained_on(tmp_path: Path) -> None:

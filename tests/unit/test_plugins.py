@@ -26,6 +26,7 @@ from streams.plugins.engines import engines
 from streams.plugins.installed import InstalledPlugin, extensions, in_order, load_plugins
 from streams.plugins.plugin import Plugin, PluginEngine
 from streams.settings.load import load_with_origins
+from streams.stages.tasks import episodes as players
 from streams.tools import dataset_reader as readers
 from tests.import_graph import ROOT, sources
 from tests.support.stranger_plugin import environment_with, install_thumbs, run_with
@@ -215,6 +216,27 @@ def test_a_data_set_is_refused_where_no_plugin_reads_it_and_two_that_would_are(
     monkeypatch.setattr(readers, "load_plugins", lambda: twice)
     with pytest.raises(SettingsError, match="plugins a and b both read data sets"):
         readers.dataset_reader.__wrapped__()
+
+
+def test_an_environment_is_refused_where_no_plugin_plays_it_and_two_that_would_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = ("--set", "plugins.load=")
+    played = run_with(tmp_path, *core, "agents", "run", "--environments")
+    assert played.returncode == 2 and "no plugin that plays environments is loaded" in played.stderr
+    looped = run_with(tmp_path, *core, "up", "--environment", "guess")
+    assert looped.returncode == 2 and "environment guess: no plugin that plays environments is loaded" in looped.stderr
+    made = run_with(tmp_path, *core, "tasks", "generate", "guess")
+    assert made.returncode == 3 and "no generator is called 'guess'" in made.stderr
+    line = {"prompt": "?", "agent": "environment", "max_turns": 4, "reward_sources": ["verified"]}
+    (tmp_path / "a.jsonl").write_text(json.dumps({**line, "environment": {"name": "mine:Game", "seed": 1}}))
+    sent = run_with(tmp_path, *core, "up", "--tasks", "a.jsonl")
+    assert sent.returncode == 1
+    assert "environment is 'mine:Game', and no plugin that plays environments is loaded; add it" in sent.stderr
+    twice = of(Plugin(name="a", episodes="a:play"), Plugin(name="b", episodes="b:play"))
+    monkeypatch.setattr(players, "load_plugins", lambda: twice)
+    with pytest.raises(SettingsError, match="plugins a and b both play environments"):
+        players.episode_player.__wrapped__()
 
 
 def test_what_plugins_add_to_another_is_asked_for_by_its_name_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,11 @@
 """Generate tasks from a seed.
 
-    TaskSpec ──► question ──► Task, Task, Task, …        sums | reasoning-gym:NAME | an environment: calculator, …
+    TaskSpec ──► TaskFamily: questions ──► Task, Task, Task, …        sums | reasoning-gym:NAME | families of plugins
 
 `sums` asks what reasoning-gym's chain_sum asks ("State the final answer to the following arithmetic problem: 4 + 7 ="),
 without needing reasoning-gym. The split depends only on a hash of the question's text, so no seed, count or option
 turns a held-out question into a train question. Similar questions are split like any others: 4 + 7 may be held out
-while 7 + 4 is trained on. If all episodes have the same question (guess a number), the seeds of the episodes are split
-instead.
+while 7 + 4 is trained on.
 """
 
 from __future__ import annotations
@@ -16,16 +15,17 @@ import hashlib
 import itertools
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
-from schemas.events import EpisodeStart, Message, Purpose, RewardSource, Sampling, Task, derive_id
-from streams.environments.episodes.environment import EpisodeError, Observation
-from streams.environments.listed import LISTED, open_listed
+from schemas.events import Message, Purpose, RewardSource, Sampling, Task, derive_id
 from streams.errors import EventError, NotFoundError, SettingsError
+from streams.plugins.installed import plugin_entries
 from streams.scorers import ScoreError, gym
 from streams.scorers.verdict import ScorerOptions, options
 from streams.stages.tasks.task_problems import group_problem
@@ -34,15 +34,11 @@ HELD_OUT_PERCENT = 40
 """Share of the questions kept for `eval`; of the 100 sums of two one-digit terms it holds out 35."""
 SYSTEM_PROMPT = "Reply with only the final answer."
 GYM = "reasoning-gym:"
-ENVIRONMENT_AGENT = "environment"
-"""The agent that loops model and environment, as `streamward agents run --environments` calls itself."""
 _ENUMERABLE = 10_000
 _CHUNK = 500
 """Entries of a reasoning-gym dataset made at a time. Changing it changes which tasks a seed gives."""
-_DRAWS_PER_TASK = 200
+DRAWS_PER_TASK = 200
 """Questions drawn in search of one on the right side of the split before a family counts as empty."""
-_TOOL_CALL_TOKENS = 32
-"""Extra tokens of a call in a model's own tool format, compared with plain text."""
 
 SHAPED = {
     "of": [
@@ -62,18 +58,10 @@ class Question(NamedTuple):
     train_source: RewardSource
     eval_source: RewardSource
     max_tokens: int
-    episode: EpisodeQuestion | None = None
-
-
-class EpisodeQuestion(NamedTuple):
-    """The additions of a family of episodes: environment, first observation, and maximum turns."""
-
-    start: EpisodeStart
-    observation: Observation
-    max_turns: int
-    train_temperature: float
-    is_held_out_sampled: bool
-    """Whether held-out episodes are played at temperature 1, not 0."""
+    train_temperature: float = 1.0
+    eval_temperature: float = 0.0
+    fields: Mapping[str, Any] = MappingProxyType({})
+    """Other fields of its task, or other values, such as an agent."""
 
 
 class SumsConfig(ScorerOptions):
@@ -88,7 +76,7 @@ class TaskSpec:
     """Describes the tasks that a generator makes. Equal specs give equal tasks with equal ids."""
 
     family: str
-    """`sums`, `reasoning-gym:NAME`, or a listed environment."""
+    """`sums`, `reasoning-gym:NAME`, or a family of a plugin."""
     count: int
     seed: int = 0
     purpose: Purpose
@@ -106,12 +94,20 @@ class TaskSpec:
         return self.purpose == "eval"
 
 
+class TaskFamily(NamedTuple):
+    """A family of tasks. A plugin names its own as `generators`, a mapping by name."""
+
+    options: type[BaseModel]
+    questions: Callable[[TaskSpec], Iterator[Question]]
+    """Yields questions on the side of the split that a spec asks for, for ever. Raises as `generate`."""
+
+
 def generate(spec: TaskSpec, *, now_ms: int) -> Iterator[Task]:
     """Yield the tasks of `spec`, created at `now_ms`.
 
-    `eval` tasks ask held-out questions once each (group size 1), greedily, except in environments that are better
-    judged at temperature 1. `train` and `serve` tasks ask the others, at temperature 1. A family with fewer questions
-    than `count` starts over in another order.
+    `eval` tasks ask held-out questions once each (group size 1), greedily, except of families that are better judged at
+    temperature 1. `train` and `serve` tasks ask the others, at temperature 1. A family with fewer questions than
+    `count` starts over in another order.
 
     Raises NotFoundError for an unknown family, SettingsError for bad options, a missing package or an unknown dataset,
     EventError for a dataset whose entries cannot be stored in a log.
@@ -121,7 +117,7 @@ def generate(spec: TaskSpec, *, now_ms: int) -> Iterator[Task]:
     try:
         for index, question in enumerate(itertools.islice(_questions(spec), spec.count)):
             yield _task(spec, question, index, now_ms)
-    except (ScoreError, EpisodeError) as exc:
+    except ScoreError as exc:
         raise SettingsError(f"generator {spec.family}: {exc}") from exc
 
 
@@ -131,24 +127,31 @@ def is_held_out(question: str) -> bool:
 
 
 def _questions(spec: TaskSpec) -> Iterator[Question]:
-    if spec.family == "sums":
-        return _sums(spec)
     if spec.family.startswith(GYM):
         return _gym(spec)
-    if spec.family in LISTED:
-        return _episodes(spec)
+    family = OWN.get(spec.family) or families_of_plugins().get(spec.family)
+    if family is not None:
+        return family.questions(spec)
     known = {name.removeprefix(GYM): name for name in families()}
     close = difflib.get_close_matches(spec.family, known, n=1, cutoff=0.5)
     hint = f"did you mean {known[close[0]]}? " if close else ""
     raise NotFoundError(f"no generator is called {spec.family!r}; {hint}`tasks generate --list` shows all there are")
 
 
+@cache
+def families_of_plugins() -> dict[str, TaskFamily]:
+    """Return the families that loaded plugins declare, by name. Raises SettingsError if a name is taken."""
+    entries = plugin_entries(
+        lambda plugin: {} if plugin.generators is None else plugin.load(plugin.generators), "generator", OWN
+    )
+    return {name: family for name, (_, family) in entries.items()}
+
+
 def families() -> dict[str, dict[str, Any]]:
-    """Return every generator with its options and their defaults; without reasoning-gym only the built-in ones."""
-    models = {"sums": SumsConfig} | {name: game.options_type for name, game in LISTED.items()}
+    """Return every generator with its options and their defaults; without reasoning-gym only the others."""
     ours = {
-        family: {name: option.default for name, option in model.model_fields.items()}
-        for family, model in models.items()
+        name: {option: field.default for option, field in family.options.model_fields.items()}
+        for name, family in (OWN | families_of_plugins()).items()
     }
     try:
         return ours | {f"{GYM}{name}": found for name, found in gym.families().items()}
@@ -167,24 +170,18 @@ def _task(spec: TaskSpec, question: Question, index: int, now_ms: int) -> Task:
         purpose=spec.purpose,
         scenario=spec.family,
         group_size=1 if spec.held_out else spec.group_size,
-        sampling=Sampling(
-            temperature=_temperature(spec, question.episode), max_tokens=spec.max_tokens or question.max_tokens
-        ),
+        sampling=Sampling(temperature=_temperature(spec, question), max_tokens=spec.max_tokens or question.max_tokens),
         verifier=json.dumps(question.verifier),
         reward_sources=(question.eval_source if spec.held_out else question.train_source,),
         messages=(Message(role="system", content=SYSTEM_PROMPT), Message(role="user", content=question.text)),
     )
-    if question.episode is None:
-        return task
-    start, observation, max_turns, *_ = question.episode
-    in_episode = replace(task, agent=ENVIRONMENT_AGENT, environment=start, max_turns=max_turns)
-    return replace(in_episode, tools=observation.tools, messages=observation.messages)
+    return replace(task, **question.fields)
 
 
-def _temperature(spec: TaskSpec, episode: EpisodeQuestion | None) -> float:
+def _temperature(spec: TaskSpec, question: Question) -> float:
     if spec.held_out:
-        return float(episode is not None and episode.is_held_out_sampled)
-    return episode.train_temperature if episode is not None and spec.purpose == "train" else 1.0
+        return question.eval_temperature
+    return question.train_temperature if spec.purpose == "train" else 1.0
 
 
 # --- sums -------------------------------------------------------------------------------------------------------------
@@ -213,10 +210,10 @@ def _terms(config: SumsConfig, spec: TaskSpec) -> Iterator[tuple[int, ...]]:
         ]
         for turn in itertools.count():
             order = every.copy()
-            _rng(spec, turn).shuffle(order)
+            rng_of(spec, turn).shuffle(order)
             yield from order
     for index in itertools.count():
-        rng = _rng(spec, index)
+        rng = rng_of(spec, index)
         while True:
             terms = tuple(rng.randrange(low, high) for _ in range(config.terms))
             if is_held_out(_sum_text(terms)) == spec.held_out:
@@ -224,8 +221,13 @@ def _terms(config: SumsConfig, spec: TaskSpec) -> Iterator[tuple[int, ...]]:
                 break
 
 
-def _rng(spec: TaskSpec, index: int) -> random.Random:
+def rng_of(spec: TaskSpec, index: int) -> random.Random:
+    """Return the random numbers from which the question of this index is drawn."""
     return random.Random(f"{spec.seed}/{spec.purpose}/{index}")  # noqa: S311 - for variety, not for secrets
+
+
+OWN = {"sums": TaskFamily(SumsConfig, _sums)}
+"""The families of this module, by name; those of reasoning-gym are its own."""
 
 
 # --- reasoning-gym ----------------------------------------------------------------------------------------------------
@@ -238,7 +240,7 @@ def _gym(spec: TaskSpec) -> Iterator[Question]:
     for index, (data, entry) in enumerate(_entries(name, config, spec.seed * 1_000_003 % 2**31)):
         if is_held_out(entry["question"]) != spec.held_out:
             without += 1
-            if without == _DRAWS_PER_TASK:
+            if without == DRAWS_PER_TASK:
                 side = "held-out" if spec.held_out else "train"
                 raise EventError(
                     f"generator {GYM}{name}: {without} questions in a row and none on the {side} side; the dataset has "
@@ -278,26 +280,3 @@ def _lossy(name: str, why: str) -> EventError:
         f"generator {GYM}{name}: an entry of this dataset cannot be stored as JSON ({why}); use another dataset, or "
         "submit tasks with a scorer of your own"
     )
-
-
-# --- environments -----------------------------------------------------------------------------------------------------
-
-
-def _episodes(spec: TaskSpec) -> Iterator[Question]:
-    settings = json.dumps(dict(spec.options), sort_keys=True)
-    game = open_listed(spec.family, settings)
-    rewarded, verified = RewardSource(name="environment"), RewardSource(name="verified")
-    max_tokens = game.max_tokens if not game.options.tools else game.max_tokens + _TOOL_CALL_TOKENS
-    for index in itertools.count():
-        rng = _rng(spec, index)
-        for _ in range(_DRAWS_PER_TASK):
-            seed = rng.randrange(2**31)
-            observation = game.reset(seed)
-            text = observation.messages[-1].content
-            if is_held_out(text if game.question_is_whole else f"{spec.family} {seed}") == spec.held_out:
-                break
-        else:
-            raise EventError(f"generator {spec.family}: {_DRAWS_PER_TASK} episodes, and none on the right side")
-        start = EpisodeStart(name=spec.family, settings=settings, seed=seed)
-        episode = EpisodeQuestion(start, observation, game.max_turns, game.train_temperature, game.is_held_out_sampled)
-        yield Question(text, {}, rewarded, verified, max_tokens, episode)

@@ -27,7 +27,7 @@ from streams.errors import LogError
 from streams.kafka.group_names import begin
 from streams.settings.load import to_env
 from streams.stages.agents.runs import supervisor
-from streams.stages.agents.runs.episode_agent import AGENT as BUILT_IN
+from streams.stages.tasks.episodes import ENVIRONMENT_AGENT as BUILT_IN
 from tests.chaos import agent_client
 from tests.chaos.agent_recount import log_of, open_runs, read_given, recount
 from tests.chaos.faults.brokers import AWAY
@@ -159,7 +159,13 @@ def of_an_agent(number: int) -> Mapping[str, Any]:
 def an_episode(number: int) -> Mapping[str, Any]:
     """Return what is special about a task that is an episode."""
     start = EpisodeStart(name="guess", seed=number)
-    return {"agent": BUILT_IN, "group_size": SLOTS, "environment": start, "max_turns": 4, "reward_sources": (PAID,)}
+    return {
+        "agent": BUILT_IN,
+        "group_size": SLOTS,
+        "environment": start,
+        "max_turns": 4,
+        "reward_sources": (PAID,),
+    }
 
 
 AGENTS: Mapping[str, Any] = {

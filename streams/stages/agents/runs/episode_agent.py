@@ -26,9 +26,6 @@ from streams.stages.agents.runs.episode_calls import CallFailed, ModelCalls, act
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.trajectories.chat_format import message_of, tool_of
 
-AGENT = "environment"
-"""The agent that acts in an environment if its task names no other."""
-
 
 class EpisodeAgent:
     """Runs episodes: `work` is that of an AgentPlan. Any number of threads may use it."""

@@ -1,0 +1,12 @@
+"""Environments that agents act in: built-in games, a user's classes, Gymnasium, TextArena, OpenEnv, tools of MCP.
+
+environment, seed ──► tasks ──► agents run --environments ──► turns, rewards ──► replayed: the same episode again
+"""
+
+from streams.plugins.plugin import Plugin
+
+PLUGIN = Plugin(
+    name="environments",
+    episodes="plugins.environments.episode_player:EnvironmentPlayer",
+    generators="plugins.environments.episode_tasks:GENERATORS",
+)

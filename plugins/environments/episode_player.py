@@ -1,0 +1,56 @@
+"""What the core asks about environments: their tasks, and an agent that plays them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+from plugins.environments import episode_tasks
+from schemas.events import EpisodeStart, Task
+from streams.environments.by_reference import settings_to_open
+from streams.environments.environment_pool import EnvironmentPool
+from streams.environments.episodes.trial_episode import try_twice
+from streams.environments.listed import LISTED
+from streams.errors import EventError
+from streams.settings.model import Settings
+from streams.stages.tasks.episodes import Episodes, EpisodeSpec
+
+if TYPE_CHECKING:
+    from streams.stages.agents.runs.agent_runner import AgentWork
+
+
+class EnvironmentPlayer:
+    """Opens listed environments here, and others in processes of their own."""
+
+    def is_built_in(self, name: str) -> bool:
+        """Return whether an environment is listed."""
+        return name in LISTED
+
+    def settings_to_open(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the settings, by dotted key, that let these references be opened."""
+        return {f"environments.{key}": ", ".join(parts) for key, parts in settings_to_open(names).items()}
+
+    def problem(self, settings: Settings, start: EpisodeStart, max_turns: int) -> str | None:
+        """Return why an episode cannot be played here, or not repeated; None if it can."""
+        try:
+            with closing(EnvironmentPool(settings.environments)) as pool:
+                try_twice(pool.open, start, max_turns, None)
+        except EventError as exc:
+            return str(exc)
+        return None
+
+    def tasks(self, settings: Settings, spec: EpisodeSpec) -> Episodes:
+        """Return the tasks of `spec`. Raises EpisodeError if it cannot be opened, or two episodes of a seed differ."""
+        with closing(EnvironmentPool(settings.environments)) as pool:
+            return episode_tasks.episodes(spec, pool.open)
+
+    @contextmanager
+    def playing(self, settings: Settings, server: str, time_limit_s: float) -> Iterator[Callable[[Task], AgentWork]]:
+        """Yield the work of an agent that plays episodes. Raises SettingsError for `server`."""
+        from streams.stages.agents.runs.episode_agent import EpisodeAgent
+
+        with closing(EnvironmentPool(settings.environments)) as pool:
+            player = EpisodeAgent(server, pool.open, time_limit_s=time_limit_s, key=settings.serve.key)
+            with closing(player):
+                yield player.work

@@ -1,0 +1,115 @@
+"""Tasks that take place in an environment, which the core neither opens nor plays: a plugin does.
+
+    NAME, settings ──► EpisodePlayer.tasks ──► train and held-out tasks              up --environment, jobs
+    Task.environment ──► EpisodePlayer.playing ──► a run of its agent                agents run --environments
+
+Without such a plugin each is refused: when it is submitted, when it is made, and when an agent is to play it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from schemas.events import EpisodeStart, Message, RewardSource, Task, Tool
+from streams.errors import SettingsError
+from streams.plugins.installed import load_plugins
+from streams.settings.model import Settings
+
+if TYPE_CHECKING:
+    from streams.stages.agents.runs.agent_runner import AgentWork
+
+ENVIRONMENT_AGENT = "environment"
+"""The agent that loops model and environment, as `streamward agents run --environments` calls itself."""
+HELD_OUT_TASKS = 35
+NOT_PLAYED = "no plugin that plays environments is loaded; add it to plugins.load"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSpec:
+    """Which episodes to make: the environment, its settings as JSON, how many to train on, and how they are played."""
+
+    name: str
+    settings: str
+    count: int
+    policy: str
+    group_size: int
+    max_turns: int | None = None
+    max_tokens: int | None = None
+    reward_sources: Sequence[RewardSource] = ()
+    """Reward sources; empty: the environment's rewards."""
+    held_out: int = HELD_OUT_TASKS
+    """Number of held-out episodes for each version."""
+
+
+class Episodes(NamedTuple):
+    """Tasks to train on, held-out tasks for each version, and what the first episode begins with."""
+
+    train: tuple[Task, ...]
+    held_out: tuple[Task, ...]
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...]
+
+
+class EpisodePlayer(Protocol):
+    """Opens environments and plays their episodes. A plugin names its own as `episodes`."""
+
+    def is_built_in(self, name: str) -> bool:
+        """Return whether an environment has this name without being code of a user's, or an entry of the log."""
+
+    def settings_to_open(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the settings, by dotted key, that let these references be opened."""
+
+    def problem(self, settings: Settings, start: EpisodeStart, max_turns: int) -> str | None:
+        """Return why an episode cannot be played here, or not repeated; None if it can."""
+
+    def tasks(self, settings: Settings, spec: EpisodeSpec) -> Episodes:
+        """Return the tasks of `spec`. Raises EventError if it cannot be opened, or two episodes of a seed differ."""
+
+    def playing(
+        self, settings: Settings, server: str, time_limit_s: float
+    ) -> AbstractContextManager[Callable[[Task], AgentWork]]:
+        """Return, for as long as the block runs, what begins a run of a task. Raises SettingsError for `server`."""
+
+
+class _NoEpisodes:
+    def is_built_in(self, name: str) -> bool:
+        return False
+
+    def settings_to_open(self, names: Iterable[str]) -> dict[str, str]:
+        return {}
+
+    def problem(self, settings: Settings, start: EpisodeStart, max_turns: int) -> str | None:
+        return f"{start.name[:80]}: {NOT_PLAYED}"
+
+    def tasks(self, settings: Settings, spec: EpisodeSpec) -> Episodes:
+        raise SettingsError(f"environment {spec.name[:80]}: {NOT_PLAYED}")
+
+    def playing(
+        self, settings: Settings, server: str, time_limit_s: float
+    ) -> AbstractContextManager[Callable[[Task], AgentWork]]:
+        raise SettingsError(NOT_PLAYED)
+
+
+@cache
+def episode_player() -> EpisodePlayer:
+    """Return that of the loaded plugins; without one, it refuses every environment. Raises SettingsError for two."""
+    declared = [(plugin, plugin.episodes) for plugin, _, _ in load_plugins() if plugin.episodes is not None]
+    if len(declared) > 1:
+        raise SettingsError(f"plugins {' and '.join(plugin.name for plugin, _ in declared)} both play environments")
+    return declared[0][0].load(declared[0][1])() if declared else _NoEpisodes()
+
+
+def why_not_played(start: EpisodeStart | None) -> str | None:
+    """Return why no agent can play a task that begins so; None where a plugin plays it, or it has no environment."""
+    if start is None or not isinstance(episode_player(), _NoEpisodes):
+        return None
+    return f"environment is {start.name[:80]!r}, and {NOT_PLAYED}"
+
+
+def name_of_episode(name: str, seed: int) -> Message:
+    """Return the message of a task for which the environment shows the rest."""
+    return Message(role="user", content=f"{name}, seed {seed}")
