@@ -26,10 +26,10 @@ from schemas.serde import Poison
 from streams.adapters.decisions import AdapterHistory, read_history
 from streams.data.contamination.contamination_report import CONTAMINATION
 from streams.data.contamination.known_suites import SUITE, SUITE_INDEX, KnownSuites
-from streams.data.contamination.question_text import words_of
 from streams.data.contamination.suite_index import RowTexts, SuiteIndex, SuiteQuestion, row_of_task
 from streams.errors import RefusedError
 from streams.kafka.history import History, LogHistory
+from streams.rows.question_text import words_of
 from streams.settings.model import Settings
 from streams.tools.audit.facts import AuditFinding
 from streams.tools.audit.report import Report

@@ -30,6 +30,7 @@ LAYERS = [
     ],
     ["streams.environments", "streams.evaluation"],
     ["streams.stages", "trainer"],
+    ["streams.rows"],
     ["streams.data"],
     ["streams.jobs", "streams.access"],
     ["streams.tools"],

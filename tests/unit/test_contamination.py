@@ -18,7 +18,6 @@ from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import EpisodeStart, Message, Task
 from streams.cli.root import cli
 from streams.data.contamination.contamination_report import CONTAMINATION, ContaminationReport, check_rows
-from streams.data.contamination.question_text import words_of
 from streams.data.contamination.row_texts import texts_of
 from streams.data.contamination.suite_index import (
     RowTexts,
@@ -28,6 +27,7 @@ from streams.data.contamination.suite_index import (
     row_of_task,
 )
 from streams.errors import ContaminatedError
+from streams.rows.question_text import words_of
 from streams.stages.tasks.generators import TaskSpec, generate
 from tests.support import factories
 

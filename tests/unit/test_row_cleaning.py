@@ -30,11 +30,11 @@ from streams.data.cleaning.check import check
 from streams.data.cleaning.clean import clean, read_steps
 from streams.data.cleaning.data_rows import LONGEST_ROW, UnreadableRow, read_rows, read_source
 from streams.data.cleaning.steps import DEFAULT, STEPS, DataRow
-from streams.data.contamination.question_text import words_of
 from streams.data.contamination.suite_index import SuiteIndex, SuiteQuestion
 from streams.data.row_shapes import ANSWERS, question_of, shape_of
 from streams.data.synthesis.synthetic_rows import answer_questions
 from streams.errors import SettingsError
+from streams.rows.question_text import words_of
 from streams.scorers.personal_data import find, redact
 from streams.settings.model import Adapters, Scoring, Settings
 from streams.stages.tasks.generators import is_held_out

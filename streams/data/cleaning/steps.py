@@ -15,11 +15,11 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from streams.data.contamination.question_text import letters_of, words_of
 from streams.data.contamination.row_texts import texts_of
 from streams.data.contamination.suite_index import RowTexts, SuiteIndex
-from streams.data.near_duplicates import Clusters, join_similar
 from streams.data.row_shapes import Shape, answer_of, problems_of, question_of, shape_of, texts_in
+from streams.rows.near_duplicates import Clusters, join_similar
+from streams.rows.question_text import letters_of, words_of
 from streams.scorers import personal_data
 from streams.scorers.canonical_text import printable_text
 
@@ -284,7 +284,7 @@ class NearDuplicatesOptions(StepOptions):
 
 
 def near_duplicates(rows: Sequence[DataRow], options: NearDuplicatesOptions) -> Outcomes:
-    """Drop rows whose question is almost that of an earlier one (streams/data/near_duplicates.py)."""
+    """Drop rows whose question is almost that of an earlier one (streams/rows/near_duplicates.py)."""
     clusters = Clusters(len(rows))
     join_similar([question_of(row.fields) for row in rows], options.bound, clusters)
     for number, row in enumerate(rows):

@@ -26,8 +26,8 @@ from typing import Literal, NamedTuple
 
 from schemas.events import EpisodeStart, Task
 from schemas.json_text import parse
-from streams.data.contamination.question_text import Words, is_apart, words_of
 from streams.evaluation.suite import Suite
+from streams.rows.question_text import Words, is_apart, words_of
 
 LONG_GRAM, SHORT_GRAM = 8, 4
 LONG_QUESTION, SHORT_QUESTION = 16, 8

@@ -4,7 +4,7 @@
        │    purpose eval: its whole cluster; a held-out question in its text: it alone ──► held_out ──┐
        └──► by a hash of the question that a cluster begins with ──► train, test ─────────────────────┴──► splits
 
-Near-duplicate questions are in one cluster (streams/data/near_duplicates.py). Held-out questions are found as in
+Near-duplicate questions are in one cluster (streams/rows/near_duplicates.py). Held-out questions are found as in
 training (streams/data/contamination).
 
 Not covered: more questions than fit in memory.
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from schemas.events import EpisodeStart
 from streams.data.contamination.row_texts import texts_of
 from streams.data.contamination.suite_index import SYSTEM_ROLES, RowTexts, SuiteIndex, parameters_of
-from streams.data.near_duplicates import NEAR, Clusters, compared_text, join_similar
+from streams.rows.near_duplicates import NEAR, Clusters, compared_text, join_similar
 from streams.stages.tasks.resubmit import ORIGIN
 from streams.tools.query.examples import ExampleSplit, ExportOptions, split_of
 from streams.tools.query.finished import Finished

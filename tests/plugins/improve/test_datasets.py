@@ -38,9 +38,9 @@ from schemas.events import (
     Turn,
     derive_id,
 )
-from streams.data.near_duplicates import Clusters, ComparedText, compared_text, jaccard, join_similar, shingles
 from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import NotFoundError, RefusedError, SettingsError
+from streams.rows.near_duplicates import Clusters, ComparedText, compared_text, jaccard, join_similar, shingles
 from streams.stages.agents.trajectories.fold import fold
 from streams.stages.tasks.resubmit import ORIGIN
 from streams.tools.query.finished import Finished

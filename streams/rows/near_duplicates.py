@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from streams.data.contamination.question_text import is_ideograph, words_of
+from streams.rows.question_text import is_ideograph, words_of
 from streams.scorers.canonical_text import comparison_form
 
 SHINGLE_WORDS = 5
