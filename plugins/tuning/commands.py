@@ -153,9 +153,9 @@ def _curation(method: TuningMethod, since: str | None, until: str | None, rule: 
 
 
 def _check(settings: Settings, allow_contaminated: bool) -> SourceCheck:
-    from streams.data.contamination.training_gate import TrainingGate
+    from streams.rows.training_gate import TrainingCheck
 
-    return TrainingGate(settings, allowed_by=user_name() if allow_contaminated else None).check_source
+    return TrainingCheck(settings, allowed_by=user_name() if allow_contaminated else None).check_source
 
 
 def _examples(settings: Settings, reference: str, method: TuningMethod, history: History) -> DatasetExamples:

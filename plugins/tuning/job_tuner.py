@@ -31,7 +31,6 @@ from schemas.events import AdapterEvent, JobTuning
 from streams.adapters.decisions import read_history
 from streams.adapters.lora_shape import LoraChoice
 from streams.arrow.file_rows import TABLES
-from streams.data.contamination.training_gate import TrainingGate
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.files import Scratch
 from streams.jobs import training_files
@@ -47,6 +46,7 @@ from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
 from streams.observability import metrics
+from streams.rows.training_gate import TrainingCheck
 from streams.settings.model import Settings
 from streams.tools.dataset_reader import dataset_reader
 from trainer.examples.curation import Curation
@@ -181,7 +181,7 @@ class TuningWorker:
                 groups_before=job.groups_next,
                 job_id=job.job_id,
                 lora=LoraChoice(tuning.lora_rank, tuning.lora_alpha, tuning.lora_targets),
-                check=TrainingGate(self._settings, allowed_by=job.contamination_allowed_by).check_source,
+                check=TrainingCheck(self._settings, allowed_by=job.contamination_allowed_by).check_source,
             )
             return tune(self._settings, order, LogHistory(self._settings), _Between(self, job)).event
 

@@ -13,11 +13,12 @@ import click
 from streams.cli.runtime import AppContext, VersionNumber, output_option, pass_call, source_option
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from streams.adapters.decisions import AdapterHistory
     from streams.adapters.versions import AdapterState, Version
     from streams.output import Output
+    from streams.rows.training_gate import VersionExposure
     from streams.tools.archive.history import Source
     from streams.tools.lineage import LineageStep
 
@@ -108,7 +109,9 @@ def adapters_show(call: AppContext, version: int, suite: Path | None, policy: st
     refusals = Refusals(call.settings, history.state.policy).look(history.state)
     row["refused"] = next((refusal._asdict() for refusal in refusals if refusal.version == version), None)
     trained = history.trained_event(version)
-    row["contamination"] = _contamination(call, history, version, suite)
+    exposures = _exposures(call, history, version, suite)
+    for exposure in exposures:
+        row |= exposure.row
     row |= {
         "recipe": dict(trained.recipe) if trained else {},
         "files": [
@@ -138,19 +141,21 @@ def adapters_show(call: AppContext, version: int, suite: Path | None, policy: st
     if output == "jsonl":
         print(show.json_line(row))
         return
-    _show_version(row)
+    _show_version(row, exposures)
 
 
-def _contamination(call: AppContext, adapters: AdapterHistory, version: int, suite: Path | None) -> dict[str, Any]:
-    """Return which held-out questions a version was trained on."""
-    from streams.data.contamination.known_suites import KnownSuites
-    from streams.kafka.history import LogHistory
-    from streams.tools.dataset_reader import texts_of
-    from streams.tools.training_exposure import find_exposure
+def _exposures(
+    call: AppContext, adapters: AdapterHistory, version: int, suite: Path | None
+) -> Sequence[VersionExposure]:
+    """Return what a version was trained on that is held out. Raises SettingsError for a suite that no gate reads."""
+    from streams.errors import SettingsError
+    from streams.rows.training_gate import gates
 
-    settings, log = call.settings, LogHistory(call.settings)
-    index = KnownSuites(settings, log, file=suite).index(adapters.state.policy)
-    return find_exposure(adapters, version, index, log, texts_of(settings, log)).plain()
+    if suite is not None and not gates():
+        raise SettingsError(
+            f"--suite {suite}: no loaded plugin compares suites with training data; add it to plugins.load"
+        )
+    return [gate(call.settings).exposure(adapters, version, suite) for gate in gates()]
 
 
 @adapters.command("lineage")
@@ -325,15 +330,14 @@ TABLES = {
 }
 
 
-def _show_version(row: dict[str, Any]) -> None:
+def _show_version(row: dict[str, Any], exposures: Sequence[VersionExposure]) -> None:
     from streams import output as show
-    from streams.tools.training_exposure import sentences
 
     row["refused"] = refused_text(row["refused"])
-    contamination = row.pop("contamination")
     parts = {name: row.pop(name) for name in ("metrics", "held_out", "recipe", "files", "agents", "events")}
-    show.record({name: value for name, value in row.items() if value not in (None, "")}, "table")
-    for sentence in sentences(contamination):
+    apart = {name for exposure in exposures for name in exposure.row}
+    show.record({name: value for name, value in row.items() if value not in (None, "") and name not in apart}, "table")
+    for sentence in (sentence for exposure in exposures for sentence in exposure.sentences):
         print(f"\n{sentence}")
     for title, part in parts.items():
         if not part:

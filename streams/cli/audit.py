@@ -81,11 +81,10 @@ def audit(
     versions were trained on is compared with the held-out questions that they name. Names every record that does not
     add up by topic[partition]@offset. The exit code is 0 only if everything balances. Nothing is committed.
     """
-    from streams.kafka.history import LogHistory
     from streams.kafka.times import parse_time
+    from streams.rows.training_gate import gates
     from streams.tools.audit.reading import Audit
-    from streams.tools.contamination_recount import with_contamination
-    from streams.tools.dataset_reader import dataset_reader, texts_of
+    from streams.tools.dataset_reader import dataset_reader
 
     since_ms = None if since is None else parse_time(since, "--since")
     look = Audit(call.settings, policy=policy, since_ms=since_ms, settled=settled)
@@ -94,7 +93,8 @@ def audit(
         _follow(look, listen, every_s)
         return
     report = look.look().including(*dataset_reader().recount(call.settings, policy))
-    report = with_contamination(call.settings, report, policy, texts_of(call.settings, LogHistory(call.settings)))
+    for gate in gates():
+        report = report.including(*gate(call.settings).recount(policy))
     if output == "json":
         from streams import output as show
 

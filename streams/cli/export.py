@@ -35,8 +35,8 @@ from streams.plugins.plugin import Plugin, PluginExport
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from streams.data.contamination.suite_index import SuiteIndex
     from streams.output import Output
+    from streams.rows.training_gate import ReasonFinder
     from streams.tools.archive.history import Source
     from streams.tools.query.examples import ExportOptions
     from streams.tools.query.export import Counts
@@ -232,12 +232,12 @@ Times = tuple[int | None, int | None]
 """Since when and until when, ms since the epoch."""
 
 
-def _suite_index(call: AppContext, options: ExportOptions, source: Source) -> SuiteIndex:
-    """Return the questions that must not be trained on. Raises as `KnownSuites`."""
-    from streams.data.contamination.known_suites import KnownSuites
+def _held_out(call: AppContext, options: ExportOptions, source: Source) -> ReasonFinder | None:
+    """Return what tells why an example must not be trained on. Raises as `AllHeldOut`."""
+    from streams.rows.training_gate import AllHeldOut
     from streams.tools.archive import history
 
-    return KnownSuites(call.settings, history.of(call.settings, source)).index(options.policy)
+    return AllHeldOut.of_log(call.settings, history.of(call.settings, source)).finder(options.policy)
 
 
 def _export_groups(
@@ -258,7 +258,7 @@ def _export_groups(
     with Session(call.settings, source=source, scope=Scope(*times)) as session:
         labels, read = set(sets.LABELS), sets.sources(call.settings)
         session.check(labels)
-        held_out = _suite_index(call, options, source)
+        held_out = _held_out(call, options, source)
         if on is not None:
             counts = _on_engine(call, folder, options, session, on, held_out)
             return _summary(folder, counts), session.omissions(labels)
@@ -269,7 +269,7 @@ def _export_groups(
 
 
 def _on_engine(
-    call: AppContext, folder: Path, options: ExportOptions, session: Session, on: str, held_out: SuiteIndex
+    call: AppContext, folder: Path, options: ExportOptions, session: Session, on: str, held_out: ReasonFinder | None
 ) -> Counts:
     """Write a data set of groups that an engine computes; the session has the ranges."""
     from streams.tools.query import export as sets
@@ -304,7 +304,7 @@ def _export_runs(
         sets.check_folder(folder)
         counts = sets.Counts()
         conversations = conversation_examples.examples(reader.round(), options, counts)
-        held_out = _suite_index(call, options, source)
+        held_out = _held_out(call, options, source)
         sets.write_examples(conversations, options, folder, counts, ranges=reader.ranges, held_out=held_out)
         summary = _summary(folder, counts)
     else:

@@ -339,9 +339,9 @@ def allow_option(command: F) -> F:
 
 def export_check(settings: Settings, allow_contaminated: bool) -> ExportCheck:
     """Return the check of batches that another trainer gets."""
-    from streams.data.contamination.training_gate import TrainingGate
+    from streams.rows.training_gate import TrainingCheck
 
-    return TrainingGate(settings, allowed_by=user_name() if allow_contaminated else None).check_export
+    return TrainingCheck(settings, allowed_by=user_name() if allow_contaminated else None).check_export
 
 
 def source_option(command: F) -> F:

@@ -64,10 +64,10 @@ def train(
     with until_stopped() as stop:
         begin(call, f"trainer of {'every policy' if fleet else call.settings.policy.name}", "batches")
         with importing():
-            from streams.data.contamination.training_gate import TrainingGate
             from streams.kafka.retry import BrokerOutage
+            from streams.rows.training_gate import TrainingCheck
             from trainer.fleet import run
 
         allowed_by = user_name() if allow_contaminated else None
-        gate = TrainingGate(call.settings, allowed_by=allowed_by, outage=BrokerOutage(call.settings.kafka, stop))
-        run(call.settings, is_fleet=fleet, steps=steps, stop=stop, place=place, check=gate.check_batch)
+        check = TrainingCheck(call.settings, allowed_by=allowed_by, outage=BrokerOutage(call.settings.kafka, stop))
+        run(call.settings, is_fleet=fleet, steps=steps, stop=stop, place=place, check=check.check_batch)

@@ -109,7 +109,7 @@ def up(
         plan = replace(plan, held_out=_read(settings, held_out, replace(reading, epochs=1, purpose="eval")))
     _check_scorers(settings, plan, reading)
     _check_prompts(settings, plan, reading)
-    _check_contamination(plan)
+    _check_held_out(settings, plan)
     result = loop.run(plan, show.console(sys.stderr if output == "json" else None))
     if output == "json":
         sys.stdout.write(json.dumps(result) + "\n")
@@ -145,10 +145,10 @@ def _check_prompts(settings: Settings, plan: UpPlan, reading: TaskFileOptions) -
         raise SettingsError(f"{problem}. Correct them, leave {left_out} out, or take another --model")
 
 
-def _check_contamination(plan: UpPlan) -> None:
-    """Raise ContaminatedError if a task gives a held-out question away: the trainer would refuse its batch."""
-    from streams.data.contamination.contamination_report import check_rows
-    from streams.data.contamination.suite_index import SuiteIndex, questions_of, row_of_task
+def _check_held_out(settings: Settings, plan: UpPlan) -> None:
+    """Raise RefusedError if a task must not be trained on: the trainer would refuse its batch."""
+    from streams.rows.row_texts import row_of_task
+    from streams.rows.training_gate import AllHeldOut, TrainingUse
 
     suite = plan.suite()
     if suite is None or plan.train is None:
@@ -156,8 +156,8 @@ def _check_contamination(plan: UpPlan) -> None:
     train = (
         row_of_task(task, f"task {number}") for number, task in enumerate(plan.train, 1) if task.purpose == "train"
     )
-    report = check_rows(SuiteIndex(questions_of(suite)), train)
-    report.refuse("nothing was started", "Leave these tasks out, or the questions that they give away")
+    use = TrainingUse("nothing was started", "Leave these tasks out, or the questions that they give away")
+    AllHeldOut.of_suites(settings, [suite]).check(train, use)
 
 
 def _episodes(

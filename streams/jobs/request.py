@@ -33,8 +33,6 @@ from schemas.events import (
 )
 from schemas.faults import faults, nearest
 from schemas.job_events import ONE_SOURCE
-from streams.data.contamination.contamination_report import check_rows
-from streams.data.contamination.suite_index import RowTexts, SuiteIndex, parameters_of, questions_of
 from streams.engines.prompt_check import unanswerable_prompts
 from streams.errors import EventError, JobRequestError, NotFoundError, RefusedError
 from streams.jobs.job_types import estimate
@@ -42,6 +40,8 @@ from streams.jobs.questions import train_task
 from streams.jobs.state import JobState, cost_usd, sides, split
 from streams.prompts import prompt_log, prompt_use
 from streams.prompts.prompt_use import PromptReference, own_name
+from streams.rows.row_texts import RowTexts, parameters_of
+from streams.rows.training_gate import AllHeldOut, TrainingUse
 from streams.scorers.registry import is_of_group
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import FOLDER_NAME, Settings
@@ -354,7 +354,7 @@ def _check(config: JobConfig, spec: JobSpec, settings: Settings, policy: str) ->
     _check_comparing(spec)
     _check_tasks(policy, spec, settings)
     if not config.allow_contaminated:
-        _check_contamination(spec, settings)
+        _check_held_out(spec, settings)
     check_estimate(spec, "n_iterations, n_trajectories_per_query or max_tokens")
 
 
@@ -507,7 +507,7 @@ def _task_of(spec: JobSpec, policy: str, number: int) -> Task:
     return train_task(alone, 1, 0, 0)
 
 
-def _check_contamination(spec: JobSpec, settings: Settings) -> None:
+def _check_held_out(spec: JobSpec, settings: Settings) -> None:
     """Raise RefusedError if what is trained on is held out by guard.suite; the trainer checks suites of the log."""
     if (suite := of_guard(settings)) is None:
         return
@@ -521,8 +521,8 @@ def _check_contamination(spec: JobSpec, settings: Settings) -> None:
             ((seed, _task_of(spec, "", number)) for number, seed in enumerate(environment.seeds)),
         )
         rows = (RowTexts(f"{name}, seed {seed}", (), parameters_of(task.environment)) for seed, task in tasks)
-    report = check_rows(SuiteIndex(questions_of(suite)), rows)
-    report.refuse(name, "Leave them out, or set config.allow_contaminated, which is recorded")
+    use = TrainingUse(name, "Leave them out, or set config.allow_contaminated, which is recorded")
+    AllHeldOut.of_suites(settings, [suite]).check(rows, use)
 
 
 def check_estimate(spec: JobSpec, lower: str) -> None:

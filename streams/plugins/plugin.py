@@ -134,6 +134,9 @@ class Plugin:
     line_steps: Mapping[str, str] = field(default_factory=dict)
     """Fields of a task's line that it completes, as `prompt_version`: `module:name` of a LineStep
     (streams/stages/tasks/line_steps.py)."""
+    gates: str | None = None
+    """Where its gates are, which say what must not be trained on: `module:name` of a tuple of TrainingGate
+    (streams/rows/training_gate.py)."""
     datasets: str | None = None
     """Where its reader of data sets is: `module:name` of a DatasetReader (streams/tools/dataset_reader.py)."""
     generators: str | None = None
@@ -174,7 +177,7 @@ class Plugin:
                 (
                     *(self.topics, self.settings, self.rooms, self.serves),
                     *(self.views, self.lists, self.recounts, self.remakes, self.datasets, self.metrics, self.alerts),
-                    *(self.generators, self.episodes),
+                    *(self.gates, self.generators, self.episodes),
                 ),
             ),
             *self.public,

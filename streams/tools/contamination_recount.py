@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from schemas import json_text
@@ -26,15 +26,15 @@ from schemas.serde import Poison
 from streams.adapters.decisions import AdapterHistory, read_history
 from streams.data.contamination.contamination_report import CONTAMINATION
 from streams.data.contamination.known_suites import SUITE, SUITE_INDEX, KnownSuites
-from streams.data.contamination.suite_index import RowTexts, SuiteIndex, SuiteQuestion, row_of_task
+from streams.data.contamination.suite_index import SuiteIndex, SuiteQuestion
 from streams.errors import RefusedError
-from streams.kafka.history import History, LogHistory
+from streams.kafka.history import History
 from streams.rows.question_text import words_of
+from streams.rows.row_texts import RowTexts, row_of_task
 from streams.settings.model import Settings
 from streams.tools.audit.facts import AuditFinding
-from streams.tools.audit.report import Report
+from streams.tools.dataset_reader import DatasetTexts
 from streams.tools.training_exposure import (
-    DatasetTexts,
     batch_numbers,
     batches_of,
     groups_of,
@@ -96,12 +96,13 @@ class _PolicySuites:
         return self.asked_ms.get((question.suite, question.number), math.inf)
 
 
-def with_contamination(settings: Settings, report: Report, policy: str | None, dataset_texts: DatasetTexts) -> Report:
-    """Add the findings about the records of versions to an audit's report, for one policy or all.
+def recount_contamination(
+    settings: Settings, history: History, policy: str | None, dataset_texts: DatasetTexts
+) -> tuple[list[AuditFinding], Counter[str]]:
+    """Return the findings about the records of versions, for one policy or all, and counts.
 
     Raises LogError, and SettingsError if guard.suite cannot be read.
     """
-    history = LogHistory(settings)
     findings, counts = list[AuditFinding](), Counter[str]()
     known = KnownSuites(settings, history)
     for name in _policies(history) if policy is None else [policy]:
@@ -113,7 +114,7 @@ def with_contamination(settings: Settings, report: Report, policy: str | None, d
         if by_suite or is_recorded:
             suites = _PolicySuites({suite: SuiteIndex(questions) for suite, questions in by_suite.items()})
             findings += _recount_policy(adapters, suites, history, dataset_texts, counts)
-    return replace(report, findings=(*report.findings, *findings), counts=report.counts + counts)
+    return findings, counts
 
 
 def _policies(history: History) -> list[str]:

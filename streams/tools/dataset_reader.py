@@ -6,7 +6,7 @@ NAME[@DIGEST] ──► DatasetReader of the plugin ──► its event, its exa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Protocol
 
@@ -16,9 +16,10 @@ from streams.kafka.history import History
 from streams.plugins.installed import load_plugins
 from streams.settings.model import Settings
 from streams.tools.audit.facts import AuditFinding
-from streams.tools.training_exposure import DatasetTexts
 from trainer.examples.tuned_examples import DatasetExamples
 
+DatasetTexts = Callable[[str, TuningMethod], Sequence[tuple[str, ...]]]
+"""NAME@DIGEST and method to what each row says. Raises RefusedError if the log no longer gives it."""
 NOT_BUILT = "no plugin that builds data sets is loaded; add it to plugins.load"
 
 

@@ -9,19 +9,18 @@ Not covered, but listed: files, which are not in the log, and versions trained e
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Task, TuningMethod
+from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Task
 from streams.adapters.decisions import AdapterHistory
-from streams.data.contamination.suite_index import RowTexts, SuiteIndex, SuiteQuestion, row_of_task
+from streams.data.contamination.suite_index import SuiteIndex, SuiteQuestion
 from streams.kafka.history import History
 from streams.kafka.record import Record
+from streams.rows.row_texts import RowTexts, row_of_task
+from streams.tools.dataset_reader import DatasetTexts
 from streams.tools.lineage import parents
-
-DatasetTexts = Callable[[str, TuningMethod], Sequence[tuple[str, ...]]]
-"""NAME@DIGEST and method to what each row says. Raises RefusedError if the log no longer gives it."""
 
 
 @dataclass(slots=True)

@@ -26,8 +26,9 @@ from streams.data.cleaning.clean import clean, files_of, read_steps
 from streams.data.cleaning.data_rows import read_source
 from streams.data.cleaning.steps import DEFAULT
 from streams.data.contamination.contamination_report import ContaminationReport, check_rows
-from streams.data.contamination.suite_index import RowTexts, SuiteIndex, SuiteQuestion
+from streams.data.contamination.suite_index import SuiteIndex, SuiteQuestion
 from streams.rows.near_duplicates import NEAR, Clusters, jaccard, join_similar, shingles
+from streams.rows.row_texts import RowTexts
 from tests.benchmarks.side_by_side import line, say
 
 ROWS, QUESTIONS, TEMPLATED, INGESTED = 100_000, 1_000, 20_000, 50_000

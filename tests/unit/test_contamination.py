@@ -18,16 +18,14 @@ from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import EpisodeStart, Message, Task
 from streams.cli.root import cli
 from streams.data.contamination.contamination_report import CONTAMINATION, ContaminationReport, check_rows
-from streams.data.contamination.row_texts import texts_of
 from streams.data.contamination.suite_index import (
-    RowTexts,
     SuiteIndex,
     SuiteQuestion,
     questions_of_task,
-    row_of_task,
 )
 from streams.errors import ContaminatedError
 from streams.rows.question_text import words_of
+from streams.rows.row_texts import RowTexts, row_of_task, texts_of
 from streams.stages.tasks.generators import TaskSpec, generate
 from tests.support import factories
 

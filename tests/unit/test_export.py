@@ -26,11 +26,10 @@ from schemas.events import (
 )
 from schemas.serde import encode
 from streams.arrow import decode
-from streams.data.contamination.contamination_report import check_rows
-from streams.data.contamination.row_texts import file_texts
-from streams.data.contamination.suite_index import SuiteIndex, SuiteQuestion
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
 from streams.kafka.record import Record
+from streams.rows.row_texts import RowTexts, file_texts
+from streams.rows.training_gate import ReasonFinder
 from streams.stages.tasks.resubmit import ORIGIN
 from streams.tools.query import export
 from streams.tools.query.examples import ExportOptions, Row, check
@@ -85,7 +84,7 @@ def _connected(events: dict[type[Event], list[Any]]) -> duckdb.DuckDBPyConnectio
 
 
 def write(
-    con: duckdb.DuckDBPyConnection, options: ExportOptions, folder: Path, held_out: SuiteIndex | None = None
+    con: duckdb.DuckDBPyConnection, options: ExportOptions, folder: Path, held_out: ReasonFinder | None = None
 ) -> Counts:
     rows = con.sql(statement(options)).to_arrow_table().to_pylist()
     return export.write(rows, options, folder, ranges=RANGES, held_out=held_out)
@@ -250,17 +249,21 @@ def test_episodes_are_told_apart_by_their_parameters_and_not_by_the_text_of_all(
 
 # --- what is held out -------------------------------------------------------------------------------------------------
 
-HELD_OUT = SuiteIndex([SuiteQuestion("sums@1", 3, "5 + 7 ="), SuiteQuestion("sums@1", 4, "Who wrote Faust?")])
 FORMS = ("sft", "preference", "prompts", "openai", "openai-preference")
+
+
+def of_sums(row: RowTexts) -> str | None:
+    """Hold out two questions."""
+    return "suite sums@1" if {"5 + 7 =", "Who wrote Faust?"} & {*row.texts} else None
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_held_out_question_is_in_no_file_and_its_suite_is_named(tmp_path: Path, form: Any) -> None:
     options = ExportOptions(policy="default", format=form, test_share=0.3)
-    counts = write(_log(MANY, messages=own_question), options, tmp_path / "d", HELD_OUT)
+    counts = write(_log(MANY, messages=own_question), options, tmp_path / "d", of_sums)
     assert counts.held_out == {"suite sums@1": 1} and counts.examples == 199
     for path in (tmp_path / "d").glob("*.jsonl"):
-        assert not check_rows(HELD_OUT, file_texts(path)).leaks, "the gate of `tune sft` takes the file"
+        assert not any(map(of_sums, file_texts(path))), "the gate of `tune sft` takes the file"
     assert sum(len(_lines(tmp_path / f"d/{name}.jsonl")) for name in ("train", "test")) == 199
     manifest = json.loads((tmp_path / "d" / MANIFEST).read_text())
     assert manifest["counts"]["held_out"] == {"suite sums@1": 1}
@@ -268,7 +271,7 @@ def test_a_held_out_question_is_in_no_file_and_its_suite_is_named(tmp_path: Path
 
 def test_an_answer_that_gives_a_held_out_question_away_is_left_out(tmp_path: Path) -> None:
     said = [("t1", [("Who wrote Faust?", 1.0), ("11", 0.0)]), ("t2", [("9", 1.0), ("no", 0.0)])]
-    counts = write(_log(said, messages=own_question), ExportOptions(**ALL_TRAIN), tmp_path / "d", HELD_OUT)
+    counts = write(_log(said, messages=own_question), ExportOptions(**ALL_TRAIN), tmp_path / "d", of_sums)
     assert (counts.examples, counts.held_out) == (1, {"suite sums@1": 1})
 
 
@@ -279,7 +282,7 @@ def test_held_out_examples_have_a_split_of_their_own_if_they_are_asked_for(
     from datasets import load_dataset
 
     options = ExportOptions(policy="default", format=form, files=files, test_share=0.3, with_held_out=True)
-    counts = write(_log(MANY, messages=own_question), options, tmp_path / "d", HELD_OUT)
+    counts = write(_log(MANY, messages=own_question), options, tmp_path / "d", of_sums)
     read = load_dataset(str(tmp_path / "d"), cache_dir=str(tmp_path / "cache"))
     assert counts.examples == 200 and {name: split.num_rows for name, split in read.items()}["held_out"] == 1
     assert read["train"].num_rows + read["test"].num_rows == 199

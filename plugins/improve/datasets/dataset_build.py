@@ -30,11 +30,11 @@ from schemas.serde import Poison
 from streams import files as code
 from streams.adapters.versions import manifest_digest
 from streams.data.cleaning.input_drift import drift, drift_figures, profile
-from streams.data.contamination.suite_index import RowTexts
-from streams.data.contamination.training_gate import TrainingGate
 from streams.errors import NotFoundError
 from streams.kafka.history import History
 from streams.kafka.topics import topics
+from streams.rows.row_texts import RowTexts
+from streams.rows.training_gate import TrainingCheck
 from streams.settings.model import Settings
 
 MANIFEST_VERSION = 2
@@ -116,10 +116,10 @@ def _position(row: PlacedRun) -> int:
 
 def _check(settings: Settings, order: DatasetOrder, composed: ComposedDataset) -> dict[str, str]:
     """Return what the event records of held-out questions in the train rows. Raises ContaminatedError."""
-    gate = TrainingGate(settings, allowed_by=order.actor if order.allow_contaminated else None)
+    check = TrainingCheck(settings, allowed_by=order.actor if order.allow_contaminated else None)
     train = (row.run for row in composed.placed if row.split == "train")
     texts = (RowTexts(f"run {run.finished.answer_id}", rows.texts(run)) for run in train)
-    return dict(gate.check_texts(order.rule.policy, texts, f"data set {order.name}"))
+    return dict(check.check_texts(order.rule.policy, texts, f"data set {order.name}"))
 
 
 def compose(

@@ -19,7 +19,7 @@ from typing import Any
 from plugins.improve.datasets.judged_runs import JudgedRun
 from schemas.events import GroupResponse, Message, Tool
 from schemas.tokens import LossMask, TokenIds
-from streams.data.contamination.row_texts import texts_of
+from streams.rows.row_texts import texts_of
 from streams.stages.agents.trajectories.chat_format import message_of, tool_of
 from streams.stages.agents.trajectories.fold import CallChain
 from streams.tools.query.finished import Finished

@@ -34,13 +34,13 @@ from schemas.events import Task
 from schemas.serde import Poison
 from streams.adapters import versions as adapters
 from streams.adapters.versions import AdapterState
-from streams.data.contamination.contamination_report import check_rows
-from streams.data.contamination.suite_index import SuiteIndex, questions_of, row_of_task
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.evaluation.suite import Suite
 from streams.jobs.state import JobUsage, cost_usd
 from streams.kafka.history import LogHistory
 from streams.kafka.topics import topics
+from streams.rows.row_texts import row_of_task
+from streams.rows.training_gate import AllHeldOut, TrainingUse
 from streams.settings.model import Settings
 from streams.tools.replay import experiments, held_out, run_replay, selection
 from streams.tools.replay.experiments import Experiment
@@ -159,7 +159,7 @@ class SweepRun:
         if self.settings.policy.engine == "scripted":
             raise SettingsError("policy.engine=scripted has no weights, and a sweep trains; use another engine")
         if self.sweep.recipes[0].name not in experiments.read(self.settings):
-            _refuse_contaminated(self.settings, self.sweep)
+            _refuse_held_out(self.settings, self.sweep)
         before: Train | Score | None = None
         while True:
             recorded = experiments.read(self.settings)
@@ -201,8 +201,8 @@ class SweepRun:
         return lambda stage, done, total: self.report(f"{recipe.name} {stage}" if stage else "", done, total)
 
 
-def _refuse_contaminated(settings: Settings, sweep: Sweep) -> None:
-    """Raise ContaminatedError if a task to train on gives a question of the suite away."""
+def _refuse_held_out(settings: Settings, sweep: Sweep) -> None:
+    """Raise RefusedError if a task to train on is held out, as by a question of the suite."""
     history, request = LogHistory(settings), sweep.request
     among = None
     if request.selection.where is not None and request.where is not None:
@@ -211,11 +211,9 @@ def _refuse_contaminated(settings: Settings, sweep: Sweep) -> None:
     keys = selection.choose(settings, history, request.selection, ranges, among).keys
     starts, ends = selection.bounds(ranges, topics(settings.topics)["tasks"].name)
     tasks = (record.decode(Task) for record in history.read(starts, ends) if record.key in keys)
-    index = SuiteIndex(question for suite in sweep.suites.values() for question in questions_of(suite))
     rows = (row_of_task(task, f"task {task.task_id}") for task in tasks if not isinstance(task, Poison))
-    check_rows(index, rows).refuse(
-        f"sweep {sweep.name}", "Nothing was trained. Leave the questions out of [suite], or the tasks out of [tasks]."
-    )
+    way_out = "Nothing was trained. Leave the questions out of [suite], or the tasks out of [tasks]."
+    AllHeldOut.of_suites(settings, [*sweep.suites.values()]).check(rows, TrainingUse(f"sweep {sweep.name}", way_out))
 
 
 def _version(step: Train | Score) -> int:

@@ -27,10 +27,10 @@ from streams.data.cleaning.steps import (
     common_shape,
 )
 from streams.data.contamination.contamination_report import ContaminationReport, check_rows
-from streams.data.contamination.row_texts import texts_of
-from streams.data.contamination.suite_index import RowTexts, SuiteIndex
+from streams.data.contamination.suite_index import SuiteIndex
 from streams.data.row_shapes import Shape, problems_of
 from streams.evaluation.expectations import Expectation, value_at
+from streams.rows.row_texts import RowTexts, texts_of
 
 NOTED: dict[str, StepOptions] = {
     "drop_empty": StepOptions(),

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.json_text import one_line
-from streams.data.contamination.suite_index import QuestionMatch, RowTexts, Rule, SuiteIndex, SuiteQuestion
+from streams.data.contamination.suite_index import QuestionMatch, Rule, SuiteIndex, SuiteQuestion
 from streams.errors import ContaminatedError
+from streams.rows.row_texts import RowTexts
 
 PAIRS_SHOWN = 3
 PAIRS_KEPT = 1000

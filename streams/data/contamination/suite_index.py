@@ -19,15 +19,15 @@ Not covered: paraphrases, translations, and questions that differ only in number
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from schemas.events import EpisodeStart, Task
+from schemas.events import Task
 from schemas.json_text import parse
 from streams.evaluation.suite import Suite
 from streams.rows.question_text import Words, is_apart, words_of
+from streams.rows.row_texts import SYSTEM_ROLES, RowTexts, parameters_of
 
 LONG_GRAM, SHORT_GRAM = 8, 4
 LONG_QUESTION, SHORT_QUESTION = 16, 8
@@ -44,7 +44,6 @@ LEAST_CHARACTERS = 12
 """Of a question that is looked for inside a text: shorter ones are everyday words."""
 FREE_WORDS = 6
 """A shorter question is found only between punctuation: "Tell me a joke" is not "Tell me a joke about it"."""
-SYSTEM_ROLES = ("system", "developer")
 Rule = Literal["exact", "parameters", "coverage", "template"]
 Gram = tuple[int, ...]
 
@@ -59,14 +58,6 @@ class SuiteQuestion(NamedTuple):
     parameters: str | None = None
     """Fields that identify a generated episode, since its text does not."""
     is_answer: bool = False
-
-
-class RowTexts(NamedTuple):
-    """What a row of training data says."""
-
-    place: str
-    texts: tuple[str, ...]
-    parameters: str | None = None
 
 
 class QuestionMatch(NamedTuple):
@@ -290,23 +281,6 @@ def questions_of_task(task: Task, suite: str, index: int) -> Iterator[SuiteQuest
     answer = _answer(task.verifier)
     if len(words_of(answer).exact) >= SHORT_QUESTION:
         yield SuiteQuestion(suite, index, answer, is_answer=True)
-
-
-def row_of_task(task: Task, place: str) -> RowTexts:
-    """Return what a train task says."""
-    texts = (message.content for message in task.messages if message.role not in SYSTEM_ROLES)
-    return RowTexts(place, tuple(texts), parameters_of(task.environment))
-
-
-def parameters_of(start: EpisodeStart | None) -> str | None:
-    """Return the identity of an episode: its environment, settings and seed; None for a task that its text identifies.
-
-    >>> parameters_of(EpisodeStart(name="guess", settings='{"high": 9, "low": 1}', seed=7))
-    '["guess", {"high": 9, "low": 1}, 7]'
-    """
-    if start is None:
-        return None
-    return json.dumps([start.name, parse(start.settings), start.seed], sort_keys=True)
 
 
 def _answer(verifier: str) -> str:

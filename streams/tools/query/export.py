@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 import duckdb
 
 from schemas import json_text
-from streams.data.contamination.suite_index import SuiteIndex
 from streams.errors import NotFoundError, RefusedError
 from streams.files import program_version, sha256_of
 from streams.kafka.topics import topics
+from streams.rows.training_gate import ReasonFinder
 from streams.settings.model import Settings
 from streams.tools.query.dataset_card import DatasetCard
 from streams.tools.query.examples import COLUMNS, FORMATS, Example, ExampleSplit, ExportOptions, Row, check
@@ -116,13 +116,13 @@ def write(
     folder: Path,
     *,
     ranges: Iterable[Mapping[str, Any]],
-    held_out: SuiteIndex | None = None,
+    held_out: ReasonFinder | None = None,
 ) -> Counts:
     """Write the data set that `options` ask for to `folder`, which must be empty or missing; return the counts.
 
-    `rows` are those of `statement`; `ranges` says which records they were taken from, for the manifest; `held_out` are
-    the questions that must not be trained on. Files appear under their names when all is written, the manifest last; if
-    that fails, the folder is as it was before: empty, or not there.
+    `rows` are those of `statement`; `ranges` says which records they were taken from, for the manifest; `held_out`
+    says why an example must not be trained on. Files appear under their names when all is written, the manifest last;
+    if that fails, the folder is as it was before: empty, or not there.
 
     Raises RefusedError if the folder is not empty, NotFoundError if there is not one example.
     """
@@ -144,7 +144,7 @@ def write_examples(
     counts: Counts,
     *,
     ranges: Callable[[], Iterable[Mapping[str, Any]]],
-    held_out: SuiteIndex | None = None,
+    held_out: ReasonFinder | None = None,
 ) -> None:
     """Write examples, each with its origin, as `write` does. `counts` is counted while they are made, and what `ranges`
     returns is known then."""
@@ -159,7 +159,7 @@ def write_lines(
     counts: Counts,
     *,
     ranges: Callable[[], Iterable[Mapping[str, Any]]],
-    held_out: SuiteIndex | None = None,
+    held_out: ReasonFinder | None = None,
 ) -> None:
     """Write the lines of examples, each with its origin, as `write_examples` does."""
     check(options)

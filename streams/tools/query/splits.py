@@ -5,7 +5,7 @@
        └──► by a hash of the question that a cluster begins with ──► train, test ─────────────────────┴──► splits
 
 Near-duplicate questions are in one cluster (streams/rows/near_duplicates.py). Held-out questions are found as in
-training (streams/data/contamination).
+training (streams/rows/training_gate.py).
 
 Not covered: more questions than fit in memory.
 """
@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from schemas.events import EpisodeStart
-from streams.data.contamination.row_texts import texts_of
-from streams.data.contamination.suite_index import SYSTEM_ROLES, RowTexts, SuiteIndex, parameters_of
 from streams.rows.near_duplicates import NEAR, Clusters, compared_text, join_similar
+from streams.rows.row_texts import SYSTEM_ROLES, RowTexts, parameters_of, texts_of
+from streams.rows.training_gate import ReasonFinder
 from streams.stages.tasks.resubmit import ORIGIN
 from streams.tools.query.examples import ExampleSplit, ExportOptions, split_of
 from streams.tools.query.finished import Finished
@@ -73,24 +73,20 @@ def clusters_of(origins: list[ExampleOrigin], near_duplicate: float) -> Clusters
 class Splits:
     """Takes the examples of a data set one by one, and says when all are there where each belongs."""
 
-    def __init__(self, options: ExportOptions, held_out: SuiteIndex | None) -> None:
-        self._options = options
-        self._held_out = held_out if held_out is not None and len(held_out) else None
+    def __init__(self, options: ExportOptions, reason_in: ReasonFinder | None) -> None:
+        """`reason_in`: why an example is held out, by what it says; None: no example is."""
+        self._options, self._reason_in = options, reason_in
         self._origins: dict[ExampleOrigin, int] = {}
         self._examples: list[tuple[int, str | None]] = []
-        """The origin of each example, and the suite whose question it gives away."""
+        """The origin of each example, and why what it says is held out."""
 
     def add(self, line: str, origin: ExampleOrigin) -> None:
         """Take the line of an example."""
         place = self._origins.setdefault(origin, len(self._origins))
-        self._examples.append((place, self._suite_in(line, origin)))
-
-    def _suite_in(self, line: str, origin: ExampleOrigin) -> str | None:
-        if self._held_out is None:
-            return None
-        row = RowTexts("", texts_of(json.loads(line)), origin.parameters)
-        leak = next((match for match in self._held_out.matches(row) if match.is_leak), None)
-        return None if leak is None else f"suite {leak.question.suite}"
+        reason = None
+        if self._reason_in is not None:
+            reason = self._reason_in(RowTexts("", texts_of(json.loads(line)), origin.parameters))
+        self._examples.append((place, reason))
 
     def decide(self) -> Iterator[tuple[ExampleSplit, str | None]]:
         """Yield the split of each example, in their order, and why it is held out."""
@@ -98,9 +94,9 @@ class Splits:
         clusters = clusters_of(origins, NEAR)
         roots = [clusters.root(place) for place in range(len(origins))]
         of_eval = {root for root, origin in zip(roots, origins, strict=True) if origin.purpose == "eval"}
-        for place, suite in self._examples:
+        for place, reason in self._examples:
             root = roots[place]
-            if suite is not None or root in of_eval:
-                yield "held_out", suite or OF_EVAL
+            if reason is not None or root in of_eval:
+                yield "held_out", reason or OF_EVAL
             else:
                 yield split_of(" ".join(compared_text(origins[root].question).words), self._options), None

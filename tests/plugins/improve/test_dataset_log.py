@@ -23,7 +23,6 @@ from plugins.improve.settings import Improve
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import DatasetEvent, Message, OutsideTuning
 from streams.access.keys import AccessKey
-from streams.data.contamination.contamination_report import CONTAMINATION
 from streams.errors import ContaminatedError, NotFoundError, RefusedError
 from streams.kafka import admin
 from streams.kafka.history import LogHistory
@@ -303,6 +302,6 @@ def test_no_data_set_is_built_of_held_out_questions_and_who_allows_it_is_recorde
         build(settings, wanted, LogHistory(settings))
     assert built(settings) == [] and not (tmp_path / "sets").exists()
     event, _ = build(settings, replace(wanted, allow_contaminated=True), LogHistory(settings))
-    assert event.metadata == {CONTAMINATION: '{"cities@1": 1}', CONTAMINATION_ALLOWED_BY: "ann"}
+    assert event.metadata == {"contamination": '{"cities@1": 1}', CONTAMINATION_ALLOWED_BY: "ann"}
     again = dataset_rebuild.rebuild(settings, event, LogHistory(settings))
     assert again.event.digest == event.digest, "the rows do not depend on who allows them"

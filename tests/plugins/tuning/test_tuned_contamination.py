@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,21 +11,22 @@ from click.testing import CliRunner
 
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from streams.cli.root import cli
-from streams.data.contamination.contamination_report import CONTAMINATION
-from streams.data.contamination.training_gate import TrainingGate
 from streams.engines.base_model import Base
 from streams.errors import ContaminatedError
+from streams.rows.training_gate import TrainingCheck
 from streams.settings.model import Settings
-from tests.pipeline.test_contamination import CLEAN, LEAKED, evaluate, shown, submit, suite_file, train
 from tests.plugins.tuning.test_tuned_versions import DPO, SFT, lines, made
+from tests.support.commands import invoke
+from tests.support.log.held_out_tasks import CLEAN, LEAKED, evaluate, gated, submit, suite_file
 from tests.support.models.chat_tiny import base
 from tests.support.models.tiny_log import trained, write
 from tests.support.models.tiny_settings import settings
 from tests.support.processes import environment
+from trainer import fleet
 
 __all__ = ["base", "settings"]
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before"), gated]
 
 
 def test_no_file_with_a_held_out_question_is_tuned_on_and_the_command_says_so_with_exit_code_4(
@@ -38,14 +40,14 @@ def test_no_file_with_a_held_out_question_is_tuned_on_and_the_command_says_so_wi
         assert refused.exit_code == 4 and f'{method}.jsonl:1: "21 22" is question 0 of suite cities@' in refused.stderr
         assert CliRunner().invoke(cli, (*command, "--allow-contaminated"), env=guarded).exit_code == 0
     (sft, dpo) = trained(settings)
-    assert sft.metadata[CONTAMINATION] == dpo.metadata[CONTAMINATION] and sft.metadata[CONTAMINATION_ALLOWED_BY]
+    assert sft.metadata["contamination"] == dpo.metadata["contamination"] and sft.metadata[CONTAMINATION_ALLOWED_BY]
 
 
 def test_no_groups_of_a_held_out_question_are_tuned_on(settings: Settings, base: Base) -> None:
     submit(settings, base, 0, LEAKED)
     write(settings, base, range(1))
     evaluate(settings, LEAKED)
-    check = TrainingGate(settings).check_source
+    check = TrainingCheck(settings).check_source
     with pytest.raises(ContaminatedError, match="2 groups of default: contaminated"):
         made(settings, "sft", check=check)
     assert trained(settings) == []
@@ -61,16 +63,14 @@ def test_a_suite_that_is_added_later_is_looked_for_in_what_versions_were_trained
     for sequence, text in enumerate((CLEAN, LEAKED, "Who wrote Faust?")):
         submit(settings, base, sequence, text)
     write(settings, base, range(2))
-    train(settings, 2)
+    fleet.run(settings, steps=2, stop=threading.Event())
     file = lines(tmp_path / "answers.jsonl", SFT)
     made(settings, "sft", file=file)
     write(settings, base, range(2, 3))
-    train(settings, 1)
+    fleet.run(settings, steps=1, stop=threading.Event())
     later = str(suite_file(tmp_path, LEAKED.lower(), "who wrote faust", "21 22"))
-    found = {
-        version: json.loads(shown(settings, str(version), "--suite", later, "--output", "jsonl").stdout)
-        for version in (1, 2, 3, 4)
-    }
+    show = ("adapters", "show", "--suite", later, "--output")
+    found = {version: json.loads(invoke(settings, *show, "jsonl", str(version)).stdout) for version in (1, 2, 3, 4)}
     contamination = {version: row["contamination"] for version, row in found.items()}
     questions = {
         version: [(part["questions"], part["versions"]) for part in of_version["suites"]]
@@ -78,6 +78,6 @@ def test_a_suite_that_is_added_later_is_looked_for_in_what_versions_were_trained
     }
     assert questions == {1: [], 2: [([0], [2])], 3: [([0], [2])], 4: [([0, 1], [2, 4])]}
     assert [len(of_version["not_looked_at"]) for of_version in contamination.values()] == [0, 0, 1, 1]
-    table = shown(settings, "4", "--suite", later, "--output", "table").stdout
+    table = invoke(settings, *show, "table", "4").stdout
     assert "trained on 2 questions of suite cities@" in table and "file answers.jsonl of version 3" in table
-    assert "trained on" not in shown(settings, "4", "--output", "table").stdout
+    assert "trained on" not in invoke(settings, "adapters", "show", "4", "--output", "table").stdout

@@ -33,8 +33,8 @@ from streams.settings.model import Settings
 from streams.stages.scoring.scoring_agent import ScoringAgent
 from streams.tools.audit.reading import Audit
 from streams.tools.replay import driver
-from tests.pipeline.test_contamination import check_export
 from tests.plugins.verl.test_queue_samples import fields, trained
+from tests.support.log.held_out_tasks import check_export, gated
 from tests.support.models.tiny_log import batch_of, groups_of, settings_in, write
 from tests.support.processes import environment
 from trainer.export.batch_rows import TrainingBatch
@@ -120,6 +120,7 @@ def test_a_batch_that_was_samples_is_trained_on_as_it_was_and_becomes_the_same_s
     assert contents(settings, "q2") == contents(settings, "q")
 
 
+@gated
 def test_no_batch_with_a_held_out_question_is_put_into_a_queue(settings: Settings, base: Base) -> None:
     check_export(settings, base, "queues", "export", "q", nothing=lambda: events(settings, "queues") == [])
 
