@@ -28,7 +28,6 @@ from gateway.agents.protocols import AgentProtocols
 from gateway.http.application import Application
 from gateway.http.connection import OpenConnections
 from gateway.http.limits import HeldPlace, KeyLimits, TimeLimits
-from gateway.http.mcp_paths import SOCKET_PATH
 from gateway.http.own_machine import OwnMachine
 from gateway.http.uvicorn_server import QuietServer, TlsFiles, allow_open_files, bound, quiet_server
 from gateway.jobs.environment_trials import EnvironmentTrials
@@ -38,26 +37,23 @@ from gateway.log.groups import TaskGroups
 from gateway.log.open_log import OpenLog
 from gateway.log.prompt_templates import PromptTemplates
 from gateway.log.recorded_runs import RecordedRuns
-from gateway.log.registered_tools import RegisteredTools
 from gateway.log.rewards import OutsideRewards
 from gateway.log.scores import ScorerTrials
 from gateway.log.server_part import ServerBase
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
 from gateway.mcp.mcp_mount import McpMount
-from gateway.mcp.own_tools import record_own_tools, report_changes
-from gateway.mcp.tool_socket import ToolSocket
+from gateway.mcp.tools import own_tools
 from gateway.people.auth import OwnPermissions, PasswordLogins, is_over_tls
 from gateway.people.door import Door
 from gateway.people.oidc_login import LoginLanding, OidcLogins
-from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, TABLE, Health
+from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, SOCKETS, TABLE, Health
 from streams.access.access_log import AccessLog
 from streams.access.logins import KeyFile, Logins
 from streams.access.oidc import Issuer
 from streams.access.request_log import RequestLog
 from streams.adapters import signing
 from streams.engines.build import build_tokens
-from streams.errors import LogError, NotFoundError, RefusedError
 from streams.files import program_version
 from streams.kafka.group_names import SERVER
 from streams.kafka.idle_member import SoleMember
@@ -121,39 +117,24 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                     keys=keys,
                     logins=_logins(settings, keys),
                     rendering=rendering,
+                    toolsets=own_tools(),
                 )
                 for part in PARTS:
                     base.parts.append(stack.enter_context(part(base)))
                 server = Server(base=base, requests=requests, mcp=McpMount(), place=place)
                 meter.ready("kafka")
-                _watch_tools(log_view, meter)
                 meter.begin("answering")
                 garbage.settle()
                 sys.setswitchinterval(SWITCH_S)
                 with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
                     app = build_application(server)
                     answering = quiet_server(
-                        app, grace_s=GRACE_S, tls=tls, open_connections=connections, socket_paths=(SOCKET_PATH,)
+                        app, grace_s=GRACE_S, tls=tls, open_connections=connections, socket_paths=SOCKETS
                     )
                     runner.run(_serve(server, answering, listening, stop, meter))
                     runner.run(server.mcp.close())
         finally:
             engine.close()
-
-
-def _watch_tools(log_view: OpenLog, meter: Meter) -> None:
-    """Record the tools that this server offers, and report entries that changed; not in a log without the topic."""
-    try:
-        record_own_tools(log_view.tools)
-    except (NotFoundError, RefusedError, LogError) as exc:
-        log.warning("the tools of this server are not recorded: %s", exc)
-        return
-
-    def report() -> None:
-        with contextlib.suppress(LogError):  # the broker does not answer, which other metrics say
-            report_changes(log_view.tools, meter)
-
-    meter.collect(report)
 
 
 async def _serve(
@@ -211,9 +192,7 @@ def build_application(server: Server) -> ASGIApp:
     app = make_application(settings, rooms, keys=keys is not None)
     for part in server.base.parts:
         part.add_to(app)
-    tool_socket = ToolSocket()
     server.mcp.add_to(app)
-    tool_socket.add_to(app)
     guarded: ASGIApp = OwnMachine(app, TABLE)
     server.mcp.server = app
     if keys is not None:
@@ -221,7 +200,8 @@ def build_application(server: Server) -> ASGIApp:
     for part in server.base.parts:
         guarded = part.in_front(guarded)
     held = HeldPlace(TimeLimits(guarded, TABLE, rule), TABLE, lambda: server.place.is_held)
-    tool_socket.server = held
+    for part in server.base.parts:
+        part.reach(held)
     return held
 
 
@@ -252,7 +232,6 @@ def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
         PublishedAdapters(settings),
         TrainingRows(settings),
         PromptTemplates(settings, log),
-        RegisteredTools(settings, log),
         EnvironmentTrials(settings, log),
     ]
 

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from gateway.http.route import Route
 from gateway.log.open_log import OpenLog
 from gateway.people.oidc_login import LoginLanding
+from schemas.events import Tool
 from streams.access.access_log import AccessLog
 from streams.access.logins import Logins
 from streams.engines.rendering.rendering import Rendering
@@ -40,6 +41,8 @@ class ServerBase:
     """None: people cannot log in."""
     rendering: Rendering
     """The engine's texts and tokens."""
+    toolsets: Mapping[str, tuple[Tool, ...]]
+    """The tools of each of the server's own sets, which MCP offers."""
     parts: list[ServerPart] = field(default_factory=list)
     """Those entered so far: each after the parts of the plugins that its plugin requires."""
 
@@ -55,6 +58,8 @@ class ServerPart:
     """Classes of `rooms`, by which the routes are known without a server."""
     ROUTES: ClassVar[tuple[Route, ...]] = ()
     """For the door: routes of what `add_to` mounts."""
+    SOCKETS: ClassVar[tuple[str, ...]] = ()
+    """Paths of its WebSockets, which `add_to` mounts."""
 
     def __init__(self, base: ServerBase) -> None:
         """Open nothing yet: the log may be without its topics."""
@@ -75,6 +80,9 @@ class ServerPart:
     def in_front(self, app: ASGIApp) -> ASGIApp:
         """Return what requests pass before the server's door."""
         return app
+
+    def reach(self, server: ASGIApp) -> None:
+        """Take the whole server, with its door and limits, for requests of its own."""
 
     def landings(self) -> Mapping[str, LoginLanding]:
         """Return where logins of browsers through an issuer may end, by name."""

@@ -1,6 +1,6 @@
 """/mcp on the server of agents: our MCP server, reached through the same door as every route.
 
-    /mcp, /mcp/policy, /mcp/scoring, /mcp/control ──► made for the first request ──► the SDK's transport ──► ToolBox
+    /mcp, /mcp/policy, /mcp/scoring, … ──► made for the first request ──► the SDK's transport ──► ToolBox
     its tools ──► the whole server again, in memory, with the caller's key
 
 Until then nothing of the SDK is imported; a server without the extra `mcp` says so. A call passes the door twice, as a
@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http import errors
 from gateway.http.intake import Intake
-from gateway.http.mcp_paths import MCP_PATHS, Toolset
+from gateway.http.mcp_paths import MCP_PATHS
 from schemas.older_forms import MCP_HEADER
 from streams.errors import CallError
 
@@ -56,14 +56,14 @@ class McpMount:
         """Where tools send their requests: the whole server, with its door."""
         self._making, self._closing = asyncio.Lock(), asyncio.Event()
         self._running: list[asyncio.Task[None]] = []
-        self._managers: dict[Toolset, StreamableHTTPSessionManager] = {}
+        self._managers: dict[str, StreamableHTTPSessionManager] = {}
 
     def add_to(self, app: Starlette) -> None:
         """Add the paths to an application."""
         for path, toolset in MCP_PATHS.items():
             app.router.routes.append(Route(path, McpPath(self, toolset)))
 
-    async def answer(self, toolset: Toolset, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, toolset: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["method"] == "GET" and not self.streams:
             problem = _problem(INVALID_REQUEST, NO_STREAM)
@@ -94,22 +94,23 @@ class McpMount:
         self._closing.set()
         await asyncio.gather(*self._running)
 
-    async def _start(self, toolset: Toolset) -> None:
+    async def _start(self, toolset: str) -> None:
         assert self.server is not None  # noqa: S101 - set before anything is answered
         manager, started = self.manager(toolset, self.server), asyncio.Event()
         self._running.append(asyncio.create_task(self._run(manager, started)))
         await started.wait()
         self._managers[toolset] = manager
 
-    def manager(self, toolset: Toolset, server: ASGIApp) -> StreamableHTTPSessionManager:
+    def manager(self, toolset: str, server: ASGIApp) -> StreamableHTTPSessionManager:
         """Return the SDK's transport of a set of tools, which ask `server`."""
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
+        from gateway.mcp.log_toolbox import open_toolbox
         from gateway.mcp.mcp_server import build_server
-        from gateway.mcp.toolbox import OwnServer, ToolBox
+        from gateway.mcp.toolbox import OwnServer
 
         return StreamableHTTPSessionManager(
-            build_server(ToolBox(OwnServer(server), toolset)),
+            build_server(open_toolbox(OwnServer(server), toolset)),
             json_response=True,
             stateless=True,
             max_request_body_size=INTAKE.max_bytes,
@@ -182,7 +183,7 @@ async def until_client_leaves(
 class McpPath:
     """The application at one path."""
 
-    def __init__(self, mount: McpMount, toolset: Toolset) -> None:
+    def __init__(self, mount: McpMount, toolset: str) -> None:
         self._mount, self._toolset = mount, toolset
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urldefrag
 
-from gateway.http.mcp_paths import Toolset
 from gateway.mcp.toolbox import ToolBox
 from schemas.versions import FOLDER, files
 from streams.errors import CallError
@@ -77,7 +76,7 @@ TEMPLATES = (
 )
 
 
-def templates_of(toolset: Toolset) -> tuple[ResourceTemplate, ...]:
+def templates_of(toolset: str) -> tuple[ResourceTemplate, ...]:
     """Return those of a set of tools: a set offers as a resource only what it offers by a tool."""
     return TEMPLATES if toolset == "log" else ()
 

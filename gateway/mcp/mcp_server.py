@@ -20,8 +20,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.methods import validate_client_request
 
 from gateway.mcp import diagnose_prompt, mcp_resources
-from gateway.mcp.toolbox import RegistryTool, ToolBox
-from gateway.mcp.tools import LogTool
+from gateway.mcp.toolbox import OfferedTool, ToolBox
 from streams.errors import CallError, LogError
 from streams.files import program_version
 
@@ -32,7 +31,7 @@ INSTRUCTIONS = (
 )
 INVALID_PARAMS, INTERNAL = -32602, -32603
 
-LISTED: ContextVar[Sequence[LogTool | RegistryTool] | None] = ContextVar("listed", default=None)
+LISTED: ContextVar[Sequence[OfferedTool] | None] = ContextVar("listed", default=None)
 """The tools that a list is made of, where they are known before."""
 
 Context = ServerRequestContext[Any, Any]
@@ -52,7 +51,7 @@ class LogHandlers:
             allowed = await self.callable_tools(context)
         return types.ListToolsResult(tools=[_tool(tool) for tool in allowed])
 
-    async def callable_tools(self, context: Context) -> Sequence[LogTool | RegistryTool]:
+    async def callable_tools(self, context: Context) -> Sequence[OfferedTool]:
         """Return the tools that the caller may call."""
         with _protocol_errors(INTERNAL):
             return await self._tools.tools(self._caller_headers(context))
@@ -168,7 +167,7 @@ def build_server(tools: ToolBox, credentials: Mapping[str, str] | None = None) -
         on_list_prompts=handlers.list_prompts,
         on_get_prompt=handlers.get_prompt,
     )
-    if credentials is None and tools.toolset != "registered":  # its tools change while it runs
+    if credentials is None and tools.is_fixed:
         server.middleware.append(KeptLists(handlers))
     return server
 
@@ -194,6 +193,6 @@ def _check_state(state: str | None) -> None:
         raise CallError("invalid", "requestState is none of this server's: it asks for no input; leave it out")
 
 
-def _tool(tool: LogTool | RegistryTool) -> types.Tool:
+def _tool(tool: OfferedTool) -> types.Tool:
     hints = types.ToolAnnotations(read_only_hint=not tool.changes)
     return types.Tool(name=tool.name, description=tool.description, input_schema=tool.input_schema, annotations=hints)

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 import httpx
 from mcp.server.stdio import stdio_server
 
-from gateway.http.mcp_paths import Toolset
+from gateway.mcp.log_toolbox import open_toolbox
 from gateway.mcp.mcp_server import build_server
-from gateway.mcp.toolbox import ToolBox
 from streams.errors import SettingsError
 
 MOST_PORTS = 65535
@@ -23,7 +22,7 @@ ANSWER_S = 600.0
 """How long the server may take for an answer."""
 
 
-def run(url: str, credentials: Mapping[str, str], toolset: Toolset) -> None:
+def run(url: str, credentials: Mapping[str, str], toolset: str) -> None:
     """Answer until standard input ends, or Ctrl-C. `credentials`: headers with the key.
 
     Raises SettingsError for an invalid URL.
@@ -42,7 +41,7 @@ def server_url(url: str) -> httpx.URL:
     raise SettingsError(f"--url is {url!r}; expected the address of `streamward serve`, e.g. http://127.0.0.1:8790")
 
 
-async def _answer(url: httpx.URL, credentials: dict[str, str], toolset: Toolset) -> None:
+async def _answer(url: httpx.URL, credentials: dict[str, str], toolset: str) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=ANSWER_S) as client, stdio_server() as (read, write):
-        server = build_server(ToolBox(client, toolset), credentials)
+        server = build_server(open_toolbox(client, toolset), credentials)
         await server.run(read, write, server.create_initialization_options())

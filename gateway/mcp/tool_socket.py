@@ -29,12 +29,13 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from gateway.http import errors
 from gateway.http.body import read
 from gateway.http.intake import Intake, read_apart
-from gateway.http.mcp_paths import SOCKET_PATH
 from gateway.http.route import BODY_BYTES, BODY_VALUES
 from gateway.log.registered_tools import MOST_CALLS, StreamCall
-from gateway.mcp.toolbox import CREDENTIALS, OwnServer, ToolBox
+from gateway.mcp.registered_box import TOOLSET, RegisteredBox
+from gateway.mcp.toolbox import CREDENTIALS, OwnServer
 from streams.errors import CallError
 
+SOCKET_PATH = "/mcp/stream"
 MESSAGES = Intake(max_bytes=BODY_BYTES, max_values=BODY_VALUES)
 """Of a message, as of the route that it calls."""
 MOST_NO_CALLS = 10
@@ -67,7 +68,7 @@ class ToolSocket:
         refusal = await _refused_handshake(server, socket)
         if refusal is None:
             await socket.accept()
-            await _SocketCalls(socket, ToolBox(server, "registered")).answer()
+            await _SocketCalls(socket, RegisteredBox(server, TOOLSET)).answer()
         else:
             await socket.send_denial_response(refusal)
 
@@ -75,7 +76,7 @@ class ToolSocket:
 class _SocketCalls:
     """The calls of one connection. It is read no further while `MOST_CALLS` wait for their answers."""
 
-    def __init__(self, socket: WebSocket, tools: ToolBox) -> None:
+    def __init__(self, socket: WebSocket, tools: RegisteredBox) -> None:
         self._socket, self._tools = socket, tools
         self._places = asyncio.Semaphore(MOST_CALLS)
         self._open: set[asyncio.Task[None]] = set()

@@ -12,20 +12,21 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, cast
-from urllib.parse import quote
+from typing import Any, cast
 
 from pydantic import BaseModel
 
-from gateway.http.mcp_paths import Toolset
 from gateway.http.route import MethodTool, Route
+from gateway.mcp.toolbox import ToolRequest, in_path
 from gateway.rooms.routes import ROUTES
+from schemas.events import Tool
 from schemas.faults import excerpt_of
 from schemas.json_arguments import from_json_texts
 from streams.access.roles import ALLOWED, Action
 from streams.errors import CallError
+from streams.plugins.toolsets import OWN_TOOLSETS
 
-TOOLSETS_OF: Mapping[str, tuple[Toolset, ...]] = {
+TOOLSETS_OF: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("jobs", "adapters"), ("log", "control")),
     **dict.fromkeys(("scores", "rewards"), ("log", "scoring")),
     "chat": ("policy",),
@@ -40,25 +41,6 @@ EXCERPT = 40
 """Most characters of a wrong argument in a message."""
 
 
-def in_path(name: str, parameter: str) -> str:
-    """Return a name as a part of a path. Raises CallError for one that would lead to another route.
-
-    A quoted slash is a slash again where it is read, and clients of HTTP drop `.` and `..`.
-    """
-    if name in (".", "..") or "/" in name:
-        raise CallError("not_found", f"nothing has the {parameter} {name[:80]!r}; a name has no slash", parameter)
-    return quote(name, safe="")
-
-
-class ToolRequest(NamedTuple):
-    """A request to the server."""
-
-    method: str
-    path: str
-    query: dict[str, str]
-    body: bytes | None
-
-
 @dataclass(frozen=True)
 class LogTool:
     """A tool: a route, and its description for an assistant."""
@@ -69,7 +51,7 @@ class LogTool:
     description: str
 
     @property
-    def toolsets(self) -> tuple[Toolset, ...]:
+    def toolsets(self) -> tuple[str, ...]:
         """The sets that have it."""
         return TOOLSETS_OF.get(self.may.partition(".")[0], ("log",))
 
@@ -170,9 +152,20 @@ TOOLS = tuple(_tool(name, route, declared) for route in ROUTES for name, declare
 """Those that routes declare, in their order, a plugin's after ours."""
 
 
-def tools_of(toolset: Toolset, actions: frozenset[Action] | None = None) -> list[LogTool]:
+def tools_of(toolset: str, actions: frozenset[Action] | None = None) -> list[LogTool]:
     """Return the tools of a set that these actions allow; None: all of them."""
     return [tool for tool in TOOLS if toolset in tool.toolsets and (actions is None or tool.may in actions)]
+
+
+def own_tools() -> dict[str, tuple[Tool, ...]]:
+    """Return every tool of each of the server's own sets, as an admin's key is shown them."""
+    return {
+        toolset: tuple(
+            Tool(name=tool.name, description=tool.description, parameters=json.dumps(tool.input_schema, sort_keys=True))
+            for tool in tools_of(toolset)
+        )
+        for toolset in OWN_TOOLSETS
+    }
 
 
 def _merge_schemas(path_names: Sequence[str], models: Iterable[type[BaseModel]]) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from gateway.log.adapters import PublishedAdapters
 from gateway.log.groups import TaskGroups
 from gateway.log.prompt_templates import PromptTemplates
 from gateway.log.recorded_runs import RecordedRuns
-from gateway.log.registered_tools import RegisteredTools
 from gateway.log.rewards import OutsideRewards
 from gateway.log.scores import ScorerTrials
 from gateway.log.server_part import ServerPart
@@ -54,7 +53,7 @@ class Health:
 ROOMS: tuple[type, ...] = (
     *(AgentProtocols, FeedbackBox, Health, AgentRuns, AgentRegistration),
     *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters, TrainingRows),
-    *(PromptTemplates, RegisteredTools, EnvironmentTrials),
+    *(PromptTemplates, EnvironmentTrials),
     *(OidcLogins, OwnPermissions, PasswordLogins),
 )
 _PLUGINS = tuple(plugin for plugin, _, _ in load_plugins())
@@ -81,4 +80,5 @@ def _names(route: Route) -> set[str]:
 
 
 ROUTES = _routes()
+SOCKETS = tuple(path for part in PARTS for path in part.SOCKETS)
 TABLE = RouteTable([*ROUTES, DESCRIPTION, *(route for part in PARTS for route in part.ROUTES), *MCP_ROUTES])

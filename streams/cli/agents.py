@@ -18,7 +18,6 @@ import click
 from streams.cli.environments import environments
 from streams.cli.runtime import AppContext, output_option, pass_call, until_stopped
 from streams.cli.task_file import TaskFileOptions, check_tasks, read_tasks, task_file_options
-from streams.cli.tool_registry import tools
 from streams.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -328,5 +327,4 @@ def _print_live(rows: Iterable[dict[str, Any]], output: Output) -> None:
             print(show.json_line(row), flush=True)
 
 
-agents.add_command(tools)
 agents.add_command(environments)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, cast
 
 import click
 
-from streams.cli.runtime import AppContext, pass_call
+from streams.cli.runtime import AppContext, pass_call, plugin_choice
 from streams.errors import SettingsError
-
-if TYPE_CHECKING:
-    from gateway.http.mcp_paths import Toolset
+from streams.plugins.toolsets import toolset_names
 
 
 @click.command()
 @click.option("--url", default=None, metavar="URL", help="Server to ask.  [default: serve.url]")
 @click.option(
     "--tools",
-    type=click.Choice(["log", "policy", "scoring", "control", "registered"]),
+    type=plugin_choice(toolset_names),
     default="log",
     show_default=True,
     help="Set of tools to offer.",
@@ -46,4 +43,4 @@ def mcp(call: AppContext, /, url: str | None, tools: str, key_env: str) -> None:
     except ImportError as exc:
         raise SettingsError(f"mcp needs the official SDK: {exc}; run `pip install 'streamward[mcp]'`") from exc
     credentials = bearer(os.environ.get(key_env), key_env)
-    mcp_stdio.run(call.settings.serve.url if url is None else url, credentials, cast("Toolset", tools))
+    mcp_stdio.run(call.settings.serve.url if url is None else url, credentials, tools)

@@ -456,14 +456,6 @@ SERVE_TURNS = Metric(
     "Recorded calls of agents: delivered, not_delivered (the client hung up), or failed.",
     ("serve",),
 )
-TOOLS_CHANGED = Metric(
-    "streamward_tools_changed",
-    "gauge",
-    ("tool",),
-    "1 if a registered tool is described otherwise than was accepted, 0 if not; mcp:SET is the server's own list.",
-    ("serve",),
-    "an entry",
-)
 SERVE_ACTIONS = Metric(
     "streamward_serve_actions_total",
     "counter",

@@ -159,6 +159,8 @@ class Plugin:
     companions: Mapping[str, str] = field(default_factory=dict)
     """Processes that `demo` starts with the loop, by name: `module:name` of a function that takes the settings and
     returns a Companion."""
+    toolsets: Mapping[str, str] = field(default_factory=dict)
+    """Sets of tools that MCP offers, at /mcp/NAME, by name: `module:name` of a ToolBox (gateway/mcp/toolbox.py)."""
     extends: Mapping[str, str] = field(default_factory=dict)
     """What it adds to other plugins, by their name: `module:name` of a tuple of what that plugin describes. Without
     that plugin it is not loaded."""
@@ -184,6 +186,7 @@ class Plugin:
             *(command.command for command in self.commands.values()),
             *self.companions.values(),
             *self.line_steps.values(),
+            *self.toolsets.values(),
             *self.extends.values(),
             *(export.encode for export in self.exports.values()),
             *(reference for engine in self.engines.values() for reference in engine.references()),

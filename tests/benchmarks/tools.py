@@ -22,7 +22,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from gateway.mcp.toolbox import PERMISSIONS
+from gateway.mcp.log_toolbox import PERMISSIONS
 from streams.processes.child import free_port
 from streams.settings.model import Serve
 from tests.benchmarks import local_http

@@ -1,6 +1,6 @@
 """Alerts and dashboards as Prometheus and a cluster read them.
 
-    tests/deploy/alerts.yaml ──► promtool test rules ──► what fires, and what does not
+    tests/deploy/alerts.yaml, those of plugins ──► promtool test rules ──► what fires, and what does not
     helm template ──► ConfigMaps and a PrometheusRule ──► the committed files
 
 Not covered: the operator and the sidecar that take them up.
@@ -22,6 +22,8 @@ from tests.support.deploy.prometheus import needs, promtool
 
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "tests" / "deploy" / "alerts.yaml"
+OF_PLUGINS = sorted((ROOT / "tests" / "plugins").glob("*/alerts.yaml"))
+EVERY_ALERT = [*alerts.ALERTS, *(alert for of_plugin in alerts.by_plugin().values() for alert in of_plugin)]
 needs_promtool = needs("promtool")
 
 
@@ -30,14 +32,15 @@ needs_promtool = needs("promtool")
 
 @needs_promtool
 def test_each_alert_fires_when_it_should_and_only_then() -> None:
-    done = promtool("test", "rules", CASES)
+    done = promtool("test", "rules", CASES, *OF_PLUGINS)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_cases_expect_what_the_alerts_say_today() -> None:
     """Without promtool, so that a text that is changed is noticed where there is none."""
-    summaries = {alerts.PREFIX + alert.name: _pattern(alert.summary) for alert in alerts.ALERTS}
-    checks = [check for case in yaml.safe_load(CASES.read_text("utf-8"))["tests"] for check in case["alert_rule_test"]]
+    summaries = {alerts.PREFIX + alert.name: _pattern(alert.summary) for alert in EVERY_ALERT}
+    cases = [case for file in (CASES, *OF_PLUGINS) for case in yaml.safe_load(file.read_text("utf-8"))["tests"]]
+    checks = [check for case in cases for check in case["alert_rule_test"]]
     expected = {
         (check["alertname"], alert["exp_annotations"]["summary"])
         for check in checks
@@ -79,7 +82,7 @@ def test_prometheus_of_compose_takes_its_configuration(tmp_path: Path) -> None:
     shutil.copy(alerts.FILE, tmp_path / "alerts.yml")
     done = promtool("check", "config", tmp_path / "prometheus.yml")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(alerts.ALERTS)} rules found" in done.stdout
+    assert f"{len(EVERY_ALERT)} rules found" in done.stdout
 
 
 # --- as the chart brings them -----------------------------------------------------------------------------------------

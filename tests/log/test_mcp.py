@@ -18,7 +18,8 @@ from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
-from gateway.mcp.toolbox import DATA, MOST_CHARACTERS
+from gateway.mcp.log_toolbox import DATA
+from gateway.mcp.toolbox import MOST_CHARACTERS
 from gateway.mcp.tools import TOOLS, tools_of
 from schemas.events import AccessRole, RequestEvent, Task
 from streams.access.access_log import AccessLog

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from gateway.mcp.toolbox import PERMISSIONS
+from gateway.mcp.log_toolbox import PERMISSIONS
 from schemas.events import RequestEvent, Turn
 from streams.access.access_log import AccessLog
 from streams.kafka import admin

@@ -22,7 +22,7 @@ from websockets.sync.client import connect
 from gateway.http.mcp_paths import MCP_PATHS
 from gateway.http.route import Route
 from gateway.mcp.tools import TOOLS
-from gateway.rooms.routes import TABLE
+from gateway.rooms.routes import SOCKETS, TABLE
 from streams.access.access_log import AccessLog
 from streams.jobs.request import JobConfig
 from streams.tools.prompt_search.search_request import SearchConfig
@@ -167,9 +167,9 @@ def test_no_tool_names_what_others_have(served: Served) -> None:
             for given in (arguments, {name: NOBODYS for name in tool.input_schema["required"]}):
                 text = json.dumps(by_mcp(served, path, "tools/call", {"name": tool.name, "arguments": given}))
                 assert told(text) == [], (tool.name, text)
-    for method, params in (("tools/list", {}), ("tools/call", {"name": NOBODYS, "arguments": {}})):
-        text = json.dumps(by_mcp(served, "/mcp/registered", method, params))
-        assert told(text) == [], text
+        for method, params in (("tools/list", {}), ("tools/call", {"name": NOBODYS, "arguments": {}})):
+            text = json.dumps(by_mcp(served, path, method, params))
+            assert told(text) == [], text
 
 
 def by_mcp(served: Served, path: str, method: str, params: dict[str, Any]) -> Any:
@@ -182,9 +182,10 @@ def by_mcp(served: Served, path: str, method: str, params: dict[str, Any]) -> An
     return httpx.post(served.url + path, json=body, headers=headers, timeout=300).json()
 
 
-def test_no_socket_names_what_others_have(served: Served) -> None:
+@pytest.mark.parametrize("path", SOCKETS)
+def test_no_socket_names_what_others_have(served: Served, path: str) -> None:
     head = {"authorization": f"Bearer {served.key}"}
-    with connect(f"ws{served.url.removeprefix('http')}/mcp/stream", additional_headers=head) as calls:
+    with connect(f"ws{served.url.removeprefix('http')}{path}", additional_headers=head) as calls:
         calls.send(json.dumps({"id": "1", "tool": NOBODYS}))
         text = str(calls.recv(timeout=300))
     assert "there is no tool" in text and told(text) == [], text

@@ -18,7 +18,9 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
-from gateway.mcp.own_tools import offer_of, record_own_tools, report_changes
+from gateway.mcp.own_tools import record_own_tools, report_changes
+from gateway.mcp.tools import own_tools
+from plugins.tools.tool_metrics import TOOLS_CHANGED
 from schemas.conventions import TOOL_IDS
 from schemas.events import AccessRole, EpisodeStart, RequestEvent, Task, ToolCall, ToolEvent
 from schemas.tool_text import offer_digest
@@ -30,7 +32,6 @@ from streams.environments.registry import tool_log
 from streams.environments.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
 from streams.environments.registry.tool_state import Offer
 from streams.kafka import admin
-from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.model import Environments, Settings
 from tests.support.agent_server import audited, settings_of
@@ -448,15 +449,16 @@ def test_a_server_writes_what_it_offers_once_and_an_other_list_alarms_until_it_i
 
     def alarms(log: ToolLog) -> float:
         report_changes(log, meter)
-        return parse(meter.text()).total(catalog.TOOLS_CHANGED.name)
+        return parse(meter.text()).total(TOOLS_CHANGED.name)
 
     with ToolLog(made) as log:
-        fewer = offer_of("log").tools[1:]  # as an earlier version of ours
+        toolsets = own_tools()
+        fewer = toolsets["log"][1:]  # as an earlier version of ours
         log.add(EntryOrder("mcp:log", "/mcp"), Offer(tools=fewer, digest=offer_digest(fewer)), ann)
-        record_own_tools(log)
-        record_own_tools(log)  # a second server of the same version
+        record_own_tools(log, toolsets)
+        record_own_tools(log, toolsets)  # a second server of the same version
         assert alarms(log) == 1
-        log.accept("mcp:log", offer_of("log").digest, ann)
+        log.accept("mcp:log", offer_digest(toolsets["log"]), ann)
         assert alarms(log) == 0
     kinds = [(event.tool_id, event.kind) for _, event in read(made, ToolEvent)]
     assert sorted(kinds) == [

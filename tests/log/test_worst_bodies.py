@@ -22,9 +22,10 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from gateway.http.mcp_paths import MCP_PATHS, SOCKET_PATH
+from gateway.http.mcp_paths import MCP_PATHS
 from gateway.http.route import Route
 from gateway.jobs.answers import FINE_TUNING_JOB
+from gateway.rooms.routes import SOCKETS
 from streams.access.access_log import AccessLog
 from streams.kafka import admin
 from streams.settings.model import Settings
@@ -161,7 +162,8 @@ def test_no_call_of_mcp_keeps_others_waiting(attacked: Attacked, path: str) -> N
     assert late(attacked, [(body.about, sends(body)) for body in bodies]) == {}
 
 
-def test_no_messages_of_a_websocket_keep_others_waiting(attacked: Attacked) -> None:
+@pytest.mark.parametrize("path", SOCKETS)
+def test_no_messages_of_a_websocket_keep_others_waiting(attacked: Attacked, path: str) -> None:
     messages = [json.dumps({"id": "1", "tool": "x", "arguments": arguments}) for arguments in MANY]
     messages += ["{" + ",".join(f'"k{number}":1' for number in range(count)) + "}" for count in (80_000, 320_000)]
     messages += ["{" * 1_000_000, '{"a":' * 150_000]
@@ -170,7 +172,7 @@ def test_no_messages_of_a_websocket_keep_others_waiting(attacked: Attacked) -> N
     def sends(message: str) -> Callable[[], None]:
         def attack() -> None:
             with contextlib.suppress(ConnectionClosed, TimeoutError):
-                address = f"ws{attacked.url.removeprefix('http')}{SOCKET_PATH}"
+                address = f"ws{attacked.url.removeprefix('http')}{path}"
                 with connect(address, additional_headers=attacked.headers) as socket:
                     for _ in range(30):
                         socket.send(message)

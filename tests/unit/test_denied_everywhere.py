@@ -30,19 +30,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http.application import Application, Endpoint
 from gateway.http.limits import KeyLimits
-from gateway.http.mcp_paths import MCP_PATHS, TOOLSETS, Toolset
+from gateway.http.mcp_paths import MCP_PATHS
 from gateway.http.principal import decide_at_door, set_principal
 from gateway.http.route import Route, routes_of
 from gateway.jobs import rpc
+from gateway.mcp.log_toolbox import LogToolBox
 from gateway.mcp.mcp_mount import McpMount
 from gateway.mcp.mcp_server import build_server
-from gateway.mcp.toolbox import ToolBox
 from gateway.mcp.tools import TOOLS, LogTool, tools_of
 from gateway.people.auth import OwnPermissions
 from gateway.people.door import Door
 from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, ROOMS, TABLE
 from schemas.events import AccessRole
 from streams.access.roles import ROLES, Action
+from streams.plugins.toolsets import OWN_TOOLSETS
 from streams.settings.model import Serve, Settings
 from tests.unit.test_door import BEARER, SECRET, Known
 
@@ -276,9 +277,9 @@ async def by_mcp(http: httpx.AsyncClient, path: str, method: str, params: dict[s
 
 
 @each_principal
-@pytest.mark.parametrize(("path", "toolset"), [each for each in MCP_PATHS.items() if each[1] != "registered"])
+@pytest.mark.parametrize(("path", "toolset"), [each for each in MCP_PATHS.items() if each[1] in OWN_TOOLSETS])
 def test_a_tool_is_denied_over_http_in_the_words_of_its_route_and_not_listed_then(
-    principal: Principal, path: str, toolset: Toolset
+    principal: Principal, path: str, toolset: str
 ) -> None:
     async def compare(http: httpx.AsyncClient) -> None:
         listing = await by_mcp(http, path, "tools/list", {})
@@ -300,11 +301,11 @@ def test_a_tool_is_denied_over_http_in_the_words_of_its_route_and_not_listed_the
 
 
 @each_principal
-@pytest.mark.parametrize("toolset", [toolset for toolset in TOOLSETS if toolset != "registered"])
-def test_a_tool_is_denied_on_standard_input_and_output_too(principal: Principal, toolset: Toolset) -> None:
+@pytest.mark.parametrize("toolset", OWN_TOOLSETS)
+def test_a_tool_is_denied_on_standard_input_and_output_too(principal: Principal, toolset: str) -> None:
     async def compare(http: httpx.AsyncClient) -> None:
         http.headers.pop("x-agent-id", None)  # `streamward mcp` names no agent
-        async with Client(build_server(ToolBox(http, toolset), BEARER)) as client:
+        async with Client(build_server(LogToolBox(http, toolset), BEARER)) as client:
             listed = {tool.name for tool in (await client.list_tools()).tools}
             for tool in tools_of(toolset):
                 refusal = await by_rest(http, tool)
@@ -318,14 +319,19 @@ def test_a_tool_is_denied_on_standard_input_and_output_too(principal: Principal,
 
 
 @each_principal
-def test_registered_tools_and_resources_are_denied_as_their_routes_are(principal: Principal) -> None:
+def test_resources_are_denied_as_their_routes_are(principal: Principal) -> None:
+    check_denied(
+        principal,
+        ("/mcp", "resources/read", {"uri": "streamward://groups/x"}, "GET", "/groups/x"),
+        ("/mcp", "resources/read", {"uri": "streamward://runs/x"}, "GET", "/runs/x"),
+    )
+
+
+def check_denied(principal: Principal, *requests: tuple[str, str, dict[str, Any], str, str]) -> None:
+    """Assert that requests of MCP are denied in the words of their routes: path, method, parameters, verb, route."""
+
     async def compare(http: httpx.AsyncClient) -> None:
-        for path, method, params, verb, route in (
-            ("/mcp/registered", "tools/list", {}, "GET", "/mcp/tools"),
-            ("/mcp/registered", "tools/call", {"name": "x"}, "POST", "/mcp/tools/x/invoke"),
-            ("/mcp", "resources/read", {"uri": "streamward://groups/x"}, "GET", "/groups/x"),
-            ("/mcp", "resources/read", {"uri": "streamward://runs/x"}, "GET", "/runs/x"),
-        ):
+        for path, method, params, verb, route in requests:
             refusal = denial((await http.request(verb, route, content=b"{}" if verb == "POST" else None)).json())
             text = json.dumps(await by_mcp(http, path, method, params), ensure_ascii=False)
             assert refusal is None or refusal in text, (route, text)
@@ -360,7 +366,7 @@ METHODS = {
 
 
 def test_every_method_of_the_mcp_server_is_one_whose_rights_are_tested() -> None:
-    methods = set(build_server(ToolBox(httpx.AsyncClient(timeout=300)), {})._request_handlers)
+    methods = set(build_server(LogToolBox(httpx.AsyncClient(timeout=300)), {})._request_handlers)
     assert methods == set(METHODS)
 
 

@@ -11,9 +11,9 @@ import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
-from gateway.mcp import toolbox
+from gateway.mcp.log_toolbox import DATA, PERMISSIONS, LogToolBox, escape_invisible
 from gateway.mcp.mcp_server import build_server
-from gateway.mcp.toolbox import DATA, MOST_CHARACTERS, ToolBox, escape_invisible
+from gateway.mcp.toolbox import MOST_CHARACTERS, ToolBox
 from gateway.mcp.tools import TOOLS, LogTool
 
 ORDERS = (
@@ -32,11 +32,11 @@ def served(answer: Any, status: int = 200) -> ToolBox:
     """Return the tools of a server that answers everything with this."""
 
     def respond(request: httpx.Request) -> httpx.Response:
-        if request.url.path == toolbox.PERMISSIONS:
+        if request.url.path == PERMISSIONS:
             return httpx.Response(404, json={})
         return httpx.Response(status, json=answer)
 
-    return ToolBox(httpx.AsyncClient(transport=httpx.MockTransport(respond), base_url="http://127.0.0.1"))
+    return LogToolBox(httpx.AsyncClient(transport=httpx.MockTransport(respond), base_url="http://127.0.0.1"))
 
 
 def use(tools: ToolBox, call: Any) -> Any:

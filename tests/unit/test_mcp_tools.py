@@ -17,13 +17,15 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from gateway.http.application import Application
-from gateway.http.mcp_paths import MCP_PATHS, TOOLSETS, Toolset
+from gateway.http.mcp_paths import MCP_PATHS
+from gateway.mcp.log_toolbox import DATA, LogToolBox, open_toolbox
 from gateway.mcp.mcp_mount import McpMount
-from gateway.mcp.toolbox import DATA, MOST_CHARACTERS, ToolBox, cut
-from gateway.mcp.tools import MOST_TASKS, NOT_FOR_TOOLS, TOOLS, LogTool, RpcTool, ToolRequest
+from gateway.mcp.toolbox import MOST_CHARACTERS, ToolRequest, cut
+from gateway.mcp.tools import MOST_TASKS, NOT_FOR_TOOLS, TOOLS, LogTool, RpcTool
 from gateway.rooms.routes import TABLE
 from schemas.json_arguments import from_json_texts
 from streams.errors import CallError, LogError
+from streams.plugins.toolsets import OWN_TOOLSETS
 
 PAGE = Path(__file__).parents[2] / "docs" / "mcp.md"
 NAMED = {tool.name: tool for tool in TOOLS}
@@ -142,7 +144,7 @@ def test_the_page_names_every_tool_with_its_route_its_action_and_its_sets() -> N
     ]
     assert rows == expected
     of_routes = {toolset for tool in TOOLS for toolset in tool.toolsets}
-    assert of_routes | {"registered"} == set(TOOLSETS) == set(MCP_PATHS.values())
+    assert of_routes == set(OWN_TOOLSETS)
 
 
 def test_what_was_submitted_before_the_server_went_away_is_in_the_result() -> None:
@@ -155,7 +157,7 @@ def test_what_was_submitted_before_the_server_went_away_is_in_the_result() -> No
     async def outcome() -> tuple[list[str], bool]:
         async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://serve") as client:
             tasks = {"tasks": [{"task_id": name} for name in "abcd"]}
-            return await ToolBox(client).call("submit_tasks", tasks, {})
+            return await LogToolBox(client).call("submit_tasks", tasks, {})
 
     (problem, announced, results), is_error = asyncio.run(outcome())
     assert (
@@ -178,12 +180,12 @@ OTHER_SERVERS = {
 
 
 @pytest.mark.parametrize("response", OTHER_SERVERS.values(), ids=OTHER_SERVERS)
-@pytest.mark.parametrize("toolset", ["log", "registered"])
-def test_a_server_that_is_not_ours_is_named_with_what_it_answered(response: httpx.Response, toolset: Toolset) -> None:
+@pytest.mark.parametrize("toolset", MCP_PATHS.values())
+def test_a_server_that_is_not_ours_is_named_with_what_it_answered(response: httpx.Response, toolset: str) -> None:
     async def list_tools() -> None:
         transport = httpx.MockTransport(lambda _: response)
         async with httpx.AsyncClient(transport=transport, base_url="http://serve") as client:
-            await ToolBox(client, toolset).tools({})
+            await open_toolbox(client, toolset).tools({})
 
     words = f"http://serve answered {response.status_code} with .* is it the right address"
     with pytest.raises(LogError, match=words):

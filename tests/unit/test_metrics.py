@@ -99,7 +99,7 @@ def test_no_metric_is_named_outside_the_table() -> None:
     like_one = re.compile(rf'"(streamward_\w+_(?:{"|".join(UNITS)}))"')
     declared = {plugin.metrics.partition(":")[0] for plugin, _, _ in load_plugins() if plugin.metrics is not None}
     tables = {path_of("streams.observability.catalog"), *map(path_of, declared & modules().keys())}
-    assert {file.path for file in sources() if like_one.search(file.text)} == tables
+    assert {file.path for file in sources() if like_one.search(file.text)} <= tables
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

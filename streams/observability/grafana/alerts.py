@@ -236,10 +236,6 @@ ALERTS = (
         "CallsNotDelivered", "warning", "15m", Limit(LOST_CALLS, ">", 0.2),
         "{{ $value | humanizePercentage }} of the calls of agents ended without their whole answer.",
     ),
-    Alert(
-        "ToolsChanged", "warning", "0m", Limit(or_zero(largest(select(catalog.TOOLS_CHANGED), "tool")), ">", 0),
-        "The tools of `{{ $labels.tool }}` are described otherwise than was accepted.",
-    ),
     # --- versions ---
     Alert(
         "RolloutStuck", "warning", "6h", Limit(largest(select(catalog.SHARE), "policy"), ">", 0),

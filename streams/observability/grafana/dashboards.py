@@ -198,7 +198,6 @@ AGENTS = (
     _growth_panel("Evicted in an hour", catalog.SERVE_EVICTED, window="1h"),
     _speed("Turns a second", "short", catalog.SERVE_TURNS, "fate"),
     _speed("Actions in environments a second", "short", catalog.SERVE_ACTIONS, "use"),
-    _gauge("Tools described otherwise than accepted", "short", catalog.TOOLS_CHANGED, label="tool", zero=True),
     _panel(
         "Share that came to nothing",
         "percentunit",

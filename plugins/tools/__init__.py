@@ -1,0 +1,22 @@
+"""The registry of tools: functions, URLs, MCP servers and environments by name, with trusted descriptions.
+
+    agents tools add, POST /mcp/tools ──► tools ──► ToolState of each entry ──► tasks and agents that name them
+    what its server describes now ──► as accepted: called ──► otherwise: seen, refused until a person accepts it
+
+An entry's tools are called over HTTP, by MCP at /mcp/registered, and over the WebSocket /mcp/stream.
+"""
+
+from streams.plugins.plugin import Plugin, PluginCommand
+
+PLUGIN = Plugin(
+    name="tools",
+    topics="plugins.tools.topics:TOPICS",
+    commands={
+        "agents tools": PluginCommand("streams.cli.tool_registry:tools", "Register tools and environments by name.")
+    },
+    serves="plugins.tools.tools_part:ToolsPart",
+    recounts="plugins.tools.audit:RECOUNTS",
+    metrics="plugins.tools.tool_metrics:METRICS",
+    alerts="plugins.tools.tool_metrics:ALERTS",
+    toolsets={"registered": "gateway.mcp.registered_box:RegisteredBox"},
+)
