@@ -12,11 +12,11 @@ PLUGIN = Plugin(
     name="tools",
     topics="plugins.tools.topics:TOPICS",
     commands={
-        "agents tools": PluginCommand("streams.cli.tool_registry:tools", "Register tools and environments by name.")
+        "agents tools": PluginCommand("plugins.tools.commands:tools", "Register tools and environments by name.")
     },
-    serves="plugins.tools.tools_part:ToolsPart",
-    recounts="plugins.tools.audit:RECOUNTS",
+    serves="plugins.tools.rooms.tools_part:ToolsPart",
+    recounts="plugins.tools.recount_tools:RECOUNTS",
     metrics="plugins.tools.tool_metrics:METRICS",
     alerts="plugins.tools.tool_metrics:ALERTS",
-    toolsets={"registered": "gateway.mcp.registered_box:RegisteredBox"},
+    toolsets={"registered": "plugins.tools.rooms.registered_box:RegisteredBox"},
 )

@@ -30,9 +30,9 @@ from gateway.http import errors
 from gateway.http.body import read
 from gateway.http.intake import Intake, read_apart
 from gateway.http.route import BODY_BYTES, BODY_VALUES
-from gateway.log.registered_tools import MOST_CALLS, StreamCall
-from gateway.mcp.registered_box import TOOLSET, RegisteredBox
 from gateway.mcp.toolbox import CREDENTIALS, OwnServer
+from plugins.tools.rooms.registered_box import TOOLSET, RegisteredBox
+from plugins.tools.rooms.registered_tools import MOST_CALLS, StreamCall
 from streams.errors import CallError
 
 SOCKET_PATH = "/mcp/stream"

@@ -18,8 +18,8 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
-from gateway.mcp.own_tools import record_own_tools, report_changes
 from gateway.mcp.tools import own_tools
+from plugins.tools.rooms.own_tools import record_own_tools, report_changes
 from plugins.tools.tool_metrics import TOOLS_CHANGED
 from schemas.conventions import TOOL_IDS
 from schemas.events import AccessRole, EpisodeStart, RequestEvent, Task, ToolCall, ToolEvent
@@ -69,7 +69,7 @@ def leave() -> str:
     """End the process."""
     os._exit(3)
 '''
-PLAIN = Path(__file__).parents[1] / "support" / "doubles" / "plain_mcp.py"
+PLAIN = Path(__file__).parents[2] / "support" / "doubles" / "plain_mcp.py"
 BROKEN = {"type": "object", "properties": {"a": {"anyOf": [{"type": "string", "pattern": "("}, {"type": "null"}]}}}
 
 

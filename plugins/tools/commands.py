@@ -25,7 +25,7 @@ def tools() -> None:
 
 add_routes(
     tools,
-    "gateway.log.registered_tools:RegisteredTools",
+    "plugins.tools.rooms.registered_tools:RegisteredTools",
     {
         "add": RouteCommand(
             "add_tool",

@@ -72,3 +72,6 @@ class ToolRecount(DecisionRecount):
     def about(self, event: ToolEvent) -> ToolOffer:
         """Return what an event offers."""
         return ToolOffer("" if event.endpoint is None else endpoint_kind(event.endpoint), len(event.tools))
+
+
+RECOUNTS = (ToolRecount,)

@@ -10,10 +10,10 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from gateway.http.route import MCP, Route
-from gateway.log.registered_tools import RegisteredTools
 from gateway.log.server_part import ServerBase, ServerPart
-from gateway.mcp.own_tools import record_own_tools, report_changes
-from gateway.mcp.tool_socket import SOCKET_PATH, ToolSocket
+from plugins.tools.rooms.own_tools import record_own_tools, report_changes
+from plugins.tools.rooms.registered_tools import RegisteredTools
+from plugins.tools.rooms.tool_socket import SOCKET_PATH, ToolSocket
 from streams.errors import LogError, NotFoundError, RefusedError
 
 log = logging.getLogger("streamward.agents")

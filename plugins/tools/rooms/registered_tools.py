@@ -8,7 +8,7 @@
 A tenant's entry has the tenant's name before its own, as its agents have; it sees and calls no other, and adds none,
 as an endpoint is executed. A key that is bound to an agent calls the tools that its agent is registered with.
 
-/mcp/stream is a WebSocket, too (gateway/mcp/tool_socket.py).
+/mcp/stream is a WebSocket, too (tool_socket.py).
 """
 
 from __future__ import annotations
