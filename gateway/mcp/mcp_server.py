@@ -20,7 +20,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.methods import validate_client_request
 
 from gateway.mcp import diagnose_prompt, mcp_resources
-from gateway.mcp.toolbox import OfferedTool, ToolBox
+from gateway.mcp.toolbox import McpTool, ToolBox
 from streams.errors import CallError, LogError
 from streams.files import program_version
 
@@ -31,7 +31,7 @@ INSTRUCTIONS = (
 )
 INVALID_PARAMS, INTERNAL = -32602, -32603
 
-LISTED: ContextVar[Sequence[OfferedTool] | None] = ContextVar("listed", default=None)
+LISTED: ContextVar[Sequence[McpTool] | None] = ContextVar("listed", default=None)
 """The tools that a list is made of, where they are known before."""
 
 Context = ServerRequestContext[Any, Any]
@@ -51,7 +51,7 @@ class LogHandlers:
             allowed = await self.callable_tools(context)
         return types.ListToolsResult(tools=[_tool(tool) for tool in allowed])
 
-    async def callable_tools(self, context: Context) -> Sequence[OfferedTool]:
+    async def callable_tools(self, context: Context) -> Sequence[McpTool]:
         """Return the tools that the caller may call."""
         with _protocol_errors(INTERNAL):
             return await self._tools.tools(self._caller_headers(context))
@@ -193,6 +193,6 @@ def _check_state(state: str | None) -> None:
         raise CallError("invalid", "requestState is none of this server's: it asks for no input; leave it out")
 
 
-def _tool(tool: OfferedTool) -> types.Tool:
+def _tool(tool: McpTool) -> types.Tool:
     hints = types.ToolAnnotations(read_only_hint=not tool.changes)
     return types.Tool(name=tool.name, description=tool.description, input_schema=tool.input_schema, annotations=hints)

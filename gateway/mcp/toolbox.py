@@ -25,7 +25,7 @@ CREDENTIALS = ("authorization", "x-api-key", "x-agent-id")
 """Headers of a call that its requests have, too."""
 
 
-class OfferedTool(Protocol):
+class McpTool(Protocol):
     """A tool, as an assistant is shown it."""
 
     @property
@@ -124,7 +124,7 @@ class ToolBox(ABC):
     """Whether its tools are the same as long as it is open."""
 
     @abstractmethod
-    async def tools(self, credentials: Mapping[str, str]) -> Sequence[OfferedTool]:
+    async def tools(self, credentials: Mapping[str, str]) -> Sequence[McpTool]:
         """Return the tools that a caller may call. Raises CallError if the server refuses it, LogError."""
 
     @abstractmethod

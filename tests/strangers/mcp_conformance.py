@@ -26,7 +26,6 @@ import httpx
 from starlette.types import ASGIApp
 
 from gateway.http.limits import TimeLimits
-from gateway.http.mcp_paths import Toolset
 from gateway.http.own_machine import OwnMachine
 from gateway.http.uvicorn_server import bound, quiet_server
 from gateway.mcp.mcp_mount import McpMount
@@ -86,7 +85,7 @@ class EverythingMount(McpMount):
 
     streams = True
 
-    def manager(self, toolset: Toolset, server: ASGIApp) -> Any:
+    def manager(self, toolset: str, server: ASGIApp) -> Any:
         """Return its transport, with the sessions and streams that the suite asks for."""
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
