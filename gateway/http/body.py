@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from schemas import json_text
 from schemas.conversation import JsonTextBudget
@@ -46,6 +46,18 @@ class Answer(BaseModel):
     """An object in an answer, which has these fields and no others. Numbers that JSON has not are strings."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), ser_json_inf_nan="strings")
+
+
+class OpenAnswer(Answer):
+    """An object in an answer that may have more fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class FigureAnswer(OpenAnswer):
+    """Figures by their names, beside what they are about."""
+
+    __pydantic_extra__: dict[str, float] = Field(init=False)
 
 
 class SecretBody(Body):

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from gateway.http.body import Body, Whole, compact
 from gateway.http.principal import actor_of, tenant_of
 from gateway.http.route import REST
-from gateway.jobs.answers import KeptEnvironment, KeptEnvironments, ShownMessage, TriedEnvironment
+from gateway.jobs.environment_answers import KeptEnvironment, KeptEnvironments, ShownMessage, TriedEnvironment
 from gateway.log.open_log import AT_ONCE, OpenLog
 from gateway.log.tool_answer import json_or_text, shown_tools
 from schemas.events import EpisodeStart, Message

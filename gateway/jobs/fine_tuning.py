@@ -19,9 +19,10 @@ from pydantic import Field
 from starlette.requests import Request
 
 from gateway.http.body import Body, PathQuery, read, read_query
+from gateway.http.pagination import page
 from gateway.http.route import IDEMPOTENCY_KEY, OPENAI, idempotency_key
 from gateway.jobs import fine_tuning_view as view, tuning_orders
-from gateway.jobs.answers import (
+from gateway.jobs.fine_tuning_answers import (
     FINE_TUNING_JOB,
     CheckpointFigures,
     FineTuningCheckpoint,
@@ -31,7 +32,6 @@ from gateway.jobs.answers import (
     FineTuningEventList,
     FineTuningJob,
     FineTuningJobList,
-    page,
 )
 from gateway.jobs.fine_tuning_body import CreateFineTuningBody, FineTuningOrder
 from gateway.jobs.tenant_jobs import OpenJobs, TenantJobs, jobs_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
-from gateway.jobs.answers import (
+from gateway.jobs.fine_tuning_answers import (
     CheckpointFigures,
     FineTuningCheckpoint,
     FineTuningEvent,

@@ -10,7 +10,8 @@ from starlette.requests import Request
 from gateway.http.body import Body
 from gateway.http.route import IDEMPOTENCY_KEY, REST, idempotency_key
 from gateway.jobs import tuning_orders
-from gateway.jobs.answers import FINE_TUNING_JOB, OrderedConfig, TrainingJob
+from gateway.jobs.answers import OrderedConfig, TrainingJob
+from gateway.jobs.fine_tuning_answers import FINE_TUNING_JOB
 from gateway.jobs.tenant_jobs import OpenJobs, TenantJobs, jobs_of
 from gateway.jobs.training_job import TRAINING_JOB, training_job
 from streams.jobs.request import JobOrder

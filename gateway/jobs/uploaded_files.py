@@ -14,11 +14,11 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.http.body import PathQuery
+from gateway.http.body import Answer, PathQuery
+from gateway.http.pagination import PageAnswer, page
 from gateway.http.principal import tenant_of
 from gateway.http.route import LARGE_BODY, OPENAI
 from gateway.jobs import form_data
-from gateway.jobs.answers import DeletedFile, FileList, StoredFile, page
 from streams.errors import CallError
 from streams.jobs import training_files
 from streams.jobs.training_files import TrainingFile
@@ -35,6 +35,34 @@ FORM: dict[str, Any] = {
 
 BYTES = "application/octet-stream"
 RAW = {BYTES: {"schema": {"type": "string", "format": "binary"}}}
+
+
+class StoredFile(Answer):
+    """A file that was uploaded."""
+
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    status: Literal["processed"]
+    expires_at: None
+    status_details: None
+
+
+class DeletedFile(Answer):
+    """A file that is no more."""
+
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+class FileList(PageAnswer):
+    """A page of files."""
+
+    data: list[StoredFile]
 
 
 class FilesQuery(PathQuery):

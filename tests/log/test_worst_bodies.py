@@ -24,7 +24,7 @@ from websockets.sync.client import connect
 
 from gateway.http.mcp_paths import MCP_PATHS
 from gateway.http.route import Route
-from gateway.jobs.answers import FINE_TUNING_JOB
+from gateway.jobs.fine_tuning_answers import FINE_TUNING_JOB
 from gateway.rooms.routes import SOCKETS
 from streams.access.access_log import AccessLog
 from streams.kafka import admin
