@@ -36,9 +36,9 @@ from gateway.jobs.fine_tuning_answers import (
 from gateway.jobs.fine_tuning_body import CreateFineTuningBody, FineTuningOrder
 from gateway.jobs.tenant_jobs import OpenJobs, TenantJobs, jobs_of
 from schemas.events import JobEvent
+from streams.adapters import training_files
 from streams.adapters.versions import read_state
 from streams.errors import CallError, JobRequestError, NotFoundError
-from streams.jobs import training_files
 from streams.jobs.job_log import JobCommandKind
 from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState

@@ -23,11 +23,11 @@ from gateway.jobs.graders import Grading, read_grader
 from schemas.conversation import Conversation, read_as
 from schemas.events import JobQuestion, RewardSource
 from schemas.faults import Refused
+from streams.adapters.training_files import FileLine
 from streams.errors import CallError, JobRequestError, RefusedError
 from streams.jobs import request as requests
 from streams.jobs.request import MOST_ITERATIONS, JobOrder
 from streams.jobs.state import split
-from streams.jobs.training_files import FileLine
 from streams.scorers.registry import parts
 from streams.scorers.verdict import ScoreError
 from streams.settings.model import Settings

@@ -20,6 +20,7 @@ from gateway.http.body import Answer, Body
 from gateway.http.principal import tenant_of
 from gateway.http.route import LARGE_BODY, REST
 from schemas.json_text import one_line
+from streams.adapters import training_files
 from streams.arrow.file_rows import Row, json_lines
 from streams.data.cleaning import clean as cleaning
 from streams.data.cleaning.check import check
@@ -30,7 +31,6 @@ from streams.data.contamination.known_suites import expectations_of, of_files
 from streams.data.contamination.suite_index import SuiteIndex
 from streams.data.synthesis.synthetic_rows import rows_of
 from streams.errors import CallError, EventError, NotFoundError, SettingsError
-from streams.jobs import training_files
 from streams.kafka import times
 from streams.settings.model import Settings
 from streams.stages.tasks.generators import TaskSpec

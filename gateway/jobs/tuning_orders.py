@@ -17,11 +17,12 @@ from gateway.jobs.fine_tuning_body import (
     check_order,
 )
 from schemas.events import DatasetEvent, TuningMethod
+from streams.adapters import training_files
+from streams.adapters.training_files import TrainingFile
 from streams.adapters.versions import AdapterState
 from streams.errors import CallError, JobRequestError, NotFoundError, RefusedError
-from streams.jobs import training_files, tuning_request
+from streams.jobs import tuning_request
 from streams.jobs.request import JobOrder
-from streams.jobs.training_files import TrainingFile
 from streams.kafka import times
 from streams.settings.model import Settings
 from streams.tools.dataset_reader import dataset_reader

@@ -10,8 +10,8 @@ from gateway.jobs.peft import PeftJobs
 from gateway.jobs.prompt_order import PromptSearches
 from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import JsonRpc
-from gateway.jobs.uploaded_files import UploadedFiles
 from gateway.log.server_part import ServerBase, ServerPart
+from gateway.log.uploaded_files import UploadedFiles
 from streams.jobs.job_log import JobLog
 from streams.kafka.followed import FollowedOnDemand
 

@@ -28,12 +28,12 @@ from plugins.tuning.tuner import TuningStep, TuningSteps
 from plugins.tuning.tuning_metrics import TuningMetrics, TuningOutcome
 from plugins.tuning.tuning_reducer import NO_EXAMPLES, NOT_TUNED
 from schemas.events import AdapterEvent, JobTuning
+from streams.adapters import training_files
 from streams.adapters.decisions import read_history
 from streams.adapters.lora_shape import LoraChoice
 from streams.arrow.file_rows import TABLES
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.files import Scratch
-from streams.jobs import training_files
 from streams.jobs.job_log import JobLog
 from streams.jobs.state import JobState, JobUsage
 from streams.jobs.tuning_request import BETA

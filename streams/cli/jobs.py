@@ -29,9 +29,9 @@ from streams.cli.runtime import (
 
 if TYPE_CHECKING:
     from schemas.events import DatasetEvent
+    from streams.adapters.training_files import TrainingFile
     from streams.jobs.job_log import JobCommandKind
     from streams.jobs.state import JobState
-    from streams.jobs.training_files import TrainingFile
     from streams.output import Output
 
 key_option = click.option(
@@ -193,8 +193,9 @@ def _order_by_rewards(call: AppContext, body: dict[str, Any], key: str | None) -
 
 def _order_tuning(call: AppContext, body: dict[str, Any], file: Path | None, key: str | None) -> JobState:
     """Order a job that tunes, after putting its file into the adapter store."""
+    from streams.adapters import training_files
     from streams.adapters.versions import read_state
-    from streams.jobs import job_log, training_files, tuning_request
+    from streams.jobs import job_log, tuning_request
     from streams.kafka import times
     from streams.stages.agents.runs.registration import known_agents
     from streams.tools.dataset_reader import dataset_reader

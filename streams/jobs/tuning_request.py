@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError
 from schemas.events import DatasetEvent, JobSpec, JobTuning, Purpose, TuningMethod
 from streams.adapters.lora_shape import LoraChoice, LoraShape, in_order
 from streams.adapters.store import uri_of
+from streams.adapters.training_files import FileLine, TrainingFile
 from streams.adapters.versions import AdapterState
 from streams.engines.prompt_check import local_renderer
 from streams.errors import JobRequestError, RefusedError, SettingsError
@@ -31,7 +32,6 @@ from streams.jobs.request import (
     explain,
     prices_and_budget,
 )
-from streams.jobs.training_files import FileLine, TrainingFile
 from streams.kafka.times import parse_time
 from streams.settings.model import Settings
 from trainer.examples import from_file

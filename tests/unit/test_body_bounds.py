@@ -24,15 +24,15 @@ from starlette.requests import Request
 from gateway.http import body as bodies, openapi
 from gateway.http.application import Application
 from gateway.http.body import Body, read
+from gateway.http.form_data import HEAD_BYTES, parts
 from gateway.http.intake import LARGE_BYTES, MOST_LEVELS, Intake
 from gateway.http.route import Route
-from gateway.jobs.form_data import HEAD_BYTES, parts
 from gateway.rooms.routes import ROUTES
 from schemas import json_text
 from schemas.conversation import Conversation
 from schemas.faults import LONGEST_PATH
+from streams.adapters import training_files
 from streams.errors import CallError, CallErrorKind, JobRequestError
-from streams.jobs import training_files
 from streams.settings.model import Settings
 from tests.support.documented import document
 from tests.support.rooms import every_room

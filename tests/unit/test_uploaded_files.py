@@ -14,10 +14,10 @@ import pytest
 from openai import AsyncOpenAI
 
 from gateway.http.application import Application
-from gateway.jobs import uploaded_files as files
-from gateway.jobs.form_data import FormPart, parts
+from gateway.http.form_data import FormPart, parts
+from gateway.log import uploaded_files as files
+from streams.adapters import training_files
 from streams.errors import CallError, JobRequestError, NotFoundError, SettingsError
-from streams.jobs import training_files
 
 T = TypeVar("T")
 LINES = b'{"messages": [{"role": "user", "content": "1 + 1 ="}], "answer": "2"}\n\n{"messages": []}\n'

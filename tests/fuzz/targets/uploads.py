@@ -13,7 +13,7 @@ BOUNDARY = "b"
 @target("forms", light=300)
 def forms(folder: Path) -> Check:
     """A multipart form is its fields, which are in it byte for byte."""
-    from gateway.jobs.form_data import parts
+    from gateway.http.form_data import parts
 
     def check(data: bytes) -> str | None:
         for part in parts(f"multipart/form-data; boundary={BOUNDARY}", data):
@@ -29,7 +29,7 @@ def training_files(folder: Path) -> Check:
     """A file to train on is a job with a question a line, or an error with its line. The first line is the grader."""
     from gateway.http.body import read
     from gateway.jobs.fine_tuning_body import CreateFineTuningBody, FineTuningOrder
-    from streams.jobs.training_files import lines_of
+    from streams.adapters.training_files import lines_of
     from streams.settings.model import Settings
 
     def check(data: bytes) -> str | None:

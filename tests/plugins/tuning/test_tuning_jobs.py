@@ -16,15 +16,16 @@ from plugins.tuning import job_tuner as tuner, tuning_metrics, tuning_reducer
 from plugins.tuning.job_tuner import TuningWorker
 from plugins.tuning.tuned_version import read_file, tune
 from schemas.events import AdapterEvent, AgentEvent, JobEvent
+from streams.adapters import training_files
+from streams.adapters.training_files import TrainingFile
 from streams.adapters.versions import empty, read_state
 from streams.engines.base_model import Base
 from streams.engines.local.lora import read_lora
 from streams.errors import JobRequestError
-from streams.jobs import training_files, tuning_request
+from streams.jobs import tuning_request
 from streams.jobs.job_log import JobCommand, JobLog
 from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState
-from streams.jobs.training_files import TrainingFile
 from streams.kafka import times
 from streams.kafka.history import LogHistory
 from streams.settings.model import Metrics, Model, Policy, Settings

@@ -14,14 +14,14 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.http import form_data
 from gateway.http.body import Answer, PathQuery
 from gateway.http.pagination import PageAnswer, page
 from gateway.http.principal import tenant_of
 from gateway.http.route import LARGE_BODY, OPENAI
-from gateway.jobs import form_data
+from streams.adapters import training_files
+from streams.adapters.training_files import TrainingFile
 from streams.errors import CallError
-from streams.jobs import training_files
-from streams.jobs.training_files import TrainingFile
 from streams.kafka import times
 
 PURPOSE = training_files.PURPOSE
