@@ -42,6 +42,7 @@ from gateway.log.scores import ScorerTrials
 from gateway.log.server_part import ServerBase
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
+from gateway.log.uploaded_files import UploadedFiles
 from gateway.mcp.mcp_mount import McpMount
 from gateway.mcp.tools import own_tools
 from gateway.people.auth import OwnPermissions, PasswordLogins, is_over_tls
@@ -230,6 +231,7 @@ def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
         RecordedRuns(log),
         Statements(log),
         PublishedAdapters(settings),
+        UploadedFiles(settings.adapters.store),
         TrainingRows(settings),
         PromptTemplates(settings, log),
         EnvironmentTrials(settings, log),

@@ -29,6 +29,7 @@ from gateway.log.scores import ScorerTrials
 from gateway.log.server_part import ServerPart
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
+from gateway.log.uploaded_files import UploadedFiles
 from gateway.people.auth import OwnPermissions, PasswordLogins
 from gateway.people.oidc_login import OidcLogins
 from streams.errors import SettingsError
@@ -52,8 +53,8 @@ class Health:
 
 ROOMS: tuple[type, ...] = (
     *(AgentProtocols, FeedbackBox, Health, AgentRuns, AgentRegistration),
-    *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters, TrainingRows),
-    *(PromptTemplates, EnvironmentTrials),
+    *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
+    *(UploadedFiles, TrainingRows, PromptTemplates, EnvironmentTrials),
     *(OidcLogins, OwnPermissions, PasswordLogins),
 )
 _PLUGINS = tuple(plugin for plugin, _, _ in load_plugins())

@@ -11,7 +11,6 @@ from gateway.jobs.prompt_order import PromptSearches
 from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import JsonRpc
 from gateway.log.server_part import ServerBase, ServerPart
-from gateway.log.uploaded_files import UploadedFiles
 from streams.jobs.job_log import JobLog
 from streams.kafka.followed import FollowedOnDemand
 
@@ -19,7 +18,7 @@ from streams.kafka.followed import FollowedOnDemand
 class JobPart(ServerPart):
     """The jobs of the log. Another plugin's part finds them as `base.part(JobPart).jobs`."""
 
-    ROOMS = (UploadedFiles, FineTuning, TrainingJobs, PeftJobs, PromptSearches, JobCosts, JsonRpc)
+    ROOMS = (FineTuning, TrainingJobs, PeftJobs, PromptSearches, JobCosts, JsonRpc)
 
     def __init__(self, base: ServerBase) -> None:
         self._base, self.jobs = base, FollowedOnDemand(JobLog, base.settings)
@@ -34,7 +33,6 @@ class JobPart(ServerPart):
     def rooms(self) -> list[object]:
         settings, jobs = self._base.settings, self.jobs
         return [
-            UploadedFiles(settings.adapters.store),
             FineTuning(settings, jobs, fleet=self._base.recorder.is_fleet),
             TrainingJobs(settings, jobs),
             PeftJobs(settings, jobs),
