@@ -22,6 +22,7 @@ def every_room(settings: Settings) -> list[Any]:
         keys=None,
         logins=None,
         rendering=nothing,
+        toolsets={},
     )
     for part in PARTS:
         base.parts.append(part(base))
