@@ -18,10 +18,8 @@ from starlette.requests import HTTPConnection
 from gateway.http.principal import actor_of, tenant_of
 from gateway.log.named_code import check_environment, check_scorers, why_not_of_tenant
 from schemas.events import JobEvent
-from streams.access.tenants.tenant_names import SEPARATOR, is_of, may_know, own_of
+from streams.access.tenants.tenant_names import is_of, may_know
 from streams.adapters.versions import AdapterState, known_policies, read_state
-from streams.environments.registry import tool_log
-from streams.environments.registry.tool_state import ToolState
 from streams.errors import JobRequestError, NotFoundError, RefusedError
 from streams.jobs import job_episodes, request as requests
 from streams.jobs.job_log import JobCommand, JobCommandKind, JobLog
@@ -30,6 +28,7 @@ from streams.jobs.state import JobState
 from streams.kafka.followed import FollowedOnDemand
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import KnownAgent, known_agents
+from streams.stages.tasks.line_steps import LineSteps, log_now
 
 OpenJobs = FollowedOnDemand[JobLog]
 """The jobs of the log, followed again after a failure."""
@@ -93,15 +92,8 @@ class TenantJobs:
 
     def _try_environment(self, config: EnvironmentConfig) -> PlayableEnvironment:
         check = partial(check_environment, self._request)
-        return job_episodes.try_environment(config, self.settings, self._entries, check)
-
-    def _entries(self) -> Mapping[str, ToolState]:
-        """Return the registry; for a tenant its own entries, with its name before theirs and without."""
-        entries = tool_log.read(self.settings)
-        if self.tenant is None:
-            return entries
-        own = own_of(self.tenant, entries)
-        return {name.partition(SEPARATOR)[2]: entry for name, entry in own.items()} | own
+        steps = LineSteps(log_now(self.settings), self.tenant)
+        return job_episodes.try_environment(config, self.settings, steps, check)
 
     def start(self, order: JobOrder, *, key: str | None) -> JobState:
         """Create a job for the tenant, which pays for it. Raises NotFoundError, and as JobLog.start."""

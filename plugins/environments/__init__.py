@@ -7,6 +7,8 @@ from streams.plugins.plugin import Plugin
 
 PLUGIN = Plugin(
     name="environments",
+    line_steps={"environment": "plugins.environments.environment_step:EnvironmentStep"},
     episodes="plugins.environments.episode_player:EnvironmentPlayer",
     generators="plugins.environments.episode_tasks:GENERATORS",
+    extends={"environments": "plugins.environments.entry_names:NAMES"},
 )

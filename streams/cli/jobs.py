@@ -168,22 +168,20 @@ def _environment_fields(name: str | None, in_json: str | None, counts: dict[str,
 
 def _order_by_rewards(call: AppContext, body: dict[str, Any], key: str | None) -> JobState:
     """Order a job that trains by rewards."""
-    from functools import cache
-
     from streams.adapters.versions import known_policies
-    from streams.environments.registry import tool_log
     from streams.jobs import job_episodes, job_log, request
     from streams.scorers.scorer_check import doubtful_scorer
     from streams.stages.agents.runs.registration import known_agents
+    from streams.stages.tasks.line_steps import LineSteps, log_now
 
     job_request, settings = request.read_request(body), call.settings_to_write
-    entries = cache(lambda: tool_log.read(settings))
+    steps = LineSteps(log_now(settings))
     order = request.order(
         job_request,
         settings,
         policies=known_policies(settings),
         agents=known_agents(settings),
-        try_environment=lambda config: job_episodes.try_environment(config, settings, entries),
+        try_environment=lambda config: job_episodes.try_environment(config, settings, steps),
     )
     if problem := doubtful_scorer(settings.scoring, order.spec.reward_sources):
         click.echo(f"{problem} (unless the scoring agents run elsewhere)", err=True)

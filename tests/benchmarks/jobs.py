@@ -40,6 +40,7 @@ from streams.jobs.job_log import JobLog
 from streams.kafka.node import process as broker
 from streams.processes.child import free_port
 from streams.settings.model import Advantages, Batches, Model, Serve, Settings, Trainer
+from streams.stages.tasks.line_steps import LineSteps
 from streams.tools.audit.reading import Audit
 from tests.benchmarks.loop import REPO, node
 from tests.benchmarks.side_by_side import line, median_s, say
@@ -160,7 +161,7 @@ def _ordered(settings: Settings, log: JobLog) -> list[str]:
             settings,
             policies=policies,
             agents={},
-            try_environment=lambda config: job_episodes.try_environment(config, settings, lambda: {}),
+            try_environment=lambda config: job_episodes.try_environment(config, settings, LineSteps()),
         )
         found.append(log.start(order, actor="bench", key=policy).job_id)
     return found

@@ -23,6 +23,7 @@ from streams.jobs.state import JobState, fold
 from streams.settings.model import Batches, Environments, Guard, Settings
 from streams.stages.agents.runs.registration import KnownAgent
 from streams.stages.tasks.episodes import EpisodeSpec
+from streams.stages.tasks.line_steps import LineSteps
 from tests.support.factories import episodes_spec, job_event
 
 QUESTION = JobQuestion(query="4 + 7 =")
@@ -66,12 +67,13 @@ def ordered(
     **config: Any,
 ) -> JobOrder:
     body = {"agent_id": agent_id, "environment": environment, "config": {"n_iterations": 3, **config}}
+    steps = LineSteps(lambda _: entries or {})
     return order(
         read_request(body),
         settings,
         policies={"default"},
         agents={"calc": KnownAgent("default")},
-        try_environment=lambda ordered: job_episodes.try_environment(ordered, settings, lambda: entries or {}),
+        try_environment=lambda ordered: job_episodes.try_environment(ordered, settings, steps),
     )
 
 

@@ -232,7 +232,7 @@ def test_an_environment_is_refused_where_no_plugin_plays_it_and_two_that_would_a
     (tmp_path / "a.jsonl").write_text(json.dumps({**line, "environment": {"name": "mine:Game", "seed": 1}}))
     sent = run_with(tmp_path, *core, "up", "--tasks", "a.jsonl")
     assert sent.returncode == 1
-    assert "environment is 'mine:Game', and no plugin that plays environments is loaded; add it" in sent.stderr
+    assert "environment: plugin environments, which reads it, is not loaded (plugins.load)" in sent.stderr
     twice = of(Plugin(name="a", episodes="a:play"), Plugin(name="b", episodes="b:play"))
     monkeypatch.setattr(players, "load_plugins", lambda: twice)
     with pytest.raises(SettingsError, match="plugins a and b both play environments"):

@@ -13,7 +13,7 @@ from streams.settings.model import Topics
 from streams.stages.tasks.line_steps import LineSteps
 from streams.stages.tasks.line_task import Reading
 from streams.stages.tasks.lines import check_rows
-from streams.tools.registry_steps import EnvironmentStep, ToolIdsStep
+from streams.tools.registry_steps import ToolIdsStep
 from tests.support.factories import tool_event
 
 MAZE = EpisodeStart(name="maze:Maze", settings='{"size": 3}', seed=0)
@@ -47,5 +47,3 @@ def test_a_line_of_entries_has_the_id_that_it_always_had(
 
 def test_a_tenant_s_entries_are_named_with_the_tenant() -> None:
     assert ToolIdsStep.of_tenant("red", ["sums", "red.a"]) == ["red.sums", "red.a"]
-    assert EnvironmentStep.of_tenant("red", {"name": "maze"}) == {"name": "red.maze"}
-    assert EnvironmentStep.of_tenant("red", {"name": "calculator"}) == {"name": "calculator"}

@@ -1,4 +1,4 @@
-"""Tools and environments of the registry that a task or an agent names.
+"""Tools of the registry that a task or an agent names.
 
     ids ──► entries as they are now, if they are trusted ──► descriptions, and ID@DIGEST of each for the metadata
 
@@ -49,21 +49,6 @@ def named_tools(ids: Sequence[str], entries: Entries, others: Iterable[Tool] = (
         tools.append(registered.tool)
         references.append(reference(tool_id, registered.entry))
     return NamedTools(tuple(tools), tuple(references))
-
-
-def named_environment(name: str, entries: Entries) -> ToolState | None:
-    """Return the environment that is registered under a name; None: not found. Raises ValueError."""
-    try:
-        entry = entries().get(name)
-    except NotFoundError:
-        return None
-    if entry is None or entry.environment is None:
-        return None
-    try:
-        check_trusted(entry)
-    except RefusedError as exc:
-        raise ValueError(f"environment: {exc}") from exc
-    return entry
 
 
 def reference(tool_id: str, entry: ToolState) -> str:

@@ -3,7 +3,7 @@
     NAME, settings ──► EpisodePlayer.tasks ──► train and held-out tasks              up --environment, jobs
     Task.environment ──► EpisodePlayer.playing ──► a run of its agent                agents run --environments
 
-Without such a plugin each is refused: when it is submitted, when it is made, and when an agent is to play it.
+Without such a plugin each is refused: when a line names an environment, when it is made, when an agent is to play it.
 """
 
 from __future__ import annotations
@@ -101,13 +101,6 @@ def episode_player() -> EpisodePlayer:
     if len(declared) > 1:
         raise SettingsError(f"plugins {' and '.join(plugin.name for plugin, _ in declared)} both play environments")
     return declared[0][0].load(declared[0][1])() if declared else _NoEpisodes()
-
-
-def why_not_played(start: EpisodeStart | None) -> str | None:
-    """Return why no agent can play a task that begins so; None where a plugin plays it, or it has no environment."""
-    if start is None or not isinstance(episode_player(), _NoEpisodes):
-        return None
-    return f"environment is {start.name[:80]!r}, and {NOT_PLAYED}"
 
 
 def name_of_episode(name: str, seed: int) -> Message:

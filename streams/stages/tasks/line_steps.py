@@ -21,10 +21,7 @@ from streams.settings.model import Settings
 
 FIELDS = ("prompt_version", "tool_ids", "environment")
 """In the order in which they are completed."""
-IN_PLACE = {
-    "tool_ids": "streams.tools.registry_steps:ToolIdsStep",
-    "environment": "streams.tools.registry_steps:EnvironmentStep",
-}
+IN_PLACE = {"tool_ids": "streams.tools.registry_steps:ToolIdsStep"}
 """Steps of subjects that are no plugins yet."""
 Registries = Callable[[type[Registry[Any, Any]]], Mapping[str, Any]]
 """Returns the states of a registry. Raises NotFoundError, LogError."""

@@ -8,14 +8,13 @@ from schemas import serde
 from schemas.events import Sampling, Task
 from streams.scorers import source_problems
 from streams.settings.model import Topics
-from streams.stages.tasks.episodes import why_not_played
 
 RECORD_OVERHEAD_BYTES = 512
 """Kafka's overhead for a payload: batch header, key, headers."""
 
 
 def task_problems(task: Task, topic_settings: Topics, min_group: int = 2) -> Iterator[str]:
-    """Yield each problem of a task, before it is sent: fields, size, group, sampling, scorers, environment."""
+    """Yield each problem of a task, before it is sent: fields, size, group, sampling, scorers."""
     try:
         size = len(serde.encode(task))
     except serde.EncodeError as exc:
@@ -32,8 +31,6 @@ def task_problems(task: Task, topic_settings: Topics, min_group: int = 2) -> Ite
             yield problem
         yield from _untrainable(task.sampling)
     yield from source_problems(task)
-    if problem := why_not_played(task.environment):
-        yield problem
 
 
 def group_problem(group_size: int, min_group: int = 2) -> str | None:
