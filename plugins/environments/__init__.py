@@ -3,10 +3,15 @@
 environment, seed ──► tasks ──► agents run --environments ──► turns, rewards ──► replayed: the same episode again
 """
 
-from streams.plugins.plugin import Plugin
+from streams.plugins.plugin import Plugin, PluginCommand
 
 PLUGIN = Plugin(
     name="environments",
+    commands={
+        "agents environments": PluginCommand(
+            "streams.cli.environments:environments", "List, try and replay the environments that agents act in."
+        )
+    },
     line_steps={"environment": "plugins.environments.environment_step:EnvironmentStep"},
     episodes="plugins.environments.episode_player:EnvironmentPlayer",
     generators="plugins.environments.episode_tasks:GENERATORS",

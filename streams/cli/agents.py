@@ -1,4 +1,4 @@
-"""The commands of agents: run, list, show, tail; and of what agents act with: tools, environments.
+"""The commands of agents: run, list, show, tail.
 
     tasks ──► run ──► a process per slot, whose calls `streamward serve` answers and records
     trajectories, turns ──► agents_view.py: runs, folded ──► one line per run or call
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from streams.cli.environments import environments
 from streams.cli.runtime import AppContext, output_option, pass_call, until_stopped
 from streams.cli.task_file import TaskFileOptions, check_tasks, read_tasks, task_file_options
 from streams.errors import SettingsError
@@ -325,6 +324,3 @@ def _print_live(rows: Iterable[dict[str, Any]], output: Output) -> None:
             table.add(row)
         else:
             print(show.json_line(row), flush=True)
-
-
-agents.add_command(environments)
