@@ -9,7 +9,7 @@ PLUGIN = Plugin(
     name="environments",
     commands={
         "agents environments": PluginCommand(
-            "streams.cli.environments:environments", "List, try and replay the environments that agents act in."
+            "plugins.environments.commands:environments", "List, try and replay the environments that agents act in."
         )
     },
     line_steps={"environment": "plugins.environments.environment_step:EnvironmentStep"},

@@ -48,7 +48,7 @@ class EnvironmentPlayer:
     @contextmanager
     def playing(self, settings: Settings, server: str, time_limit_s: float) -> Iterator[Callable[[Task], AgentWork]]:
         """Yield the work of an agent that plays episodes. Raises SettingsError for `server`."""
-        from streams.stages.agents.runs.episode_agent import EpisodeAgent
+        from plugins.environments.episode_agent import EpisodeAgent
 
         with closing(EnvironmentPool(settings.environments)) as pool:
             player = EpisodeAgent(server, pool.open, time_limit_s=time_limit_s, key=settings.serve.key)

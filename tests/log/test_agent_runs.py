@@ -15,6 +15,8 @@ import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
+from plugins.environments.episode_agent import EpisodeAgent
+from plugins.environments.episode_calls import CallFailed, ModelCalls
 from schemas.events import EpisodeStart, Message, Observed, Response, Sampling, TrajectoryEvent, derive_id
 from streams.environments.episodes.environment import Action, Environment, Observation, StepResult
 from streams.environments.listed import open_listed
@@ -24,8 +26,6 @@ from streams.settings.model import Settings
 from streams.stages.agents.runs.agent_process import RunContext
 from streams.stages.agents.runs.agent_runner import AgentPlan, AgentWork, run as run_agent
 from streams.stages.agents.runs.connection_pool import KeptAlive
-from streams.stages.agents.runs.episode_agent import EpisodeAgent
-from streams.stages.agents.runs.episode_calls import CallFailed, ModelCalls
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.runs.run_server import AgentServer
 from streams.stages.tasks.submit import submit

@@ -16,13 +16,13 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from plugins.environments.episode_calls import CallFailed, ModelCalls, action_of
 from schemas.events import EpisodeStart, Task
 from streams.environments.episodes.environment import Environment, EpisodeError, Observation, StepResult
 from streams.environments.episodes.running_episode import LiveEpisode
 from streams.stages.agents.runs.agent_process import RunContext
 from streams.stages.agents.runs.agent_runner import AgentWork
 from streams.stages.agents.runs.connection_pool import KeptAlive
-from streams.stages.agents.runs.episode_calls import CallFailed, ModelCalls, action_of
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.trajectories.chat_format import message_of, tool_of
 

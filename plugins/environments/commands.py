@@ -1,7 +1,7 @@
 """The commands of environments: agents environments list, try, replay.
 
 name, seed ──► episodes/trial_episode.py ──► the same episode twice, or an error
-tasks, trajectories, turns ──► tools/episode_replay.py ──► equal to the recorded episode, or the difference
+tasks, trajectories, turns ──► episode_replay.py ──► equal to the recorded episode, or the difference
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ def environments_replay(call: AppContext, name: str | None, replay_all: bool, ou
     """
     from contextlib import closing
 
+    from plugins.environments import episode_replay
     from streams import output as show
     from streams.environments.environment_pool import EnvironmentPool
     from streams.errors import EventError, NotFoundError, SettingsError
-    from streams.tools import episode_replay
 
     if (name is None) != replay_all:
         raise SettingsError("name a task or a trajectory, or give --all")
