@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from schemas.events import EpisodeStart, Message, ToolCall
 from streams.cli.root import cli
 from streams.environments.by_reference import load
-from streams.environments.environment_pool import EnvironmentPool
+from streams.environments.environment_pool import EnvironmentPool, credential_of
 from streams.environments.episodes.environment import Action, EpisodeError
 from streams.environments.episodes.running_episode import LiveEpisode
 from streams.environments.episodes.trial_episode import try_twice
@@ -294,3 +294,14 @@ def test_an_mcp_server_that_is_not_there_or_a_task_without_a_prompt_is_named() -
     assert caught.value.reason == "crashed"
     with pytest.raises(EpisodeError, match="missing 1 required positional argument: 'prompt'"):
         load(STDIO, {})
+
+
+def test_a_credential_of_a_server_is_read_as_any_key(tmp_path: Path) -> None:
+    file, server = tmp_path / "credentials.json", "http://127.0.0.1:9000/mcp"
+    limits = Environments(servers=server, credentials=file)
+    file.write_text(json.dumps({server: "k-1\n"}))
+    assert credential_of(server, limits) == "k-1"
+    file.write_text(json.dumps({server: "secret\nsecret"}))
+    with pytest.raises(EpisodeError) as caught:
+        credential_of(server, limits)
+    assert caught.value.reason == "not_allowed" and "secret" not in str(caught.value)
