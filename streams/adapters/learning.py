@@ -178,6 +178,11 @@ class LearningHistory:
     _newest: deque[GroupFacts] = field(default_factory=deque)
     _flat_count: int = 0
 
+    @property
+    def last_step_differed(self) -> bool:
+        """Whether a group of the newest step, which may not be full yet, differed in reward."""
+        return self._flat_count < min(self.step, self.groups)
+
     def take(self, group: AdvantagedGroup) -> None:
         """Add a group; one that was just read, or that is not for training, changes nothing."""
         if group.purpose == "train" and all(group.task_id != facts.task_id for facts in self._newest):

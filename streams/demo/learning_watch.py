@@ -85,7 +85,8 @@ class LearningWatch:
         groups, faults = self._new_groups(), progress.scoring_faults()
         if not groups and faults:
             return _sentences("nothing was learnt: no answer of this run has a score", *faults)
-        if groups and history.differed == self._differed_before and progress.settings.learning.stop_after:
+        has_taught = history.differed > self._differed_before or history.last_step_differed  # also of an earlier run
+        if groups and not has_taught and progress.settings.learning.stop_after:
             return _sentences(*self._causes() or [f"nothing was learnt: none of {groups} groups differed in reward"])
         return None
 

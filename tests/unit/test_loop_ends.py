@@ -93,6 +93,13 @@ def test_a_run_that_trained_nothing_says_where_its_tasks_are() -> None:
     assert (watch.failure(trains=False) or "").startswith("nothing was learnt: none of 1 groups differed in reward")
 
 
+def test_a_run_that_only_fills_a_step_of_an_earlier_one_has_taught_what_that_step_teaches() -> None:
+    for before, fails in ((group(task_id="before"), False), (unscored("before")[1], True)):
+        watch = LearningWatch(progress_of(task(task_id="before", group_size=2), before))
+        watch.progress.learning.take(unscored("now")[1])
+        assert (watch.failure(trains=False) is not None) is fails
+
+
 def test_a_run_of_which_no_answer_got_a_score_has_failed_also_if_it_trained_on_tasks_of_an_earlier_one() -> None:
     earlier = task(task_id="earlier", group_size=2)
     progress = progress_of(earlier)
