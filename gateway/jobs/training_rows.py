@@ -19,6 +19,7 @@ from starlette.requests import Request
 from gateway.http.body import Answer, Body
 from gateway.http.principal import tenant_of
 from gateway.http.route import LARGE_BODY, REST
+from gateway.log.open_log import OpenLog
 from schemas.json_text import one_line
 from streams.adapters import training_files
 from streams.arrow.file_rows import Row, json_lines
@@ -122,7 +123,7 @@ CLEANED = CleanedRowsAnswer(
 class TrainingRows:
     """The routes of rows. They wait for the store."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, log: OpenLog) -> None:
         self._settings, self._store = settings, settings.adapters.store
 
     @REST.post(
@@ -254,3 +255,6 @@ class TrainingRows:
     def _suite_index(self) -> SuiteIndex | None:
         questions = of_files(self._settings)
         return SuiteIndex(questions) if questions else None
+
+
+ROOMS = (TrainingRows,)

@@ -19,7 +19,6 @@ from gateway.http.body import Answer
 from gateway.http.mcp_paths import MCP_ROUTES
 from gateway.http.route import PLAIN, Route, RouteTable, routes_of
 from gateway.jobs.environment_trials import EnvironmentTrials
-from gateway.jobs.training_rows import TrainingRows
 from gateway.log.adapters import PublishedAdapters
 from gateway.log.groups import TaskGroups
 from gateway.log.prompt_templates import PromptTemplates
@@ -54,7 +53,7 @@ class Health:
 ROOMS: tuple[type, ...] = (
     *(AgentProtocols, FeedbackBox, Health, AgentRuns, AgentRegistration),
     *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
-    *(UploadedFiles, TrainingRows, PromptTemplates, EnvironmentTrials),
+    *(UploadedFiles, PromptTemplates, EnvironmentTrials),
     *(OidcLogins, OwnPermissions, PasswordLogins),
 )
 _PLUGINS = tuple(plugin for plugin, _, _ in load_plugins())

@@ -1,5 +1,14 @@
-"""Rows before they are trained on: held-out questions are refused."""
+"""Rows before they are trained on: checked, cleaned and made, and none that gives a held-out question away."""
 
-from streams.plugins.plugin import Plugin
+from streams.plugins.plugin import Plugin, PluginCommand
 
-PLUGIN = Plugin(name="data", gates="plugins.data.contamination_gate:GATES")
+PLUGIN = Plugin(
+    name="data",
+    commands={
+        "improve data": PluginCommand(
+            "streams.cli.data:data", "Check, clean and make the rows that a policy is trained on."
+        )
+    },
+    rooms="gateway.jobs.training_rows:ROOMS",
+    gates="plugins.data.contamination_gate:GATES",
+)

@@ -1,13 +1,12 @@
 """The group of commands that make better versions from what was served; plugins add their own.
 
-rows, prompts ──► improve data, prompts
+prompts ──► improve prompts
 """
 
 from __future__ import annotations
 
 import click
 
-from streams.cli.data import data
 from streams.cli.prompt_versions import prompts
 from streams.cli.runtime import InOrder
 
@@ -17,5 +16,4 @@ def improve() -> None:
     """Make better versions from what was served."""
 
 
-for command in (data, prompts):
-    improve.add_command(command)
+improve.add_command(prompts)

@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.http.mcp_paths import MCP_PATHS
 from gateway.log.server_part import ServerBase
-from gateway.rooms.routes import PARTS, ROUTES
+from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, ROUTES
 from gateway.server import agent_rooms, log_rooms, people_rooms
 from streams.settings.model import Settings
 
@@ -31,6 +31,7 @@ def every_room(settings: Settings) -> list[Any]:
         *log_rooms(settings, nothing),
         *people_rooms(settings, nothing),
         *(room for part in base.parts for room in part.rooms()),
+        *(room(settings, nothing) for room in PLUGIN_ROOMS),
     ]
 
 

@@ -42,7 +42,7 @@ PLUGIN = replace(
     PLUGIN,
     requires=(),
     settings="thumbs.settings:Thumbs",
-    commands={**PLUGIN.commands, "improve data rate": PluginCommand("thumbs.rate:rate", "Rate rows.", is_worker=True)},
+    commands={**PLUGIN.commands, "admin topics rate": PluginCommand("thumbs.rate:rate", "Rate rows.", is_worker=True)},
     exports={"rated": PluginExport("thumbs.rate:encode", "batches with thumbs")},
     engines={"hands": PluginEngine(help="all you have", package="thumbs", install="grow", agents="thumbs.rate:agents")},
     metadata={"thumbs_by": "who rated the answers"},
@@ -98,9 +98,9 @@ def stranger(thumbs: Path, tmp_path: Path) -> Path:
 
 def test_the_plugin_of_a_stranger_has_all_that_it_declares(stranger: Path) -> None:
     assert run_with(stranger, "rate").stderr.startswith("Usage: streamward rate [OPTIONS] TASK_ID ANSWER_ID\n")
-    assert run_with(stranger, "improve", "data", "rate").stdout == "True\n"
-    assert "  rate        Rate rows.\n" in run_with(stranger, "improve", "data", "--help").stdout
-    assert re.search(r"--with \[.*\bimprove data rate\b", run_with(stranger, "serve", "--help").stdout)
+    assert run_with(stranger, "admin", "topics", "rate").stdout == "True\n"
+    assert "  rate      Rate rows.\n" in run_with(stranger, "admin", "topics", "--help").stdout
+    assert re.search(r"--with \[.*\badmin topics rate\b", run_with(stranger, "serve", "--help").stdout)
     assert "--with [" not in run_with(stranger, "--set", f"plugins.load={OURS}", "serve", "--help").stdout
     shown = run_with(stranger, "export", "--help").stdout
     assert "|rated]" in shown and "rated: batches with thumbs" in " ".join(shown.split())
@@ -117,7 +117,7 @@ def test_the_plugin_of_a_stranger_has_all_that_it_declares(stranger: Path) -> No
         "loaded": True,
         "requires": [],
         "topics": ["thumbs"],
-        "commands": ["rate", "improve data rate"],
+        "commands": ["rate", "admin topics rate"],
         "exports": ["rated"],
         "engines": ["hands"],
         "actions": ["thumbs.give"],
@@ -209,7 +209,7 @@ def test_a_data_set_is_refused_where_no_plugin_reads_it_and_two_that_would_are(
 ) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "4 + 7 =", "answer": "11"}\n')
-    check = ("--set", "plugins.load=", "improve", "data", "check", str(rows), "--against", "good")
+    check = ("--set", "plugins.load=data", "improve", "data", "check", str(rows), "--against", "good")
     done = run_with(tmp_path, *check)
     assert done.returncode == 4 and "data set 'good': no plugin that builds data sets is loaded" in done.stderr
     twice = of(Plugin(name="a", datasets="a:read"), Plugin(name="b", datasets="b:read"))
@@ -299,12 +299,12 @@ def test_a_folder_of_plugins_that_somebody_works_in_is_not_ours(stranger: Path) 
         ("__init__.py", '"rate": ', '"audit": ', "there is another command audit"),
         ("__init__.py", "import Plugin", "import Thumb, Plugin", "ImportError: cannot import name 'Thumb'"),
         ("__init__.py", "replace(\n    PLUGIN,", "dict(", "is a dict, expected a Plugin"),
-        ("__init__.py", '"improve data rate": ', '"adapters gc": ', "there is another command adapters gc"),
+        ("__init__.py", '"admin topics rate": ', '"adapters gc": ', "there is another command adapters gc"),
         (
             "__init__.py",
-            '"improve data rate": ',
-            '"improve toes rate": ',
-            "its command improve toes rate is of no group",
+            '"admin topics rate": ',
+            '"admin toes rate": ',
+            "its command admin toes rate is of no group",
         ),
         ("__init__.py", '"batches with thumbs"', '"with toes", options=("toes",)', "no option toes; there are ranks"),
         ("__init__.py", "requires=()", 'requires=("toes",)', "requires toes, which is not installed"),

@@ -14,7 +14,7 @@ from gateway.http.body import Answer, Body, PathQuery
 from gateway.http.limits import KeyLimits
 from gateway.http.route import REST, Reply, RouteTable, routes_of
 from gateway.people.door import Door
-from gateway.rooms.routes import PARTS, ROOMS, ROUTES
+from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, ROOMS, ROUTES
 from gateway.server import people_rooms
 from streams.errors import NotFoundError
 from streams.settings.model import Login, Serve, Settings
@@ -145,7 +145,8 @@ def test_every_room_is_served_and_no_operation_has_the_name_of_another() -> None
         oidc_roles="lab=trainer",
     )
     settings = Settings(serve=Serve(auth="keys"), login=login)
-    assert [type(room) for room in every_room(settings)] == [*ROOMS, *(room for part in PARTS for room in part.ROOMS)]
+    of_plugins = (*(room for part in PARTS for room in part.ROOMS), *PLUGIN_ROOMS)
+    assert [type(room) for room in every_room(settings)] == [*ROOMS, *of_plugins]
     assert len({route.name for route in ROUTES}) == len(ROUTES)
 
 

@@ -23,6 +23,7 @@ from starlette.testclient import TestClient
 
 from gateway.http.application import Application
 from gateway.jobs.training_rows import TrainingRows
+from gateway.log.open_log import OpenLog
 from schemas.events import RewardSource
 from streams.cli.root import cli
 from streams.data.chat_faults import COOKBOOK, chat_problems
@@ -162,7 +163,7 @@ def test_file_command_and_server_say_the_same_of_the_same_rows(tmp_path: Path) -
     checked = check(read_source(file)).plain()
     by_command = run("improve", "data", "check", file, "--output", "jsonl")
     assert by_command.exit_code == 4 and json.loads(by_command.stdout) == checked
-    room = TrainingRows(Settings(adapters=Adapters(store=str(tmp_path / "store"))))
+    room = TrainingRows(Settings(adapters=Adapters(store=str(tmp_path / "store"))), OpenLog(Settings()))
     with TestClient(Application([room], version="0", max_body_bytes=1_000_000)) as client:
         answer = client.post("/data/check", json={"rows": rows}).json()
         assert answer == {"object": "data_check", "contamination": None, "drift": None, **checked}
@@ -253,7 +254,7 @@ def test_a_file_with_other_column_names_is_read_with_the_map_of_tasks_submit(tmp
 def test_file_command_and_server_say_the_same_of_a_map(tmp_path: Path) -> None:
     rows = [MAPPED, {"When": "?"}]
     file = lines(tmp_path / "rows", *rows)
-    room = TrainingRows(Settings(adapters=Adapters(store=str(tmp_path / "store"))))
+    room = TrainingRows(Settings(adapters=Adapters(store=str(tmp_path / "store"))), OpenLog(Settings()))
     with TestClient(Application([room], version="0", max_body_bytes=1_000_000)) as client:
         mapped = {"prompt": "When", "answer": "ISO.text"}
         answer = client.post("/data/check", json={"rows": rows, "map": mapped}).json()
@@ -493,7 +494,7 @@ def test_rows_of_a_generator_are_right_say_where_they_come_from_and_give_no_held
         assert row["origin"] == {"by": "generator", "generator": "sums", "seed": 0, "index": number, "options": {}}
         assert not is_held_out(question)
     assert check(read_source(tmp_path / "a" / "rows.jsonl")).is_wrong is False
-    room = TrainingRows(Settings(adapters=Adapters(store=str(tmp_path / "store"))))
+    room = TrainingRows(Settings(adapters=Adapters(store=str(tmp_path / "store"))), OpenLog(Settings()))
     with TestClient(Application([room], version="0", max_body_bytes=1_000_000)) as client:
         made = client.post("/data/synthetic/generate", json={"generator": "sums", "count": 50})
         assert made.json()["counts"] == {"read": 50, "kept": 50, "changed": 0, "dropped": 0}
