@@ -6,9 +6,9 @@ PLUGIN = Plugin(
     name="data",
     commands={
         "improve data": PluginCommand(
-            "streams.cli.data:data", "Check, clean and make the rows that a policy is trained on."
+            "plugins.data.commands:data", "Check, clean and make the rows that a policy is trained on."
         )
     },
-    rooms="gateway.jobs.training_rows:ROOMS",
-    gates="plugins.data.contamination_gate:GATES",
+    rooms="plugins.data.training_rows:ROOMS",
+    gates="plugins.data.contamination.contamination_gate:GATES",
 )

@@ -114,7 +114,7 @@ SMALL = [
     "streams.tools.audit.reading",
     "streams.tools.audit.audit_metrics",
     "plugins.improve.datasets.dataset_audit",
-    "streams.tools.contamination_recount",
+    "plugins.data.contamination.contamination_recount",
     "streams.kafka.registry.server",
     "streams.stages.tasks.submit",
     "streams.kafka.offsets",

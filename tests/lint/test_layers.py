@@ -31,7 +31,6 @@ LAYERS = [
     ["streams.environments", "streams.evaluation"],
     ["streams.stages", "trainer"],
     ["streams.rows"],
-    ["streams.data"],
     ["streams.jobs", "streams.access"],
     ["streams.tools"],
     ["streams.demo", "gateway"],

@@ -21,7 +21,7 @@ MADE_WHEN_USED = {
     "streams/evaluation/diagnosis.py: f'(?<!\\\\w){re.escape(answer)}(?!\\\\w)'": "a word",
     "streams/engines/rendering/control_tokens.py: '|'.join(map(re.escape, sorted(names, key=len, reverse=True))) "
     "or '(?!)'": "words",
-    "streams/data/cleaning/steps.py: f'[{span}]'": "in a table, where it is found",
+    "plugins/data/cleaning/steps.py: f'[{span}]'": "in a table, where it is found",
     "streams/scorers/numbers.py: pattern": "in a table, where it is found",
     "streams/scorers/mathematics.py: begin": "a word, or a bracket",
     "streams/scorers/mathematics.py: end": "a word, or a bracket",

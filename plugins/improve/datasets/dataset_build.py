@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from plugins.data.cleaning.input_drift import drift, drift_figures, profile
 from plugins.improve.datasets import dataset_files, dataset_log, dataset_rows as rows
 from plugins.improve.datasets.dataset_files import CARD, MANIFEST
 from plugins.improve.datasets.dataset_rule import DatasetRule, check_name
@@ -29,7 +30,6 @@ from schemas.events import AdapterEvent, AgentEvent, DatasetEvent, SourceRange, 
 from schemas.serde import Poison
 from streams import files as code
 from streams.adapters.versions import manifest_digest
-from streams.data.cleaning.input_drift import drift, drift_figures, profile
 from streams.errors import NotFoundError
 from streams.kafka.history import History
 from streams.kafka.topics import topics

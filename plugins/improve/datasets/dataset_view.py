@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
+from plugins.data.cleaning.input_drift import ColumnDrift
 from plugins.improve.datasets.dataset_log import DatasetLog
 from schemas.events import DatasetEvent
-from streams.data.cleaning.input_drift import ColumnDrift
 from streams.output import moment
 
 

@@ -15,9 +15,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+from plugins.data.contamination.suite_index import SuiteIndex, SuiteQuestion, questions_of, questions_of_task
 from schemas.events import Task
 from schemas.serde import Poison
-from streams.data.contamination.suite_index import SuiteIndex, SuiteQuestion, questions_of, questions_of_task
 from streams.evaluation.expectations import Expectation
 from streams.evaluation.suite import JOB_SUITE
 from streams.kafka.history import History

@@ -21,8 +21,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streams.data.cleaning.steps import script_of
-from streams.data.row_shapes import question_of
+from plugins.data.cleaning.row_shapes import question_of
+from plugins.data.cleaning.steps import script_of
 
 ERROR = 0.01
 """Probability that chance alone is called drift, over all columns."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from streams.data.chat_faults import RowProblem, chat_problems, message_list_problems
+from plugins.data.cleaning.chat_faults import RowProblem, chat_problems, message_list_problems
 
 Shape = Literal["chat", "preference", "verl", "instruction", "question", "text", "unknown"]
 Fields = Mapping[str, Any]

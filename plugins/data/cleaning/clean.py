@@ -18,13 +18,13 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
+from plugins.data.cleaning.data_rows import DataSource, UnreadableRow
+from plugins.data.cleaning.row_shapes import shape_of
+from plugins.data.cleaning.steps import CONTAMINATION, STEPS, DataRow, RowOutcome, StepOptions, leave_out_held_out
+from plugins.data.contamination.suite_index import SuiteIndex
 from schemas import json_text
 from schemas.faults import faults, nearest
 from schemas.json_text import one_line
-from streams.data.cleaning.data_rows import DataSource, UnreadableRow
-from streams.data.cleaning.steps import CONTAMINATION, STEPS, DataRow, RowOutcome, StepOptions, leave_out_held_out
-from streams.data.contamination.suite_index import SuiteIndex
-from streams.data.row_shapes import shape_of
 from streams.errors import SettingsError
 from streams.files import half_written
 

@@ -20,17 +20,17 @@ from gateway.http.body import Answer, Body
 from gateway.http.principal import tenant_of
 from gateway.http.route import LARGE_BODY, REST
 from gateway.log.open_log import OpenLog
+from plugins.data.cleaning import clean as cleaning
+from plugins.data.cleaning.check import check
+from plugins.data.cleaning.data_rows import UnreadableRow, read_rows
+from plugins.data.cleaning.input_drift import Profile
+from plugins.data.cleaning.steps import CONTAMINATION, DEFAULT, DataRow
+from plugins.data.contamination.known_suites import expectations_of, of_files
+from plugins.data.contamination.suite_index import SuiteIndex
+from plugins.data.synthetic_rows import rows_of
 from schemas.json_text import one_line
 from streams.adapters import training_files
 from streams.arrow.file_rows import Row, json_lines
-from streams.data.cleaning import clean as cleaning
-from streams.data.cleaning.check import check
-from streams.data.cleaning.data_rows import UnreadableRow, read_rows
-from streams.data.cleaning.input_drift import Profile
-from streams.data.cleaning.steps import CONTAMINATION, DEFAULT, DataRow
-from streams.data.contamination.known_suites import expectations_of, of_files
-from streams.data.contamination.suite_index import SuiteIndex
-from streams.data.synthesis.synthetic_rows import rows_of
 from streams.errors import CallError, EventError, NotFoundError, SettingsError
 from streams.kafka import times
 from streams.settings.model import Settings

@@ -22,11 +22,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from streams.data.cleaning.clean import clean, files_of, read_steps
-from streams.data.cleaning.data_rows import read_source
-from streams.data.cleaning.steps import DEFAULT
-from streams.data.contamination.contamination_report import ContaminationReport, check_rows
-from streams.data.contamination.suite_index import SuiteIndex, SuiteQuestion
+from plugins.data.cleaning.clean import clean, files_of, read_steps
+from plugins.data.cleaning.data_rows import read_source
+from plugins.data.cleaning.steps import DEFAULT
+from plugins.data.contamination.contamination_report import ContaminationReport, check_rows
+from plugins.data.contamination.suite_index import SuiteIndex, SuiteQuestion
 from streams.rows.near_duplicates import NEAR, Clusters, jaccard, join_similar, shingles
 from streams.rows.row_texts import RowTexts
 from tests.benchmarks.side_by_side import line, say

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from plugins.data.cleaning.steps import DataRow
 from streams.arrow.file_rows import OF_EXAMPLES, Row, fields_of, rows
-from streams.data.cleaning.steps import DataRow
 from streams.stages.tasks.column_paths import fields_from, put_field
 
 LONGEST_ROW = 8 * 1024 * 1024

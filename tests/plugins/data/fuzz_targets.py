@@ -11,11 +11,11 @@ CHAT_NAMES = frozenset({"weight", "tool_call_id", "role_order", "tools"})
 
 def _cleaned(path: Path, written: Path, at: Path | None = None) -> Check:
     """Return the check of a file: its bytes are written to `written`, and `at` is read, the same or its folder."""
-    from streams.data.cleaning.check import check as check_rows
-    from streams.data.cleaning.clean import ROWS, clean, files_of, read_steps
-    from streams.data.cleaning.data_rows import read_source
-    from streams.data.cleaning.input_drift import drift, profile
-    from streams.data.cleaning.steps import DEFAULT, DataRow
+    from plugins.data.cleaning.check import check as check_rows
+    from plugins.data.cleaning.clean import ROWS, clean, files_of, read_steps
+    from plugins.data.cleaning.data_rows import read_source
+    from plugins.data.cleaning.input_drift import drift, profile
+    from plugins.data.cleaning.steps import DEFAULT, DataRow
 
     steps, again = read_steps([*DEFAULT, 'language={"scripts": ["latin", "han"], "share": 0.01}']), path / "again.jsonl"
 
@@ -71,9 +71,9 @@ def data_folders(folder: Path) -> Check:
 @target("chat-files", "lines", light=200)
 def chat_files(folder: Path) -> Check:
     """A chat file has faults of known names, and a row without one has a conversation with an answer in it."""
-    from streams.data.chat_faults import COOKBOOK, chat_problems
-    from streams.data.cleaning.data_rows import read_source
-    from streams.data.cleaning.steps import DataRow
+    from plugins.data.cleaning.chat_faults import COOKBOOK, chat_problems
+    from plugins.data.cleaning.data_rows import read_source
+    from plugins.data.cleaning.steps import DataRow
 
     path, names = folder / "chats.jsonl", CHAT_NAMES | {*COOKBOOK}
 

@@ -14,15 +14,15 @@ import pytest
 from click.testing import CliRunner
 from faker import Faker
 
-from schemas.conventions import CONTAMINATION_ALLOWED_BY
-from schemas.events import EpisodeStart, Message, Task
-from streams.cli.root import cli
-from streams.data.contamination.contamination_report import CONTAMINATION, ContaminationReport, check_rows
-from streams.data.contamination.suite_index import (
+from plugins.data.contamination.contamination_report import CONTAMINATION, ContaminationReport, check_rows
+from plugins.data.contamination.suite_index import (
     SuiteIndex,
     SuiteQuestion,
     questions_of_task,
 )
+from schemas.conventions import CONTAMINATION_ALLOWED_BY
+from schemas.events import EpisodeStart, Message, Task
+from streams.cli.root import cli
 from streams.errors import ContaminatedError
 from streams.rows.question_text import words_of
 from streams.rows.row_texts import RowTexts, row_of_task, texts_of

@@ -18,10 +18,10 @@ from streams.cli.task_file import map_option
 from streams.errors import SettingsError
 
 if TYPE_CHECKING:
-    from streams.data.cleaning.clean import CleanedRows, OrderedStep
-    from streams.data.cleaning.data_rows import DataSource, UnreadableRow
-    from streams.data.cleaning.steps import DataRow
-    from streams.data.contamination.suite_index import SuiteIndex
+    from plugins.data.cleaning.clean import CleanedRows, OrderedStep
+    from plugins.data.cleaning.data_rows import DataSource, UnreadableRow
+    from plugins.data.cleaning.steps import DataRow
+    from plugins.data.contamination.suite_index import SuiteIndex
     from streams.output import Output
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -90,9 +90,9 @@ def data_check(
     questions are recognised by their columns; faults of a chat have the names of OpenAI's cookbook. Exit code 4 if
     something is wrong: training on these rows would fail, or be worthless.
     """
+    from plugins.data.cleaning.check import check
+    from plugins.data.contamination.known_suites import expectations_of
     from streams import output as show
-    from streams.data.cleaning.check import check
-    from streams.data.contamination.known_suites import expectations_of
 
     reference = None
     if against is not None:
@@ -155,7 +155,7 @@ def data_clean(call: AppContext, /, steps: Sequence[str], **options: Any) -> Non
     length, personal_data, duplicates, contradictions, near_duplicates, and contamination if a suite is known. The step
     language has to be named with its scripts.
     """
-    from streams.data.cleaning.steps import CONTAMINATION, DEFAULT
+    from plugins.data.cleaning.steps import CONTAMINATION, DEFAULT
 
     is_known = bool(options["suites"]) or call.settings.guard.suite is not None
     _write(call, steps or [*DEFAULT, *([CONTAMINATION] if is_known else [])], **options)
@@ -194,9 +194,9 @@ def data_synthesize(
     Each row says where it comes from. Of what a model answers, the policy at `streamward serve` included, only that is
     kept which the scorer gives 1, against the answer in FILE. A generator's held-out questions are never drawn.
     """
-    from streams.data.cleaning.clean import clean
-    from streams.data.cleaning.data_rows import DataSource, digest_of
-    from streams.data.synthesis import synthetic_rows
+    from plugins.data import synthetic_rows
+    from plugins.data.cleaning.clean import clean
+    from plugins.data.cleaning.data_rows import DataSource, digest_of
 
     if (questions is None) == (generator is None):
         raise click.UsageError("give either FILE or --generator")
@@ -238,8 +238,8 @@ def _write(
     folder: Path,
     output: Output,
 ) -> None:
-    from streams.data.cleaning import clean as cleaning
-    from streams.data.cleaning.data_rows import DataSource, digest_of
+    from plugins.data.cleaning import clean as cleaning
+    from plugins.data.cleaning.data_rows import DataSource, digest_of
 
     steps = cleaning.read_steps(ordered)
     counts: list[DataSource] = []
@@ -259,8 +259,8 @@ def _finish(
     cleaned: CleanedRows, sources: Sequence[DataSource], steps: Sequence[OrderedStep], folder: Path, output: Output
 ) -> None:
     """Write the files of a set, and print its counts."""
+    from plugins.data.cleaning import clean as cleaning
     from streams import output as show
-    from streams.data.cleaning import clean as cleaning
     from streams.files import code_version
 
     cleaning.write(cleaning.files_of(cleaned, sources, steps, code_version()), folder)
@@ -278,7 +278,7 @@ def _finish(
 
 
 def _rows(files: Sequence[Path], split: str | None, names: Sequence[str]) -> Iterator[DataRow | UnreadableRow]:
-    from streams.data.cleaning.data_rows import read_source
+    from plugins.data.cleaning.data_rows import read_source
     from streams.stages.tasks.mapped_row import columns_by_field
 
     columns = columns_by_field(names)
@@ -287,8 +287,8 @@ def _rows(files: Sequence[Path], split: str | None, names: Sequence[str]) -> Ite
 
 
 def _suite_index(call: AppContext, files: Sequence[Path]) -> SuiteIndex | None:
-    from streams.data.contamination.known_suites import of_files
-    from streams.data.contamination.suite_index import SuiteIndex
+    from plugins.data.contamination.known_suites import of_files
+    from plugins.data.contamination.suite_index import SuiteIndex
 
     questions = of_files(call.settings, files)
     return SuiteIndex(questions) if questions else None

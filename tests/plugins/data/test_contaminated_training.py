@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from click.testing import Result
 
+from plugins.data.contamination.contamination_report import CONTAMINATION
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import AdapterEvent, Message
-from streams.data.contamination.contamination_report import CONTAMINATION
 from streams.engines.base_model import Base
 from streams.errors import ContaminatedError
 from streams.kafka.producer import Producer

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from plugins.data.contamination.suite_index import QuestionMatch, Rule, SuiteIndex, SuiteQuestion
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.json_text import one_line
-from streams.data.contamination.suite_index import QuestionMatch, Rule, SuiteIndex, SuiteQuestion
 from streams.errors import ContaminatedError
 from streams.rows.row_texts import RowTexts
 

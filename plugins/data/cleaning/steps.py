@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from streams.data.contamination.suite_index import SuiteIndex
-from streams.data.row_shapes import Shape, answer_of, problems_of, question_of, shape_of, texts_in
+from plugins.data.cleaning.row_shapes import Shape, answer_of, problems_of, question_of, shape_of, texts_in
+from plugins.data.contamination.suite_index import SuiteIndex
 from streams.rows.near_duplicates import Clusters, join_similar
 from streams.rows.question_text import letters_of, words_of
 from streams.rows.row_texts import RowTexts, texts_of

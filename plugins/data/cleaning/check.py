@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streams.data.cleaning.data_rows import UNREADABLE, UnreadableRow
-from streams.data.cleaning.input_drift import ColumnDrift, Profile, drift, drift_figures, profile
-from streams.data.cleaning.steps import (
+from plugins.data.cleaning.data_rows import UNREADABLE, UnreadableRow
+from plugins.data.cleaning.input_drift import ColumnDrift, Profile, drift, drift_figures, profile
+from plugins.data.cleaning.row_shapes import Shape, problems_of
+from plugins.data.cleaning.steps import (
     CONTAMINATION,
     STEPS,
     DataRow,
@@ -26,9 +27,8 @@ from streams.data.cleaning.steps import (
     StepOptions,
     common_shape,
 )
-from streams.data.contamination.contamination_report import ContaminationReport, check_rows
-from streams.data.contamination.suite_index import SuiteIndex
-from streams.data.row_shapes import Shape, problems_of
+from plugins.data.contamination.contamination_report import ContaminationReport, check_rows
+from plugins.data.contamination.suite_index import SuiteIndex
 from streams.evaluation.expectations import Expectation, value_at
 from streams.rows.row_texts import RowTexts, texts_of
 

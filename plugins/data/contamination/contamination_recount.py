@@ -19,14 +19,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from plugins.data.contamination.contamination_report import CONTAMINATION
+from plugins.data.contamination.known_suites import SUITE, SUITE_INDEX, KnownSuites
+from plugins.data.contamination.suite_index import SuiteIndex, SuiteQuestion
+from plugins.data.contamination.training_exposure import (
+    batch_numbers,
+    batches_of,
+    groups_of,
+    groups_trained,
+    whole_topic,
+)
 from schemas import json_text
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import AdapterEvent, Coordinates, Task
 from schemas.serde import Poison
 from streams.adapters.decisions import AdapterHistory, read_history
-from streams.data.contamination.contamination_report import CONTAMINATION
-from streams.data.contamination.known_suites import SUITE, SUITE_INDEX, KnownSuites
-from streams.data.contamination.suite_index import SuiteIndex, SuiteQuestion
 from streams.errors import RefusedError
 from streams.kafka.history import History
 from streams.rows.question_text import words_of
@@ -34,13 +41,6 @@ from streams.rows.row_texts import RowTexts, row_of_task
 from streams.settings.model import Settings
 from streams.tools.audit.facts import AuditFinding
 from streams.tools.dataset_reader import DatasetTexts
-from streams.tools.training_exposure import (
-    batch_numbers,
-    batches_of,
-    groups_of,
-    groups_trained,
-    whole_topic,
-)
 
 SKEW_MS = 60_000
 """How far the clocks of those that write may differ."""

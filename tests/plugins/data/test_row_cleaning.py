@@ -22,18 +22,18 @@ from pyarrow import parquet
 from starlette.testclient import TestClient
 
 from gateway.http.application import Application
-from gateway.jobs.training_rows import TrainingRows
 from gateway.log.open_log import OpenLog
+from plugins.data.cleaning.chat_faults import COOKBOOK, chat_problems
+from plugins.data.cleaning.check import check
+from plugins.data.cleaning.clean import clean, read_steps
+from plugins.data.cleaning.data_rows import LONGEST_ROW, UnreadableRow, read_rows, read_source
+from plugins.data.cleaning.row_shapes import ANSWERS, question_of, shape_of
+from plugins.data.cleaning.steps import DEFAULT, STEPS, DataRow
+from plugins.data.contamination.suite_index import SuiteIndex, SuiteQuestion
+from plugins.data.synthetic_rows import answer_questions
+from plugins.data.training_rows import TrainingRows
 from schemas.events import RewardSource
 from streams.cli.root import cli
-from streams.data.chat_faults import COOKBOOK, chat_problems
-from streams.data.cleaning.check import check
-from streams.data.cleaning.clean import clean, read_steps
-from streams.data.cleaning.data_rows import LONGEST_ROW, UnreadableRow, read_rows, read_source
-from streams.data.cleaning.steps import DEFAULT, STEPS, DataRow
-from streams.data.contamination.suite_index import SuiteIndex, SuiteQuestion
-from streams.data.row_shapes import ANSWERS, question_of, shape_of
-from streams.data.synthesis.synthetic_rows import answer_questions
 from streams.errors import SettingsError
 from streams.rows.question_text import words_of
 from streams.scorers.personal_data import find, redact

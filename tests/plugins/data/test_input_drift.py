@@ -7,9 +7,9 @@ import random
 import pytest
 from hypothesis import given, strategies as st
 
-from streams.data.cleaning.check import check
-from streams.data.cleaning.input_drift import drift, profile
-from streams.data.cleaning.steps import DataRow
+from plugins.data.cleaning.check import check
+from plugins.data.cleaning.input_drift import drift, profile
+from plugins.data.cleaning.steps import DataRow
 
 COUNTS = st.dictionaries(st.sampled_from(["a:1", "a:2", "a:4", "b:x", "b:y"]), st.integers(0, 50))
 

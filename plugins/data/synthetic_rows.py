@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from plugins.data.cleaning.clean import CleanedRows, clean
+from plugins.data.cleaning.data_rows import UnreadableRow
+from plugins.data.cleaning.row_shapes import ANSWERS, question_of
+from plugins.data.cleaning.steps import DataRow
 from schemas import json_text
 from schemas.events import Message, RewardSource, Task
-from streams.data.cleaning.clean import CleanedRows, clean
-from streams.data.cleaning.data_rows import UnreadableRow
-from streams.data.cleaning.steps import DataRow
-from streams.data.row_shapes import ANSWERS, question_of
 from streams.errors import ProviderError, SettingsError
 from streams.http_client import bearer
 from streams.settings.model import Scoring

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from plugins.data.contamination.suite_index import SuiteIndex, SuiteQuestion
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Task
 from streams.adapters.decisions import AdapterHistory
-from streams.data.contamination.suite_index import SuiteIndex, SuiteQuestion
 from streams.kafka.history import History
 from streams.kafka.record import Record
 from streams.rows.row_texts import RowTexts, row_of_task

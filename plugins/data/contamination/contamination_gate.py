@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from plugins.data.contamination.contamination_recount import recount_contamination
+from plugins.data.contamination.contamination_report import CONTAMINATION, ContaminationReport
+from plugins.data.contamination.known_suites import KnownSuites
+from plugins.data.contamination.suite_index import SuiteIndex, questions_of
+from plugins.data.contamination.training_exposure import find_exposure, sentences
 from streams.adapters.decisions import AdapterHistory
-from streams.data.contamination.contamination_report import CONTAMINATION, ContaminationReport
-from streams.data.contamination.known_suites import KnownSuites
-from streams.data.contamination.suite_index import SuiteIndex, questions_of
 from streams.evaluation.suite import Suite
 from streams.kafka.history import History, LogHistory
 from streams.rows.row_texts import RowTexts
 from streams.rows.training_gate import ALLOW, ReasonFinder, TrainingGate, TrainingUse, VersionExposure
 from streams.tools.audit.facts import AuditFinding
-from streams.tools.contamination_recount import recount_contamination
 from streams.tools.dataset_reader import texts_of
-from streams.tools.training_exposure import find_exposure, sentences
 
 WAY_OUT = f"Leave them out (`streamward improve data clean` does); {ALLOW}"
 
