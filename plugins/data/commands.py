@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from plugins.data.cleaning.clean import CleanedRows, OrderedStep
     from plugins.data.cleaning.data_rows import DataSource, UnreadableRow
     from plugins.data.cleaning.steps import DataRow
-    from plugins.data.contamination.suite_index import SuiteIndex
     from streams.output import Output
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -91,7 +90,7 @@ def data_check(
     something is wrong: training on these rows would fail, or be worthless.
     """
     from plugins.data.cleaning.check import check
-    from plugins.data.contamination.known_suites import expectations_of
+    from plugins.data.contamination.known_suites import expectations_of, index_of_files
     from streams import output as show
 
     reference = None
@@ -100,7 +99,7 @@ def data_check(
 
         reference = dataset_reader().find(call.settings, against).inputs
     expectations = expectations_of(call.settings, suites)
-    checked = check(_rows(files, split, names), _suite_index(call, suites), expectations, reference)
+    checked = check(_rows(files, split, names), index_of_files(call.settings, suites), expectations, reference)
     if output == "jsonl":
         print(show.json_line(checked.plain()))
     else:
@@ -240,6 +239,7 @@ def _write(
 ) -> None:
     from plugins.data.cleaning import clean as cleaning
     from plugins.data.cleaning.data_rows import DataSource, digest_of
+    from plugins.data.contamination.known_suites import index_of_files
 
     steps = cleaning.read_steps(ordered)
     counts: list[DataSource] = []
@@ -252,7 +252,7 @@ def _write(
                 yield row
             counts.append(DataSource(path.name, digest_of(path), number))
 
-    _finish(cleaning.clean(count_rows(), steps, _suite_index(call, suites)), counts, steps, folder, output)
+    _finish(cleaning.clean(count_rows(), steps, index_of_files(call.settings, suites)), counts, steps, folder, output)
 
 
 def _finish(
@@ -284,11 +284,3 @@ def _rows(files: Sequence[Path], split: str | None, names: Sequence[str]) -> Ite
     columns = columns_by_field(names)
     for path in files:
         yield from read_source(path, split, columns)
-
-
-def _suite_index(call: AppContext, files: Sequence[Path]) -> SuiteIndex | None:
-    from plugins.data.contamination.known_suites import of_files
-    from plugins.data.contamination.suite_index import SuiteIndex
-
-    questions = of_files(call.settings, files)
-    return SuiteIndex(questions) if questions else None

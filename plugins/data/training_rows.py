@@ -25,8 +25,7 @@ from plugins.data.cleaning.check import check
 from plugins.data.cleaning.data_rows import UnreadableRow, read_rows
 from plugins.data.cleaning.input_drift import Profile
 from plugins.data.cleaning.steps import CONTAMINATION, DEFAULT, DataRow
-from plugins.data.contamination.known_suites import expectations_of, of_files
-from plugins.data.contamination.suite_index import SuiteIndex
+from plugins.data.contamination.known_suites import expectations_of, index_of_files
 from plugins.data.synthetic_rows import rows_of
 from schemas.json_text import one_line
 from streams.adapters import training_files
@@ -145,7 +144,7 @@ class TrainingRows:
     def check_rows(self, request: Request, body: CheckBody) -> CheckedRowsAnswer:
         """Say what is wrong with rows, and what is worth knowing."""
         reference, expectations = self._profile(request, body.against), expectations_of(self._settings)
-        plain = check(self._rows(request, body), self._suite_index(), expectations, reference).plain()
+        plain = check(self._rows(request, body), index_of_files(self._settings), expectations, reference).plain()
         parts = {name: plain.pop(name, None) for name in ("contamination", "drift")}
         return CheckedRowsAnswer(object="data_check", **parts, **plain)
 
@@ -206,7 +205,7 @@ class TrainingRows:
     def _write(self, request: Request, body: StepsBody, ordered: Sequence[str | dict[str, Any]]) -> CleanedRowsAnswer:
         try:
             steps = cleaning.read_steps(ordered)
-            cleaned = cleaning.clean(self._rows(request, body), steps, self._suite_index())
+            cleaned = cleaning.clean(self._rows(request, body), steps, index_of_files(self._settings))
         except SettingsError as exc:
             raise CallError("invalid", str(exc), "steps") from exc
         return self._answer(request, cleaned, steps)
@@ -251,10 +250,6 @@ class TrainingRows:
         except SettingsError as exc:
             raise CallError("invalid", str(exc), "map") from exc
         return read_rows(numbered, name, columns)
-
-    def _suite_index(self) -> SuiteIndex | None:
-        questions = of_files(self._settings)
-        return SuiteIndex(questions) if questions else None
 
 
 ROOMS = (TrainingRows,)

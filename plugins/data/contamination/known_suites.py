@@ -36,8 +36,13 @@ def expectations_of(settings: Settings, files: Iterable[Path] = ()) -> dict[str,
     return {column: expectation for part in loaded for column, expectation in part.items()}
 
 
-def of_files(settings: Settings, files: Iterable[Path] = ()) -> list[SuiteQuestion]:
-    """Return the questions of guard.suite and of these files. Raises as `suites.of_file`."""
+def index_of_files(settings: Settings, files: Iterable[Path] = ()) -> SuiteIndex | None:
+    """Return the questions of guard.suite and of these files; None if there are none. Raises as `suites.of_file`."""
+    questions = _of_files(settings, files)
+    return SuiteIndex(questions) if questions else None
+
+
+def _of_files(settings: Settings, files: Iterable[Path]) -> list[SuiteQuestion]:
     paths = [path for path in (settings.guard.suite, *files) if path is not None]
     return [question for path in paths for question in questions_of(suites.of_file(settings, path))]
 
@@ -48,7 +53,7 @@ class KnownSuites:
     def __init__(self, settings: Settings, history: History, *, file: Path | None = None) -> None:
         """`file`: a suite that counts, too. Raises as `suites.of_file` if that or guard.suite cannot be read."""
         self._history = history
-        self._of_files = of_files(settings, () if file is None else (file,))
+        self._of_files = _of_files(settings, () if file is None else (file,))
         self._of_policy: defaultdict[str, list[SuiteQuestion]] = defaultdict(list)
         self._seen: set[tuple[str, str, str]] = set()
         self._positions: dict[TopicPartition, int] = {}
