@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
 from streams.errors import SettingsError
 from streams.references import is_reference
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_NO_REFERENCES = ("name", "requires", "actions", "metadata")
+"""Fields of a declaration that name no code."""
 _ACTION = re.compile(r"[a-z][a-z_]*\.[a-z][a-z_]*")
 
 
@@ -83,10 +85,6 @@ class PluginEngine:
     """Stream workers: runs `streamward WORDS` as several agents; takes AppContext, words, their number."""
     trainer: str | None = None
     """The trainer's ranks: runs `streamward WORDS` as trainer.processes ranks; takes AppContext, words, a Place."""
-
-    def references(self) -> list[str]:
-        """Return where its kinds of work are."""
-        return [reference for reference in (self.archive, self.agents, self.trainer) if reference is not None]
 
 
 class Companion(NamedTuple):
@@ -173,26 +171,14 @@ class Plugin:
             raise SettingsError(f"plugin {self.name!r}: expected a name of small letters, digits and _")
         if unusable := [action for action in self.actions if not _ACTION.fullmatch(action)]:
             raise SettingsError(f"plugin {self.name}: action {unusable[0]!r}: expected two words, as in thumbs.give")
-        references = [
-            *filter(
-                None,
-                (
-                    *(self.topics, self.settings, self.rooms, self.serves),
-                    *(self.views, self.lists, self.recounts, self.remakes, self.datasets, self.metrics, self.alerts),
-                    *(self.gates, self.generators, self.episodes),
-                ),
-            ),
-            *self.public,
-            *(command.command for command in self.commands.values()),
-            *self.companions.values(),
-            *self.line_steps.values(),
-            *self.toolsets.values(),
-            *self.extends.values(),
-            *(export.encode for export in self.exports.values()),
-            *(reference for engine in self.engines.values() for reference in engine.references()),
-        ]
-        if wrong := [reference for reference in references if not is_reference(reference)]:
+        if wrong := [reference for reference in self.references() if not is_reference(reference)]:
             raise SettingsError(f"plugin {self.name}: {', '.join(wrong)} is not of the form module:name")
+
+    def references(self) -> Iterator[str]:
+        """Yield everything that it names as `module:name`."""
+        for each in fields(self):
+            if each.name not in _NO_REFERENCES:
+                yield from _references(getattr(self, each.name))
 
     def load_all(self, reference: str | None) -> tuple[Any, ...]:
         """Return the items of the tuple that a reference names; empty for None. Raises SettingsError as `load`."""
@@ -201,6 +187,22 @@ class Plugin:
     def load(self, reference: str) -> Any:
         """Return the object of one of its references. Raises SettingsError if it cannot be imported."""
         return load_reference(reference, f"plugin {self.name}: {reference} cannot be loaded")
+
+
+def _references(value: Any) -> Iterator[str]:
+    """Yield the references in a field of a declaration."""
+    match value:
+        case str():
+            yield value
+        case PluginCommand():
+            yield value.command
+        case PluginExport():
+            yield value.encode
+        case PluginEngine():
+            yield from filter(None, (value.archive, value.agents, value.trainer))
+        case Mapping() | tuple():
+            for one in value.values() if isinstance(value, Mapping) else value:
+                yield from _references(one)
 
 
 def load_reference(reference: str, problem: str) -> Any:

@@ -24,7 +24,7 @@ from streams.plugins import installed
 from streams.plugins.choice import read_choice
 from streams.plugins.engines import engines
 from streams.plugins.installed import InstalledPlugin, extensions, in_order, load_plugins
-from streams.plugins.plugin import Plugin, PluginEngine
+from streams.plugins.plugin import Plugin, PluginCommand, PluginEngine
 from streams.settings.load import load_with_origins
 from streams.stages.tasks import episodes as players
 from streams.tools import dataset_reader as readers
@@ -430,7 +430,13 @@ def test_plugins_that_cannot_be_together_are_refused(plugins: list[Plugin], says
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"name": "A b"}, {"name": "a", "topics": "topics"}, {"name": "a", "actions": {"give": ()}}]
+    "wrong",
+    [
+        *({"name": "A b"}, {"name": "a", "topics": "topics"}, {"name": "a", "actions": {"give": ()}}),
+        *({"name": "a", "public": ("rate",)}, {"name": "a", "extends": {"jobs": "types"}}),
+        {"name": "a", "commands": {"rate": PluginCommand("rate", "Rate.")}},
+        {"name": "a", "engines": {"hands": PluginEngine(help="", package="", install="", agents="agents")}},
+    ],
 )
 def test_a_declaration_that_names_nothing_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingsError):
@@ -444,8 +450,7 @@ def test_each_folder_of_plugins_is_one_whose_references_are_there_and_help_says_
             assert {shape.label for shape in one.plugin.load(one.plugin.topics)} <= set(SHAPES)
         for command in one.plugin.commands.values():
             assert one.plugin.load(command.command).get_short_help_str(200) == command.help
-        for reference in one.plugin.extends.values():
-            assert one.plugin.load_all(reference)
+        assert all(one.plugin.load(reference) for reference in one.plugin.references())
 
 
 def test_nothing_outside_plugins_imports_one() -> None:
