@@ -27,6 +27,7 @@ from gateway.agents.named_prompts import without_prompts
 from gateway.agents.protocols import AgentProtocols
 from gateway.http.application import Application
 from gateway.http.connection import OpenConnections
+from gateway.http.door import Door
 from gateway.http.limits import HeldPlace, KeyLimits, TimeLimits
 from gateway.http.own_machine import OwnMachine
 from gateway.http.uvicorn_server import QuietServer, TlsFiles, allow_open_files, bound, quiet_server
@@ -45,7 +46,6 @@ from gateway.log.uploaded_files import UploadedFiles
 from gateway.mcp.mcp_mount import McpMount
 from gateway.mcp.tools import own_tools
 from gateway.people.auth import OwnPermissions, PasswordLogins, is_over_tls
-from gateway.people.door import Door
 from gateway.people.oidc_login import LoginLanding, OidcLogins
 from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, SOCKETS, TABLE, Health
 from streams.access.access_log import AccessLog

@@ -13,9 +13,9 @@ from starlette.responses import HTMLResponse, Response
 from starlette.testclient import TestClient
 
 from gateway.http.application import Application
+from gateway.http.door import Door
 from gateway.http.limits import KeyLimits
 from gateway.people.auth import OwnPermissions, PasswordLogins
-from gateway.people.door import Door
 from gateway.people.oidc_login import OidcLogins
 from gateway.rooms.routes import TABLE
 from streams.access.access_log import AccessLog

@@ -18,9 +18,9 @@ from joserfc.jwk import KeySet
 from starlette.testclient import TestClient
 
 from gateway.http.application import Application
+from gateway.http.door import Door
 from gateway.http.limits import KeyLimits
 from gateway.people.auth import OwnPermissions, PasswordLogins
-from gateway.people.door import Door
 from gateway.rooms.routes import TABLE
 from streams.access import passwords, tokens, users
 from streams.access.access_log import AccessLog

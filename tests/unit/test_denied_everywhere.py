@@ -29,6 +29,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http.application import Application, Endpoint
+from gateway.http.door import Door
 from gateway.http.limits import KeyLimits
 from gateway.http.mcp_paths import MCP_PATHS
 from gateway.http.principal import decide_at_door, set_principal
@@ -39,7 +40,6 @@ from gateway.mcp.mcp_mount import McpMount
 from gateway.mcp.mcp_server import build_server
 from gateway.mcp.tools import TOOLS, LogTool, tools_of
 from gateway.people.auth import OwnPermissions
-from gateway.people.door import Door
 from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, ROOMS, TABLE
 from schemas.events import AccessRole
 from streams.access.roles import ROLES, Action

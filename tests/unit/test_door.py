@@ -14,13 +14,13 @@ from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
 from gateway.http.application import Application
+from gateway.http.door import UNLISTED, Door
 from gateway.http.jsonrpc import METHOD_NOT_FOUND
 from gateway.http.limits import KeyLimits
 from gateway.http.principal import OF_ALL_TENANTS
 from gateway.http.route import Interface, May, RouteTable
 from gateway.jobs import rpc as jobs
 from gateway.people.auth import OwnPermissions
-from gateway.people.door import UNLISTED, Door
 from gateway.rooms.routes import ROUTES, TABLE
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, problems
 from streams.access import keys, users

@@ -18,8 +18,8 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
 from gateway.http.application import Application
+from gateway.http.door import Door
 from gateway.http.limits import KeyLimits, TimeLimits
-from gateway.people.door import Door
 from gateway.rooms.routes import TABLE
 from streams.access.token_bucket import ROUNDING, TokenBucket, take
 from streams.settings.model import Serve, Settings

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from gateway.http.application import Application
 from gateway.http.body import read, read_fields
+from gateway.http.door import Door
 from gateway.http.limits import KeyLimits
 from gateway.log import (
     adapters as adapter_orders,
@@ -26,7 +27,6 @@ from gateway.log.query_body import QueryAnswer, QueryBody
 from gateway.log.rewards import RewardBody
 from gateway.log.sql_rows import LogOverHttp, run_query
 from gateway.log.tasks import LogNames, TaskBody, task_of
-from gateway.people.door import Door
 from gateway.rooms.routes import TABLE
 from gateway.server import log_rooms
 from schemas.events import AccessRole, EpisodeStart, Response, RewardSource, Task

@@ -15,9 +15,9 @@ from starlette.testclient import TestClient
 from gateway.agents.chat import ChatBody
 from gateway.http.application import Application
 from gateway.http.body import checked
+from gateway.http.door import Door
 from gateway.http.limits import KeyLimits
 from gateway.mcp.mcp_mount import McpMount
-from gateway.people.door import Door
 from gateway.rooms.routes import TABLE
 from schemas.older_forms import FUNCTIONS, PATHS
 from streams.engines.scripted.scripted_engine import Script

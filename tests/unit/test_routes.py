@@ -11,9 +11,9 @@ from starlette.testclient import TestClient
 
 from gateway.http.application import Application
 from gateway.http.body import Answer, Body, PathQuery
+from gateway.http.door import Door
 from gateway.http.limits import KeyLimits
 from gateway.http.route import REST, Reply, RouteTable, routes_of
-from gateway.people.door import Door
 from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, ROOMS, ROUTES
 from gateway.server import people_rooms
 from streams.errors import NotFoundError

@@ -13,10 +13,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from gateway.http.application import Application
+from gateway.http.door import Door
 from gateway.http.limits import KeyLimits
 from gateway.log.recorded_runs import RecordedRuns, RunFigures
 from gateway.log.sql_rows import LogOverHttp
-from gateway.people.door import Door
 from gateway.rooms.routes import TABLE
 from schemas.events import AccessRole, derive_id
 from streams.settings.model import Archive, Serve, Settings

@@ -10,8 +10,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from gateway.http.application import Application
+from gateway.http.door import Door
 from gateway.http.limits import KeyLimits
-from gateway.people.door import Door
 from gateway.rooms.routes import TABLE
 from gateway.server import log_rooms
 from schemas.events import RewardSource

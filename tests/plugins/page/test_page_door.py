@@ -14,8 +14,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from gateway.http.door import Door
 from gateway.http.limits import KeyLimits
-from gateway.people.door import Door
 from gateway.rooms.routes import TABLE
 from plugins.page import app, cookie as entrance, decision_forms, render
 from plugins.page.cookie import PAGE_ROUTES, LoginCookie, PageEntrance

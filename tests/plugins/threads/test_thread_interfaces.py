@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 
 from gateway.http import jsonrpc
 from gateway.http.application import Application
+from gateway.http.door import Door
 from gateway.http.limits import KeyLimits
-from gateway.people.door import Door
 from gateway.rooms.routes import ROUTES, TABLE
 from plugins.threads.a2a.agent_cards import A2aCards
 from plugins.threads.a2a.agent_tasks import A2A_METHODS, PUSH_METHODS, AgentMethods
