@@ -1,7 +1,7 @@
 """Serve the policy, or every policy of a fleet, to agents until it is asked to stop.
 
-settings ──► recorder, log, keys ──► rooms and parts (rooms/routes.py) ──► Application ──► uvicorn
-access ──► AccessLog ──► the door, with serve.auth=keys ──► RequestLog ──► requests; Logins, with login.signing_key
+settings ──► recorder, log ──► rooms and parts (rooms/routes.py) ──► Application ──► uvicorn
+a part's Authentication ──► the door, with serve.auth=keys ──► an event of each request
 stop ──► no new connection ──► calls in progress end and are recorded ──► the end
 """
 
@@ -13,7 +13,7 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,13 +45,7 @@ from gateway.log.tasks import SentTasks
 from gateway.log.uploaded_files import UploadedFiles
 from gateway.mcp.mcp_mount import McpMount
 from gateway.mcp.tools import own_tools
-from gateway.people.auth import OwnPermissions, PasswordLogins, is_over_tls
-from gateway.people.oidc_login import LoginLanding, OidcLogins
-from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, SOCKETS, TABLE, Health
-from streams.access.access_log import AccessLog
-from streams.access.logins import KeyFile, Logins
-from streams.access.oidc import Issuer
-from streams.access.request_log import RequestLog
+from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, SOCKETS, TABLE, Health, OwnPermissions, check_authentication
 from streams.adapters import signing
 from streams.engines.build import build_tokens
 from streams.files import program_version
@@ -90,6 +84,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
     LogError if the broker refuses or is unreachable too long, StoppedWaiting.
     """
     signing.check_verify_key(settings.adapters)
+    check_authentication(settings)
     tls, rule = tls_files(settings), settings.serve
     connections = OpenConnections(rule.max_connections, rule.address_connections)
     allow_open_files(rule.max_connections)
@@ -106,22 +101,14 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
             with (
                 open_recorder(settings, engine, rendering, stop, meter, fleet=fleet) as recorder,
                 OpenLog(settings, recorder.agents, meter=meter) as log_view,
-                _keys(settings) as keys,
-                _requests(settings) as requests,
                 contextlib.ExitStack() as stack,
             ):
                 base = ServerBase(
-                    settings=settings,
-                    recorder=recorder,
-                    log=log_view,
-                    keys=keys,
-                    logins=_logins(settings, keys),
-                    rendering=rendering,
-                    toolsets=own_tools(),
+                    settings=settings, recorder=recorder, log=log_view, rendering=rendering, toolsets=own_tools()
                 )
                 for part in PARTS:
                     base.parts.append(stack.enter_context(part(base)))
-                server = Server(base=base, requests=requests, mcp=McpMount(), place=place)
+                server = Server(base=base, mcp=McpMount(), place=place)
                 meter.ready("kafka")
                 meter.begin("answering")
                 garbage.settle()
@@ -171,14 +158,13 @@ class Server:
     """What a server answers with."""
 
     base: ServerBase
-    requests: RequestLog | None
     mcp: McpMount
     place: SoleMember
 
 
 def build_application(server: Server) -> ASGIApp:
     """Return every route, with the door in front if there are keys, and for this machine alone if there are none."""
-    base, keys = server.base, server.base.keys
+    base, known = server.base, server.base.authentication
     settings, rule = base.settings, base.settings.serve
     rooms = [
         *agent_rooms(settings, base.recorder, lambda: base.log.prompts),
@@ -186,17 +172,16 @@ def build_application(server: Server) -> ASGIApp:
         *(room for part in base.parts for room in part.rooms()),
         *(room(settings, base.log) for room in PLUGIN_ROOMS),
     ]
-    if keys is not None:
-        landings = {name: landing for part in base.parts for name, landing in part.landings().items()}
-        rooms += people_rooms(settings, base.logins, landings)
-    app = make_application(settings, rooms, keys=keys is not None)
+    if known is not None:
+        rooms.append(OwnPermissions())
+    app = make_application(settings, rooms, keys=known is not None)
     for part in server.base.parts:
         part.add_to(app)
     server.mcp.add_to(app)
     guarded: ASGIApp = OwnMachine(app, TABLE)
     server.mcp.server = app
-    if keys is not None:
-        server.mcp.server = guarded = Door(app, TABLE, keys, KeyLimits(rule), server.requests)
+    if known is not None:
+        server.mcp.server = guarded = Door(app, TABLE, known.principals, KeyLimits(rule), known.requests)
     for part in server.base.parts:
         guarded = part.in_front(guarded)
     held = HeldPlace(TimeLimits(guarded, TABLE, rule), TABLE, lambda: server.place.is_held)
@@ -236,18 +221,6 @@ def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
     ]
 
 
-def people_rooms(
-    settings: Settings, logins: Logins | None, landings: Mapping[str, LoginLanding] | None = None
-) -> list[object]:
-    """Return the rooms of people; None: they cannot log in. `landings`: where logins of browsers may end."""
-    rooms: list[object] = [OwnPermissions()]
-    if logins is None:
-        return rooms
-    if settings.login.oidc_issuer:
-        rooms.insert(0, OidcLogins(Issuer(settings.login), logins, over_tls=is_over_tls(settings), landings=landings))
-    return [*rooms, PasswordLogins(logins)]
-
-
 def tls_files(settings: Settings) -> TlsFiles | None:
     """Return certificate and key, if the server has its own. Raises SettingsError if it could not use them."""
     rule = settings.serve
@@ -256,22 +229,3 @@ def tls_files(settings: Settings) -> TlsFiles | None:
     files = TlsFiles(rule.tls_certificate, rule.tls_key)
     files.check()
     return files
-
-
-def _requests(settings: Settings) -> contextlib.AbstractContextManager[RequestLog | None]:
-    """Return the log of requests; None if requests are not recorded."""
-    written = settings.serve.auth == "keys" and settings.serve.requests != "off"
-    return RequestLog(settings) if written else contextlib.nullcontext()
-
-
-def _keys(settings: Settings) -> contextlib.AbstractContextManager[AccessLog | None]:
-    """Return the keys of the server; None if it asks for none."""
-    return AccessLog(settings) if settings.serve.auth == "keys" else contextlib.nullcontext()
-
-
-def _logins(settings: Settings, access: AccessLog | None) -> Logins | None:
-    """Return how people log in; None if they cannot. Raises SettingsError for an unusable signing key, LogError."""
-    rule = settings.login
-    if access is None or rule.signing_key is None:
-        return None
-    return Logins(access, rule, KeyFile(rule.signing_key), issuer=rule.public_url or settings.serve.url)

@@ -1,10 +1,10 @@
 """The door: which right a request needs, and whether its key or logged-in user has it.
 
     request ──► method, path ──► RouteTable ──► action ───────────────┐
-            └─► Bearer, x-api-key ──► AccessLog.find ──► KeyLimits ──► decide ──► the application, which sees the key
+            └─► Bearer, x-api-key ──► Authentication ──► KeyLimits ──► decide ──► the application, which sees the key
                                     unknown ──► read on, once    └──► 429     └──► 403
                                                 └──► 401, 503
-    answered, or refused ──► RequestRecord ──► RequestLog
+    answered, or refused ──► RequestRecord ──► its event
 
 It wraps the whole application, since calls bypass Starlette's middleware. A path that is not in the table is open to
 admins only; routes need a key unless they declare otherwise. Logins and logouts leave an event, too.
@@ -21,23 +21,21 @@ jobs/rpc.py checks it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from contextlib import suppress
-from typing import Protocol, cast
+from typing import cast
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http import errors
+from gateway.http.authentication import FindsPrincipals, RecordsRequests
 from gateway.http.limits import KeyLimits
 from gateway.http.principal import decide_at_door, set_principal
 from gateway.http.request_record import RequestRecord
 from gateway.http.route import LOGIN_ACTIONS, RouteTable
-from schemas.events import RequestEvent
-from streams.access.keys import UNKNOWN, AccessKey
-from streams.access.roles import Action, Decision
-from streams.access.users import User
+from streams.access.credentials import UNKNOWN
+from streams.access.roles import Action, Decision, Principal
 from streams.errors import LogError
 from streams.kafka import times
 
@@ -47,26 +45,6 @@ UNLISTED: Action = "code.run"
 """The action of a path without a route; admins only."""
 
 
-class KnowsKeys(Protocol):
-    """Finds the key or the user of a request: AccessLog."""
-
-    def find(self, sent: str) -> AccessKey | User | str:
-        """Return the key, or the user of an access token; a text says why it is none. Raises LogError."""
-
-    def catch_up(self) -> None:
-        """Return once every key in the log is known. Raises LogError."""
-
-
-class RecordsRequests(Protocol):
-    """Writes the events of requests: RequestLog."""
-
-    def why_not(self) -> str | None:
-        """Return why requests are refused now; None if they are not."""
-
-    def write(self, events: Iterable[RequestEvent]) -> None:
-        """Queue events, without waiting."""
-
-
 class Door:
     """An application that needs a key or an access token."""
 
@@ -74,7 +52,7 @@ class Door:
         self,
         app: ASGIApp,
         table: RouteTable,
-        keys: KnowsKeys,
+        keys: FindsPrincipals,
         limits: KeyLimits,
         requests: RecordsRequests | None = None,
     ) -> None:
@@ -147,8 +125,8 @@ class Door:
         token = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         return next((token.removeprefix(prefix) for prefix in self._prefixes if token.startswith(prefix)), token)
 
-    async def _find(self, secret: str) -> AccessKey | User | str:
-        """Return the owner of a key, or why it is invalid. Raises LogError as `KnowsKeys.find`."""
+    async def _find(self, secret: str) -> Principal | str:
+        """Return the owner of a key, or why it is invalid. Raises LogError as `FindsPrincipals.find`."""
         found = self._keys.find(secret)
         for _ in range(2):  # the first reading may have begun before this key was created
             if found != UNKNOWN:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from starlette.responses import Response
 
 from gateway.http.body import Answer
-from streams.access.keys import mask
+from streams.access.credentials import mask
 from streams.errors import (
     CallError,
     CallErrorKind,

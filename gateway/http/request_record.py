@@ -21,7 +21,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Message, Scope, Send
 
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, derive_id
-from streams.access.keys import mask
+from streams.access.credentials import mask
 from streams.access.roles import Action, Decision, Principal, allowed_to
 from streams.errors import CallError
 

@@ -26,7 +26,7 @@ from gateway.http.request_record import RecordedCall, RequestRecord, record_of
 from gateway.http.route import LARGE_BODY, Interface, MethodTool
 from gateway.jobs.answers import RpcOutcome
 from gateway.jobs.tenant_jobs import OpenJobs, TenantJobs, jobs_of
-from streams.access.keys import mask
+from streams.access.credentials import mask
 from streams.access.roles import Action, Decision, Principal, decide
 from streams.adapters.versions import read_state
 from streams.errors import CallError, JobRequestError, LogError, NotFoundError, RefusedError

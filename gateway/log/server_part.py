@@ -15,13 +15,12 @@ from typing import ClassVar, Self, TypeVar
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
+from gateway.http.authentication import Authentication, LoginLanding
 from gateway.http.route import Route
 from gateway.log.open_log import OpenLog
-from gateway.people.oidc_login import LoginLanding
 from schemas.events import Tool
-from streams.access.access_log import AccessLog
-from streams.access.logins import Logins
 from streams.engines.rendering.rendering import Rendering
+from streams.errors import SettingsError
 from streams.settings.model import Settings
 from streams.stages.agents.recording.recorder import Recorder
 
@@ -35,16 +34,21 @@ class ServerBase:
     settings: Settings
     recorder: Recorder
     log: OpenLog
-    keys: AccessLog | None
-    """None: the server asks for none."""
-    logins: Logins | None
-    """None: people cannot log in."""
     rendering: Rendering
     """The engine's texts and tokens."""
     toolsets: Mapping[str, tuple[Tool, ...]]
     """The tools of each of the server's own sets, which MCP offers."""
     parts: list[ServerPart] = field(default_factory=list)
     """Those entered so far: each after the parts of the plugins that its plugin requires."""
+
+    @property
+    def authentication(self) -> Authentication | None:
+        """How callers are known, once every part is entered; None: without keys. Raises SettingsError if keys are asked
+        for, and no part knows them."""
+        known = next(filter(None, (part.authentication() for part in self.parts)), None)
+        if known is None and self.settings.serve.auth == "keys":
+            raise SettingsError("serve.auth=keys, and no part of this server knows keys")
+        return known
 
     def part(self, kind: type[P]) -> P:
         """Return the part of another plugin, which the caller's plugin requires."""
@@ -76,6 +80,10 @@ class ServerPart:
 
     def add_to(self, app: Starlette) -> None:
         """Mount what is no room."""
+
+    def authentication(self) -> Authentication | None:
+        """Return how the door knows callers, where the settings ask for keys. One plugin's part at most has this."""
+        return None
 
     def in_front(self, app: ASGIApp) -> ASGIApp:
         """Return what requests pass before the server's door."""

@@ -3,10 +3,10 @@
     POST /auth/login {username, password} ──► Logins ──► access token, refresh token
     POST /auth/tokens/refresh {refresh_token} ──► the next two          POST /auth/logout {refresh_token} ──► 204
     each of them ──► RequestRecord: the user, or the given name and the reason ──► an event
-    GET  /auth/permissions ──► the principal, and what it may do         GET /.well-known/jwks.json ──► public keys
+    GET  /.well-known/jwks.json ──► public keys
 
 An access token is sent as `Authorization: Bearer`, like a machine's key. Answers with tokens may not be cached (RFC
-6749 section 5.1). Without `login.signing_key` only the permissions are served.
+6749 section 5.1).
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.http.authentication import (
+    LOGGED_IN,
+    NOT_STORED,
+    address_of,
+    logout_decision,
+    record_login,
+    refusal_decision,
+)
 from gateway.http.body import Answer, SecretBody
 from gateway.http.errors import UNAUTHORIZED, ErrorAnswer, ErrorDetails, apart, json_response
-from gateway.http.principal import decide_at_door, principal_of
-from gateway.http.request_record import record_of
 from gateway.http.route import ANYWHERE, PLAIN, Reply
-from schemas.events import AccessRole
-from streams.access import passwords, roles, users
-from streams.access.logins import Logins, TokenPair
-from streams.access.roles import Decision
-from streams.access.users import User
+from streams.access import passwords, users
+from streams.access.credentials import TokenPair
+from streams.access.logins import Logins
 from streams.errors import LoginRefused
-from streams.settings.model import Settings
 
 MOST_BYTES = 16 * 1024
 """Maximum length of a body here."""
-LOGGED_IN = Decision(True, "logged in")
-NOT_STORED = {"Cache-Control": "no-store"}
 
 
 class LoginBody(SecretBody):
@@ -60,16 +61,6 @@ class TokensAnswer(Answer):
     refresh_token: str
 
 
-class PermissionsAnswer(Answer):
-    """Who asks, and what they may do."""
-
-    who: str
-    roles: list[AccessRole]
-    tenant: str | None
-    agent_id: str | None
-    actions: list[str]
-
-
 class JwksAnswer(Answer):
     """Public keys (RFC 7517)."""
 
@@ -77,28 +68,6 @@ class JwksAnswer(Answer):
 
 
 TOKENS = TokensAnswer(access_token="eyJ…", token_type="Bearer", expires_in=900, refresh_token="swr_…")  # noqa: S106
-
-
-class OwnPermissions:
-    """The route that lists the permissions of a principal."""
-
-    @PLAIN.get(
-        "/auth/permissions",
-        may="models.read",  # every role may
-        refuses=(),
-        example=PermissionsAnswer(
-            who="user ann",
-            roles=["viewer"],
-            tenant=None,
-            agent_id=None,
-            actions=["models.read", "jobs.read", "files.read", "agents.read"],
-        ),
-    )
-    async def get_permissions(self, request: Request) -> Reply[PermissionsAnswer]:
-        """Return who asks, and what they may do."""
-        principal = principal_of(request)
-        assert principal is not None, "the door is in front of this route"  # noqa: S101
-        return Reply(_permissions(principal), NOT_STORED)
 
 
 class PasswordLogins:
@@ -150,16 +119,6 @@ class PasswordLogins:
         return Reply(JwksAnswer(keys=self._logins.public_keys()), {"Cache-Control": "public, max-age=60"})
 
 
-def is_over_tls(settings: Settings) -> bool:
-    """Return whether browsers reach the server by https."""
-    return (settings.login.public_url or settings.serve.url).startswith("https://")
-
-
-def address_of(request: Request) -> str:
-    """Return the client's address."""
-    return "unknown" if request.client is None else request.client.host
-
-
 async def give_tokens(
     request: Request, call: Callable[..., TokenPair], *arguments: str
 ) -> Response | Reply[TokensAnswer]:
@@ -179,22 +138,6 @@ async def give_tokens(
     return Reply(answer, NOT_STORED)
 
 
-def refusal_decision(exc: LoginRefused) -> Decision:
-    """Return why a login was refused."""
-    return Decision(False, str(exc) if exc.about is None else f"{exc.about}: {exc}")
-
-
-def logout_decision(user: User | None) -> Decision:
-    """Return the decision of a logout, with the login that it ended, if any."""
-    return Decision(True, "there was no such login" if user is None else "logged out")
-
-
-def record_login(request: Request, user: User | None, decision: Decision) -> None:
-    """Record a login or logout: the user, or the reason of the refusal."""
-    if (record := record_of(request)) is not None:
-        record.principal, record.decision = user, decision
-
-
 def _refusal(error: LoginRefused) -> Response:
     """Return a 401, or a 429 if the request may be retried later."""
     details = ErrorDetails(message=str(error), type="authentication_error", param=None, code="login_refused")
@@ -203,16 +146,3 @@ def _refusal(error: LoginRefused) -> Response:
     details = ErrorDetails(message=str(error), type="rate_limit_error", param=None, code="too_many_attempts")
     wait = {"Retry-After": str(math.ceil(error.wait_ms / 1000))}
     return json_response(ErrorAnswer(error=details), 429, NOT_STORED | wait)
-
-
-def _permissions(principal: roles.Principal) -> PermissionsAnswer:
-    allowed = {
-        action for action in roles.every_action() if decide_at_door(principal, action, principal.agent_id).allowed
-    }
-    return PermissionsAnswer(
-        who=principal.who,
-        roles=list(principal.roles),
-        tenant=principal.tenant,
-        agent_id=principal.agent_id,
-        actions=[action for action in roles.every_action() if action in allowed],
-    )

@@ -12,24 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from gateway.http.errors import apart, json_response
-from gateway.http.route import ANYWHERE, PLAIN
-from gateway.people.auth import (
+from gateway.http.authentication import (
     LOGGED_IN,
     NOT_STORED,
-    TOKENS,
-    TokensAnswer,
+    LoginLanding,
     address_of,
-    give_tokens,
     record_login,
     refusal_decision,
 )
-from streams.access.logins import Logins, TokenPair
+from gateway.http.errors import apart, json_response
+from gateway.http.route import ANYWHERE, PLAIN
+from gateway.people.auth import TOKENS, TokensAnswer, give_tokens
+from streams.access.credentials import TokenPair
+from streams.access.logins import Logins
 from streams.access.oidc import CALLBACK, Issuer
 from streams.access.roles import Decision
 from streams.errors import LoginRefused
@@ -54,16 +53,6 @@ CALLBACK_PARAMETERS = [
     )
 ]
 """The parameters that a browser brings back."""
-
-
-class LoginLanding(Protocol):
-    """Where the logins of browsers end that began for a part of the server."""
-
-    def welcome(self, pair: TokenPair) -> Response:
-        """Return the answer to a browser whose user has logged in."""
-
-    def refuse(self, error: LoginRefused) -> Response:
-        """Return the answer to a browser whose login was refused."""
 
 
 class OidcLogins:

@@ -19,7 +19,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -27,12 +27,10 @@ from starlette.requests import Request, cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.http.authentication import FindsPrincipals, LogsPeopleIn, is_over_tls
 from gateway.http.route import Interface, Route
-from gateway.people.auth import is_over_tls
 from plugins.page.notice import PREFIX, plain_page
-from streams.access.keys import AccessKey
-from streams.access.logins import TokenPair
-from streams.access.users import User
+from streams.access.credentials import TokenPair
 from streams.errors import LogError, LoginRefused
 from streams.settings.model import Settings
 
@@ -58,20 +56,6 @@ KEPT_S = 60.0
 """Time for which the answer to a refresh is kept for requests with the previous token."""
 EXPLAINED = {403: "Not allowed", 429: "Too much at once", 503: "Not now"}
 BROWSERS_ACCEPT = "text/html"
-
-
-class KnowsTokens(Protocol):
-    """Finds the owner of a token: AccessLog."""
-
-    def find(self, sent: str) -> AccessKey | User | str:
-        """Return the key, or the user of an access token; a text says why it is none. Raises LogError."""
-
-
-class Refreshes(Protocol):
-    """Exchanges refresh tokens: Logins."""
-
-    def refresh(self, refresh_token: str) -> TokenPair:
-        """Return the next tokens of a login. Raises LoginRefused, LogError."""
 
 
 class LoginCookie(NamedTuple):
@@ -132,8 +116,8 @@ class PageEntrance:
     def __init__(
         self,
         app: ASGIApp,
-        tokens: KnowsTokens,
-        logins: Refreshes | None,
+        tokens: FindsPrincipals,
+        logins: LogsPeopleIn | None,
         cookie: LoginCookie,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -164,7 +148,7 @@ class PageEntrance:
             scope = {**scope, "headers": [*scope["headers"], bearer]}
         await self._app(scope, receive, _ForBrowsers(scope, headers, send, cookie_response).send)
 
-    async def _access_token(self, sent: str, logins: Refreshes, cookie_response: Response) -> str:
+    async def _access_token(self, sent: str, logins: LogsPeopleIn, cookie_response: Response) -> str:
         """Return a valid access token, if the cookie gives one; the next cookie is set on `cookie_response`."""
         access, _, refresh = sent.partition(":")
         if not isinstance(self._tokens.find(access), str):
@@ -177,7 +161,7 @@ class PageEntrance:
         self._cookie.put(cookie_response, pair)
         return pair.access_token
 
-    async def _next_pair(self, refresh: str, logins: Refreshes) -> TokenPair | None:
+    async def _next_pair(self, refresh: str, logins: LogsPeopleIn) -> TokenPair | None:
         now, name = self._clock(), hashlib.sha256(refresh.encode()).digest()
         self._next = {key: answer for key, answer in self._next.items() if now - answer[0] < KEPT_S}
         if name in self._next:

@@ -16,20 +16,26 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from gateway.people.auth import LOGGED_IN, NOT_STORED, address_of, logout_decision, record_login, refusal_decision
+from gateway.http.authentication import (
+    LOGGED_IN,
+    NOT_STORED,
+    LogsPeopleIn,
+    address_of,
+    logout_decision,
+    record_login,
+    refusal_decision,
+)
 from plugins.page.cookie import LoginCookie, is_own_path, refresh_token_of
 from plugins.page.forms import read_form
 from plugins.page.notice import PREFIX
 from plugins.page.render import Renderer
-from streams.access import passwords, users
-from streams.access.logins import WRONG, Logins
 from streams.errors import LoginRefused
 
 
 class PagePeople(NamedTuple):
     """The login at the server of this page."""
 
-    logins: Logins | None
+    logins: LogsPeopleIn | None
     """None: only API keys can open the page."""
     cookie: LoginCookie
     issuer: str = ""
@@ -62,8 +68,6 @@ def routes(people: PagePeople, renderer: Renderer) -> list[Route]:
             return form(request, to, status=HTTPStatus.UNAUTHORIZED)
         try:
             name, password = sent.word("username"), sent.get("password", "")
-            if len(name) > users.LONGEST or len(password) > passwords.MOST:
-                raise LoginRefused(WRONG)
             pair = await run_in_threadpool(people.logins.log_in, name, password, address_of(request))
         except LoginRefused as exc:
             record_login(request, None, refusal_decision(exc))

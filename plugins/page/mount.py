@@ -10,7 +10,7 @@ reads in a separate process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -18,12 +18,11 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.http.authentication import LoginLanding, LogsPeopleIn
 from gateway.http.own_machine import LOOPBACK
 from gateway.log.server_part import ServerBase, ServerPart
-from gateway.people.oidc_login import LoginLanding
 from plugins.page.cookie import PAGE_ROUTES, LoginCookie, PageEntrance
 from plugins.page.notice import PREFIX, plain_page
-from streams.access.logins import Logins
 from streams.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -34,8 +33,13 @@ if TYPE_CHECKING:
 class PageMount:
     """The page of a server. Close it."""
 
-    def __init__(self, settings: Settings, logins: Logins | None = None, texts: TokenTexts | None = None) -> None:
-        """`texts`: the tokenizer of the server's engine."""
+    def __init__(
+        self,
+        settings: Settings,
+        logins: Callable[[], LogsPeopleIn | None] = lambda: None,
+        texts: TokenTexts | None = None,
+    ) -> None:
+        """`logins`: of the server, once it answers; `texts`: the tokenizer of its engine."""
         self._settings, self._logins, self._texts = settings, logins, texts
         self._making = asyncio.Lock()
         self._app: ASGIApp | None = None
@@ -67,8 +71,9 @@ class PageMount:
         settings, people = self._settings, None
         hosts: Collection[str] = LOOPBACK
         if settings.serve.auth == "keys":
-            issuer = settings.login.oidc_issuer if self._logins is not None else ""
-            people = PagePeople(self._logins, LoginCookie.of(settings), issuer, settings.login.public_url)
+            logins = self._logins()
+            issuer = settings.login.oidc_issuer if logins is not None else ""
+            people = PagePeople(logins, LoginCookie.of(settings), issuer, settings.login.public_url)
             hosts = ()
         view = LogView(settings)
         self._view, self._app = view, create_app(view, hosts=hosts, people=people, decides=True, texts=self._texts)
@@ -80,7 +85,7 @@ class PagePart(ServerPart):
     ROUTES = PAGE_ROUTES
 
     def __init__(self, base: ServerBase) -> None:
-        self._base, self._page = base, PageMount(base.settings, base.logins, base.rendering)
+        self._base, self._page = base, PageMount(base.settings, self._logins, base.rendering)
 
     def __exit__(self, *exc: object) -> None:
         self._page.close()
@@ -89,11 +94,16 @@ class PagePart(ServerPart):
         mount(app, self._page)
 
     def in_front(self, app: ASGIApp) -> ASGIApp:
-        keys, logins = self._base.keys, self._base.logins
-        return app if keys is None else PageEntrance(app, keys, logins, LoginCookie.of(self._base.settings))
+        if (known := self._base.authentication) is None:
+            return app
+        return PageEntrance(app, known.principals, known.logins, LoginCookie.of(self._base.settings))
 
     def landings(self) -> Mapping[str, LoginLanding]:
         return {"page": LoginCookie.of(self._base.settings)}
+
+    def _logins(self) -> LogsPeopleIn | None:
+        known = self._base.authentication
+        return None if known is None else known.logins
 
 
 def mount(app: Starlette, page: ASGIApp) -> None:

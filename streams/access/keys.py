@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from schemas.events import AccessEvent, AccessRole, derive_id
+from streams.access.credentials import UNKNOWN
 from streams.access.tenants import tenant_names as tenants
 from streams.errors import SettingsError
 
@@ -28,14 +29,10 @@ _KEY = re.compile(r"sw_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _ID = re.compile(r"[0-9a-f]{16}")
 _DURATION = re.compile(r"([0-9]{1,5})([mhdw])")
 _UNITS_MS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_SECRET = re.compile(r"(swr?_[0-9a-f]{16})_[A-Za-z0-9_-]+|(eyJ[A-Za-z0-9_-]{0,8})[A-Za-z0-9_.-]*")
-"""A key or a refresh token, and an access token; their beginnings may be shown."""
 SECRET_BYTES = 32
 ID_BYTES = 8
 NO_DIGEST = "0" * 64
 """Compared with the secret of an unknown key, so that both cases take equally long."""
-UNKNOWN = "there is no such key"
-"""Why a text that looks like a key is not valid."""
 
 
 class NewSecret(NamedTuple):
@@ -96,15 +93,6 @@ class AccessKey:
 def new_secret() -> NewSecret:
     """Return a new secret, with the id of its key."""
     return NewSecret(secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES))
-
-
-def mask(text: str) -> str:
-    """Return a text without the secrets of keys and tokens in it, whole or cut short.
-
-    >>> mask("there is no sw_00112233445566ff_abc here")
-    'there is no sw_00112233445566ff_… here'
-    """
-    return _SECRET.sub(lambda match: f"{match[1] or match[2]}_…", text)
 
 
 def printable_id(key_id: str) -> str:

@@ -24,6 +24,7 @@ from schemas.events import AccessEvent, AccessRole
 from streams.access import passwords, sessions, tokens, users
 from streams.access.access_log import AccessLog
 from streams.access.attempts import Attempts
+from streams.access.credentials import TokenPair
 from streams.access.keys import NewSecret, new_secret
 from streams.access.sessions import LoginSession, Reused
 from streams.access.tenants import tenant_names as tenants
@@ -36,19 +37,6 @@ from streams.settings.model import Login
 HOUR_MS = 3_600_000
 WRONG = "name or password is wrong, or the user is disabled"
 LATER_MS = 1_000
-
-
-class TokenPair(NamedTuple):
-    """The tokens of a login. They are for the client alone."""
-
-    access_token: str
-    refresh_token: str
-    expires_in_s: int
-    user: User
-    """Their owner."""
-
-    def __repr__(self) -> str:
-        return "TokenPair()"
 
 
 class Vouched(NamedTuple):
@@ -101,6 +89,8 @@ class Logins:
 
     def log_in(self, name: str, password: str, address: str) -> TokenPair:
         """Return tokens for a user with the right password. Raises LoginRefused, LogError."""
+        if len(name) > users.LONGEST or len(password) > passwords.MOST:
+            raise LoginRefused(WRONG)
         subject = self._log_subject(name)
         with self.attempt(name, address, subject):
             user = self._log.users.get(name)

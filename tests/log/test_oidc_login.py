@@ -15,9 +15,9 @@ from starlette.testclient import TestClient
 from gateway.http.application import Application
 from gateway.http.door import Door
 from gateway.http.limits import KeyLimits
-from gateway.people.auth import OwnPermissions, PasswordLogins
+from gateway.people.auth import PasswordLogins
 from gateway.people.oidc_login import OidcLogins
-from gateway.rooms.routes import TABLE
+from gateway.rooms.routes import TABLE, OwnPermissions
 from streams.access.access_log import AccessLog
 from streams.access.logins import KeyFile, Logins, TokenPair, disable, enable, set_password
 from streams.access.oidc import Issuer

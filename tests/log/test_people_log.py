@@ -20,8 +20,8 @@ from starlette.testclient import TestClient
 from gateway.http.application import Application
 from gateway.http.door import Door
 from gateway.http.limits import KeyLimits
-from gateway.people.auth import OwnPermissions, PasswordLogins
-from gateway.rooms.routes import TABLE
+from gateway.people.auth import PasswordLogins
+from gateway.rooms.routes import TABLE, OwnPermissions
 from streams.access import passwords, tokens, users
 from streams.access.access_log import AccessLog
 from streams.access.attempts import A_NAME_THERE

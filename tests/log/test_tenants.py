@@ -35,13 +35,13 @@ from streams.stages.agents.runs.agent_process import AgentProcess, run_process
 from streams.stages.agents.runs.agent_runner import AgentPlan, AgentWork, run
 from streams.stages.tasks.submit import submit
 from tests.support.agent_server import serving, settings_of
+from tests.support.callers import AGENTS_MAY
 from tests.support.commands import invoke
 from tests.support.documented import document
 from tests.support.factories import task
 from tests.support.processes import read, until
 from tests.support.rooms import entrances
 from tests.support.thoroughness import examples
-from tests.unit.test_access import AGENTS_MAY
 from tests.unit.test_door import application, paths
 
 pytestmark = pytest.mark.kafka

@@ -7,8 +7,8 @@ from typing import Any
 
 from gateway.http.mcp_paths import MCP_PATHS
 from gateway.log.server_part import ServerBase
-from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, ROUTES
-from gateway.server import agent_rooms, log_rooms, people_rooms
+from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, ROUTES, OwnPermissions
+from gateway.server import agent_rooms, log_rooms
 from streams.settings.model import Settings
 
 
@@ -19,8 +19,6 @@ def every_room(settings: Settings) -> list[Any]:
         settings=settings,
         recorder=nothing,
         log=nothing,
-        keys=None,
-        logins=None,
         rendering=nothing,
         toolsets={},
     )
@@ -29,7 +27,7 @@ def every_room(settings: Settings) -> list[Any]:
     return [
         *agent_rooms(settings, nothing),
         *log_rooms(settings, nothing),
-        *people_rooms(settings, nothing),
+        OwnPermissions(),
         *(room for part in base.parts for room in part.rooms()),
         *(room(settings, nothing) for room in PLUGIN_ROOMS),
     ]

@@ -39,13 +39,12 @@ from gateway.mcp.log_toolbox import LogToolBox
 from gateway.mcp.mcp_mount import McpMount
 from gateway.mcp.mcp_server import build_server
 from gateway.mcp.tools import TOOLS, LogTool, tools_of
-from gateway.people.auth import OwnPermissions
-from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, ROOMS, TABLE
+from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, ROOMS, TABLE, OwnPermissions
 from schemas.events import AccessRole
 from streams.access.roles import ROLES, Action
 from streams.plugins.toolsets import OWN_TOOLSETS
 from streams.settings.model import Serve, Settings
-from tests.unit.test_door import BEARER, SECRET, Known
+from tests.support.callers import BEARER, Known
 
 T = TypeVar("T")
 REVISION = "2025-11-25"
@@ -117,7 +116,7 @@ def denial(answer: Any) -> str | None:
 
 @each_principal
 def test_a_route_answers_whom_its_right_allows_under_each_of_its_paths(principal: Principal) -> None:
-    door, key = Door(REACHED, TABLE, principal.known, KeyLimits(NO_LIMITS)), principal.known.keys[SECRET.key_id]
+    door, key = Door(REACHED, TABLE, principal.known, KeyLimits(NO_LIMITS)), principal.known.key
 
     async def sweep() -> list[str]:
         wrong = []
@@ -226,7 +225,7 @@ def check_rights(rooms: Iterable[type], changes: Mapping[str, tuple[Action, ...]
 
 @each_principal
 def test_a_field_that_has_more_done_is_refused_to_whom_that_is_denied_and_the_rest_is_not(principal: Principal) -> None:
-    key = principal.known.keys[SECRET.key_id]
+    key = principal.known.key
 
     async def status(route: Route, fields: dict[str, Any]) -> int:
         body = json.dumps({**route.sends, **fields}).encode()
@@ -397,7 +396,7 @@ def test_a_method_of_json_rpc_needs_what_the_route_needs_that_does_the_same() ->
 
 @each_principal
 def test_a_method_of_json_rpc_is_denied_where_its_route_is(principal: Principal) -> None:
-    key = principal.known.keys[SECRET.key_id]
+    key = principal.known.key
 
     async def compare(http: httpx.AsyncClient) -> None:
         for method, action in rpc.ACTIONS.items():

@@ -23,8 +23,8 @@ from gateway.http.limits import KeyLimits, TimeLimits
 from gateway.rooms.routes import TABLE
 from streams.access.token_bucket import ROUNDING, TokenBucket, take
 from streams.settings.model import Serve, Settings
+from tests.support.callers import BEARER, Known
 from tests.support.rooms import every_room
-from tests.unit.test_door import BEARER, Known
 
 SECONDS = st.floats(0, 100, allow_subnormal=False)
 PATHS = ("/v1/chat/completions", "/v1/messages", "/jsonrpc", "/finetune/jobs")

@@ -30,19 +30,17 @@ from gateway.log.tasks import LogNames, TaskBody, task_of
 from gateway.rooms.routes import TABLE
 from gateway.server import log_rooms
 from schemas.events import AccessRole, EpisodeStart, Response, RewardSource, Task
-from streams.access import keys
 from streams.errors import CallError, NotFoundError, RefusedError
 from streams.settings.model import Archive, Policy, Scoring, Serve, Settings
 from streams.stages.agents.runs.registration import KnownAgent
 from streams.stages.tasks.task_index import same
 from streams.tools.query import formats
 from streams.tools.views import statement_process
+from tests.support.callers import BEARER, Known, Written, key
 from tests.support.factories import T0, changed, response, state_after, task, trained
 from tests.support.log import page_log
 from tests.support.log.archive_of import archived
 from tests.support.thoroughness import FULL
-from tests.unit.test_access import key
-from tests.unit.test_door import BEARER, SECRET, Known, Written
 
 SETTINGS = Settings(policy=Policy(name="sums"))
 
@@ -295,22 +293,6 @@ def test_a_statement_that_may_not_be_run_is_refused(view: LogOverHttp, sql: str,
     with pytest.raises(CallError) as problem:
         asked(view, sql)
     assert problem.value.kind == kind, problem.value.message
-
-
-def test_the_archived_files_of_a_hidden_topic_cannot_be_opened_either(tmp_path: Path) -> None:
-    settings = Settings(archive=Archive(store=str(tmp_path / "archive")))
-    events = [keys.creation_event(SECRET, keys.KeyGrant(role="admin"), actor="ann", now_ms=T0)]
-    archived(settings, {"access": events, "tasks": [task()]}, count(T0, 1000))
-    with contextlib.closing(LogOverHttp(settings, "archive")) as view:
-        files = sorted((tmp_path / "archive").rglob("*.parquet"))
-        hidden, seen = (f"SELECT count(*) FROM read_parquet('{file}')" for file in files)  # noqa: S608 - a path
-        for sql in (hidden, seen):
-            with pytest.raises(CallError, match=r"read_parquet\(\) is refused"):
-                asked(view, sql)
-        with view.session() as session:  # and if the parser were passed
-            assert list(formats.rows(session.run(seen))) == [[1]]
-            with pytest.raises(RefusedError, match="disabled by configuration"):
-                list(formats.rows(session.run(hidden)))
 
 
 def test_no_statement_writes_into_the_archive_whose_files_it_may_read(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from schemas.older_forms import FUNCTIONS, PATHS
 from streams.engines.scripted.scripted_engine import Script
 from streams.errors import CallError
 from streams.settings.model import Serve
-from tests.unit.test_door import BEARER, Known
+from tests.support.callers import BEARER, Known
 
 DOCS = Path(__file__).parents[2] / "docs"
 OLD_PATHS = (

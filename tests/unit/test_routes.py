@@ -15,12 +15,10 @@ from gateway.http.door import Door
 from gateway.http.limits import KeyLimits
 from gateway.http.route import REST, Reply, RouteTable, routes_of
 from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, ROOMS, ROUTES
-from gateway.server import people_rooms
 from streams.errors import NotFoundError
 from streams.settings.model import Login, Serve, Settings
-from tests.support.documented import differences
+from tests.support.callers import BEARER, Known
 from tests.support.rooms import every_room
-from tests.unit.test_door import BEARER, Known
 
 
 class EchoBody(Body):
@@ -148,11 +146,3 @@ def test_every_room_is_served_and_no_operation_has_the_name_of_another() -> None
     of_plugins = (*(room for part in PARTS for room in part.ROOMS), *PLUGIN_ROOMS)
     assert [type(room) for room in every_room(settings)] == [*ROOMS, *of_plugins]
     assert len({route.name for route in ROUTES}) == len(ROUTES)
-
-
-@pytest.mark.parametrize("path", ["/auth/oidc/login", "/auth/oidc/callback"])
-def test_routes_of_an_issuer_that_there_is_not_are_described_as_not_found(path: str) -> None:
-    rooms = people_rooms(Settings(serve=Serve(auth="keys")), Any)
-    answer = TestClient(Application(rooms, version="1", max_body_bytes=1_000, keys=True)).get(path)
-    assert answer.status_code == 404
-    assert [*differences(answer)] == []

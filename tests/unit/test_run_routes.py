@@ -21,9 +21,9 @@ from gateway.rooms.routes import TABLE
 from schemas.events import AccessRole, derive_id
 from streams.settings.model import Archive, Serve, Settings
 from streams.tools.runs.run_row import RunRow
+from tests.support.callers import BEARER, Known
 from tests.support.factories import T0
 from tests.support.log.archive_of import archived
-from tests.unit.test_door import BEARER, Known
 from tests.unit.test_run_files import by_label
 from tests.unit.test_runs_view import chat, direct_answers
 

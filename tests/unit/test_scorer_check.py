@@ -21,8 +21,8 @@ from streams.jobs import request
 from streams.scorers.scorer_check import doubtful_scorer, unusable_scorer
 from streams.settings.model import Scoring, Serve, Settings
 from streams.stages.scoring.trial import load_scorers
+from tests.support.callers import BEARER, Known
 from tests.support.factories import task
-from tests.unit.test_door import BEARER, Known
 
 MARKED = """
 from streamward import entry_point

@@ -43,7 +43,7 @@ from plugins.threads.acp.thread_interfaces import A2A
 from plugins.threads.log.thread_state import RunState
 from schemas.events import derive_id
 from schemas.older_forms import OlderForm
-from streams.access.keys import mask
+from streams.access.credentials import mask
 from streams.errors import CallError
 
 NO_PUSH = "the server sends no requests of its own; stream the task, or get it"

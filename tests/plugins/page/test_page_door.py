@@ -25,21 +25,19 @@ from plugins.page.mount import PageMount, mount
 from plugins.page.views import plugin_list
 from plugins.page.views.job_list import list_jobs
 from schemas.events import AccessRole
-from streams.access import users
-from streams.access.keys import AccessKey
-from streams.access.logins import TokenPair
+from streams.access.credentials import TokenPair
 from streams.access.roles import ALLOWED, ROLES
-from streams.access.users import User
 from streams.errors import LogError, LoginRefused, NotFoundError, RefusedError, SettingsError
 from streams.settings.model import Archive, Serve, Settings, Topics
 from streams.tools.query.view_list import ViewList
 from streams.tools.views.log_view import LogReader, LogView
 from tests.plugins.page.test_page import Words, linked_pages
+from tests.support.callers import BEARER, Caller, Known, Written
 from tests.support.factories import T0
 from tests.support.log import page_log
 from tests.support.log.archive_of import archived
 from tests.support.thoroughness import FULL
-from tests.unit.test_door import BEARER, Known, Written, actions
+from tests.unit.test_door import actions
 
 HERE = "https://streamward.example"
 COOKIE = LoginCookie(over_tls=True, lasts_s=3600)
@@ -52,7 +50,7 @@ WORDS = ("azure", "crimson")
 class Issued:
     """Logs people in: `ann` with `right`; each refresh gives the next number, and one is good once."""
 
-    def __init__(self, person: User) -> None:
+    def __init__(self, person: Caller) -> None:
         self.person, self.newest, self.ended, self.away = person, 0, False, False
         self.at_once, self.lock = 0, threading.Lock()
 
@@ -75,14 +73,14 @@ class Issued:
             self.newest += 1
             return self._pair()
 
-    def log_out(self, refresh_token: str) -> User | None:
+    def log_out(self, refresh_token: str) -> Caller | None:
         self.ended = True
         return self.person
 
     def _pair(self) -> TokenPair:
         return TokenPair(f"a.{self.newest}.c", f"swr_{self.newest}", 900, self.person)
 
-    def find(self, sent: str) -> AccessKey | User | str:
+    def find(self, sent: str) -> Caller | str:
         if self.away:
             raise LogError("the log cannot be read")
         good = not self.ended and sent == f"a.{self.newest}.c"
@@ -95,7 +93,7 @@ class Both:
     def __init__(self, known: Known, issued: Issued) -> None:
         self.known, self.issued = known, issued
 
-    def find(self, sent: str) -> AccessKey | User | str:
+    def find(self, sent: str) -> Caller | str:
         return self.issued.find(sent) if sent.count(".") == 2 else self.known.find(sent)
 
     def catch_up(self) -> None:
@@ -106,17 +104,13 @@ class AtThePage(TestClient):
     """A browser at a server with the door and the page."""
 
     def __init__(self, view: LogView, role: AccessRole = "viewer", *, tenant: str | None = None, **given: Any) -> None:
-        made = users.creation_event(
-            users.NewUser(user_id="ann", roles=[role], password_hash="h", tenant=tenant), actor="bob", now_ms=T0
-        )
-        person = users.fold(None, made)
-        assert person is not None
-        self.issued, self.written = Issued(person), Written()
+        known = Known(role, tenant=tenant, **given)
+        self.issued, self.written = Issued(known.person), Written()
         logins: Any = self.issued
         page = app.create_app(view, hosts=(), people=PagePeople(logins, COOKIE, "", HERE), decides=True)
         whole = Starlette()
         mount(whole, page)
-        tokens = Both(Known(role, tenant=tenant, **given), self.issued)
+        tokens = Both(known, self.issued)
         door = Door(whole, TABLE, tokens, KeyLimits(Serve()), self.written)
         self.entrance = PageEntrance(door, tokens, logins, COOKIE)
         super().__init__(self.entrance, base_url=HERE, follow_redirects=False, headers=HTML)

@@ -23,7 +23,7 @@ from plugins.threads.acp.acp_agents import AcpAgents
 from plugins.threads.acp.thread_interfaces import OLDER, OLDER_A2A
 from streams.settings.model import Serve
 from tests.import_graph import ROOT
-from tests.unit.test_door import BEARER, Known
+from tests.support.callers import BEARER, Known
 
 OLD_PATHS = (
     *("/.well-known/agent.json", "/a2a/default/.well-known/agent.json", "/ap/v1/agent/tasks", "/acp/agent/tasks"),

@@ -1,0 +1,12 @@
+"""Keys and people: who calls a server with serve.auth=keys, and what each request was.
+
+    access ──► AccessLog ──► key or access token ──► its principal ──► the door of the server ──► requests
+    name and password, or an OpenID issuer ──► Logins ──► access token, refresh token
+
+The core decides what a principal may do (streams/access/roles.py, gateway/http/door.py). Without this plugin a server
+answers programs of its own machine alone.
+"""
+
+from streams.plugins.plugin import Plugin
+
+PLUGIN = Plugin(name="people", serves="plugins.people.people_part:PeoplePart")

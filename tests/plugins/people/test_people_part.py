@@ -1,0 +1,47 @@
+"""The plugin's part of a server: which plugin knows its callers, where people log in, and what is hidden in the log."""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from gateway.http.application import Application
+from gateway.log.query_body import QueryBody
+from gateway.log.sql_rows import LogOverHttp, run_query
+from plugins.people.people_part import login_rooms
+from streams.access import keys
+from streams.errors import CallError, RefusedError
+from streams.settings.model import Archive, Serve, Settings
+from streams.tools.query import formats
+from tests.support.documented import differences
+from tests.support.factories import T0, task
+from tests.support.log.archive_of import archived
+
+
+@pytest.mark.parametrize("path", ["/auth/oidc/login", "/auth/oidc/callback"])
+def test_routes_of_an_issuer_that_there_is_not_are_described_as_not_found(path: str) -> None:
+    rooms = login_rooms(Settings(serve=Serve(auth="keys")), Any, {})
+    answer = TestClient(Application(rooms, version="1", max_body_bytes=1_000, keys=True)).get(path)
+    assert answer.status_code == 404
+    assert [*differences(answer)] == []
+
+
+def test_the_archived_files_of_a_hidden_topic_cannot_be_opened_either(tmp_path: Path) -> None:
+    settings = Settings(archive=Archive(store=str(tmp_path / "archive")))
+    events = [keys.creation_event(keys.new_secret(), keys.KeyGrant(role="admin"), actor="ann", now_ms=T0)]
+    archived(settings, {"access": events, "tasks": [task()]}, count(T0, 1000))
+    with contextlib.closing(LogOverHttp(settings, "archive")) as view:
+        files = sorted((tmp_path / "archive").rglob("*.parquet"))
+        hidden, seen = (f"SELECT count(*) FROM read_parquet('{file}')" for file in files)  # noqa: S608 - a path
+        for sql in (hidden, seen):
+            with pytest.raises(CallError, match=r"read_parquet\(\) is refused"):
+                run_query(view, QueryBody(sql=sql))
+        with view.session() as session:  # and if the parser were passed
+            assert list(formats.rows(session.run(seen))) == [[1]]
+            with pytest.raises(RefusedError, match="disabled by configuration"):
+                list(formats.rows(session.run(hidden)))
