@@ -7,6 +7,12 @@ The core decides what a principal may do (streams/access/roles.py, gateway/http/
 answers programs of its own machine alone.
 """
 
-from streams.plugins.plugin import Plugin
+from streams.plugins.plugin import Plugin, PluginCommand
 
-PLUGIN = Plugin(name="people", serves="plugins.people.people_part:PeoplePart")
+PLUGIN = Plugin(
+    name="people",
+    topics="plugins.people.topics:TOPICS",
+    serves="plugins.people.people_part:PeoplePart",
+    commands={"admin access": PluginCommand("streams.cli.access:access", "Manage API keys, users and tenants.")},
+    views="plugins.people.views:VIEWS",
+)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from streams.cli.access import access
 from streams.cli.archive import archive
 from streams.cli.broker import broker
 from streams.cli.capacity import capacity
@@ -23,5 +22,5 @@ def admin() -> None:
     """Look after Kafka, access, dead letters, archive and plugins."""
 
 
-for command in (broker, topics, schemas, access, dlq, rescore, offsets, archive, capacity, dashboards, plugins):
+for command in (broker, topics, schemas, dlq, rescore, offsets, archive, capacity, dashboards, plugins):
     admin.add_command(command)

@@ -38,7 +38,7 @@ class MemoryFact(NamedTuple):
 class MemoryRecount(KeyedRecount[MemoryFact]):
     """The recount of the store, namespace by namespace."""
 
-    labels, counts = ("memory", "access"), ("items",)
+    labels, optional, counts = ("memory",), ("access",), ("items",)
 
     def __init__(self) -> None:
         super().__init__()

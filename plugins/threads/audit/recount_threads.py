@@ -59,7 +59,7 @@ Turns = Mapping[tuple[int, str], list[RunTurn]]
 class ThreadRecount(KeyedRecount[ThreadFact]):
     """The recount of threads, with the turns that answer their runs and the keys that wrote them."""
 
-    labels, counts = ("threads", "turns", "access"), ("threads",)
+    labels, optional, counts = ("threads", "turns"), ("access",), ("threads",)
     sums = (
         RecountSum(
             "runs of threads",

@@ -131,7 +131,7 @@ class Ledger:
         self._subjects = [kind() for kind in subject_recounts()]
         self._readers: dict[str, list[SubjectRecount]] = {}
         for subject in self._subjects:
-            for label in subject.labels:
+            for label in (*subject.labels, *subject.optional):
                 self._readers.setdefault(label, []).append(subject)
         self._unusable: list[Unusable] = []
         self._headers_left_out = 0

@@ -37,6 +37,8 @@ class SubjectRecount:
 
     labels: ClassVar[tuple[str, ...]]
     """Topics that it reads, by label."""
+    optional: ClassVar[tuple[str, ...]] = ()
+    """Topics of other plugins, which it reads where those are loaded."""
     counts: ClassVar[tuple[str, ...]] = ()
     """Its counts that a report lists first, with those of tasks."""
     sums: ClassVar[tuple[RecountSum, ...]] = ()
