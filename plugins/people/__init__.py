@@ -13,6 +13,8 @@ PLUGIN = Plugin(
     name="people",
     topics="plugins.people.topics:TOPICS",
     serves="plugins.people.people_part:PeoplePart",
-    commands={"admin access": PluginCommand("streams.cli.access:access", "Manage API keys, users and tenants.")},
+    commands={
+        "admin access": PluginCommand("plugins.people.commands.access:access", "Manage API keys, users and tenants.")
+    },
     views="plugins.people.views:VIEWS",
 )

@@ -12,12 +12,12 @@ from typing import Self, cast
 
 from gateway.http.authentication import Authentication, LoginLanding, is_over_tls
 from gateway.log.server_part import ServerBase, ServerPart
-from gateway.people.auth import PasswordLogins
-from gateway.people.oidc_login import OidcLogins
-from streams.access.access_log import AccessLog
-from streams.access.logins import KeyFile, Logins
-from streams.access.oidc import Issuer
-from streams.access.request_log import RequestLog
+from plugins.people.access.access_log import AccessLog
+from plugins.people.logins.logins import KeyFile, Logins
+from plugins.people.logins.oidc import Issuer
+from plugins.people.request_log import RequestLog
+from plugins.people.rooms.oidc_logins import OidcLogins
+from plugins.people.rooms.password_logins import PasswordLogins
 from streams.settings.model import Settings
 
 

@@ -56,9 +56,9 @@ def serve(call: AppContext, /, fleet: bool, workers: tuple[str, ...]) -> None:
     with until_stopped() as stop, ExitStack() as children:
         for worker in dict.fromkeys(workers):
             children.enter_context(_child(call, worker))
-        from streams.access import core_files
         from streams.kafka import admin
         from streams.kafka.retry import StoppedWaiting
+        from streams.processes import core_files
 
         core_files.leave_none()
         admin.check_topics(call.settings, patient=True)

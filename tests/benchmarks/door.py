@@ -22,9 +22,9 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from streams.access.access_log import AccessLog
-from streams.access.logins import create_user
-from streams.access.tokens import new_private_key
+from plugins.people.access.access_log import AccessLog
+from plugins.people.access.tokens import new_private_key
+from plugins.people.logins.logins import create_user
 from streams.kafka import admin
 from streams.processes.child import free_port
 from streams.settings.model import Login, Serve, Settings

@@ -11,7 +11,7 @@ from gateway.rooms.routes import PARTS, ROUTES, TABLE
 from streams.access.roles import ACTIONS, ROLES
 
 PAGE = Path(__file__).parents[2] / "docs" / "gateway.md"
-"""The page whose table says what a role may; each cell of it is a case of tests/unit/test_access.py."""
+"""The page whose table says what a role may; each cell of it is a case of tests/unit/test_roles.py."""
 OPEN = {
     *("GET /healthz", "GET /.well-known/jwks.json"),
     *("POST /auth/login", "POST /auth/tokens/refresh", "POST /auth/logout"),

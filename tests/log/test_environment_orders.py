@@ -14,8 +14,8 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
+from plugins.people.access.access_log import AccessLog
 from schemas.events import JobEnvironment, RequestEvent
-from streams.access.access_log import AccessLog
 from streams.access.roles import ROLES
 from streams.jobs import controller
 from streams.jobs.job_log import JobLog

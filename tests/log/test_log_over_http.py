@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from plugins.people.access.access_log import AccessLog
 from schemas.events import AdapterEvent, RequestEvent, Reward, Task
-from streams.access.access_log import AccessLog
 from streams.access.roles import ROLES
 from streams.errors import RefusedError
 from streams.kafka import admin

@@ -21,8 +21,8 @@ from mcp.shared.exceptions import MCPError
 from gateway.mcp.log_toolbox import DATA
 from gateway.mcp.toolbox import MOST_CHARACTERS
 from gateway.mcp.tools import TOOLS, tools_of
+from plugins.people.access.access_log import AccessLog
 from schemas.events import AccessRole, RequestEvent, Task
-from streams.access.access_log import AccessLog
 from streams.access.roles import ALLOWED, ROLES
 from streams.kafka import admin
 from streams.kafka.producer import Producer

@@ -18,7 +18,6 @@ import pytest
 
 from gateway.mcp.log_toolbox import PERMISSIONS
 from schemas.events import RequestEvent, Turn
-from streams.access.access_log import AccessLog
 from streams.kafka import admin
 from streams.settings.model import Settings
 from tests.support.agent_server import serving, settings_of

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from plugins.people.access import keys, users
+from plugins.people.access.access_log import AccessLog
+from plugins.people.access.keys import AccessKey, NewSecret
+from plugins.people.logins import passwords
 from schemas.events import AgentEvent, ExperimentEvent
-from streams.access import keys, passwords, users
-from streams.access.access_log import AccessLog
-from streams.access.keys import AccessKey, NewSecret
 from streams.adapters.decisions import read_history
 from streams.adapters.versions import known_policies, read_state, read_states
 from streams.kafka import admin, times

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from plugins.people.access.access_log import AccessLog
 from schemas.events import Message, PromptEvent, PromptVariable, RequestEvent, Task, Turn
-from streams.access.access_log import AccessLog
 from streams.access.roles import ROLES
 from streams.errors import RefusedError
 from streams.kafka import admin

@@ -26,9 +26,9 @@ from openai import (
     PermissionDeniedError,
 )
 
+from plugins.people.access.access_log import AccessLog
 from schemas.events import Message, Reward, Sampling, TrajectoryEvent, Turn
 from schemas.tokens import TokenIds
-from streams.access.access_log import AccessLog
 from streams.engines.build import build_tokens
 from streams.engines.token_stream import Generation, TokenStream
 from streams.kafka import admin

@@ -15,8 +15,8 @@ import pytest
 from openai import NotFoundError, OpenAI
 from openai.types.chat import ChatCompletionUserMessageParam
 
+from plugins.people.access.access_log import AccessLog
 from schemas.events import AdapterEvent, AgentEvent, Message, Sampling, Turn
-from streams.access.access_log import AccessLog
 from streams.adapters import store
 from streams.engines.scripted.scripted_rendering import ScriptedRendering
 from streams.engines.scripted.scripted_tokens import ScriptedTokenEngine

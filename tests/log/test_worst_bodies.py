@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from streams.access.access_log import AccessLog
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -26,7 +27,6 @@ from gateway.http.mcp_paths import MCP_PATHS
 from gateway.http.route import Route
 from gateway.jobs.fine_tuning_answers import FINE_TUNING_JOB
 from gateway.rooms.routes import SOCKETS
-from streams.access.access_log import AccessLog
 from streams.kafka import admin
 from streams.settings.model import Settings
 from tests.support.agent_server import settings_of

@@ -24,12 +24,12 @@ import httpx
 from pydantic import SecretStr
 
 from gateway.document import FILE
-from streams.access.access_log import AccessLog
+from plugins.people.access.access_log import AccessLog
+from plugins.people.access.tokens import new_private_key
 from streams.access.roles import ROLES
-from streams.access.tokens import new_private_key
 from streams.kafka import admin
 from streams.settings.model import Login
-from tests.log.test_oidc_login import provider
+from tests.plugins.people.test_oidc_login import provider
 from tests.support.agent_server import serving, settings_of
 from tests.support.planted_log import plant
 from tests.support.processes import until

@@ -68,10 +68,10 @@ SITUATIONS: tuple[Situation, ...] = (
         what="One of our tokens for another audience, an invalid key, or one that is revoked between two calls.",
         result="401 at every interface.",
         tests=(
-            "tests/log/test_tenants.py::test_a_token_of_ours_for_another_audience_opens_no_entrance",
+            "tests/plugins/people/test_tenants.py::test_a_token_of_ours_for_another_audience_opens_no_entrance",
             f"{DENIED}::test_no_route_answers_without_a_key_or_to_one_that_is_none",
             f"{MCP}::test_a_key_that_is_revoked_between_two_calls_opens_nothing_from_then_on",
-            "tests/unit/test_people.py::test_a_forged_token_is_none",
+            "tests/plugins/people/test_people.py::test_a_forged_token_is_none",
         ),
     ),
     Situation(

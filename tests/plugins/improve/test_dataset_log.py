@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from starlette.requests import Request
+from streams.access.keys import AccessKey
 
 from gateway.http.principal import set_principal
 from plugins.improve.datasets import dataset_log, dataset_rebuild
@@ -20,9 +21,9 @@ from plugins.improve.datasets.dataset_build import DatasetOrder, build
 from plugins.improve.datasets.dataset_rule import DatasetRule
 from plugins.improve.rooms.dataset_list import BuiltDatasets, DatasetsQuery
 from plugins.improve.settings import Improve
+from plugins.people.access.keys import AccessKey
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import DatasetEvent, Message, OutsideTuning
-from streams.access.keys import AccessKey
 from streams.errors import ContaminatedError, NotFoundError, RefusedError
 from streams.kafka import admin
 from streams.kafka.history import LogHistory

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from plugins.people.access.access_log import AccessLog
 from schemas.events import RequestEvent
-from streams.access.access_log import AccessLog
 from streams.access.roles import ROLES
 from streams.kafka import admin
 from streams.settings.model import Settings

@@ -13,10 +13,10 @@ import pytest
 
 from plugins.page.commands import demo_companion
 from plugins.page.settings import Page
+from plugins.people.access.access_log import AccessLog
+from plugins.people.access.tokens import new_private_key
+from plugins.people.logins.logins import create_user
 from schemas.events import AdapterEvent, DeadLetter, Event, RequestEvent, derive_id
-from streams.access.access_log import AccessLog
-from streams.access.logins import create_user
-from streams.access.tokens import new_private_key
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.settings.model import Kafka, Login, Settings

@@ -13,8 +13,8 @@ from fastapi.testclient import TestClient
 from gateway.http.application import Application
 from gateway.log.query_body import QueryBody
 from gateway.log.sql_rows import LogOverHttp, run_query
+from plugins.people.access import keys
 from plugins.people.people_part import login_rooms
-from streams.access import keys
 from streams.errors import CallError, RefusedError
 from streams.settings.model import Archive, Serve, Settings
 from streams.tools.query import formats

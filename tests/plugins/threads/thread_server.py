@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from streams.access.access_log import AccessLog
+from plugins.people.access.access_log import AccessLog
 from streams.access.roles import ROLES
 from streams.kafka import admin
 from streams.settings.model import Settings

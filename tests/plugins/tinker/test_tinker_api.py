@@ -15,6 +15,7 @@ import pytest
 
 from gateway.http.application import Application
 from gateway.http.principal import PRINCIPAL
+from plugins.people.access.keys import AccessKey
 from plugins.tinker.api import futures, protobuf
 from plugins.tinker.api.call_log import CallLog, OpenCalls
 from plugins.tinker.api.call_part import tinker_rooms
@@ -22,7 +23,6 @@ from plugins.tinker.api.tensors import read_tensors, tensor_bytes
 from plugins.tinker.calls.call_rules import line_refusal
 from schemas.events import TrainingCall, TrainingResult
 from schemas.tokens import Octets
-from streams.access.keys import AccessKey
 from streams.adapters import stored_tensors
 from streams.jobs.job_log import JobLog
 from streams.kafka import times

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from plugins.people.access.access_log import AccessLog
 from schemas.events import AdapterEvent, RequestEvent, Response, Turn
-from streams.access.access_log import AccessLog
 from streams.cli.root import cli
 from streams.kafka import admin
 from streams.settings.load import to_env

@@ -24,7 +24,6 @@ from plugins.tools.tool_metrics import TOOLS_CHANGED
 from schemas.conventions import TOOL_IDS
 from schemas.events import AccessRole, EpisodeStart, RequestEvent, Task, ToolCall, ToolEvent
 from schemas.tool_text import offer_digest
-from streams.access.access_log import AccessLog
 from streams.access.roles import ROLES
 from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episodes.environment import Action, EpisodeError

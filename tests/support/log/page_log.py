@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from plugins.people.access import users
 from schemas.events import (
     AdvantagedGroup,
     DeadLetter,
@@ -23,7 +24,6 @@ from schemas.events import (
     ToolCall,
     derive_id,
 )
-from streams.access import users
 from streams.advantage_formulas import advantages
 from tests.support.factories import (
     T0,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from streams.access.tokens import new_private_key
+from plugins.people.access.tokens import new_private_key
 from streams.kafka import admin
 from streams.kafka.node import process as broker
 from streams.kafka.producer import Producer

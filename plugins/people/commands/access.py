@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.people import ROLES, access_signing_key, access_users
+from plugins.people.commands.tenants import access_tenants
+from plugins.people.commands.users import ROLES, access_signing_key, access_users
 from streams.cli.runtime import AppContext, json_option, output_option, pass_call, reason_option, user_name
-from streams.cli.tenants import access_tenants
 
 if TYPE_CHECKING:
     from streams.output import Output
@@ -55,8 +55,8 @@ def keys_create(
     agent_id: str | None,
 ) -> None:
     """Create a key and print it once; the log stores only its hash."""
-    from streams.access.access_log import AccessLog
-    from streams.access.keys import duration_ms
+    from plugins.people.access.access_log import AccessLog
+    from plugins.people.access.keys import duration_ms
 
     lifetime_ms = None if expires is None else duration_ms(expires)
     with AccessLog(call.settings_to_write) as log:
@@ -72,9 +72,9 @@ def keys_create(
 @pass_call
 def keys_list(call: AppContext, /, output: Output) -> None:
     """List every key, the oldest first."""
+    from plugins.people.access import keys
+    from plugins.people.access.access_log import AccessLog
     from streams import output as show
-    from streams.access import keys
-    from streams.access.access_log import AccessLog
     from streams.kafka import times
 
     with AccessLog(call.settings) as log:
@@ -89,9 +89,9 @@ def keys_list(call: AppContext, /, output: Output) -> None:
 @pass_call
 def keys_revoke(call: AppContext, /, key_id: str, reason: str, output: Output) -> None:
     """Revoke a key for good. Servers refuse it as soon as they have read the record."""
+    from plugins.people.access import keys
+    from plugins.people.access.access_log import AccessLog
     from streams import output as show
-    from streams.access import keys
-    from streams.access.access_log import AccessLog
     from streams.kafka import times
 
     with AccessLog(call.settings_to_write) as log:
@@ -108,9 +108,9 @@ def access_check(call: AppContext, /, subject: str, action: str, output: Output)
 
     Prints the reason. Exit code 4 if not.
     """
+    from plugins.people.access.access_log import AccessLog
     from streams import output as show
     from streams.access import roles
-    from streams.access.access_log import AccessLog
     from streams.errors import RefusedError, SettingsError
     from streams.kafka import times
 
@@ -143,9 +143,9 @@ def access_audit(
     Each has its principal, action, resource and verdict, and no body. Servers record requests with serve.requests=lossy
     (the default) or required.
     """
+    from plugins.people.access.keys import printable_id
     from schemas.events import RequestEvent
     from streams import output as show
-    from streams.access.keys import printable_id
     from streams.cli import events_view
     from streams.errors import SettingsError
     from streams.kafka import times

@@ -20,16 +20,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from plugins.people.access import sessions, tokens, users
+from plugins.people.access.access_log import AccessLog
+from plugins.people.access.keys import NewSecret, new_secret
+from plugins.people.access.sessions import LoginSession, Reused
+from plugins.people.access.tokens import LASTS_MS, SigningKey
+from plugins.people.access.users import User
+from plugins.people.logins import passwords
+from plugins.people.logins.attempts import Attempts
 from schemas.events import AccessEvent, AccessRole
-from streams.access import passwords, sessions, tokens, users
-from streams.access.access_log import AccessLog
-from streams.access.attempts import Attempts
 from streams.access.credentials import TokenPair
-from streams.access.keys import NewSecret, new_secret
-from streams.access.sessions import LoginSession, Reused
 from streams.access.tenants import tenant_names as tenants
-from streams.access.tokens import LASTS_MS, SigningKey
-from streams.access.users import User
 from streams.errors import LogError, LoginRefused, RefusedError, SettingsError
 from streams.kafka import times
 from streams.settings.model import Login

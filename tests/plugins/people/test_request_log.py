@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from streams.access import request_log
-from streams.access.request_log import FLOOD_BURST, MOST_WAITING, RequestLog
+from plugins.people import request_log
+from plugins.people.request_log import FLOOD_BURST, MOST_WAITING, RequestLog
 from streams.settings.model import Kafka, Serve, Settings
 from tests.support.factories import request_event
 

@@ -26,10 +26,10 @@ from gateway.http.authentication import (
 )
 from gateway.http.errors import apart, json_response
 from gateway.http.route import ANYWHERE, PLAIN
-from gateway.people.auth import TOKENS, TokensAnswer, give_tokens
+from plugins.people.logins.logins import Logins
+from plugins.people.logins.oidc import CALLBACK, Issuer
+from plugins.people.rooms.password_logins import TOKENS, TokensAnswer, give_tokens
 from streams.access.credentials import TokenPair
-from streams.access.logins import Logins
-from streams.access.oidc import CALLBACK, Issuer
 from streams.access.roles import Decision
 from streams.errors import LoginRefused
 

@@ -14,7 +14,7 @@ import click
 from streams.cli.runtime import AppContext, output_option, pass_call, reason_option, user_name
 
 if TYPE_CHECKING:
-    from streams.access.tenants.tenant_rights import TenantState
+    from plugins.people.tenants.tenant_rights import TenantState
     from streams.kafka.acls import AclRight
     from streams.output import Output
 
@@ -59,8 +59,8 @@ def tenants_create(
     They may read, write and create these, and no others. Existing rights stay. Run it again to restore rights that
     `list` shows as missing.
     """
-    from streams.access import tenant_grants
-    from streams.access.access_log import AccessLog
+    from plugins.people.access.access_log import AccessLog
+    from plugins.people.tenants import tenant_grants
     from streams.access.tenants import tenant_names as tenants
     from streams.kafka import admin
 
@@ -122,7 +122,7 @@ def tenants_show(call: AppContext, /, tenant: str, output: Output) -> None:
 
     Also prints other rights that are limited to its topics.
     """
-    from streams.access.tenants import tenant_rights
+    from plugins.people.tenants import tenant_rights
     from streams.errors import NotFoundError
 
     state = next((state for state in _states(call) if state.tenant == tenant), None)
@@ -165,9 +165,8 @@ def tenants_remove(
 
     Topics and records stay.
     """
-    from streams.access import tenant_grants
-    from streams.access.access_log import AccessLog
-    from streams.access.tenants import tenant_rights
+    from plugins.people.access.access_log import AccessLog
+    from plugins.people.tenants import tenant_grants, tenant_rights
     from streams.errors import SettingsError
 
     if yes and dry_run:
@@ -195,8 +194,8 @@ def _confirm(takes: tuple[AclRight, ...], tenant: str) -> None:
 
 
 def _states(call: AppContext) -> list[TenantState]:
-    from streams.access import tenant_grants
-    from streams.access.access_log import AccessLog
+    from plugins.people.access.access_log import AccessLog
+    from plugins.people.tenants import tenant_grants
 
     with AccessLog(call.settings) as log:
         return tenant_grants.states(log, call.settings)

@@ -24,9 +24,9 @@ from urllib.parse import quote, urlencode, urlsplit
 import httpx
 import jwt
 
+from plugins.people.logins.logins import Vouched
 from schemas import json_text
 from schemas.events import AccessRole
-from streams.access.logins import Vouched
 from streams.errors import LogError, LoginRefused
 from streams.http_client import AnswerTooLarge, fetch, new_client
 from streams.kafka import times

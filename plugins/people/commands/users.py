@@ -15,8 +15,8 @@ import click
 from streams.cli.runtime import AppContext, json_option, output_option, pass_call, reason_option, user_name
 
 if TYPE_CHECKING:
-    from streams.access.access_log import AccessLog
-    from streams.access.users import User
+    from plugins.people.access.access_log import AccessLog
+    from plugins.people.access.users import User
     from streams.output import Output
 
 ROLES = ("viewer", "submitter", "trainer", "promoter", "admin")
@@ -41,7 +41,8 @@ def access_users() -> None:
 @pass_call
 def users_create(call: AppContext, /, name: str, roles: Any, tenant: str | None, output: Output) -> None:
     """Create a user. The password is prompted for, or is the first line of stdin."""
-    from streams.access import logins, users
+    from plugins.people.access import users
+    from plugins.people.logins import logins
 
     users.checked_name(name)
     password = _password()
@@ -55,9 +56,9 @@ def users_create(call: AppContext, /, name: str, roles: Any, tenant: str | None,
 @pass_call
 def users_list(call: AppContext, /, output: Output) -> None:
     """List every user."""
+    from plugins.people.access import users
+    from plugins.people.access.access_log import AccessLog
     from streams import output as show
-    from streams.access import users
-    from streams.access.access_log import AccessLog
 
     with AccessLog(call.settings) as log:
         rows = [users.row(user) for user in log.users.values()]
@@ -75,7 +76,7 @@ def users_set_password(call: AppContext, /, name: str, reason: str, output: Outp
 
     The password is prompted for, or is the first line of stdin.
     """
-    from streams.access import logins
+    from plugins.people.logins import logins
 
     password = _password()
     _change_user(call, output, lambda log: logins.set_password(log, name, password, actor=user_name(), reason=reason))
@@ -89,7 +90,7 @@ def users_set_password(call: AppContext, /, name: str, reason: str, output: Outp
 @pass_call
 def users_set_roles(call: AppContext, /, name: str, roles: Any, reason: str, output: Output) -> None:
     """Replace the roles of a user."""
-    from streams.access import logins
+    from plugins.people.logins import logins
 
     _change_user(call, output, lambda log: logins.set_roles(log, name, roles, actor=user_name(), reason=reason))
 
@@ -101,7 +102,7 @@ def users_set_roles(call: AppContext, /, name: str, roles: Any, reason: str, out
 @pass_call
 def users_disable(call: AppContext, /, name: str, reason: str, output: Output) -> None:
     """Disable a user and end the user's sessions."""
-    from streams.access import logins
+    from plugins.people.logins import logins
 
     _change_user(call, output, lambda log: logins.disable(log, name, actor=user_name(), reason=reason))
 
@@ -113,7 +114,7 @@ def users_disable(call: AppContext, /, name: str, reason: str, output: Output) -
 @pass_call
 def users_enable(call: AppContext, /, name: str, reason: str, output: Output) -> None:
     """Enable a disabled user."""
-    from streams.access import logins
+    from plugins.people.logins import logins
 
     _change_user(call, output, lambda log: logins.enable(log, name, actor=user_name(), reason=reason))
 
@@ -134,9 +135,9 @@ def signing_key_rotate(call: AppContext, /, revoke: bool, reason: str, output: O
     Every server of the log needs the file. Tokens of the previous key are accepted until they expire. Servers re-read
     the file automatically; if each has a copy, replace all copies within 5 minutes.
     """
+    from plugins.people.access.access_log import AccessLog
+    from plugins.people.logins import logins
     from streams import output as show
-    from streams.access import logins
-    from streams.access.access_log import AccessLog
     from streams.errors import SettingsError
 
     settings = call.settings_to_write
@@ -151,9 +152,9 @@ def signing_key_rotate(call: AppContext, /, revoke: bool, reason: str, output: O
 
 
 def _change_user(call: AppContext, output: Output, change: Callable[[AccessLog], User]) -> None:
+    from plugins.people.access import users
+    from plugins.people.access.access_log import AccessLog
     from streams import output as show
-    from streams.access import users
-    from streams.access.access_log import AccessLog
 
     with AccessLog(call.settings_to_write) as log:
         show.record(users.row(change(log)), output)

@@ -29,8 +29,8 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
-from streams.access import core_files
 from streams.kafka import admin
+from streams.processes import core_files
 from streams.settings.model import Adapters, Kafka, Login, Metrics, Policy, Serve, Settings, Topics
 from tests.support.commands import invoke
 from tests.support.log.secured_node import free_ports, running_node

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from plugins.people.access import keys, users
 from schemas.events import AccessRole, derive_id, problems
-from streams.access import keys, users
 from streams.access.roles import ACTIONS, ROLES, decide
 from tests.support import callers
 from tests.support.factories import T0

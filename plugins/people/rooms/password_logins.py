@@ -30,9 +30,10 @@ from gateway.http.authentication import (
 from gateway.http.body import Answer, SecretBody
 from gateway.http.errors import UNAUTHORIZED, ErrorAnswer, ErrorDetails, apart, json_response
 from gateway.http.route import ANYWHERE, PLAIN, Reply
-from streams.access import passwords, users
+from plugins.people.access import users
+from plugins.people.logins import passwords
+from plugins.people.logins.logins import Logins
 from streams.access.credentials import TokenPair
-from streams.access.logins import Logins
 from streams.errors import LoginRefused
 
 MOST_BYTES = 16 * 1024

@@ -18,10 +18,10 @@ from click.testing import Result
 from confluent_kafka import admin
 from pydantic import SecretStr
 
+from plugins.people.access.access_log import AccessLog
+from plugins.people.tenants import tenant_grants
+from plugins.people.tenants.tenant_rights import rights_of
 from schemas.events import Task
-from streams.access import tenant_grants
-from streams.access.access_log import AccessLog
-from streams.access.tenants.tenant_rights import rights_of
 from streams.errors import NotFoundError, RefusedError
 from streams.kafka import acls, admin as kafka_admin
 from streams.kafka.acls import AclRight

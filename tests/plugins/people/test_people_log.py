@@ -20,14 +20,15 @@ from starlette.testclient import TestClient
 from gateway.http.application import Application
 from gateway.http.door import Door
 from gateway.http.limits import KeyLimits
-from gateway.people.auth import PasswordLogins
 from gateway.rooms.routes import TABLE, OwnPermissions
-from streams.access import passwords, tokens, users
-from streams.access.access_log import AccessLog
-from streams.access.attempts import A_NAME_THERE
-from streams.access.logins import KeyFile, Logins
-from streams.access.request_log import RequestLog
-from streams.access.tokens import AUDIENCE
+from plugins.people.access import tokens, users
+from plugins.people.access.access_log import AccessLog
+from plugins.people.access.tokens import AUDIENCE
+from plugins.people.logins import passwords
+from plugins.people.logins.attempts import A_NAME_THERE
+from plugins.people.logins.logins import KeyFile, Logins
+from plugins.people.request_log import RequestLog
+from plugins.people.rooms.password_logins import PasswordLogins
 from streams.errors import SettingsError
 from streams.kafka import times
 from streams.kafka.admin import read_topic

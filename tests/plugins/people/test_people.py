@@ -15,12 +15,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, strategies as st
 from joserfc.jwk import ECKey
 
+from plugins.people.access import sessions, tokens, users
+from plugins.people.access.keys import NewSecret
+from plugins.people.access.sessions import LoginSession, Reused
+from plugins.people.logins import passwords
+from plugins.people.logins.attempts import A_NAME, A_NAME_THERE, AN_ADDRESS, Attempts
+from plugins.people.logins.logins import KeyFile
 from schemas.events import AccessEvent, problems
-from streams.access import passwords, sessions, tokens, users
-from streams.access.attempts import A_NAME, A_NAME_THERE, AN_ADDRESS, Attempts
-from streams.access.keys import NewSecret
-from streams.access.logins import KeyFile
-from streams.access.sessions import LoginSession, Reused
 from streams.access.token_bucket import ROUNDING
 from streams.errors import LoginRefused, SettingsError
 from tests.support.factories import T0

@@ -26,9 +26,10 @@ from streamward_client import ApiError, AsyncClient
 from gateway.jobs import rpc as jobs
 from gateway.jobs.rest import JOBS_LISTED
 from gateway.rooms.routes import TABLE
+from plugins.people.access import tokens
+from plugins.people.access.access_log import AccessLog
+from plugins.people.logins import logins
 from schemas.events import JobEvent, RequestEvent, Reward, Turn
-from streams.access import logins, tokens
-from streams.access.access_log import AccessLog
 from streams.kafka import admin
 from streams.settings.model import Batches, Login, Settings
 from streams.stages.agents.runs.agent_process import AgentProcess, run_process

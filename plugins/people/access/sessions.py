@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from plugins.people.access.keys import NO_DIGEST, NewSecret, digest
+from plugins.people.access.users import User
 from schemas.events import AccessEvent, derive_id
-from streams.access.keys import NO_DIGEST, NewSecret, digest
-from streams.access.users import User
 
 _TOKEN = re.compile(r"swr_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 

@@ -15,13 +15,13 @@ from starlette.testclient import TestClient
 from gateway.http.application import Application
 from gateway.http.door import Door
 from gateway.http.limits import KeyLimits
-from gateway.people.auth import PasswordLogins
-from gateway.people.oidc_login import OidcLogins
 from gateway.rooms.routes import TABLE, OwnPermissions
-from streams.access.access_log import AccessLog
-from streams.access.logins import KeyFile, Logins, TokenPair, disable, enable, set_password
-from streams.access.oidc import Issuer
-from streams.access.tokens import new_private_key
+from plugins.people.access.access_log import AccessLog
+from plugins.people.access.tokens import new_private_key
+from plugins.people.logins.logins import KeyFile, Logins, TokenPair, disable, enable, set_password
+from plugins.people.logins.oidc import Issuer
+from plugins.people.rooms.oidc_logins import OidcLogins
+from plugins.people.rooms.password_logins import PasswordLogins
 from streams.errors import LoginRefused, RefusedError
 from streams.settings.model import Login, Serve, Settings
 from tests import skips

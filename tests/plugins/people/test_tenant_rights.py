@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from schemas.events import problems
-from streams.access.tenants import tenant_logs, tenant_names as tenants
-from streams.access.tenants.tenant_logs import TenantLog
-from streams.access.tenants.tenant_rights import (
+from plugins.people.access import tenant_logs
+from plugins.people.access.tenant_logs import TenantLog
+from plugins.people.tenants.tenant_rights import (
     OPERATIONS,
     TenantState,
     checked_principal,
@@ -19,6 +18,8 @@ from streams.access.tenants.tenant_rights import (
     reaches,
     rights_of,
 )
+from schemas.events import problems
+from streams.access.tenants import tenant_names as tenants
 from streams.errors import SettingsError
 from streams.kafka.acls import AclRight
 from streams.kafka.group_names import BEGINNINGS, COMMITTING

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from plugins.people.access import keys, sessions, tenant_logs, tokens, users
+from plugins.people.access.keys import AccessKey, NewSecret
+from plugins.people.access.sessions import LoginSession
+from plugins.people.access.tenant_logs import TenantLog
+from plugins.people.access.tokens import PublicKey
+from plugins.people.access.users import User
 from schemas.events import AccessEvent, AccessRole
-from streams.access import keys, sessions, tokens, users
-from streams.access.keys import AccessKey, NewSecret
-from streams.access.sessions import LoginSession
-from streams.access.tenants import tenant_logs, tenant_names as tenants
-from streams.access.tenants.tenant_logs import TenantLog
-from streams.access.tokens import PublicKey
-from streams.access.users import User
+from streams.access.tenants import tenant_names as tenants
 from streams.errors import NotFoundError, SettingsError
 from streams.kafka import times
 from streams.kafka.followed import FollowedTopic

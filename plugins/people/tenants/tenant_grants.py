@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from streams.access.access_log import AccessLog
-from streams.access.tenants import tenant_logs, tenant_names as tenants, tenant_rights
-from streams.access.tenants.tenant_logs import TenantLog
-from streams.access.tenants.tenant_rights import TenantState
+from plugins.people.access import tenant_logs
+from plugins.people.access.access_log import AccessLog
+from plugins.people.access.tenant_logs import TenantLog
+from plugins.people.tenants import tenant_rights
+from plugins.people.tenants.tenant_rights import TenantState
+from streams.access.tenants import tenant_names as tenants
 from streams.errors import NotFoundError, RefusedError
 from streams.kafka import acls, times
 from streams.kafka.acls import AclRight

@@ -10,8 +10,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from pydantic import SecretStr, ValidationError
 
-from streams.access.logins import Vouched
-from streams.access.oidc import Issuer, identity_of, is_safe
+from plugins.people.logins.logins import Vouched
+from plugins.people.logins.oidc import Issuer, identity_of, is_safe
 from streams.errors import LogError, LoginRefused
 from streams.settings.model import Login
 from tests.support.doubles.issuer import CLIENT, URL, OwnIssuer

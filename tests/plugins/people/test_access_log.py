@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from plugins.people.access.access_log import AccessLog
+from plugins.people.access.keys import AccessKey
 from schemas.events import AccessEvent
-from streams.access.access_log import AccessLog
-from streams.access.keys import AccessKey
 from streams.kafka.admin import read_topic
 from streams.settings.model import Settings
 from tests.support.commands import invoke, rows_of
