@@ -14,7 +14,6 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from plugins.people.access.access_log import AccessLog
 from schemas.events import JobEnvironment, RequestEvent
 from streams.access.roles import ROLES
 from streams.jobs import controller
@@ -26,6 +25,7 @@ from tests.support.agent_server import serving, settings_of
 from tests.support.commands import invoke
 from tests.support.documented import HOOKS
 from tests.support.factories import episodes_spec, job_event
+from tests.support.log.keys import open_keys
 from tests.support.processes import read, until
 
 pytestmark = pytest.mark.kafka
@@ -112,7 +112,7 @@ def door(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
     }
     settings = plain.model_copy(update=code)
     admin.apply_topics(settings)
-    with AccessLog(settings) as person:
+    with open_keys(settings) as person:
         keys: dict[str, str] = {role: person.create(role=role, actor="ann").text for role in ROLES}
         keys["red"] = person.create(role="submitter", actor="ann", tenant="red").text
     with pytest.MonkeyPatch.context() as patch:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from plugins.people.access.access_log import AccessLog
 from schemas.events import AdapterEvent, RequestEvent, Reward, Task
 from streams.access.roles import ROLES
 from streams.errors import RefusedError
@@ -20,6 +19,7 @@ from streams.stages.tasks.task_index import TaskIndex
 from tests.support.agent_server import serving, settings_of
 from tests.support.documented import HOOKS
 from tests.support.factories import response, task, trained
+from tests.support.log.keys import open_keys
 from tests.support.processes import read, until, write
 
 pytestmark = pytest.mark.kafka
@@ -43,7 +43,7 @@ def guarded(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> I
     folder: Path = tmp_path_factory.mktemp("guarded")
     settings = settings_of(kafka_bootstrap, folder, {"replies": []}, auth="keys", outside_scorers="people:ann")
     admin.apply_topics(settings)
-    with AccessLog(settings) as person:
+    with open_keys(settings) as person:
         keys = {role: person.create(role=role, actor="ann").text for role in ROLES}
     with serving(settings) as url:
         yield Guarded(settings, url, keys)

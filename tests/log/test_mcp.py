@@ -21,7 +21,6 @@ from mcp.shared.exceptions import MCPError
 from gateway.mcp.log_toolbox import DATA
 from gateway.mcp.toolbox import MOST_CHARACTERS
 from gateway.mcp.tools import TOOLS, tools_of
-from plugins.people.access.access_log import AccessLog
 from schemas.events import AccessRole, RequestEvent, Task
 from streams.access.roles import ALLOWED, ROLES
 from streams.kafka import admin
@@ -31,6 +30,7 @@ from tests.strangers import exchanges, mcp_inspector
 from tests.strangers.replay import differences
 from tests.support.agent_server import audited, settings_of
 from tests.support.factories import response, task
+from tests.support.log.keys import open_keys
 from tests.support.processes import read, until
 
 pytestmark = pytest.mark.kafka
@@ -67,7 +67,7 @@ def guarded(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> I
         kafka_bootstrap, tmp_path_factory.mktemp("mcp"), {"replies": [{"when": "1 + 7 =", "reply": "8"}]}, auth="keys"
     )
     admin.apply_topics(settings)
-    with AccessLog(settings) as person:
+    with open_keys(settings) as person:
         keys = {role: person.create(role=role, actor="ann").text for role in ROLES}
     with audited(settings) as url:
         yield Guarded(settings, url, keys)
@@ -100,7 +100,7 @@ def test_a_tool_that_is_not_shown_cannot_be_called_by_its_name(guarded: Guarded,
 
 
 def test_a_key_of_a_tenant_is_not_shown_what_is_about_all_tenants(guarded: Guarded) -> None:
-    with AccessLog(guarded.settings) as person:
+    with open_keys(guarded.settings) as person:
         key = person.create(role="viewer", tenant="red", actor="ann").text
     of_red = guarded._replace(keys={**guarded.keys, "viewer": key})
     names = [tool.name for tool in of_red.call("viewer", lambda client: client.list_tools()).tools]
@@ -114,7 +114,7 @@ def test_a_list_that_is_kept_is_asked_for_each_time_and_a_revoked_key_gets_none(
         headers = {"x-api-key": key, "accept": "application/json, text/event-stream", "mcp-protocol-version": EARLIER}
         return httpx.post(f"{guarded.url}/mcp", json={**LIST, "params": params or {}}, headers=headers, timeout=300)
 
-    with AccessLog(guarded.settings) as person:
+    with open_keys(guarded.settings) as person:
         keys = [person.create(role=role, actor="ann") for role in ("viewer", "submitter", "viewer")]
         answers = [listed(key.text).json()["result"]["tools"] for key in (*keys, *keys)]
         assert answers[:3] == answers[3:] and answers[0] == answers[2]
@@ -297,7 +297,7 @@ def test_a_state_that_this_server_did_not_give_is_refused_before_anything_is_don
 
 @pytest.mark.parametrize("version", [MODERN, EARLIER])
 def test_a_key_that_is_revoked_between_two_calls_opens_nothing_from_then_on(guarded: Guarded, version: str) -> None:
-    with AccessLog(guarded.settings) as person:
+    with open_keys(guarded.settings) as person:
         key = person.create(role="viewer", actor="ann")
         server = guarded._replace(keys={**guarded.keys, "viewer": key.text})
         assert post(server, version, "tools/list", {}).status_code == 200

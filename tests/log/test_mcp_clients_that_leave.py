@@ -21,6 +21,7 @@ from schemas.events import RequestEvent, Turn
 from streams.kafka import admin
 from streams.settings.model import Settings
 from tests.support.agent_server import serving, settings_of
+from tests.support.log.keys import open_keys
 from tests.support.processes import read, spawn, until
 
 pytestmark = pytest.mark.kafka
@@ -77,7 +78,7 @@ class Slow(NamedTuple):
 def slow(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slow]:
     settings = settings_of(kafka_bootstrap, tmp_path_factory.mktemp("slow"), SLOW, auth="keys", key_at_once=2)
     admin.apply_topics(settings)
-    with AccessLog(settings) as person:
+    with open_keys(settings) as person:
         key = person.create(role="submitter", actor="ann").text
     with serving(settings) as url:
         yield Slow(settings, url, key)

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from plugins.people.access.access_log import AccessLog
 from schemas.events import Message, PromptEvent, PromptVariable, RequestEvent, Task, Turn
 from streams.access.roles import ROLES
 from streams.errors import RefusedError
@@ -28,6 +27,7 @@ from tests.support.agent_server import serving, settings_of
 from tests.support.commands import invoke, rows_of
 from tests.support.documented import HOOKS
 from tests.support.factories import group, job_event, job_spec, member, prompt_event
+from tests.support.log.keys import open_keys
 from tests.support.log.unchecked import write_unchecked
 from tests.support.processes import read, until, write
 
@@ -233,7 +233,7 @@ def test_a_policy_in_training_keeps_its_prompt_until_its_job_ends(made: Settings
 def test_a_tenant_sees_and_names_prompts_of_its_own_alone(kafka_bootstrap: str, tmp_path: Path) -> None:
     settings = settings_of(kafka_bootstrap, tmp_path, {"replies": []}, auth="keys")
     admin.apply_topics(settings)
-    with AccessLog(settings) as person:
+    with open_keys(settings) as person:
         keys = {tenant: person.create(role="trainer", actor="ann", tenant=tenant).text for tenant in ("red", "blue")}
     with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=300) as client:
 
@@ -255,7 +255,7 @@ def test_an_alias_is_moved_by_those_alone_who_may_promote_whichever_route_they_a
 ) -> None:
     settings = settings_of(kafka_bootstrap, tmp_path, {"replies": []}, auth="keys")
     admin.apply_topics(settings)
-    with AccessLog(settings) as person:
+    with open_keys(settings) as person:
         keys = {role: person.create(role=role, actor="ann").text for role in ROLES}
         keys["red"] = person.create(role="submitter", actor="ann", tenant="red").text
     with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=300) as client:

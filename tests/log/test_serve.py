@@ -26,7 +26,6 @@ from openai import (
     PermissionDeniedError,
 )
 
-from plugins.people.access.access_log import AccessLog
 from schemas.events import Message, Reward, Sampling, TrajectoryEvent, Turn
 from schemas.tokens import TokenIds
 from streams.engines.build import build_tokens
@@ -40,6 +39,7 @@ from streams.stages.agents.recording.service import open_recorder
 from streams.stages.agents.trajectories.fold import of_each
 from tests.support.agent_server import ServeProcess
 from tests.support.commands import invoke
+from tests.support.log.keys import open_keys
 from tests.support.log.secured_node import free_ports
 from tests.support.log.shared_node import own_prefix, own_topics
 from tests.support.processes import read, said, until
@@ -106,7 +106,7 @@ def test_a_server_is_ready_before_there_is_anything_in_its_log(server: Server) -
 def test_with_keys_a_client_is_answered_until_its_key_is_revoked(server: Server, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     settings = on_a_log_of_its_own(server.settings, Serve(port=port, auth="keys"))
-    with AccessLog(settings) as person:
+    with open_keys(settings) as person:
         key = person.create(role="submitter", actor="ann")
         guarded = Server(settings, tmp_path)
         try:

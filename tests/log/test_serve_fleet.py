@@ -15,7 +15,6 @@ import pytest
 from openai import NotFoundError, OpenAI
 from openai.types.chat import ChatCompletionUserMessageParam
 
-from plugins.people.access.access_log import AccessLog
 from schemas.events import AdapterEvent, AgentEvent, Message, Sampling, Turn
 from streams.adapters import store
 from streams.engines.scripted.scripted_rendering import ScriptedRendering
@@ -31,6 +30,7 @@ from streams.stages.agents.recording.service import open_recorder
 from streams.stages.agents.runs.registration import register
 from tests.support import factories
 from tests.support.agent_server import serving, settings_of
+from tests.support.log.keys import open_keys
 from tests.support.processes import read, until, write
 
 pytestmark = pytest.mark.kafka
@@ -189,7 +189,7 @@ def test_a_tenant_knows_its_own_policies_and_those_of_nobody_else(settings: Sett
     changes = {"serve": settings.serve.model_copy(update={"auth": "keys"}), "fleet": Fleet()}
     settings = settings.model_copy(update=changes)
     write(settings, *(published(settings, tmp_path, policy, 1) for policy in ("math", "blue.coach")))
-    with AccessLog(settings) as person:
+    with open_keys(settings) as person:
         keys = [person.create(role="submitter", actor="ann", tenant=tenant).text for tenant in ("red", "blue")]
     hi = [ChatCompletionUserMessageParam(role="user", content="hi")]
     with serving(settings, fleet=True) as url:

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from streams.access.access_log import AccessLog
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -30,6 +29,7 @@ from gateway.rooms.routes import SOCKETS
 from streams.kafka import admin
 from streams.settings.model import Settings
 from tests.support.agent_server import settings_of
+from tests.support.log.keys import open_keys
 from tests.support.processes import running, until
 from tests.support.worst_bodies import BOMBS, TAKING, WorstBody, sent_to
 
@@ -112,7 +112,7 @@ def attacked(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("attacked")
     settings = settings_of(kafka_bootstrap, folder, auth="keys", key_per_s=0, key_at_once=0)
     admin.apply_topics(settings)
-    with AccessLog(settings) as person:
+    with open_keys(settings) as person:
         key = person.create(role="admin", actor="ann").text
     with running(settings, folder, "serve") as processes:
         server = Attacked(settings, key, processes["serve"].pid, "")

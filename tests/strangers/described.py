@@ -24,13 +24,13 @@ import httpx
 from pydantic import SecretStr
 
 from gateway.document import FILE
-from plugins.people.access.access_log import AccessLog
 from plugins.people.access.tokens import new_private_key
 from streams.access.roles import ROLES
 from streams.kafka import admin
 from streams.settings.model import Login
 from tests.plugins.people.test_oidc_login import provider
 from tests.support.agent_server import serving, settings_of
+from tests.support.log.keys import open_keys
 from tests.support.planted_log import plant
 from tests.support.processes import until
 
@@ -82,7 +82,7 @@ def keyed(bootstrap: str, folder: Path) -> Iterator[KeyedServer]:
         )
         settings = found.model_copy(update={"login": login})
         admin.apply_topics(settings)
-        with AccessLog(settings) as log:
+        with open_keys(settings) as log:
             keys = {role: log.create(role=role, actor="ann").text for role in ROLES}
         with serving(settings) as url:
             until(lambda: _knows(url, keys["admin"]), "the server knows the keys")

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 from starlette.requests import Request
-from streams.access.keys import AccessKey
 
 from gateway.http.principal import set_principal
 from plugins.improve.datasets import dataset_log, dataset_rebuild
@@ -21,7 +20,6 @@ from plugins.improve.datasets.dataset_build import DatasetOrder, build
 from plugins.improve.datasets.dataset_rule import DatasetRule
 from plugins.improve.rooms.dataset_list import BuiltDatasets, DatasetsQuery
 from plugins.improve.settings import Improve
-from plugins.people.access.keys import AccessKey
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import DatasetEvent, Message, OutsideTuning
 from streams.errors import ContaminatedError, NotFoundError, RefusedError
@@ -32,6 +30,7 @@ from streamward import DatasetCurationHostedService
 from tests.plugins.improve.judged_log import judge, promoted, served
 from tests.support import factories
 from tests.support.agent_server import serving, settings_of
+from tests.support.callers import key
 from tests.support.commands import invoke, rows_of
 from tests.support.documented import HOOKS
 from tests.support.processes import command as command_line, environment, read, spawn, until, write
@@ -236,19 +235,7 @@ def test_data_sets_are_listed_over_http_and_a_tenants_key_sees_its_own(kafka_boo
         ("succeeded", "m:1", 0.5)
     ]
     scope: dict[str, Any] = {"type": "http", "headers": []}
-    set_principal(
-        scope,
-        AccessKey(
-            key_id="00112233445566ff",
-            secret_sha256="",
-            role="viewer",
-            name=None,
-            tenant="acme",
-            agent_id=None,
-            created_at=0,
-            expires_at=None,
-        ),
-    )
+    set_principal(scope, key("viewer", tenant="acme"))
     room, as_tenant = BuiltDatasets(settings), Request(scope)
     assert [entry.dataset for entry in room.list_datasets(as_tenant, DatasetsQuery()).data] == ["other"]
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from plugins.people.access.access_log import AccessLog
 from schemas.events import RequestEvent
 from streams.access.roles import ROLES
 from streams.kafka import admin
@@ -17,6 +16,7 @@ from streams.settings.model import Settings
 from tests.plugins.improve.judged_runs import SECRET, judge_runs, verdicts
 from tests.support.agent_server import serving, settings_of
 from tests.support.documented import HOOKS
+from tests.support.log.keys import open_keys
 from tests.support.processes import read
 
 pytestmark = pytest.mark.kafka
@@ -46,7 +46,7 @@ def guarded(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> I
     folder: Path = tmp_path_factory.mktemp("guarded")
     settings = settings_of(kafka_bootstrap, folder, {"replies": []}, auth="keys")
     admin.apply_topics(settings)
-    with AccessLog(settings) as person:
+    with open_keys(settings) as person:
         keys = {role: person.create(role=role, actor="ann").text for role in ROLES}
         for tenant in ("red", "blue"):
             keys[tenant] = person.create(role="trainer", tenant=tenant, actor="ann").text

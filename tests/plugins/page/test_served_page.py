@@ -13,9 +13,6 @@ import pytest
 
 from plugins.page.commands import demo_companion
 from plugins.page.settings import Page
-from plugins.people.access.access_log import AccessLog
-from plugins.people.access.tokens import new_private_key
-from plugins.people.logins.logins import create_user
 from schemas.events import AdapterEvent, DeadLetter, Event, RequestEvent, derive_id
 from streams.kafka import admin
 from streams.kafka.producer import Producer
@@ -23,6 +20,7 @@ from streams.settings.model import Kafka, Login, Settings
 from tests.support.agent_server import serving, settings_of
 from tests.support.factories import T0, response, scoreless, task, trained
 from tests.support.log import page_log
+from tests.support.log.keys import open_keys
 from tests.support.log.members import member_of
 from tests.support.processes import command, environment, read, spawn, until
 
@@ -100,16 +98,17 @@ PASSWORD = "correct horse battery staple"
 
 
 def test_a_person_logs_in_decides_and_cannot_decide_by_a_page_that_is_old(kafka_bootstrap: str, tmp_path: Path) -> None:
+    logins, tokens = map(pytest.importorskip, ("plugins.people.logins.logins", "plugins.people.access.tokens"))
     key = tmp_path / "signing.pem"
-    key.write_bytes(new_private_key())
+    key.write_bytes(tokens.new_private_key())
     settings = settings_of(kafka_bootstrap, tmp_path, auth="keys").model_copy(update={"login": Login(signing_key=key)})
     admin.apply_topics(settings)
     letter = DeadLetter(
         dead_letter_id=derive_id("scoring", "x"), created_at=T0, stage="scoring", reason="late", error="it was late",
         source_topic=f"{settings.topics.prefix}responses", source_partition=0, source_offset=7, source_timestamp=T0,
     )  # fmt: skip
-    with AccessLog(settings) as log, Producer(settings) as producer:
-        create_user(log, "ann", PASSWORD, ["promoter", "trainer"], actor="bob")
+    with open_keys(settings) as log, Producer(settings) as producer:
+        logins.create_user(log, "ann", PASSWORD, ["promoter", "trainer"], actor="bob")
         for event in (trained(1, policy="coach"), letter):
             producer.send(event)
         producer.flush()

@@ -6,16 +6,24 @@ from typing import Any
 
 import pytest
 
+from plugins.people.access import keys, users
 from plugins.people.access.access_log import AccessLog
-from plugins.people.access.keys import AccessKey
+from plugins.people.access.keys import AccessKey, NewSecret
+from plugins.people.logins import passwords
 from schemas.events import AccessEvent
+from streams.kafka import admin, times
 from streams.kafka.admin import read_topic
 from streams.settings.model import Settings
+from tests.log.test_misplaced import misplaced, on_two_partitions
 from tests.support.commands import invoke, rows_of
+from tests.support.factories import T0
 from tests.support.log.shared_node import own_topics
+from tests.support.log.unchecked import write_unchecked
 
 pytestmark = pytest.mark.kafka
 WITHIN_S = 30.0
+TIMES = 4
+"""How often each record is forged: partitions are read in no order."""
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +67,35 @@ def test_a_key_is_made_listed_checked_and_revoked_by_commands_and_the_log_has_no
     records: list[Any] = list(read_topic(made, "access"))
     assert any(isinstance(record.decode(AccessEvent), AccessEvent) for record in records)
     assert not any(secret.encode() in (record.payload or b"") + (record.key or b"") for record in records)
+
+
+def test_no_user_and_no_key_is_replaced_from_another_partition(settings: Settings) -> None:
+    admin.apply_topics(made := on_two_partitions(settings))
+    right, wrong = "correct horse battery", "another horse battery"
+    names = [f"user{number}" for number in range(TIMES)]
+    with AccessLog(made) as log:
+        secrets = [log.create(role="viewer", actor="ann") for _ in names]
+        for name in names:
+            log.write(new_user(name, right))
+    for name, secret in zip(names, secrets, strict=True):
+        write_unchecked(made, new_user(name, wrong), misplaced=True)
+        write_unchecked(made, new_key(NewSecret(secret.key_id, "f" * 43)), misplaced=True)
+    write_unchecked(made, new_user("nobody", wrong), misplaced=True)
+    with AccessLog(made) as log:
+        assert sorted(log.users) == names and len(log.keys) == TIMES
+        for name, secret in zip(names, secrets, strict=True):
+            assert log.user(name).roles == ("viewer",)
+            assert passwords.matches(right, log.user(name).password_hash)
+            found = log.find(secret.text)
+            assert isinstance(found, AccessKey) and found.role == "viewer"
+    assert len(misplaced(made)) == 2 * TIMES + 1
+
+
+def new_user(name: str, password: str) -> users.AccessEvent:
+    roles = ["viewer" if password.startswith("correct") else "admin"]
+    hashed = users.NewUser(user_id=name, roles=roles, password_hash=passwords.hash_password(password))  # type: ignore[arg-type]
+    return users.creation_event(hashed, actor="ann", now_ms=times.now_ms())
+
+
+def new_key(secret: NewSecret) -> users.AccessEvent:
+    return keys.creation_event(secret, keys.KeyGrant(role="admin"), actor="eve", now_ms=T0)

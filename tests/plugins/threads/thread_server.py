@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from plugins.people.access.access_log import AccessLog
 from streams.access.roles import ROLES
 from streams.kafka import admin
 from streams.settings.model import Settings
 from tests.support.agent_server import audited
+from tests.support.log.keys import open_keys
 
 SCRIPT: dict[str, Any] = {
     "replies": [{"when": "1 + 7 =", "reply": "8"}, {"when": "and twice that?", "reply": "16"}],
@@ -75,7 +75,7 @@ class Served(NamedTuple):
 def served_with_keys(settings: Settings) -> Iterator[Served]:
     """Yield a server with keys, while the block runs; afterwards its log balances."""
     admin.apply_topics(settings)
-    with AccessLog(settings) as person:
+    with open_keys(settings) as person:
         keys: dict[str, str] = {role: person.create(role=role, actor="ann").text for role in ROLES}
         for tenant in ("red", "blue"):
             keys[tenant] = person.create(role="submitter", tenant=tenant, actor="ann").text

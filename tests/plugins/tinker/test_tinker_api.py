@@ -15,7 +15,6 @@ import pytest
 
 from gateway.http.application import Application
 from gateway.http.principal import PRINCIPAL
-from plugins.people.access.keys import AccessKey
 from plugins.tinker.api import futures, protobuf
 from plugins.tinker.api.call_log import CallLog, OpenCalls
 from plugins.tinker.api.call_part import tinker_rooms
@@ -27,6 +26,7 @@ from streams.adapters import stored_tensors
 from streams.jobs.job_log import JobLog
 from streams.kafka import times
 from streams.settings.model import Adapters, Jobs, Settings
+from tests.support.callers import Caller, key
 from tests.support.factories import T0
 from tests.support.log.shared_node import own_topics
 from tests.support.processes import read, write
@@ -49,7 +49,7 @@ class Loop:
     def __init__(self, settings: Settings, calls: OpenCalls) -> None:
         self.settings, self._calls = settings, calls
         self._app = Application(tinker_rooms(settings, calls), version="0", max_body_bytes=16_000_000)
-        self.principal: AccessKey | None = None
+        self.principal: Caller | None = None
 
     @property
     def log(self) -> CallLog:
@@ -353,15 +353,8 @@ def test_ended_samples_are_listed_once_in_their_order_by_any_server(settings: Se
         assert [each["stop_reason"] for each in sample["sequences"]] == ["stop", "length"]
 
 
-def key_of(tenant: str) -> AccessKey:
-    return AccessKey(
-        key_id=tenant, secret_sha256="", role="trainer", name=None, tenant=tenant, agent_id=None, created_at=T0,
-        expires_at=None,
-    )  # fmt: skip
-
-
 def test_a_tenant_sees_its_own_sessions_and_models_only(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {tenant: key_of(tenant) for tenant in ("red", "blue")}
+    keys = {tenant: key("trainer", tenant=tenant) for tenant in ("red", "blue")}
     monkeypatch.setattr(loop, "principal", keys["red"])
     model = loop.model()
     assert model.startswith("red.")
@@ -439,7 +432,7 @@ def test_a_tenant_at_its_monthly_limit_is_refused_before_a_call_costs_something_
     with serving(priced) as loop:
         models = {}
         for tenant in ("shop", "bakery"):
-            loop.principal = key_of(tenant)
+            loop.principal = key("trainer", tenant=tenant)
             models[tenant] = loop.model()
             loop.ask("forward_backward", forward_backward(models[tenant], 1))
             cost = 0.5 if tenant == "shop" else 0.25
@@ -447,7 +440,7 @@ def test_a_tenant_at_its_monthly_limit_is_refused_before_a_call_costs_something_
             while not (month := loop.log.month(tenant, times.now_ms())) or month.spent_usd < cost:
                 pass
         assert loop.ask("optim_step", {"model_id": models["bakery"], "seq_id": 2})
-        loop.principal = key_of("shop")
+        loop.principal = key("trainer", tenant="shop")
         before = len(loop.calls())
         refused = loop.send("forward_backward", forward_backward(models["shop"], 2))
         month = loop.log.month("shop", times.now_ms())

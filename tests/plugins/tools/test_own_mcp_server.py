@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from plugins.people.access.access_log import AccessLog
 from schemas.events import AdapterEvent, RequestEvent, Response, Turn
 from streams.cli.root import cli
 from streams.kafka import admin
@@ -24,6 +23,7 @@ from streams.settings.model import Advantages, Batches, Environments, Model, Pol
 from streams.tools.audit.reading import Audit
 from tests.support.agent_server import serving, settings_of
 from tests.support.commands import invoke
+from tests.support.log.keys import open_keys
 from tests.support.log.shared_node import own_prefix
 from tests.support.models.calling_tiny import KEYS, save_calling_tiny
 from tests.support.processes import read, running, said, until
@@ -51,7 +51,7 @@ def server_settings(kafka_bootstrap: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 def trained_settings(settings: Settings, server: str, folder: Path) -> Settings:
     """Return settings of the loop, on a log of its own, whose episodes call the tools of `server`."""
-    with AccessLog(settings) as person:
+    with open_keys(settings) as person:
         key = person.create(role="submitter", actor="ann").text
     credentials = folder / "credentials.json"
     credentials.write_text(json.dumps({server: key}))

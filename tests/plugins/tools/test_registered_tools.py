@@ -36,6 +36,7 @@ from streams.settings.model import Environments, Settings
 from tests.support.agent_server import audited, settings_of
 from tests.support.commands import invoke
 from tests.support.documented import HOOKS
+from tests.support.log.keys import open_keys
 from tests.support.processes import read, until
 from tests.support.scrape import parse
 
@@ -108,7 +109,7 @@ def registry(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
     before = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{before}"
     os.environ |= dict.fromkeys(KEYS, "planted") | {"PASSED_ON": "yes"}
-    with AccessLog(settings) as person:
+    with open_keys(settings) as person:
         keys: dict[str, str] = {role: person.create(role=role, actor="ann").text for role in ROLES}
         keys["red"] = person.create(role="submitter", actor="ann", tenant="red").text
         keys["leaving"] = person.create(role="submitter", actor="ann", name="leaving").text
@@ -253,7 +254,7 @@ def test_a_websocket_is_opened_by_who_may_call_and_a_revoked_key_calls_nothing_m
             pass
         assert refused.value.response.status_code == status
     assert registry.http("GET", "/mcp/stream").status_code == 426
-    with registry.socket("leaving") as calls, AccessLog(registry.settings) as person:
+    with registry.socket("leaving") as calls, open_keys(registry.settings) as person:
         call = '{"id": "1", "tool": "late", "arguments": {"a": 1}}'
         calls.send(call)
         assert json.loads(calls.recv(timeout=300))["content"] == "2.0"
