@@ -309,7 +309,7 @@ async def apart(call: Callable[..., T], *arguments: Any, **options: Any) -> T:
         raise CallError("invalid", str(exc), exc.parameter) from exc
     except NotFoundError as exc:
         raise CallError("not_found", str(exc)) from exc
-    except LoginRefused:  # it has a response of its own: people/auth.py
+    except LoginRefused:  # it has a response of its own, where people log in
         raise
     except RefusedError as exc:
         raise CallError("conflict", str(exc)) from exc
