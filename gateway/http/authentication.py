@@ -9,7 +9,8 @@ The core decides what a principal may do; who a key or a token belongs to is dec
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,7 +20,6 @@ from schemas.events import RequestEvent
 from streams.access.credentials import TokenPair
 from streams.access.roles import Decision, Principal
 from streams.errors import LoginRefused
-from streams.settings.model import Settings
 
 LOGGED_IN = Decision(True, "logged in")
 NOT_STORED = {"Cache-Control": "no-store"}
@@ -60,14 +60,23 @@ class LogsPeopleIn(Protocol):
         """End a login, if it has not ended, and return its user."""
 
 
-class Authentication(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Authentication:
     """How a server knows its callers."""
 
     principals: FindsPrincipals
-    requests: RecordsRequests | None
+    requests: RecordsRequests | None = None
     """None: requests are not recorded."""
-    logins: LogsPeopleIn | None
+    logins: LogsPeopleIn | None = None
     """None: people cannot log in."""
+    issuer: str = ""
+    """URL of the OpenID issuer that people log in through; empty: none."""
+    public_url: str = ""
+    """The server's address in browsers; empty: its own."""
+    over_tls: bool = False
+    """Whether browsers reach the server by https."""
+    session_s: int = 0
+    """Lifetime of a login."""
 
 
 class LoginLanding(Protocol):
@@ -78,11 +87,6 @@ class LoginLanding(Protocol):
 
     def refuse(self, error: LoginRefused) -> Response:
         """Return the answer to a browser whose login was refused."""
-
-
-def is_over_tls(settings: Settings) -> bool:
-    """Return whether browsers reach the server by https."""
-    return (settings.login.public_url or settings.serve.url).startswith("https://")
 
 
 def address_of(request: Request) -> str:

@@ -92,8 +92,8 @@ class ServerPart:
     def reach(self, server: ASGIApp) -> None:
         """Take the whole server, with its door and limits, for requests of its own."""
 
-    def landings(self) -> Mapping[str, LoginLanding]:
-        """Return where logins of browsers through an issuer may end, by name."""
+    def landings(self, known: Authentication) -> Mapping[str, LoginLanding]:
+        """Return where logins of browsers through an issuer may end, by name. `known`: what logs them in."""
         return {}
 
     async def resume(self) -> None:

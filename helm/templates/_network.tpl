@@ -15,7 +15,7 @@
 {{- end }}
 {{- range $component := include "streamward.components" . | splitList " " }}
 {{- $own := default dict (include "streamward.own" (dict "root" $ "component" $component) | fromJson).settings }}
-{{- range $section, $key := dict "tracing" "otlp_endpoint" "scoring" "judge_url" "login" "oidc_issuer" }}
+{{- range $section, $key := dict "tracing" "otlp_endpoint" "scoring" "judge_url" "people" "oidc_issuer" }}
 {{- $urls = append $urls (get (default dict (get $.Values.settings $section)) $key) }}
 {{- $urls = append $urls (get (default dict (get $own $section)) $key) }}
 {{- end }}

@@ -215,7 +215,7 @@ audit, --follow, --listen, "0.0.0.0:{{ .root.Values.metrics.port }}", --every, "
 {{- if $own.ingress.enabled -}}
 {{- $_ := set $login "public_url" (required "serve.ingress.enabled is true and serve.ingress.host is not set" $own.ingress.host | printf "https://%s") -}}
 {{- end -}}
-{{- if $login -}}{{- $_ := set $derived "login" $login -}}{{- end -}}
+{{- if $login -}}{{- $_ := set $derived "people" $login -}}{{- end -}}
 {{- end -}}
 {{- if eq .component "archive" -}}
 {{- $_ := set $derived "archive" (dict "store" (default "/var/lib/streamward/archive" $own.url)) -}}

@@ -27,12 +27,11 @@ from starlette.requests import Request, cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.http.authentication import FindsPrincipals, LogsPeopleIn, is_over_tls
+from gateway.http.authentication import Authentication, FindsPrincipals, LogsPeopleIn
 from gateway.http.route import Interface, Route
 from plugins.page.notice import PREFIX, plain_page
 from streams.access.credentials import TokenPair
 from streams.errors import LogError, LoginRefused
-from streams.settings.model import Settings
 
 COOKIE = "streamward-login"
 LOGIN, LOGOUT = f"{PREFIX}/login", f"{PREFIX}/logout"
@@ -51,7 +50,6 @@ PAGE_ROUTES = (
     Route("POST", PREFIX + "/{path:path}", PAGE, may="log.read"),  # every role may; the page checks each form
 )
 """The page's route for the door; the page itself is mounted."""
-HOUR_S = 3600
 KEPT_S = 60.0
 """Time for which the answer to a refresh is kept for requests with the previous token."""
 EXPLAINED = {403: "Not allowed", 429: "Too much at once", 503: "Not now"}
@@ -66,9 +64,9 @@ class LoginCookie(NamedTuple):
     lasts_s: int
 
     @classmethod
-    def of(cls, settings: Settings) -> LoginCookie:
+    def of(cls, known: Authentication) -> LoginCookie:
         """Return the cookie of a server."""
-        return cls(over_tls=is_over_tls(settings), lasts_s=int(settings.login.session_h * HOUR_S))
+        return cls(over_tls=known.over_tls, lasts_s=known.session_s)
 
     def put(self, answer: Response, pair: TokenPair) -> None:
         """Set the cookie with the tokens of a login."""

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.http.authentication import LoginLanding, LogsPeopleIn
+from gateway.http.authentication import Authentication, LoginLanding
 from gateway.http.own_machine import LOOPBACK
 from gateway.log.server_part import ServerBase, ServerPart
 from plugins.page.cookie import PAGE_ROUTES, LoginCookie, PageEntrance
@@ -36,11 +36,11 @@ class PageMount:
     def __init__(
         self,
         settings: Settings,
-        logins: Callable[[], LogsPeopleIn | None] = lambda: None,
+        authentication: Callable[[], Authentication | None] = lambda: None,
         texts: TokenTexts | None = None,
     ) -> None:
-        """`logins`: of the server, once it answers; `texts`: the tokenizer of its engine."""
-        self._settings, self._logins, self._texts = settings, logins, texts
+        """`authentication`: of the server, once it answers; `texts`: the tokenizer of its engine."""
+        self._settings, self._authentication, self._texts = settings, authentication, texts
         self._making = asyncio.Lock()
         self._app: ASGIApp | None = None
         self._view: LogView | None = None
@@ -70,10 +70,11 @@ class PageMount:
 
         settings, people = self._settings, None
         hosts: Collection[str] = LOOPBACK
-        if settings.serve.auth == "keys":
-            logins = self._logins()
-            issuer = settings.login.oidc_issuer if logins is not None else ""
-            people = PagePeople(logins, LoginCookie.of(settings), issuer, settings.login.public_url)
+        if (known := self._authentication()) is not None:
+            cookie = LoginCookie.of(known)
+            people = PagePeople(
+                known.logins, cookie, known.issuer if known.logins is not None else "", known.public_url
+            )
             hosts = ()
         view = LogView(settings)
         self._view, self._app = view, create_app(view, hosts=hosts, people=people, decides=True, texts=self._texts)
@@ -85,7 +86,7 @@ class PagePart(ServerPart):
     ROUTES = PAGE_ROUTES
 
     def __init__(self, base: ServerBase) -> None:
-        self._base, self._page = base, PageMount(base.settings, self._logins, base.rendering)
+        self._base, self._page = base, PageMount(base.settings, lambda: base.authentication, base.rendering)
 
     def __exit__(self, *exc: object) -> None:
         self._page.close()
@@ -96,14 +97,10 @@ class PagePart(ServerPart):
     def in_front(self, app: ASGIApp) -> ASGIApp:
         if (known := self._base.authentication) is None:
             return app
-        return PageEntrance(app, known.principals, known.logins, LoginCookie.of(self._base.settings))
+        return PageEntrance(app, known.principals, known.logins, LoginCookie.of(known))
 
-    def landings(self) -> Mapping[str, LoginLanding]:
-        return {"page": LoginCookie.of(self._base.settings)}
-
-    def _logins(self) -> LogsPeopleIn | None:
-        known = self._base.authentication
-        return None if known is None else known.logins
+    def landings(self, known: Authentication) -> Mapping[str, LoginLanding]:
+        return {"page": LoginCookie.of(known)}
 
 
 def mount(app: Starlette, page: ASGIApp) -> None:

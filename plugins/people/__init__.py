@@ -12,6 +12,7 @@ from streams.plugins.plugin import Plugin, PluginCommand
 PLUGIN = Plugin(
     name="people",
     topics="plugins.people.topics:TOPICS",
+    settings="plugins.people.settings:People",
     serves="plugins.people.people_part:PeoplePart",
     commands={
         "admin access": PluginCommand("plugins.people.commands.access:access", "Manage API keys, users and tenants.")

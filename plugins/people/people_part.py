@@ -1,6 +1,6 @@
 """The callers of a server: keys and people of the log, their logins, and an event of each request.
 
-access ──► AccessLog ──► Authentication ──► the door        login.signing_key ──► Logins ──► routes that log in
+access ──► AccessLog ──► Authentication ──► the door        people.signing_key ──► Logins ──► routes that log in
 the door ──► RequestLog ──► requests
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Self, cast
 
-from gateway.http.authentication import Authentication, LoginLanding, is_over_tls
+from gateway.http.authentication import Authentication, LoginLanding
 from gateway.log.server_part import ServerBase, ServerPart
 from plugins.people.access.access_log import AccessLog
 from plugins.people.logins.logins import KeyFile, Logins
@@ -18,7 +18,9 @@ from plugins.people.logins.oidc import Issuer
 from plugins.people.request_log import RequestLog
 from plugins.people.rooms.oidc_logins import OidcLogins
 from plugins.people.rooms.password_logins import PasswordLogins
-from streams.settings.model import Settings
+from plugins.people.settings import People
+
+HOUR_S = 3600
 
 
 class PeoplePart(ServerPart):
@@ -27,18 +29,29 @@ class PeoplePart(ServerPart):
     ROOMS = (OidcLogins, PasswordLogins)
 
     def __init__(self, base: ServerBase) -> None:
-        self._base, self._stack = base, ExitStack()
+        self._base, self._stack, self._rule = base, ExitStack(), base.settings.of_plugin(People)
         self._known: Authentication | None = None
 
     def __enter__(self) -> Self:
         """Raises NotFoundError without a topic, SettingsError for an unusable signing key, LogError."""
-        settings = self._base.settings
-        if settings.serve.auth == "none":
+        serve, rule = self._base.settings.serve, self._rule
+        if serve.auth == "none":
             return self
+        url, logins = rule.public_url or serve.url, None
         with ExitStack() as stack:
-            keys = stack.enter_context(AccessLog(settings))
-            requests = None if settings.serve.requests == "off" else stack.enter_context(RequestLog(settings))
-            self._known = Authentication(keys, requests, _logins(settings, keys))
+            keys = stack.enter_context(AccessLog(self._base.settings))
+            requests = None if serve.requests == "off" else stack.enter_context(RequestLog(self._base.settings))
+            if rule.signing_key is not None:
+                logins = Logins(keys, rule, KeyFile(rule.signing_key), issuer=url)
+            self._known = Authentication(
+                principals=keys,
+                requests=requests,
+                logins=logins,
+                issuer=rule.oidc_issuer,
+                public_url=rule.public_url,
+                over_tls=url.startswith("https://"),
+                session_s=int(rule.session_h * HOUR_S),
+            )
             self._stack = stack.pop_all()
         return self
 
@@ -49,24 +62,17 @@ class PeoplePart(ServerPart):
         return self._known
 
     def rooms(self) -> list[object]:
-        settings, known = self._base.settings, self._known
-        if settings.serve.auth == "none" or settings.login.signing_key is None:
+        if (known := self._known) is None or known.logins is None:
             return []
-        landings = {name: landing for part in self._base.parts for name, landing in part.landings().items()}
-        return login_rooms(settings, cast(Logins, None if known is None else known.logins), landings)
+        landings = {name: landing for part in self._base.parts for name, landing in part.landings(known).items()}
+        return login_rooms(self._rule, cast(Logins, known.logins), over_tls=known.over_tls, landings=landings)
 
 
-def login_rooms(settings: Settings, logins: Logins, landings: Mapping[str, LoginLanding]) -> list[object]:
-    """Return the rooms where people log in. `landings`: where logins of browsers may end."""
+def login_rooms(
+    rule: People, logins: Logins, *, over_tls: bool = False, landings: Mapping[str, LoginLanding] | None = None
+) -> list[object]:
+    """Return the rooms where people log in. `over_tls`: browsers use https; `landings`: where their logins may end."""
     rooms: list[object] = [PasswordLogins(logins)]
-    if settings.login.oidc_issuer:
-        rooms.insert(0, OidcLogins(Issuer(settings.login), logins, over_tls=is_over_tls(settings), landings=landings))
+    if rule.oidc_issuer:
+        rooms.insert(0, OidcLogins(Issuer(rule), logins, over_tls=over_tls, landings=landings))
     return rooms
-
-
-def _logins(settings: Settings, access: AccessLog) -> Logins | None:
-    """Return how people log in; None if they cannot. Raises SettingsError for an unusable signing key, LogError."""
-    rule = settings.login
-    if rule.signing_key is None:
-        return None
-    return Logins(access, rule, KeyFile(rule.signing_key), issuer=rule.public_url or settings.serve.url)

@@ -29,7 +29,7 @@ class ThreadPart(ServerPart):
 
     def __init__(self, base: ServerBase) -> None:
         settings = self._settings = base.settings
-        self._log, self._stack = base.log, ExitStack()
+        self._base, self._log, self._stack = base, base.log, ExitStack()
         self._memory = self._stack.enter_context(FollowedOnDemand(MemoryLog, settings))
         self._task_threads = self._stack.enter_context(FollowedOnDemand(TaskThreadLog, settings))
         runs = ThreadRuns(settings, base.recorder, self._memory.open, lambda: base.log.prompts)
@@ -39,7 +39,7 @@ class ThreadPart(ServerPart):
         self._stack.close()
 
     def rooms(self) -> list[object]:
-        log, runs = self._log, self._runs
+        log, runs, known = self._log, self._runs, self._base.authentication
         agents = KnownAgents(lambda: log.agents, self._settings.policy.name)
         views = ThreadViews(runs, self._read_task_threads)
         requested = RequestedRuns(runs, views, agents)
@@ -48,7 +48,7 @@ class ThreadPart(ServerPart):
             AcpThreads(runs, views),
             AcpRuns(runs, requested),
             AcpStore(self._memory.open),
-            A2aCards(agents, self._settings.login.public_url),
+            A2aCards(agents, "" if known is None else known.public_url),
             A2aTasks(runs, requested, agents),
         ]
 

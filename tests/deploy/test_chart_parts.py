@@ -376,15 +376,14 @@ def test_an_ingress_ends_tls_where_people_are_sent_to_log_in(tmp_path: Path) -> 
     (path,) = rule["http"]["paths"]
     assert (rule["host"], path["path"]) == ("streamward.example.org", "/")
     assert path["backend"]["service"] == {"name": "one-streamward-serve", "port": {"name": "http"}}
-    login = settings_of("scaled", "serve", tmp_path).login
-    assert (login.public_url, str(login.signing_key)) == (
+    people = dict(settings_of("scaled", "serve", tmp_path))["people"]
+    assert (people.public_url, str(people.signing_key)) == (
         "https://streamward.example.org",
         "/etc/streamward/login/signing.pem",
     )
     assert (tmp_path / "etc/streamward/login/signing.pem").read_text() == "login/signing.pem"
-    assert (
-        not [*of_kind("fleet", "Ingress")] and settings_of("fleet", "serve", tmp_path / "2").login.signing_key is None
-    )
+    of_fleet = dict(settings_of("fleet", "serve", tmp_path / "2"))["people"]
+    assert not [*of_kind("fleet", "Ingress")] and of_fleet.signing_key is None
 
 
 def test_only_the_server_is_reached_at_its_port() -> None:

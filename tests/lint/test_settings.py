@@ -80,17 +80,6 @@ CHANGED: dict[str, dict[str, Any]] = {
         "tls_certificate": Path("certificate.pem"),
         "tls_key": Path("key.pem"),
     },
-    "login": {
-        "signing_key": Path("signing.pem"),
-        "public_url": "https://streamward.example",
-        "oidc_issuer": "https://issuer.example",
-        "oidc_client_id": "c",
-        "oidc_client_secret": SecretStr("s"),
-        "oidc_scopes": "openid",
-        "oidc_roles_claim": "realm_access.roles",
-        "oidc_roles": "lab=trainer",
-        "oidc_tenant_claim": "team",
-    },
     "jobs": {"prompt_usd": 0.5, "completion_usd": 0.0, "trainer_hour_usd": 3.25, "max_budget_usd": 7.5},
     "tracing": {"otlp_endpoint": "https://c:4318", "sample_ratio": 0.25, "queue_spans": 7, "timeout_s": 2.5},
     "guard": {

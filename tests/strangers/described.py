@@ -25,9 +25,9 @@ from pydantic import SecretStr
 
 from gateway.document import FILE
 from plugins.people.access.tokens import new_private_key
+from plugins.people.settings import People
 from streams.access.roles import ROLES
 from streams.kafka import admin
-from streams.settings.model import Login
 from tests.plugins.people.test_oidc_login import provider
 from tests.support.agent_server import serving, settings_of
 from tests.support.log.keys import open_keys
@@ -72,7 +72,7 @@ def keyed(bootstrap: str, folder: Path) -> Iterator[KeyedServer]:
     signing_key.write_bytes(new_private_key())
     found = settings_of(bootstrap, folder, auth="keys", key_per_s=0, key_at_once=0)
     with provider(folder, {"sub": "dora", "preferred_username": "dora", "roles": ["lab"]}) as issuer:
-        login = Login(
+        login = People(
             signing_key=signing_key,
             public_url=found.serve.url,
             oidc_issuer=issuer,
@@ -80,7 +80,7 @@ def keyed(bootstrap: str, folder: Path) -> Iterator[KeyedServer]:
             oidc_client_secret=SecretStr("any is good there"),
             oidc_roles="lab=trainer",
         )
-        settings = found.model_copy(update={"login": login})
+        settings = found.model_copy(update={"people": login})
         admin.apply_topics(settings)
         with open_keys(settings) as log:
             keys = {role: log.create(role=role, actor="ann").text for role in ROLES}

@@ -29,7 +29,7 @@ class Keeper(ServerPart):
         self.written = Written()
 
     def authentication(self) -> Authentication:
-        return Authentication(Known("admin"), self.written, None)
+        return Authentication(principals=Known("admin"), requests=self.written)
 
 
 class Mounting(ServerPart):

@@ -95,9 +95,9 @@ def read_private_key(pem: bytes, path: Path) -> SigningKey:
     try:
         key = serialization.load_pem_private_key(pem, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise SettingsError(f"login.signing_key {path} cannot be read; {expected}") from None
+        raise SettingsError(f"people.signing_key {path} cannot be read; {expected}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise SettingsError(f"login.signing_key {path} is another key; {expected}")
+        raise SettingsError(f"people.signing_key {path} is another key; {expected}")
     return SigningKey(public_jwk(key)["kid"], key)
 
 

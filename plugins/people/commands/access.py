@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def access() -> None:
     """Manage API keys, users and tenants.
 
-    `streamward serve` requires keys with serve.auth=keys, and offers a login with login.signing_key.
+    `streamward serve` requires keys with serve.auth=keys, and offers a login with people.signing_key.
     """
 
 

@@ -2,7 +2,7 @@
 
 users create, set-password ──► a password from the terminal or stdin, never an argument ──► its hash ──► access
 users list ──► rows        set-roles, disable, enable ──► access ──► every server that follows
-signing-key rotate ──► public half ──► access, private half ──► the file login.signing_key
+signing-key rotate ──► public half ──► access, private half ──► the file people.signing_key
 """
 
 from __future__ import annotations
@@ -130,21 +130,22 @@ def access_signing_key() -> None:
 @json_option
 @pass_call
 def signing_key_rotate(call: AppContext, /, revoke: bool, reason: str, output: Output) -> None:
-    """Replace the key in the file login.signing_key.
+    """Replace the key in the file people.signing_key.
 
     Every server of the log needs the file. Tokens of the previous key are accepted until they expire. Servers re-read
     the file automatically; if each has a copy, replace all copies within 5 minutes.
     """
     from plugins.people.access.access_log import AccessLog
     from plugins.people.logins import logins
+    from plugins.people.settings import People
     from streams import output as show
     from streams.errors import SettingsError
 
     settings = call.settings_to_write
-    path = settings.login.signing_key
+    path = settings.of_plugin(People).signing_key
     if path is None:
         raise SettingsError(
-            "login.signing_key is not set; name the file, e.g. --set login.signing_key=/etc/streamward/signing.pem"
+            "people.signing_key is not set; name the file, e.g. --set people.signing_key=/etc/streamward/signing.pem"
         )
     with AccessLog(settings) as log:
         key = logins.rotate(log, path, actor=user_name(), reason=reason, revoke=revoke)

@@ -28,12 +28,12 @@ from plugins.people.access.tokens import LASTS_MS, SigningKey
 from plugins.people.access.users import User
 from plugins.people.logins import passwords
 from plugins.people.logins.attempts import Attempts
+from plugins.people.settings import People
 from schemas.events import AccessEvent, AccessRole
 from streams.access.credentials import TokenPair
 from streams.access.tenants import tenant_names as tenants
 from streams.errors import LogError, LoginRefused, RefusedError, SettingsError
 from streams.kafka import times
-from streams.settings.model import Login
 
 HOUR_MS = 3_600_000
 WRONG = "name or password is wrong, or the user is disabled"
@@ -68,7 +68,7 @@ class KeyFile:
                 self._read = identity, tokens.read_private_key(self._path.read_bytes(), self._path)
         except OSError as exc:
             raise SettingsError(
-                f"login.signing_key {self._path} cannot be read: {exc.strerror}. "
+                f"people.signing_key {self._path} cannot be read: {exc.strerror}. "
                 "`streamward admin access signing-key rotate` makes one"
             ) from exc
         return self._read[1]
@@ -77,7 +77,7 @@ class KeyFile:
 class Logins:
     """The logins at a gateway. Methods wait for the broker, and may be called from any thread."""
 
-    def __init__(self, log: AccessLog, rule: Login, key_file: KeyFile, *, issuer: str) -> None:
+    def __init__(self, log: AccessLog, rule: People, key_file: KeyFile, *, issuer: str) -> None:
         """`issuer` is the `iss` of tokens. Raises SettingsError, LogError."""
         self._log, self._rule, self._key_file, self._issuer = log, rule, key_file, issuer
         self._attempts = Attempts()
@@ -86,7 +86,7 @@ class Logins:
         if not any(public_key.kid == key.kid for public_key in log.public_keys):
             log.write(tokens.creation_event(key, actor="serve", reason="found at the start", now_ms=times.now_ms()))
         if problem := tokens.why_not_signing(log.public_keys, key.kid, times.now_ms()):
-            raise SettingsError(f"login.signing_key: {problem}; give this gateway the file that the others have")
+            raise SettingsError(f"people.signing_key: {problem}; give this gateway the file that the others have")
 
     def log_in(self, name: str, password: str, address: str) -> TokenPair:
         """Return tokens for a user with the right password. Raises LoginRefused, LogError."""
@@ -134,7 +134,7 @@ class Logins:
         user_id = users.id_from_issuer(identity.issuer, identity.subject)
         if not identity.roles:
             raise LoginRefused(
-                f"{identity.issuer} gives this person no role here; login.oidc_roles says which claims do"
+                f"{identity.issuer} gives this person no role here; people.oidc_roles says which claims do"
             )
         user = self._log.users.get(user_id)
         if user is None:
@@ -215,7 +215,7 @@ class Logins:
         except SettingsError as exc:
             raise LogError(str(exc)) from exc
         if problem := tokens.why_not_signing(self._log.public_keys, key.kid, times.now_ms()):
-            raise LogError(f"{problem}; this gateway needs the file of login.signing_key that the others have")
+            raise LogError(f"{problem}; this gateway needs the file of people.signing_key that the others have")
         return key
 
 
@@ -287,7 +287,7 @@ def rotate(log: AccessLog, path: Path, *, actor: str, reason: str, revoke: bool)
         os.replace(temporary, path)
     except OSError as exc:
         raise SettingsError(
-            f"login.signing_key {path} cannot be written: {exc.strerror}. Name a file in a folder that exists"
+            f"people.signing_key {path} cannot be written: {exc.strerror}. Name a file in a folder that exists"
         ) from exc
     for previous in before if revoke else ():
         if previous.revoked_at is None:

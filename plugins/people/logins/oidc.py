@@ -25,12 +25,12 @@ import httpx
 import jwt
 
 from plugins.people.logins.logins import Vouched
+from plugins.people.settings import People
 from schemas import json_text
 from schemas.events import AccessRole
 from streams.errors import LogError, LoginRefused
 from streams.http_client import AnswerTooLarge, fetch, new_client
 from streams.kafka import times
-from streams.settings.model import Login
 
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 """Of ID tokens: with a public key. `none` and passwords (HS256) are not among them."""
@@ -61,7 +61,7 @@ class _BegunState(NamedTuple):
 class Issuer:
     """An OIDC issuer. Methods wait for its answers, and may be called from any thread."""
 
-    def __init__(self, rule: Login, *, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(self, rule: People, *, transport: httpx.BaseTransport | None = None) -> None:
         self._rule, self._transport = rule, transport
         self._redirect = rule.public_url + CALLBACK
         self._lock = threading.Lock()
@@ -126,7 +126,7 @@ class Issuer:
                 discovery = self._get(issuer.rstrip("/") + "/.well-known/openid-configuration")
                 if discovery.get("issuer") != issuer:
                     raise LogError(
-                        f"login.oidc_issuer is {issuer}, and what answers there calls itself "
+                        f"people.oidc_issuer is {issuer}, and what answers there calls itself "
                         f"{_word(str(discovery.get('issuer')))}; write it as the issuer does"
                     )
                 self._discovery = now, discovery
@@ -138,7 +138,7 @@ class Issuer:
     def _get(self, url: str) -> dict[str, Any]:
         status, answer = self._fetch("GET", url)
         if status != 200:
-            raise LogError(f"{url} answers with status {status}; expected 200. Check login.oidc_issuer")
+            raise LogError(f"{url} answers with status {status}; expected 200. Check people.oidc_issuer")
         return answer
 
     def _fetch(self, method: str, url: str, **request: Any) -> tuple[int, dict[str, Any]]:
@@ -168,7 +168,7 @@ def challenge(verifier: str) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
 
 
-def verify_id_token(token: str, keys: Mapping[str, Any], rule: Login, *, nonce: str) -> dict[str, Any]:
+def verify_id_token(token: str, keys: Mapping[str, Any], rule: People, *, nonce: str) -> dict[str, Any]:
     """Return the claims of an ID token (OIDC Core 1.0, section 3.1.3.7). Raises LoginRefused, which quotes none."""
     try:
         kid = jwt.get_unverified_header(token).get("kid")
@@ -195,10 +195,10 @@ def verify_id_token(token: str, keys: Mapping[str, Any], rule: Login, *, nonce: 
     return claims
 
 
-def identity_of(claims: Mapping[str, Any], rule: Login) -> Vouched:
+def identity_of(claims: Mapping[str, Any], rule: People) -> Vouched:
     """Return what verified claims make of a person here. Raises LoginRefused without the tenant's claim.
 
-    Roles are in the order of `login.oidc_roles`; values that it does not name give none.
+    Roles are in the order of `people.oidc_roles`; values that it does not name give none.
     """
     values = _within(claims, rule.oidc_roles_claim)
     granted = {value for value in (values if isinstance(values, list) else [values]) if isinstance(value, str)}

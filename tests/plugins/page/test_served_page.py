@@ -13,10 +13,11 @@ import pytest
 
 from plugins.page.commands import demo_companion
 from plugins.page.settings import Page
+from plugins.people.settings import People
 from schemas.events import AdapterEvent, DeadLetter, Event, RequestEvent, derive_id
 from streams.kafka import admin
 from streams.kafka.producer import Producer
-from streams.settings.model import Kafka, Login, Settings
+from streams.settings.model import Kafka, Settings
 from tests.support.agent_server import serving, settings_of
 from tests.support.factories import T0, response, scoreless, task, trained
 from tests.support.log import page_log
@@ -101,7 +102,9 @@ def test_a_person_logs_in_decides_and_cannot_decide_by_a_page_that_is_old(kafka_
     logins, tokens = map(pytest.importorskip, ("plugins.people.logins.logins", "plugins.people.access.tokens"))
     key = tmp_path / "signing.pem"
     key.write_bytes(tokens.new_private_key())
-    settings = settings_of(kafka_bootstrap, tmp_path, auth="keys").model_copy(update={"login": Login(signing_key=key)})
+    settings = settings_of(kafka_bootstrap, tmp_path, auth="keys").model_copy(
+        update={"people": People(signing_key=key)}
+    )
     admin.apply_topics(settings)
     letter = DeadLetter(
         dead_letter_id=derive_id("scoring", "x"), created_at=T0, stage="scoring", reason="late", error="it was late",

@@ -12,15 +12,15 @@ from pydantic import SecretStr, ValidationError
 
 from plugins.people.logins.logins import Vouched
 from plugins.people.logins.oidc import Issuer, identity_of, is_safe
+from plugins.people.settings import People
 from streams.errors import LogError, LoginRefused
-from streams.settings.model import Login
 from tests.support.doubles.issuer import CLIENT, URL, OwnIssuer
 
 SECRET = "it's a secret"
 OTHER_KEY = rsa.generate_private_key(65537, 2048)
 
 
-def rule(**given: Any) -> Login:
+def rule(**given: Any) -> People:
     whole: dict[str, Any] = {
         "signing_key": Path("signing.pem"),
         "public_url": "https://streamward.example",
@@ -29,10 +29,10 @@ def rule(**given: Any) -> Login:
         "oidc_client_secret": SecretStr(SECRET),
         "oidc_roles": "lab=trainer, leads=promoter",
     }
-    return Login(**{**whole, **given})
+    return People(**{**whole, **given})
 
 
-def logged_in(own: OwnIssuer, *, rule: Login, **brought: str) -> Vouched:
+def logged_in(own: OwnIssuer, *, rule: People, **brought: str) -> Vouched:
     issuer = Issuer(rule, transport=own.transport)
     begun = issuer.begin()
     return issuer.finish({**own.let_in(begun.url), **brought}, begun.kept)

@@ -22,8 +22,9 @@ from plugins.people.logins.logins import KeyFile, Logins, TokenPair, disable, en
 from plugins.people.logins.oidc import Issuer
 from plugins.people.rooms.oidc_logins import OidcLogins
 from plugins.people.rooms.password_logins import PasswordLogins
+from plugins.people.settings import People
 from streams.errors import LoginRefused, RefusedError
-from streams.settings.model import Login, Serve, Settings
+from streams.settings.model import Serve, Settings
 from tests import skips
 from tests.support.documented import HOOKS
 from tests.support.doubles.issuer import CLIENT, URL, OwnIssuer
@@ -38,12 +39,16 @@ HERE = "https://streamward.example"
 def made(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     key = tmp_path_factory.mktemp("keys") / "signing.pem"
     key.write_bytes(new_private_key())
-    return own_topics(kafka_bootstrap, login=rule(key, URL, oidc_client_secret=SecretStr("it's a secret")))
+    return own_topics(kafka_bootstrap).model_copy(
+        update={"people": rule(key, URL, oidc_client_secret=SecretStr("it's a secret"))}
+    )
 
 
-def rule(key: Path, issuer: str, **given: Any) -> Login:
+def rule(key: Path, issuer: str, **given: Any) -> People:
     roles = "lab=trainer, leads=promoter"
-    return Login(signing_key=key, public_url=HERE, oidc_issuer=issuer, oidc_client_id=CLIENT, oidc_roles=roles, **given)
+    return People(
+        signing_key=key, public_url=HERE, oidc_issuer=issuer, oidc_client_id=CLIENT, oidc_roles=roles, **given
+    )
 
 
 class Hall:
@@ -56,7 +61,7 @@ class Hall:
         return HTMLResponse(f"go away: {error}", 401)
 
 
-def browser(log: AccessLog, rule: Login, **given: Any) -> TestClient:
+def browser(log: AccessLog, rule: People, **given: Any) -> TestClient:
     """A browser at the door."""
     assert rule.signing_key is not None
     logins = Logins(log, rule, KeyFile(rule.signing_key), issuer=HERE)
@@ -74,7 +79,7 @@ def permissions(at: TestClient, pair: dict[str, Any]) -> httpx.Response:
 def test_a_person_of_an_issuer_has_the_roles_of_its_newest_claims_until_they_are_disabled(made: Settings) -> None:
     own = OwnIssuer()
     with AccessLog(made) as log:
-        at = browser(log, made.login, transport=own.transport)
+        at = browser(log, made.of_plugin(People), transport=own.transport)
 
         def logged_in() -> httpx.Response:
             own.used.clear()
@@ -121,13 +126,14 @@ def test_a_person_of_an_issuer_has_the_roles_of_its_newest_claims_until_they_are
 def test_a_provider_that_others_wrote_lets_a_person_in_at_every_gateway(made: Settings, tmp_path: Path) -> None:
     if importlib.util.find_spec("oidc_provider_mock") is None:
         pytest.skip(skips.OIDC)
-    assert made.login.signing_key is not None
+    key = made.of_plugin(People).signing_key
+    assert key is not None
     with (
         provider(tmp_path, {"sub": "dora@lab", "preferred_username": "dora", "roles": ["lab"]}) as url,
         AccessLog(made) as log,
         AccessLog(made) as there,
     ):
-        of_theirs = rule(made.login.signing_key, url, oidc_client_secret=SecretStr("any is good there"))
+        of_theirs = rule(key, url, oidc_client_secret=SecretStr("any is good there"))
         at = browser(log, of_theirs)
         page = at.get("/auth/oidc/login").headers["location"]
         assert httpx.get(page, timeout=300).status_code == 200

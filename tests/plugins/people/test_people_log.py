@@ -29,10 +29,11 @@ from plugins.people.logins.attempts import A_NAME_THERE
 from plugins.people.logins.logins import KeyFile, Logins
 from plugins.people.request_log import RequestLog
 from plugins.people.rooms.password_logins import PasswordLogins
+from plugins.people.settings import People
 from streams.errors import SettingsError
 from streams.kafka import times
 from streams.kafka.admin import read_topic
-from streams.settings.model import Login, Policy, Serve, Settings
+from streams.settings.model import Policy, Serve, Settings
 from tests.support.commands import invoke
 from tests.support.documented import HOOKS
 from tests.support.log.secured_node import free_ports
@@ -50,8 +51,8 @@ PASSWORD, ANOTHER = "correct horse battery", "another horse battery"
 
 @pytest.fixture(scope="module")
 def made(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    settings = own_topics(
-        kafka_bootstrap, login=Login(signing_key=tmp_path_factory.mktemp("keys") / "signing.pem", public_url=HERE)
+    settings = own_topics(kafka_bootstrap).model_copy(
+        update={"people": People(signing_key=tmp_path_factory.mktemp("keys") / "signing.pem", public_url=HERE)}
     )
     assert invoke(settings, "admin", "access", "signing-key", "rotate").exit_code == 0
     return settings
@@ -61,8 +62,9 @@ class Gateway(TestClient):
     """The door, and what logs people in, over a log of its own."""
 
     def __init__(self, log: AccessLog, settings: Settings, requests: RequestLog | None = None) -> None:
-        assert settings.login.signing_key is not None
-        self.logins = Logins(log, settings.login, KeyFile(settings.login.signing_key), issuer=HERE)
+        rule = settings.of_plugin(People)
+        assert rule.signing_key is not None
+        self.logins = Logins(log, rule, KeyFile(rule.signing_key), issuer=HERE)
         app = Application([OwnPermissions(), PasswordLogins(self.logins)], version="0", max_body_bytes=100_000)
         super().__init__(Door(app, TABLE, log, KeyLimits(Serve()), requests))
         self.event_hooks = HOOKS
@@ -182,7 +184,8 @@ def test_others_verify_our_tokens_with_the_published_keys_also_after_a_rotation(
         assert invoke(made, "admin", "access", "signing-key", "rotate", "--revoke").exit_code == 0
         there.hears(lambda: sum(key.revoked_at is None for key in there.log.public_keys) == 1)
         assert there.permissions({"access_token": after}).status_code == 401
-        assert made.login.signing_key is not None and made.login.signing_key.stat().st_mode & 0o777 == 0o600
+        path = made.of_plugin(People).signing_key
+        assert path is not None and path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_gateway_that_starts_makes_its_key_known_and_one_with_an_old_key_does_not_start(
@@ -191,12 +194,12 @@ def test_a_gateway_that_starts_makes_its_key_known_and_one_with_an_old_key_does_
     own = tmp_path / "own.pem"
     own.write_bytes(tokens.new_private_key())
     with AccessLog(made) as log:
-        Logins(log, made.login, KeyFile(own), issuer=HERE)
+        Logins(log, made.of_plugin(People), KeyFile(own), issuer=HERE)
         assert log.public_keys[-1].kid == KeyFile(own).key().kid
         assert invoke(made, "admin", "access", "signing-key", "rotate", "--revoke").exit_code == 0
         log.wait_until(lambda: log.public_keys[-2].revoked_at is not None, WITHIN_S)
         with pytest.raises(SettingsError, match="was revoked; give this gateway the file"):
-            Logins(log, made.login, KeyFile(own), issuer=HERE)
+            Logins(log, made.of_plugin(People), KeyFile(own), issuer=HERE)
 
 
 def test_who_guesses_waits(made: Settings) -> None:
@@ -335,8 +338,9 @@ def test_no_secret_of_a_person_is_in_the_log_in_output_or_in_an_error(
                 said.append(invoke(made, "admin", "access", "check", secret, "jobs.read").output)
                 said.append(invoke(made, "admin", "access", "keys", "revoke", secret).output)
             said += [invoke(made, "admin", "access", "users", "list").output, invoke(made, "config", "show").output]
-    assert made.login.signing_key is not None
-    pem = made.login.signing_key.read_text().splitlines()[1]
+    path = made.of_plugin(People).signing_key
+    assert path is not None
+    pem = path.read_text().splitlines()[1]
     looked_for = [*planted, pem, *(secret[-30:-4] for secret in secrets)]
     text = "\n".join(said) + caplog.text + "".join(map(str, (record.__dict__ for record in caplog.records)))
     assert [secret for secret in looked_for if secret in text] == []

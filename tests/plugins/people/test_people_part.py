@@ -14,18 +14,30 @@ from gateway.http.application import Application
 from gateway.log.query_body import QueryBody
 from gateway.log.sql_rows import LogOverHttp, run_query
 from plugins.people.access import keys
-from plugins.people.people_part import login_rooms
+from plugins.people.people_part import PeoplePart, login_rooms
+from plugins.people.settings import People
 from streams.errors import CallError, RefusedError
-from streams.settings.model import Archive, Serve, Settings
+from streams.settings.model import Archive, Settings
 from streams.tools.query import formats
 from tests.support.documented import differences
 from tests.support.factories import T0, task
 from tests.support.log.archive_of import archived
 
 
+def test_every_room_of_logins_is_served_where_there_is_an_issuer() -> None:
+    rule = People(
+        signing_key=Path("signing.pem"),
+        public_url="https://here.example",
+        oidc_issuer="https://there.example",
+        oidc_client_id="streamward",
+        oidc_roles="lab=trainer",
+    )
+    assert [type(room) for room in login_rooms(rule, Any)] == [*PeoplePart.ROOMS]
+
+
 @pytest.mark.parametrize("path", ["/auth/oidc/login", "/auth/oidc/callback"])
 def test_routes_of_an_issuer_that_there_is_not_are_described_as_not_found(path: str) -> None:
-    rooms = login_rooms(Settings(serve=Serve(auth="keys")), Any, {})
+    rooms = login_rooms(People(), Any)
     answer = TestClient(Application(rooms, version="1", max_body_bytes=1_000, keys=True)).get(path)
     assert answer.status_code == 404
     assert [*differences(answer)] == []

@@ -29,9 +29,10 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
+from plugins.people.settings import People
 from streams.kafka import admin
 from streams.processes import core_files
-from streams.settings.model import Adapters, Kafka, Login, Metrics, Policy, Serve, Settings, Topics
+from streams.settings.model import Adapters, Kafka, Metrics, Policy, Serve, Settings, Topics
 from tests.support.commands import invoke
 from tests.support.log.secured_node import free_ports, running_node
 from tests.support.processes import command, environment, spawn, until
@@ -108,17 +109,18 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             topics=Topics(prefix="planted.", partitions=1, policy_partitions=1),
             adapters=Adapters(store=str(folder / "adapters")),
             policy=Policy(name="sums", engine="scripted", script='{"replies": [{"when": "?", "reply": "fine"}]}'),
-            login=Login(
-                signing_key=folder / "signing.pem",
-                public_url=f"http://127.0.0.1:{port}",
-                oidc_issuer=issuer,
-                oidc_client_id="streamward",
-                oidc_client_secret=SecretStr(CLIENT_SECRET),
-                oidc_roles="lab=trainer",
-            ),
             serve=Serve(port=port, auth="keys"),
             metrics=Metrics(port=metrics_port),
         )
+        people = People(
+            signing_key=folder / "signing.pem",
+            public_url=f"http://127.0.0.1:{port}",
+            oidc_issuer=issuer,
+            oidc_client_id="streamward",
+            oidc_client_secret=SecretStr(CLIENT_SECRET),
+            oidc_roles="lab=trainer",
+        )
+        settings = settings.model_copy(update={"people": people})
         admin.apply_topics(settings)
         said = [
             run(settings, "admin", "access", "signing-key", "rotate"),

@@ -29,9 +29,10 @@ from gateway.rooms.routes import TABLE
 from plugins.people.access import tokens
 from plugins.people.access.access_log import AccessLog
 from plugins.people.logins import logins
+from plugins.people.settings import People
 from schemas.events import JobEvent, RequestEvent, Reward, Turn
 from streams.kafka import admin
-from streams.settings.model import Batches, Login, Settings
+from streams.settings.model import Batches, Settings
 from streams.stages.agents.runs.agent_process import AgentProcess, run_process
 from streams.stages.agents.runs.agent_runner import AgentPlan, AgentWork, run
 from streams.stages.tasks.submit import submit
@@ -103,8 +104,8 @@ class Tenants(NamedTuple):
 def tenants(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
     folder = tmp_path_factory.mktemp("tenants")
     found = settings_of(kafka_bootstrap, folder, SCRIPT, max_body_mb=1, auth="keys")
-    signs = Login(signing_key=folder / "signing.pem")
-    settings = found.model_copy(update={"batches": Batches(groups=4, max_policy_lag=0), "login": signs})
+    signs = People(signing_key=folder / "signing.pem")
+    settings = found.model_copy(update={"batches": Batches(groups=4, max_policy_lag=0), "people": signs})
     admin.apply_topics(settings)
     with AccessLog(settings) as person:
         keys = {who: person.create(role="admin", actor="ann", tenant=who).text for who in ("red", "blue")}
@@ -281,7 +282,7 @@ ENTRANCES = entrances()
 
 
 def test_a_token_of_ours_for_another_audience_opens_no_entrance(tenants: Tenants) -> None:
-    path = tenants.settings.login.signing_key
+    path = tenants.settings.of_plugin(People).signing_key
     assert path is not None
     key, token = tokens.read_private_key(path.read_bytes(), path), tenants.keys["rita"]
     claims, head = jwt.decode(token, options={"verify_signature": False}), jwt.get_unverified_header(token)

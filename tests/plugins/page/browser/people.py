@@ -12,10 +12,10 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from plugins.people.access.tokens import new_private_key
+from plugins.people.settings import People
 from streams.kafka import admin
 from streams.kafka.node import process as broker
 from streams.kafka.producer import Producer
-from streams.settings.model import Login
 from tests.support.agent_server import serving, settings_of
 from tests.support.factories import trained
 from tests.support.oidc_provider import provider
@@ -32,7 +32,7 @@ def guarded(folder: Path) -> Iterator[str]:
     with broker.embedded(folder / "kafka") as node, provider(folder, claims) as issuer:
         settings = settings_of(node.bootstrap, folder, auth="keys")
         url = f"http://localhost:{settings.serve.port}"
-        login = Login(
+        login = People(
             signing_key=key,
             public_url=url,
             oidc_issuer=issuer,
@@ -40,7 +40,7 @@ def guarded(folder: Path) -> Iterator[str]:
             oidc_client_secret=SecretStr("any is good there"),
             oidc_roles="lab=promoter",
         )
-        settings = settings.model_copy(update={"login": login})
+        settings = settings.model_copy(update={"people": login})
         admin.apply_topics(settings)
         with Producer(settings) as producer:
             producer.send(trained(1, policy="coach"))

@@ -25,9 +25,10 @@ from typing import Any
 from plugins.people.access.access_log import AccessLog
 from plugins.people.access.tokens import new_private_key
 from plugins.people.logins.logins import create_user
+from plugins.people.settings import People
 from streams.kafka import admin
 from streams.processes.child import free_port
-from streams.settings.model import Login, Serve, Settings
+from streams.settings.model import Serve, Settings
 from tests.benchmarks import local_http
 from tests.benchmarks.loop import node, process
 from tests.benchmarks.side_by_side import line, say
@@ -85,7 +86,7 @@ def _servers(settings: Settings, folder: Path) -> tuple[Settings, Settings]:
     )
     rule = Serve(port=free_port(), auth="keys", key_per_s=KEY_PER_S)
     topics = settings.topics.model_copy(update={"prefix": "closed."})  # one log has one server
-    closed = opened.model_copy(update={"serve": rule, "login": Login(signing_key=signing), "topics": topics})
+    closed = opened.model_copy(update={"serve": rule, "people": People(signing_key=signing), "topics": topics})
     admin.apply_topics(closed)
     return opened, closed
 
