@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,11 +20,27 @@ from plugins.people.access import keys
 from plugins.people.people_part import PeoplePart, login_rooms
 from plugins.people.settings import People
 from streams.errors import CallError, RefusedError
+from streams.plugins.installed import load_plugins
 from streams.settings.model import Archive, Settings
 from streams.tools.query import formats
 from tests.support.documented import differences
 from tests.support.factories import T0, task
 from tests.support.log.archive_of import archived
+
+WITHOUT_PEOPLE = """
+from gateway.rooms.routes import check_authentication
+from streams.settings.load import build
+from streams.tools.audit.recount import subject_recounts
+assert len([*subject_recounts()]) > 1
+check_authentication(build({"serve": {"auth": "keys"}}))
+"""
+
+
+def test_the_other_plugins_are_loaded_without_people_and_a_server_then_refuses_to_ask_for_keys() -> None:
+    others = [plugin.name for plugin, _, _ in load_plugins() if "people" not in (plugin.name, *plugin.requires)]
+    env = os.environ | {"STREAMWARD_PLUGINS__LOAD": ",".join(others)}
+    done = subprocess.run([sys.executable, "-c", WITHOUT_PEOPLE], env=env, capture_output=True, text=True)
+    assert done.returncode == 1 and "SettingsError: serve.auth=keys, and no plugin that knows keys" in done.stderr
 
 
 def test_every_room_of_logins_is_served_where_there_is_an_issuer() -> None:
