@@ -13,7 +13,6 @@ import pytest
 
 from plugins.page.commands import demo_companion
 from plugins.page.settings import Page
-from plugins.people.settings import People
 from schemas.events import AdapterEvent, DeadLetter, Event, RequestEvent, derive_id
 from streams.kafka import admin
 from streams.kafka.producer import Producer
@@ -96,14 +95,16 @@ def test_beside_a_demo_it_answers_where_its_user_is_told_also_while_the_broker_i
 
 
 PASSWORD = "correct horse battery staple"
+PEOPLE = ("logins.logins", "access.tokens", "settings")
+"""Modules of the plugin that logs people in, without which there is no such test."""
 
 
 def test_a_person_logs_in_decides_and_cannot_decide_by_a_page_that_is_old(kafka_bootstrap: str, tmp_path: Path) -> None:
-    logins, tokens = map(pytest.importorskip, ("plugins.people.logins.logins", "plugins.people.access.tokens"))
+    logins, tokens, people = map(pytest.importorskip, (f"plugins.people.{name}" for name in PEOPLE))
     key = tmp_path / "signing.pem"
     key.write_bytes(tokens.new_private_key())
     settings = settings_of(kafka_bootstrap, tmp_path, auth="keys").model_copy(
-        update={"people": People(signing_key=key)}
+        update={"people": people.People(signing_key=key)}
     )
     admin.apply_topics(settings)
     letter = DeadLetter(
