@@ -3,7 +3,7 @@
     create ──► key_created ──► access, and the key to stdout, once        revoke ──► key_revoked ──► access
     check ──► allowed, or exit code 4 with the reason                     audit ◄── requests
 
-The commands of users and signing keys are in people.py, those of tenants in tenants.py.
+The commands of users and signing keys are in users.py, those of tenants in tenants.py.
 """
 
 from __future__ import annotations
