@@ -42,7 +42,7 @@ class Mounting(ServerPart):
 def serving(settings: Settings, *kinds: type[ServerPart]) -> tuple[TestClient, list[ServerPart]]:
     """Return a client of a server with these parts, and the parts."""
     nothing: Any = SimpleNamespace(runs=None, agents=None, is_fleet=False, month=None)
-    base = ServerBase(settings=settings, recorder=nothing, jobs=nothing, log=nothing, rendering=nothing)
+    base = ServerBase(settings=settings, recorder=nothing, log=nothing, rendering=nothing, toolsets={})
     base.parts.extend(kind(base) for kind in kinds)
     app = build_application(Server(base=base, mcp=McpMount(), place=nothing))
     return TestClient(app, base_url="http://127.0.0.1"), base.parts

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple, Union, get_args, get_origin
 import httpx
 import pytest
 from pydantic import BaseModel
-from streams.access.access_log import AccessLog
 from websockets.sync.client import connect
 
 from gateway.http.mcp_paths import MCP_PATHS
 from gateway.http.route import Route
 from gateway.mcp.tools import TOOLS
 from gateway.rooms.routes import SOCKETS, TABLE
+from plugins.people.access.access_log import AccessLog
 from streams.jobs.request import JobConfig
 from streams.tools.prompt_search.search_request import SearchConfig
 from tests.support.agent_server import serving, settings_of
