@@ -164,7 +164,7 @@ class Server:
 
 def build_application(server: Server) -> ASGIApp:
     """Return every route, with the door in front if there are keys, and for this machine alone if there are none."""
-    base, known = server.base, server.base.authentication
+    base, auth = server.base, server.base.authentication
     settings, rule = base.settings, base.settings.serve
     rooms = [
         *agent_rooms(settings, base.recorder, lambda: base.log.prompts),
@@ -172,16 +172,16 @@ def build_application(server: Server) -> ASGIApp:
         *(room for part in base.parts for room in part.rooms()),
         *(room(settings, base.log) for room in PLUGIN_ROOMS),
     ]
-    if known is not None:
+    if auth is not None:
         rooms.append(OwnPermissions())
-    app = make_application(settings, rooms, keys=known is not None)
+    app = make_application(settings, rooms, keys=auth is not None)
     for part in server.base.parts:
         part.add_to(app)
     server.mcp.add_to(app)
     guarded: ASGIApp = OwnMachine(app, TABLE)
     server.mcp.server = app
-    if known is not None:
-        server.mcp.server = guarded = Door(app, TABLE, known.principals, KeyLimits(rule), known.requests)
+    if auth is not None:
+        server.mcp.server = guarded = Door(app, TABLE, auth.principals, KeyLimits(rule), auth.requests)
     for part in server.base.parts:
         guarded = part.in_front(guarded)
     held = HeldPlace(TimeLimits(guarded, TABLE, rule), TABLE, lambda: server.place.is_held)

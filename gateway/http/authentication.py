@@ -3,7 +3,7 @@
     ServerPart.authentication ──► principals, requests ──► the door (door.py), in front of every route
                                └► logins ──► routes and pages where people log in ──► RequestRecord
 
-The core decides what a principal may do; who a key or a token belongs to is decided behind these protocols.
+The core decides what a principal may do. A plugin says which principal a key or a token belongs to.
 """
 
 from __future__ import annotations

@@ -45,10 +45,10 @@ class ServerBase:
     def authentication(self) -> Authentication | None:
         """How callers are known, once every part is entered; None: without keys. Raises SettingsError if keys are asked
         for, and no part knows them."""
-        known = next(filter(None, (part.authentication() for part in self.parts)), None)
-        if known is None and self.settings.serve.auth == "keys":
+        auth = next(filter(None, (part.authentication() for part in self.parts)), None)
+        if auth is None and self.settings.serve.auth == "keys":
             raise SettingsError("serve.auth=keys, and no part of this server knows keys")
-        return known
+        return auth
 
     def part(self, kind: type[P]) -> P:
         """Return the part of another plugin, which the caller's plugin requires."""
@@ -92,8 +92,8 @@ class ServerPart:
     def reach(self, server: ASGIApp) -> None:
         """Take the whole server, with its door and limits, for requests of its own."""
 
-    def landings(self, known: Authentication) -> Mapping[str, LoginLanding]:
-        """Return where logins of browsers through an issuer may end, by name. `known`: what logs them in."""
+    def landings(self, auth: Authentication) -> Mapping[str, LoginLanding]:
+        """Return where logins of browsers through an issuer may end, by name. `auth`: what logs them in."""
         return {}
 
     async def resume(self) -> None:

@@ -64,9 +64,9 @@ class LoginCookie(NamedTuple):
     lasts_s: int
 
     @classmethod
-    def of(cls, known: Authentication) -> LoginCookie:
+    def of(cls, auth: Authentication) -> LoginCookie:
         """Return the cookie of a server."""
-        return cls(over_tls=known.over_tls, lasts_s=known.session_s)
+        return cls(over_tls=auth.over_tls, lasts_s=auth.session_s)
 
     def put(self, answer: Response, pair: TokenPair) -> None:
         """Set the cookie with the tokens of a login."""

@@ -70,11 +70,9 @@ class PageMount:
 
         settings, people = self._settings, None
         hosts: Collection[str] = LOOPBACK
-        if (known := self._authentication()) is not None:
-            cookie = LoginCookie.of(known)
-            people = PagePeople(
-                known.logins, cookie, known.issuer if known.logins is not None else "", known.public_url
-            )
+        if (auth := self._authentication()) is not None:
+            cookie = LoginCookie.of(auth)
+            people = PagePeople(auth.logins, cookie, auth.issuer if auth.logins is not None else "", auth.public_url)
             hosts = ()
         view = LogView(settings)
         self._view, self._app = view, create_app(view, hosts=hosts, people=people, decides=True, texts=self._texts)
@@ -95,12 +93,12 @@ class PagePart(ServerPart):
         mount(app, self._page)
 
     def in_front(self, app: ASGIApp) -> ASGIApp:
-        if (known := self._base.authentication) is None:
+        if (auth := self._base.authentication) is None:
             return app
-        return PageEntrance(app, known.principals, known.logins, LoginCookie.of(known))
+        return PageEntrance(app, auth.principals, auth.logins, LoginCookie.of(auth))
 
-    def landings(self, known: Authentication) -> Mapping[str, LoginLanding]:
-        return {"page": LoginCookie.of(known)}
+    def landings(self, auth: Authentication) -> Mapping[str, LoginLanding]:
+        return {"page": LoginCookie.of(auth)}
 
 
 def mount(app: Starlette, page: ASGIApp) -> None:

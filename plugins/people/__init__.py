@@ -1,4 +1,4 @@
-"""Keys and people: who calls a server with serve.auth=keys, and what each request was.
+"""Keys and people: the callers of a server with serve.auth=keys, and an event of each request.
 
     access ──► AccessLog ──► key or access token ──► its principal ──► the door of the server ──► requests
     name and password, or an OpenID issuer ──► Logins ──► access token, refresh token
@@ -13,7 +13,7 @@ PLUGIN = Plugin(
     name="people",
     topics="plugins.people.topics:TOPICS",
     settings="plugins.people.settings:People",
-    serves="plugins.people.people_part:PeoplePart",
+    serves="plugins.people.rooms.people_part:PeoplePart",
     commands={
         "admin access": PluginCommand("plugins.people.commands.access:access", "Manage API keys, users and tenants.")
     },

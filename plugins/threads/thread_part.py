@@ -39,7 +39,7 @@ class ThreadPart(ServerPart):
         self._stack.close()
 
     def rooms(self) -> list[object]:
-        log, runs, known = self._log, self._runs, self._base.authentication
+        log, runs, auth = self._log, self._runs, self._base.authentication
         agents = KnownAgents(lambda: log.agents, self._settings.policy.name)
         views = ThreadViews(runs, self._read_task_threads)
         requested = RequestedRuns(runs, views, agents)
@@ -48,7 +48,7 @@ class ThreadPart(ServerPart):
             AcpThreads(runs, views),
             AcpRuns(runs, requested),
             AcpStore(self._memory.open),
-            A2aCards(agents, "" if known is None else known.public_url),
+            A2aCards(agents, "" if auth is None else auth.public_url),
             A2aTasks(runs, requested, agents),
         ]
 

@@ -12,12 +12,8 @@ from streams.access.roles import ACTIONS, ROLES
 
 PAGE = Path(__file__).parents[2] / "docs" / "gateway.md"
 """The page whose table says what a role may; each cell of it is a case of tests/unit/test_roles.py."""
-OPEN = {
-    *("GET /healthz", "GET /.well-known/jwks.json"),
-    *("POST /auth/login", "POST /auth/tokens/refresh", "POST /auth/logout"),
-    *("GET /auth/oidc/login", "GET /auth/oidc/callback"),
-}
-"""Routes that need no key: probes and logins. Those of a plugin are in its own tests."""
+OPEN = {"GET /healthz"}
+"""Routes that need no key: probes. Those of a plugin are in its own tests."""
 
 
 def _cells() -> list[tuple[str, str, bool]]:

@@ -24,6 +24,7 @@ from schemas.events import AccessEvent, AccessRole, derive_id
 from streams.access.credentials import UNKNOWN
 from streams.access.tenants import tenant_names as tenants
 from streams.errors import SettingsError
+from streams.output import moment
 
 _KEY = re.compile(r"sw_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -122,9 +123,9 @@ def row(key: AccessKey, now_ms: int) -> dict[str, Any]:
         "tenant": key.tenant,
         "agent_id": key.agent_id,
         "status": "revoked" if key.revoked_at is not None else "expired" if expired else "valid",
-        "created_at": key.created_at,
-        "expires_at": key.expires_at,
-        "revoked_at": key.revoked_at,
+        "created_at": moment(key.created_at),
+        "expires_at": None if key.expires_at is None else moment(key.expires_at),
+        "revoked_at": None if key.revoked_at is None else moment(key.revoked_at),
     }
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from schemas.events import AccessEvent, AccessKind, AccessRole, derive_id
 from streams.access.tenants import tenant_names as tenants
 from streams.errors import SettingsError
+from streams.output import moment
 
 LONGEST = 64
 """Characters of a name."""
@@ -170,8 +171,8 @@ def row(user: User) -> dict[str, Any]:
         "tenant": user.tenant,
         "issuer": user.issuer,
         "status": "enabled" if user.disabled_at is None else "disabled",
-        "created_at": user.created_at,
-        "disabled_at": user.disabled_at,
+        "created_at": moment(user.created_at),
+        "disabled_at": None if user.disabled_at is None else moment(user.disabled_at),
     }
 
 

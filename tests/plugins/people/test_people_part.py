@@ -14,10 +14,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from gateway.http.application import Application
+from gateway.http.route import routes_of
 from gateway.log.query_body import QueryBody
 from gateway.log.sql_rows import LogOverHttp, run_query
 from plugins.people.access import keys
-from plugins.people.people_part import PeoplePart, login_rooms
+from plugins.people.rooms.people_part import PeoplePart, login_rooms
 from plugins.people.settings import People
 from streams.errors import CallError, RefusedError
 from streams.plugins.installed import load_plugins
@@ -26,6 +27,15 @@ from streams.tools.query import formats
 from tests.support.documented import differences
 from tests.support.factories import T0, task
 from tests.support.log.archive_of import archived
+
+
+def test_logins_and_public_keys_alone_need_no_key() -> None:
+    routes = [route for room in PeoplePart.ROOMS for route in routes_of(room)]
+    assert {f"{route.method} {route.path}" for route in routes if route.is_open} == {
+        *("POST /auth/login", "POST /auth/tokens/refresh", "POST /auth/logout", "GET /.well-known/jwks.json"),
+        *("GET /auth/oidc/login", "GET /auth/oidc/callback"),
+    }
+
 
 WITHOUT_PEOPLE = """
 from gateway.rooms.routes import check_authentication

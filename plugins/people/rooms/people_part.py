@@ -30,7 +30,7 @@ class PeoplePart(ServerPart):
 
     def __init__(self, base: ServerBase) -> None:
         self._base, self._stack, self._rule = base, ExitStack(), base.settings.of_plugin(People)
-        self._known: Authentication | None = None
+        self._authentication: Authentication | None = None
 
     def __enter__(self) -> Self:
         """Raises NotFoundError without a topic, SettingsError for an unusable signing key, LogError."""
@@ -43,7 +43,7 @@ class PeoplePart(ServerPart):
             requests = None if serve.requests == "off" else stack.enter_context(RequestLog(self._base.settings))
             if rule.signing_key is not None:
                 logins = Logins(keys, rule, KeyFile(rule.signing_key), issuer=url)
-            self._known = Authentication(
+            self._authentication = Authentication(
                 principals=keys,
                 requests=requests,
                 logins=logins,
@@ -59,13 +59,13 @@ class PeoplePart(ServerPart):
         self._stack.close()
 
     def authentication(self) -> Authentication | None:
-        return self._known
+        return self._authentication
 
     def rooms(self) -> list[object]:
-        if (known := self._known) is None or known.logins is None:
+        if (auth := self._authentication) is None or auth.logins is None:
             return []
-        landings = {name: landing for part in self._base.parts for name, landing in part.landings(known).items()}
-        return login_rooms(self._rule, cast(Logins, known.logins), over_tls=known.over_tls, landings=landings)
+        landings = {name: landing for part in self._base.parts for name, landing in part.landings(auth).items()}
+        return login_rooms(self._rule, cast(Logins, auth.logins), over_tls=auth.over_tls, landings=landings)
 
 
 def login_rooms(
