@@ -18,8 +18,8 @@ from plugins.improve.curation.transcript import Transcript, transcript_of
 from plugins.improve.curation.verdicts import VerdictFold
 from plugins.improve.curation.verifier import VerifierAgent
 from streams.scorers import judge_client
+from tests.plugins.improve import test_agreement, test_curation
 from tests.support.doubles.judge import judging, says
-from tests.unit import test_agreement, test_curation
 
 Proof = Callable[[], None]
 Sabotage = Callable[[pytest.MonkeyPatch], None]

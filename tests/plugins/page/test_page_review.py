@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 import pytest
 from starlette.testclient import TestClient
-from tests.support.log.judged_runs import SECRET, judge_runs, verdicts
 
 from plugins.improve.curation.ended_run import ended_run
 from plugins.improve.curation.promotion_guard import GroundedVerdict, event_of
@@ -20,6 +19,7 @@ from streams.kafka import admin
 from streams.kafka.topics import LABELS
 from streams.settings.model import Archive, Settings, Topics
 from streams.tools.views.log_view import LogView
+from tests.plugins.improve.judged_runs import SECRET, judge_runs, verdicts
 from tests.plugins.improve.runs import chat_turn, finished, judge_of
 from tests.support.agent_server import serving, settings_of
 from tests.support.factories import T0, one_of_each, trajectory
