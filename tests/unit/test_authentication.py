@@ -41,7 +41,7 @@ class Mounting(ServerPart):
 
 def serving(settings: Settings, *kinds: type[ServerPart]) -> tuple[TestClient, list[ServerPart]]:
     """Return a client of a server with these parts, and the parts."""
-    nothing: Any = SimpleNamespace(runs=None, agents=None, is_fleet=False, month=None)
+    nothing: Any = SimpleNamespace(runs=None, agents=None, is_fleet=False, is_held=True)
     base = ServerBase(settings=settings, recorder=nothing, log=nothing, rendering=nothing, toolsets={})
     base.parts.extend(kind(base) for kind in kinds)
     app = build_application(Server(base=base, mcp=McpMount(), place=nothing))
