@@ -13,7 +13,7 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,7 +23,6 @@ from uvicorn.loops.auto import auto_loop_factory
 from gateway.agents.agent_registration import AgentRegistration
 from gateway.agents.agent_runs import AgentRuns
 from gateway.agents.feedback import FeedbackBox
-from gateway.agents.named_prompts import without_prompts
 from gateway.agents.protocols import AgentProtocols
 from gateway.http.application import Application
 from gateway.http.connection import OpenConnections
@@ -55,10 +54,10 @@ from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage
 from streams.observability import metrics
 from streams.observability.metrics import Meter
-from streams.prompts.prompt_log import PromptLog
 from streams.settings.model import Settings
 from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.service import open_recorder
+from streams.stages.tasks.line_steps import LineSteps
 from streams.tools.asking import give_feedback
 from streams.worker import garbage
 
@@ -167,7 +166,7 @@ def build_application(server: Server) -> ASGIApp:
     base, auth = server.base, server.base.authentication
     settings, rule = base.settings, base.settings.serve
     rooms = [
-        *agent_rooms(settings, base.recorder, lambda: base.log.prompts),
+        *agent_rooms(settings, base.recorder, LineSteps(base.log.states)),
         *log_rooms(settings, base.log),
         *(room for part in base.parts for room in part.rooms()),
         *(room(settings, base.log) for room in PLUGIN_ROOMS),
@@ -196,11 +195,9 @@ def make_application(settings: Settings, rooms: Sequence[object], *, keys: bool 
     return Application(rooms, version=program_version(), max_body_bytes=max_body_bytes, keys=keys)
 
 
-def agent_rooms(
-    settings: Settings, recorder: Recorder, prompts: Callable[[], PromptLog] = without_prompts
-) -> list[object]:
-    """Return the rooms that agents call; `prompts` opens those of the log."""
-    calls = AgentProtocols(recorder, settings.policy.name, prompts)
+def agent_rooms(settings: Settings, recorder: Recorder, steps: LineSteps | None = None) -> list[object]:
+    """Return the rooms that agents call; `steps` find the prompts that calls name."""
+    calls = AgentProtocols(recorder, settings.policy.name, steps)
     feedback = FeedbackBox(recorder, partial(give_feedback, settings))
     return [calls, feedback, Health(), AgentRuns(recorder.runs), AgentRegistration(settings, recorder.agents)]
 

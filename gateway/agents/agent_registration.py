@@ -29,12 +29,12 @@ from streams.environments.registry.named_tools import NamedTools, named_tools
 from streams.errors import CallError, EventError, NotFoundError
 from streams.kafka.followed import FollowedOnDemand
 from streams.output import moment
-from streams.prompts import prompt_log, prompt_use
-from streams.prompts.prompt_use import PromptReference, own_name
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
 from streams.stages.agents.agent_log import AgentLog, AgentMemory, capability_problem, read_memory
 from streams.stages.agents.runs.registration import register
+from streams.stages.tasks.line_steps import LineSteps, log_now
+from streams.stages.tasks.prompted import named_prompt
 from streams.stages.tasks.task_line import RewardSourceLine
 
 MOST_SOURCES = 16
@@ -193,13 +193,13 @@ class AgentRegistration:
             problem = f"prompt: an agent of type {kind} answers as it was trained; register a PROMPT_BASED one"
             raise CallError("invalid", problem, "prompt")
         try:
-            reference = PromptReference.parse(own_name(tenant_of(request), body.prompt))
-            prompt_use.use(prompt_log.resolver(self._settings)(reference, body.agent_id), reference, {})
+            steps = LineSteps(log_now(self._settings))
+            use = named_prompt(steps, named(tenant_of(request), body.prompt), {}, body.agent_id)
         except NotFoundError as exc:
             raise CallError("not_found", f"prompt: {exc}", "prompt") from exc
         except EventError as exc:
             raise CallError("invalid", f"prompt: {exc}", "prompt") from exc
-        return str(reference)
+        return f"{use.name}@{use.alias or use.version}"
 
     def _check_model(self, model_id: str) -> None:
         """Raise CallError for a model that there is not."""

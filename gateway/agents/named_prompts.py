@@ -10,7 +10,6 @@ new conversation is chosen by its trajectory, user or first messages, so a retry
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -20,11 +19,10 @@ from gateway.http.body import Body
 from schemas.events import PromptUse
 from streams.access.tenants.tenant_names import named
 from streams.errors import CallError, EventError, NotFoundError
-from streams.prompts import prompt_use
-from streams.prompts.prompt_log import PromptLog
-from streams.prompts.prompt_use import PromptReference
 from streams.stages.agents.recording.calls import ModelCall
 from streams.stages.agents.trajectories.call_chains import opening
+from streams.stages.tasks.line_steps import LineSteps
+from streams.stages.tasks.prompted import after_prompt, prompt_line
 
 
 class PromptParameter(Body):
@@ -47,47 +45,29 @@ class KnowsAnswers(Protocol):
         """Return whether the history of a call begins with a recorded one and its answer."""
 
 
-def without_prompts() -> PromptLog:
-    """Raise NotFoundError: this server reads no prompts."""
-    raise NotFoundError("this server reads no prompts of a log")
-
-
 async def with_prompt(
     call: ModelCall,
     parameter: PromptParameter,
-    prompts: Callable[[], PromptLog],
+    steps: LineSteps,
     recorder: KnowsAnswers,
     tenant: str | None,
     user: str | None,
 ) -> ModelCall:
     """Return a call that begins with a prompt. Raises CallError for an unknown prompt or other variables."""
     try:
-        reference = PromptReference.parse(named(tenant, parameter.reference))
-        log = await asyncio.to_thread(prompts)
-        for use in _uses(log, reference, parameter.variables or {}):
+        line = prompt_line(named(tenant, parameter.reference), parameter.variables or {})
+        for use in await asyncio.to_thread(steps.candidates, "prompt_version", line):
             if call.messages[: len(use.messages)] == use.render():
                 return replace(call, prompt_version=use)
             whole = _after(use, call)
             if whole is not None and await recorder.is_continued(whole):
                 return whole
-        version = log.resolve(reference, call.trajectory_id or user or opening(call.messages).hex())
-        use = prompt_use.use(version, reference, parameter.variables or {})
-        return replace(call, messages=prompt_use.before(use, call.messages), prompt_version=use)
+        use = steps.find("prompt_version", line, call.trajectory_id or user or opening(call.messages).hex())
+        return replace(call, messages=after_prompt(use, call.messages), prompt_version=use)
     except NotFoundError as exc:
         raise CallError("not_found", str(exc), "prompt") from exc
     except EventError as exc:
         raise CallError("invalid", str(exc), "prompt") from exc
-
-
-def _uses(log: PromptLog, reference: PromptReference, values: dict[str, Any]) -> Iterator[PromptUse]:
-    """Yield every version that a conversation may have begun with, the newest first. Raises NotFoundError."""
-    for version in reversed(log.get(reference.name).versions):
-        if reference.version not in (None, version.number):
-            continue
-        try:
-            yield prompt_use.use(version, reference, values)
-        except EventError:  # this version has other variables
-            continue
 
 
 def _after(use: PromptUse, call: ModelCall) -> ModelCall | None:
@@ -95,6 +75,6 @@ def _after(use: PromptUse, call: ModelCall) -> ModelCall | None:
     if not any(message.role == "assistant" for message in call.messages):
         return None
     try:
-        return replace(call, messages=prompt_use.before(use, call.messages), prompt_version=use)
+        return replace(call, messages=after_prompt(use, call.messages), prompt_version=use)
     except EventError:  # two system messages: the chosen version is refused for this
         return None

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -25,7 +25,7 @@ from starlette.responses import StreamingResponse
 
 from gateway.agents import anthropic, chat, completions, responses
 from gateway.agents.caller import AGENT_ID, CALL_KEY, CALLS, MESSAGES, Caller, FindsAgents, read_model_call
-from gateway.agents.named_prompts import PromptParameter, with_prompt, without_prompts
+from gateway.agents.named_prompts import PromptParameter, with_prompt
 from gateway.agents.protocol_answers import (
     ChatCompletion,
     MessagesModelCard,
@@ -46,8 +46,8 @@ from gateway.http.route import CONVERSATION, Reply
 from schemas.events import Message
 from streams.errors import CallError
 from streams.output import moment
-from streams.prompts.prompt_log import PromptLog
 from streams.stages.agents.recording.calls import Begun, Done, ModelCall, Piece, PromptScores, ServedModel
+from streams.stages.tasks.line_steps import LineSteps
 
 T = TypeVar("T")
 
@@ -97,11 +97,9 @@ MODEL_CALL: dict[str, Any] = {
 class AgentProtocols:
     """The calls that models answer, and the models."""
 
-    def __init__(
-        self, recorder: AnswersCalls, shared: str = "", prompts: Callable[[], PromptLog] = without_prompts
-    ) -> None:
-        """`shared`: the policy of every tenant; `prompts`: opens those of the log."""
-        self._recorder, self._shared, self._prompts = recorder, shared, prompts
+    def __init__(self, recorder: AnswersCalls, shared: str = "", steps: LineSteps | None = None) -> None:
+        """`shared`: the policy of every tenant; `steps`: find the prompts that calls name."""
+        self._recorder, self._shared, self._steps = recorder, shared, steps or LineSteps()
 
     @CALLS.post(
         "/chat/completions",
@@ -257,8 +255,8 @@ class AgentProtocols:
             name = None if call.agent_id == DEFAULT_AGENT else await self._recorder.prompt_of(call)
             if name is None:
                 return call
-            return await with_prompt(call, PromptParameter(id=name), self._prompts, self._recorder, None, user)
-        return await with_prompt(call, prompt, self._prompts, self._recorder, tenant_of(request), user)
+            return await with_prompt(call, PromptParameter(id=name), self._steps, self._recorder, None, user)
+        return await with_prompt(call, prompt, self._steps, self._recorder, tenant_of(request), user)
 
     async def _begin(self, request: Request, call: ModelCall) -> tuple[Begun, AsyncGenerator[Piece, None]]:
         """Return the call's beginning, and what is still to come. Raises CallError if it cannot begin."""

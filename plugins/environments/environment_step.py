@@ -42,7 +42,7 @@ class EnvironmentStep(LineStep):
     def of_tenant(cls, tenant: str, value: Any) -> Any:
         return value | {"name": named(tenant, value["name"])} if _may_be_name(value["name"]) else value
 
-    def find(self, value: EnvironmentLine, unit: str) -> NamedEnvironment | None:
+    def find(self, value: EnvironmentLine, unit: str | None) -> NamedEnvironment | None:
         """Return what a name means; None for a listed environment, a reference, or a name that nobody knows."""
         if not _may_be_name(value.name):
             return None

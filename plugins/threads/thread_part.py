@@ -20,6 +20,7 @@ from plugins.threads.log.memory_log import MemoryLog
 from plugins.threads.log.task_thread_log import TaskThreadLog
 from streams.errors import CallError
 from streams.kafka.followed import FollowedOnDemand
+from streams.stages.tasks.line_steps import LineSteps
 
 
 class ThreadPart(ServerPart):
@@ -32,7 +33,7 @@ class ThreadPart(ServerPart):
         self._base, self._log, self._stack = base, base.log, ExitStack()
         self._memory = self._stack.enter_context(FollowedOnDemand(MemoryLog, settings))
         self._task_threads = self._stack.enter_context(FollowedOnDemand(TaskThreadLog, settings))
-        runs = ThreadRuns(settings, base.recorder, self._memory.open, lambda: base.log.prompts)
+        runs = ThreadRuns(settings, base.recorder, self._memory.open, LineSteps(base.log.states))
         self._runs = self._stack.enter_context(runs)
 
     def __exit__(self, *exc: object) -> None:

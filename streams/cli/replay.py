@@ -223,16 +223,13 @@ def _request(settings: Settings, options: dict[str, Any], source: Source) -> Rep
 
 def _prompt(settings: Settings, reference: str | None, values: str) -> PromptUse | None:
     """Return the version that --prompt means now, with its values. Raises EventError, NotFoundError, LogError."""
-    from streams.prompts import prompt_log, prompt_use
-    from streams.prompts.prompt_use import PromptReference
+    from streams.stages.tasks.line_steps import LineSteps, log_now
+    from streams.stages.tasks.prompted import named_prompt
 
     if reference is None:
         return None
-    parsed = PromptReference.parse(reference)
-    version = prompt_log.resolver(settings)(parsed, "")
-    return prompt_use.use(
-        version, PromptReference(parsed.name, version=version.number), json_object(values, "--values")
-    )
+    use = named_prompt(LineSteps(log_now(settings)), reference, json_object(values, "--values"), "")
+    return replace(use, alias=None)
 
 
 def _recipe(file: Path | None) -> dict[str, Any]:

@@ -38,8 +38,6 @@ from streams.errors import EventError, JobRequestError, NotFoundError, RefusedEr
 from streams.jobs.job_types import estimate
 from streams.jobs.questions import train_task
 from streams.jobs.state import JobState, cost_usd, sides, split
-from streams.prompts import prompt_log, prompt_use
-from streams.prompts.prompt_use import PromptReference, own_name
 from streams.rows.row_texts import RowTexts, parameters_of
 from streams.rows.training_gate import AllHeldOut, TrainingUse
 from streams.scorers.registry import is_of_group
@@ -47,6 +45,8 @@ from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import FOLDER_NAME, Settings
 from streams.stages.agents.runs.registration import KnownAgent
 from streams.stages.tasks.episodes import ENVIRONMENT_AGENT, HELD_OUT_TASKS
+from streams.stages.tasks.line_steps import LineSteps, log_now, names_of_tenant
+from streams.stages.tasks.prompted import named_prompt
 from streams.stages.tasks.suites import of_guard
 from streams.stages.tasks.task_problems import task_problems
 
@@ -250,16 +250,8 @@ def order(
 def prompt_of(config: JobConfig, tenant: str | None, settings: Settings) -> PromptUse:
     """Return the prompt that a job's questions begin with. Raises JobRequestError, NotFoundError."""
     try:
-        reference = PromptReference.parse(own_name(tenant, config.prompt or ""))
-        states = prompt_log.read(settings)
-        version = prompt_use.resolve(states, reference, "")
-        target = states[reference.name].aliases.get(reference.alias or "")
-        if target is not None and target.version is None:
-            raise EventError(
-                f"{reference} is compared live by job {target.event.job_id}, and means no one version until that ends; "
-                "name a version, or wait"
-            )
-        return prompt_use.use(version, reference, config.prompt_variables)
+        name = names_of_tenant(tenant, {"prompt_version": config.prompt or ""})["prompt_version"]
+        return named_prompt(LineSteps(log_now(settings)), name, config.prompt_variables, None)
     except EventError as exc:
         raise JobRequestError(f"config.prompt: {exc}", "config.prompt") from exc
 

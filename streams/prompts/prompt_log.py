@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import NamedTuple
 
 from schemas.events import Message, PromptEvent, PromptKind, PromptVariable, derive_id, prompt_digest
@@ -20,7 +19,7 @@ from streams.kafka import times
 from streams.kafka.named_states import Registry, RegistryShape
 from streams.prompts import prompt_state
 from streams.prompts.prompt_state import AliasTarget, PromptState, PromptVersion, refusal
-from streams.prompts.prompt_use import PromptReference, Resolver, resolve
+from streams.prompts.prompt_use import PromptReference, resolve
 from streams.settings.model import Settings
 
 
@@ -173,12 +172,6 @@ def read(settings: Settings) -> dict[str, PromptState]:
 def existing(states: Mapping[str, PromptState]) -> dict[str, PromptState]:
     """Return the prompts that have a version."""
     return {name: state for name, state in states.items() if state.versions}
-
-
-def resolver(settings: Settings) -> Resolver:
-    """Return the function that finds versions; its first call reads the log, and raises as `read`."""
-    states = cache(lambda: read(settings))
-    return lambda reference, unit: resolve(states(), reference, unit)
 
 
 def _check_known(state: PromptState, version: int) -> None:

@@ -1,7 +1,6 @@
-"""A prompt that a task, a call, an agent or a job names: the version, its values, and the messages before it.
+"""A prompt that a task, a call, an agent or a job names: the version, with its values.
 
     NAME@3, NAME@production, NAME ──► PromptReference ──► resolve ──► PromptVersion ──► with values ──► PromptUse
-    PromptUse ──► rendered ──► its messages, before those of the task
 
 NAME alone is NAME@production. The version is chosen once, when a task is written or a call begins, and is recorded with
 it; moving the alias later has no effect on it.
@@ -10,10 +9,10 @@ it; moving the alias later has no effect on it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from schemas.events import ALIAS, PROMPT_NAME, Message, PromptUse, prompt_use_problems
+from schemas.events import ALIAS, PROMPT_NAME, PromptUse, prompt_use_problems
 from schemas.faults import nearest, nearest_own
 from streams.errors import EventError, NotFoundError
 from streams.prompts.prompt_state import PromptState, PromptVersion
@@ -40,19 +39,6 @@ class PromptReference(NamedTuple):
         if rest.isdecimal():
             return cls(name, version=int(rest[:9]))
         return cls(name, alias=rest or DEFAULT_ALIAS)
-
-
-Resolver = Callable[[PromptReference, str], PromptVersion]
-"""Returns the version for a thread or a task. Raises NotFoundError."""
-
-
-def own_name(tenant: str | None, name: str) -> str:
-    """Return the name of a tenant's prompt in the log: with the tenant's name before it.
-
-    >>> own_name("red", "greet"), own_name("red", "red.greet"), own_name(None, "greet")
-    ('red.greet', 'red.greet', 'greet')
-    """
-    return name if tenant is None or name.startswith(f"{tenant}.") else f"{tenant}.{name}"
 
 
 def resolve(states: Mapping[str, PromptState], reference: PromptReference, unit: str) -> PromptVersion:
@@ -90,13 +76,3 @@ def use(version: PromptVersion, reference: PromptReference, values: Mapping[str,
     if problem := next(prompt_use_problems(prompt), None):
         raise EventError(problem)
     return prompt
-
-
-def before(prompt: PromptUse, messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return messages with those of a prompt before them. Raises EventError for a second system message."""
-    rendered = prompt.render()
-    if any(message.role == "system" for message in rendered) and any(message.role == "system" for message in messages):
-        raise EventError(f"prompt {prompt} has a system message, and so have the messages after it; leave one out")
-    if not any(message.role == "user" for message in (*rendered, *messages)):
-        raise EventError(f"prompt {prompt} has no message of a user, and none is after it; add the question")
-    return (*rendered, *messages)

@@ -29,7 +29,7 @@ class ToolIdsStep(LineStep):
     def of_tenant(cls, tenant: str, value: Any) -> Any:
         return [named(tenant, tool_id) for tool_id in value]
 
-    def find(self, value: list[str], unit: str) -> NamedTools:
+    def find(self, value: list[str], unit: str | None) -> NamedTools:
         return named_tools(value, self.entries)
 
     def complete(self, task: Task, value: list[str]) -> CompletedTask:

@@ -23,6 +23,7 @@ from streams.prompts import prompt_log, prompt_use
 from streams.prompts.prompt_log import Activation, PromptLog, PromptText
 from streams.prompts.prompt_use import PromptReference
 from streams.settings.model import Jobs, Settings
+from streams.stages.tasks.prompted import after_prompt
 from streams.tools.prompt_search import prompt_worker, search_request
 from streams.tools.prompt_search.activation import activate
 from streams.tools.prompt_search.live_search import LiveSearch
@@ -191,7 +192,7 @@ def users(settings: Settings) -> Iterator[None]:
                     prompt = prompt_use.use(version, reference, {})
                     question = Message(role="user", content=f"{number} + {again} =")
                     about: dict[str, Any] = {"task_id": f"{number}/{again}", "thread": f"thread {number}"}
-                    messages = prompt_use.before(prompt, (question,))
+                    messages = after_prompt(prompt, (question,))
                     now = times.now_ms()
                     producer.send(task(**about, created_at=now, prompt_version=prompt, messages=messages))
                 if stop.wait(0.002):
@@ -244,7 +245,7 @@ def test_the_worse_half_leaves_a_live_search_and_its_threads_alone_get_another_v
         before = [log.resolve(reference, thread).number for thread in threads]
         for thread, number in zip(threads, before, strict=True):
             prompt = prompt_use.use(log.get("sums").versions[number - 1], reference, {})
-            messages = prompt_use.before(prompt, (Message(role="user", content=f"{thread}?"),))
+            messages = after_prompt(prompt, (Message(role="user", content=f"{thread}?"),))
             about: dict[str, Any] = {"created_at": times.now_ms(), "prompt_version": prompt, "messages": messages}
             producer.send(task(task_id=thread, thread=thread, **about))
             answer = member(0, reward=float(number == 3), components={"exact": 0.0}, response_id=thread)

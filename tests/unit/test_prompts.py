@@ -17,6 +17,7 @@ from streams.prompts.prompt_use import PromptReference
 from streams.settings.model import Settings
 from streams.stages.agents.trajectories.fold import fold as fold_run
 from streams.stages.agents.trajectories.response import response_of
+from streams.stages.tasks.prompted import after_prompt
 from streams.tools.prompt_search import search_request
 from tests.support.factories import prompt_event, task, trajectory, turn
 from tests.support.log.join_partition import Log, answers, scores
@@ -200,7 +201,7 @@ def test_a_task_that_does_not_begin_with_its_prompt_is_refused_by_whoever_reads_
 def test_a_prompt_and_a_task_with_a_system_message_each_are_refused_together() -> None:
     system = Message(role="system", content="Be brief.")
     with pytest.raises(EventError, match="leave one out"):
-        prompt_use.before(uses(), (system, Message(role="user", content="?")))
+        after_prompt(uses(), (system, Message(role="user", content="?")))
 
 
 def test_a_reference_names_a_version_an_alias_or_production() -> None:

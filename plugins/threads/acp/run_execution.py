@@ -20,7 +20,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
-from gateway.agents.named_prompts import PromptParameter, with_prompt, without_prompts
+from gateway.agents.named_prompts import PromptParameter, with_prompt
 from gateway.http import errors
 from plugins.threads.acp.run_frames import StreamPlace, end_id, frames
 from plugins.threads.acp.thread_access import id_of
@@ -34,10 +34,10 @@ from streams.access.tenants.tenant_names import tenant_in
 from streams.errors import CallError, EventError, LogError, NotFoundError
 from streams.kafka import times
 from streams.kafka.followed import FollowedOnDemand
-from streams.prompts.prompt_log import PromptLog
 from streams.settings.model import Settings
 from streams.stages.agents.agent_log import MOST_ITEMS, read_memory
 from streams.stages.agents.recording.calls import Delta, Done, ModelCall, Piece
+from streams.stages.tasks.line_steps import LineSteps
 
 ACTOR = "serve"
 """The actor of the events that end runs."""
@@ -94,10 +94,10 @@ class ThreadRuns:
         settings: Settings,
         recorder: AnswersCall,
         memory: Callable[[], MemoryLog],
-        prompts: Callable[[], PromptLog] = without_prompts,
+        steps: LineSteps,
     ) -> None:
-        """`memory` opens the agents' store, and `prompts` the prompts of the log."""
-        self._settings, self._recorder, self._memory, self._prompts = settings, recorder, memory, prompts
+        """`memory` opens the agents' store, and `steps` find the prompts of agents."""
+        self._settings, self._recorder, self._memory, self._steps = settings, recorder, memory, steps
         self._threads = FollowedOnDemand(lambda settings: ThreadLog(settings, self._pass_on), settings)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -243,7 +243,7 @@ class ThreadRuns:
         if name is None:
             return call
         placed = replace(call, trajectory_id=run.thread_id)
-        prompted = await with_prompt(placed, PromptParameter(id=name), self._prompts, self._recorder, None, None)
+        prompted = await with_prompt(placed, PromptParameter(id=name), self._steps, self._recorder, None, None)
         return replace(prompted, trajectory_id=run.run_id)
 
     def _readable_messages(self, run: RunState, messages: tuple[Message, ...]) -> tuple[Message, ...]:

@@ -8,7 +8,7 @@ FIELDS has their order: what a line's derived id is made of does not depend on t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -64,11 +64,16 @@ class LineStep:
         """Return a value that a tenant sends, as JSON has it, with the names that the log has for it."""
         return value
 
-    def find(self, value: Any, unit: str) -> Any:
-        """Return what a value means for a task, a thread or an agent. Raises EventError, NotFoundError, RefusedError,
-        LogError.
+    def find(self, value: Any, unit: str | None) -> Any:
+        """Return what a value means for a task, a thread or an agent; None: for all of them.
+
+        Raises EventError, NotFoundError, RefusedError, LogError.
         """
         raise NotImplementedError
+
+    def candidates(self, value: Any) -> Iterable[Any]:
+        """Return what a value may have meant for what began earlier, the newest first. Raises EventError, LogError."""
+        return ()
 
     def complete(self, task: Task, value: Any) -> CompletedTask:
         """Return a task with what the value of its line's field names. Raises as `find`."""
@@ -81,9 +86,13 @@ class LineSteps:
     def __init__(self, registries: Registries = no_log, tenant: str | None = None) -> None:
         self._make = cache(lambda field: _step(field)(registries, tenant))
 
-    def find(self, field: str, value: Any, unit: str) -> Any:
+    def find(self, field: str, value: Any, unit: str | None) -> Any:
         """Return what a value of a field means. Raises as LineStep.find, and EventError without a step."""
         return self._make(field).find(value, unit)
+
+    def candidates(self, field: str, value: Any) -> list[Any]:
+        """Return what a value of a field may have meant, the newest first. Raises EventError, LogError."""
+        return [*self._make(field).candidates(value)]
 
     def complete(self, field: str, task: Task, value: Any) -> CompletedTask:
         """Return a task with what the value of a field names. Raises ValueError that says what is wrong, LogError."""
@@ -93,8 +102,10 @@ class LineSteps:
             raise ValueError(f"{field}: {exc}") from exc
 
 
-def names_of_tenant(tenant: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that a tenant sends, with the names that the log has for its own."""
+def names_of_tenant(tenant: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that a tenant sends, with the names that the log has for its own; None: no tenant."""
+    if tenant is None:
+        return dict(fields)
     steps = {name: _steps()[name] for name in FIELDS if name in fields and name in _steps()}
     return {**fields, **{name: step.of_tenant(tenant, fields[name]) for name, step in steps.items()}}
 

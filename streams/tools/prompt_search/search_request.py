@@ -18,6 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from schemas.events import JobSpec, PromptSearch, RewardSource, Sampling
+from streams.access.tenants.tenant_names import named
 from streams.errors import EventError, JobRequestError, NotFoundError
 from streams.jobs.request import (
     JobOrder,
@@ -33,7 +34,6 @@ from streams.jobs.request import (
 )
 from streams.jobs.state import JobState, split
 from streams.prompts.prompt_state import PromptState, PromptVersion
-from streams.prompts.prompt_use import own_name
 from streams.settings.model import Settings
 from streams.tools.prompt_search.search_tasks import prompt_of
 
@@ -89,7 +89,7 @@ def order(
     request: SearchRequest, settings: Settings, prompts: Mapping[str, PromptState], *, agent: str | None = None
 ) -> JobOrder:
     """Return the job that is asked for. Raises JobRequestError, NotFoundError, RefusedError over its budget."""
-    config, name = request.config, own_name(request.tenant, request.prompt)
+    config, name = request.config, named(request.tenant, request.prompt)
     state = prompts.get(name)
     if state is None:
         raise NotFoundError(f"there is no prompt {name[:80]!r}; `streamward improve prompts list` prints them")

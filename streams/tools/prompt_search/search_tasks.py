@@ -25,8 +25,9 @@ from streams.kafka.reader import PartitionReader, fetch
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.prompts.prompt_state import PromptVersion
-from streams.prompts.prompt_use import PromptReference, before, use
+from streams.prompts.prompt_use import PromptReference, use
 from streams.settings.model import Settings
+from streams.stages.tasks.prompted import after_prompt
 from streams.tools.prompt_search.halving import Ask
 
 SEARCH = "prompt_search"
@@ -61,7 +62,7 @@ def task_of(version: PromptVersion, question: int, job: JobState, adapter_versio
     spec, asked = job.spec, job.spec.questions[question]
     prompt = prompt_of(version, job)
     own = asked.messages or (Message(role="user", content=asked.query),)
-    messages = before(prompt, own)
+    messages = after_prompt(prompt, own)
     sampling = Sampling(temperature=0.0, max_tokens=spec.sampling.max_tokens, stop=spec.sampling.stop)
     sources = [asdict(source) for source in spec.reward_sources]
     shaped = json.dumps([asdict(message) for message in messages], sort_keys=True)

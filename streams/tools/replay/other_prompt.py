@@ -19,8 +19,8 @@ from dataclasses import replace
 from schemas.events import Message, PromptUse, Task
 from streams.errors import EventError, SettingsError
 from streams.kafka.topics import topics
-from streams.prompts.prompt_use import before
 from streams.stages.tasks import suites
+from streams.stages.tasks.prompted import after_prompt
 from streams.tools.replay import held_out
 from streams.tools.replay.held_out import HeldOutSuite
 from streams.tools.replay.replay_context import Replay
@@ -52,7 +52,7 @@ def ask(replay: Replay, prompt: PromptUse) -> Counter[str]:
 
 def after(prompt: PromptUse, task: Task) -> Task:
     """Return a task with its own messages after a prompt. Raises EventError if no question is left."""
-    return replace(task, prompt_version=prompt, messages=before(prompt, task.messages))
+    return replace(task, prompt_version=prompt, messages=after_prompt(prompt, task.messages))
 
 
 def _questions(replay: Replay) -> Iterator[Task]:

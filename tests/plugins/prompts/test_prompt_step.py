@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from plugins.prompts.prompt_step import PromptStep
-from schemas.events import Coordinates
+from schemas.events import Coordinates, Message, PromptArm
+from streams.errors import EventError
 from streams.prompts.prompt_log import PROMPTS
 from streams.prompts.prompt_state import PromptState
 from streams.settings.model import Topics
 from streams.stages.tasks.line_steps import LineSteps
 from streams.stages.tasks.line_task import Reading
 from streams.stages.tasks.lines import Checked, check_rows
+from streams.stages.tasks.prompted import named_prompt, prompt_line
 from tests.support.factories import prompt_event
 
 STATES: dict[str, PromptState] = {}
@@ -39,3 +43,22 @@ def test_a_prompt_that_cannot_be_named_is_a_problem_of_its_line() -> None:
 def test_a_tenant_s_prompt_is_named_with_the_tenant() -> None:
     assert PromptStep.of_tenant("red", "greet@3") == "red.greet@3"
     assert PromptStep.of_tenant("red", {"name": "greet"}) == {"name": "red.greet"}
+
+
+def test_an_alias_that_is_compared_live_means_a_version_for_a_thread_and_none_for_all() -> None:
+    arms = (PromptArm(version=1, share=0.5), PromptArm(version=2, share=0.5))
+    states = dict(STATES)
+    for number, event in enumerate(
+        (
+            prompt_event("created", 2, version=2, messages=(Message(role="user", content="Greet."),), variables=()),
+            prompt_event("shared", 3, alias="production", arms=arms, job_id="j1"),
+        ),
+        2,
+    ):
+        PROMPTS.take(states, event, Coordinates("prompts", 0, number))
+    steps = LineSteps(lambda _: states)
+    assert {named_prompt(steps, "greet@2", {}, None).version} == {2}
+    with pytest.raises(EventError, match="is compared live by job j1"):
+        named_prompt(steps, "greet", {"name": "Ann"}, None)
+    line = prompt_line("greet", {"name": "Ann"})
+    assert [use.version for use in steps.candidates("prompt_version", line)] == [1]
