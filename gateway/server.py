@@ -34,7 +34,6 @@ from gateway.jobs.environment_trials import EnvironmentTrials
 from gateway.log.adapters import PublishedAdapters
 from gateway.log.groups import TaskGroups
 from gateway.log.open_log import OpenLog
-from gateway.log.prompt_templates import PromptTemplates
 from gateway.log.recorded_runs import RecordedRuns
 from gateway.log.rewards import OutsideRewards
 from gateway.log.scores import ScorerTrials
@@ -213,7 +212,6 @@ def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
         Statements(log),
         PublishedAdapters(settings),
         UploadedFiles(settings.adapters.store),
-        PromptTemplates(settings, log),
         EnvironmentTrials(settings, log),
     ]
 

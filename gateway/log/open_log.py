@@ -1,7 +1,7 @@
 """What the routes read of the log, opened when a request first needs it.
 
 rows ──► LogOverHttp, which needs DuckDB        ids of tasks ──► TaskIndex
-prompts ──► PromptLog                           tools ──► ToolLog, and the processes that call them
+registries, as prompts ──► Registry             tools ──► ToolLog, and the processes that call them
 agents ──► AgentLog
 """
 
@@ -21,7 +21,6 @@ from streams.errors import CallError, NotFoundError
 from streams.kafka.followed import FollowedOnDemand
 from streams.kafka.named_states import Registry
 from streams.observability.metrics import OFF, Meter
-from streams.prompts.prompt_log import PromptLog
 from streams.settings.model import Settings
 from streams.stages.agents.agent_log import AgentLog
 from streams.stages.tasks.task_index import SubmittedTask, TaskIndex
@@ -94,11 +93,6 @@ class OpenLog:
     def states(self, kind: type[Registry[Any, Any]]) -> Mapping[str, Any]:
         """Return the states of a registry, by name. Raises as `kind`."""
         return self.registry(kind).states
-
-    @property
-    def prompts(self) -> PromptLog:
-        """Every prompt. Raises as `PromptLog`."""
-        return self.registry(PromptLog)
 
     @property
     def tools(self) -> ToolLog:

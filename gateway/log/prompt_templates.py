@@ -26,7 +26,7 @@ from streams.access.tenants.tenant_names import named, own_of
 from streams.errors import CallError, EventError
 from streams.output import moment
 from streams.prompts.prompt_body import PromptBody, PromptMessageBody
-from streams.prompts.prompt_log import Activation
+from streams.prompts.prompt_log import Activation, PromptLog
 from streams.prompts.prompt_state import PromptState, PromptVersion
 from streams.settings.model import Settings
 from streams.tools.prompt_search.activation import activate
@@ -191,7 +191,7 @@ class PromptTemplates:
         """Create a version of a prompt. A text that a version has already is that version."""
         name = named(tenant_of(request), body.name)
         text = PromptBody(template=body.template, messages=body.messages, variables=body.variables)
-        prompts = self._log.prompts
+        prompts = self._log.registry(PromptLog)
         try:
             version, _ = prompts.create(text.text(name, actor=actor_of(request), reason=body.reason))
             if body.alias is not None:
@@ -212,7 +212,7 @@ class PromptTemplates:
         """List versions of prompts."""
         tenant = tenant_of(request)
         wanted = None if query.name is None else named(tenant, query.name)
-        states = own_of(tenant, self._log.prompts.states)
+        states = own_of(tenant, self._log.registry(PromptLog).states)
         chosen = [state for name, state in states.items() if wanted in (None, name)]
         return TemplateList(
             object="list", data=[template_answer(version, state) for state in chosen for version in state.versions]
@@ -247,7 +247,7 @@ class PromptTemplates:
     )
     def withdraw_template(self, request: Request, name: str, body: WithdrawBody) -> TemplateAnswer:
         """Withdraw a version of a prompt: no alias, task, call or job can name it from now on."""
-        name, prompts = named(tenant_of(request), name), self._log.prompts
+        name, prompts = named(tenant_of(request), name), self._log.registry(PromptLog)
         try:
             prompts.withdraw(name, body.version, actor=actor_of(request), reason=body.reason)
         except EventError as exc:
@@ -264,7 +264,7 @@ class PromptTemplates:
             reason=body.reason,
             expect=body.expected,
         )
-        activate(self._settings, self._log.prompts, order)
+        activate(self._settings, self._log.registry(PromptLog), order)
 
     @REST.get(
         "/prompts/evaluate",
@@ -286,7 +286,7 @@ class PromptTemplates:
         from streams.tools.prompt_search import earnings  # which needs DuckDB
         from streams.tools.views.rights import LogRights
 
-        name = self._log.prompts.get(named(tenant_of(request), query.name)).prompt
+        name = self._log.registry(PromptLog).get(named(tenant_of(request), query.name)).prompt
         statement = earnings.rows_sql(name, policy=query.policy, scenario=query.scenario)
         with view.snapshot(LogRights.of(principal_of(request))) as log:
             rows = log.rows(statement)

@@ -25,7 +25,6 @@ from gateway.http.route import PLAIN, Reply, Route, RouteTable, routes_of
 from gateway.jobs.environment_trials import EnvironmentTrials
 from gateway.log.adapters import PublishedAdapters
 from gateway.log.groups import TaskGroups
-from gateway.log.prompt_templates import PromptTemplates
 from gateway.log.recorded_runs import RecordedRuns
 from gateway.log.rewards import OutsideRewards
 from gateway.log.scores import ScorerTrials
@@ -98,7 +97,7 @@ class OwnPermissions:
 ROOMS: tuple[type, ...] = (
     *(AgentProtocols, FeedbackBox, Health, AgentRuns, AgentRegistration),
     *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
-    *(UploadedFiles, PromptTemplates, EnvironmentTrials),
+    *(UploadedFiles, EnvironmentTrials),
     OwnPermissions,
 )
 _PLUGINS = tuple(plugin for plugin, _, _ in load_plugins())

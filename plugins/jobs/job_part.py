@@ -7,7 +7,6 @@ from typing import Self
 from gateway.jobs.fine_tuning import FineTuning
 from gateway.jobs.job_costs import JobCosts
 from gateway.jobs.peft import PeftJobs
-from gateway.jobs.prompt_order import PromptSearches
 from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import JsonRpc
 from gateway.log.server_part import ServerBase, ServerPart
@@ -18,7 +17,7 @@ from streams.kafka.followed import FollowedOnDemand
 class JobPart(ServerPart):
     """The jobs of the log. Another plugin's part finds them as `base.part(JobPart).jobs`."""
 
-    ROOMS = (FineTuning, TrainingJobs, PeftJobs, PromptSearches, JobCosts, JsonRpc)
+    ROOMS = (FineTuning, TrainingJobs, PeftJobs, JobCosts, JsonRpc)
 
     def __init__(self, base: ServerBase) -> None:
         self._base, self.jobs = base, FollowedOnDemand(JobLog, base.settings)
@@ -36,7 +35,6 @@ class JobPart(ServerPart):
             FineTuning(settings, jobs, fleet=self._base.recorder.is_fleet),
             TrainingJobs(settings, jobs),
             PeftJobs(settings, jobs),
-            PromptSearches(settings, jobs),
             JobCosts(jobs),
             JsonRpc(settings, jobs),
         ]

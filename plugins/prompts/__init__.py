@@ -1,8 +1,23 @@
-"""Prompts of the log: versions that tasks, calls, agents and jobs name."""
+"""Prompts as versions in the log: what names them, what they earned, and the search for better ones.
 
-from streams.plugins.plugin import Plugin
+prompts ──► an alias means a version ──► a task, a call, an agent or a job names it ──► what it earned ──► compare
+a job of type PROMPT_ENGINEERING ──► search: candidates on the same questions, or live ──► the alias moves
+"""
+
+from streams.plugins.plugin import Plugin, PluginCommand
 
 PLUGIN = Plugin(
     name="prompts",
+    requires=("jobs",),
+    topics="plugins.prompts.topics:TOPICS",
+    commands={
+        "improve prompts": PluginCommand(
+            "streams.cli.prompt_versions:prompts", "Keep prompts as versions, and compare what they earn."
+        )
+    },
+    serves="plugins.prompts.prompt_part:PromptPart",
     line_steps={"prompt_version": "plugins.prompts.prompt_step:PromptStep"},
+    views="streams.tools.query.prompts_view:VIEWS",
+    recounts="streams.tools.audit.recount_prompts:RECOUNTS",
+    extends={"jobs": "streams.tools.prompt_search.search_job:TYPES"},
 )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NOT_LOADED = "NOT_LOADED"
 """The type of a job whose plugin is not loaded, in answers."""
-_OF_CORE = ("streams.jobs.rl_training:TYPES", "streams.tools.prompt_search.search_job:TYPES")
+_OF_CORE = "streams.jobs.rl_training:TYPES"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,7 @@ class JobType:
 @cache
 def job_types() -> tuple[JobType, ...]:
     """Return every type that a job may have here. Raises SettingsError if one cannot be imported."""
-    own = (each for reference in _OF_CORE for each in load_reference(reference, f"{reference} cannot be loaded"))
-    return (*own, *extensions("jobs"))
+    return (*load_reference(_OF_CORE, f"{_OF_CORE} cannot be loaded"), *extensions("jobs"))
 
 
 def type_of(spec: JobSpec) -> JobType | None:

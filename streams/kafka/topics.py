@@ -23,7 +23,7 @@ from schemas.event_sizes import most_bytes
 from streams.errors import SettingsError
 from streams.plugins.installed import load_plugins
 from streams.settings.model import Topics
-from streams.topics.agent_topics import CONTEXT, RUNS
+from streams.topics.agent_topics import RUNS
 from streams.topics.loop_topics import JOIN, LOOP
 from streams.topics.service_topics import SERVICE
 from streams.topics.shape import TopicShape
@@ -60,7 +60,7 @@ class Topic(NamedTuple):
 
 def _shapes() -> dict[str, TopicShape]:
     """Return every topic by its label. Raises SettingsError if a plugin has a label that is taken."""
-    shapes = {shape.label: shape for shape in (*LOOP, *RUNS, *SERVICE, *CONTEXT)}
+    shapes = {shape.label: shape for shape in (*LOOP, *RUNS, *SERVICE)}
     for plugin, _, _ in load_plugins():
         own: tuple[TopicShape, ...] = plugin.load_all(plugin.topics)
         for shape in own:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schemas import events
 from streams.output import Column
-from streams.topics.shape import NO_TENANT, OWN_PROMPT, OWN_RUN, TopicShape, short
+from streams.topics.shape import NO_TENANT, OWN_RUN, TopicShape, short
 
 SERVER = "the server that agents call"
 
@@ -51,24 +51,6 @@ RUNS = (
             Column("type", lambda e: e.type, 12),
             Column("model", lambda e: e.model_id, 12),
             Column("tools", lambda e: [tool.name for tool in e.tools]),
-        ),
-    ),
-)
-
-CONTEXT = (
-    TopicShape(
-        label="prompts", event=events.PromptEvent, key="prompt", kept=True,
-        written_by="`improve prompts`, people", read_by="the server, `tasks`, `improve prompts`, people",
-        tenant=OWN_PROMPT, reader=None, is_about="about a prompt", audit="whole", causes=(),
-        line=lambda prompt, kind, version, reason: (
-            f"prompt {prompt}{'' if version is None else f'@{version}'} {kind}: {reason}"
-        ),
-        columns=(
-            Column("prompt", lambda e: e.prompt, 16),
-            Column("kind", lambda e: e.kind, 9),
-            Column("version", lambda e: e.version, 7),
-            Column("alias", lambda e: e.alias, 12),
-            Column("reason", lambda e: e.reason),
         ),
     ),
 )

@@ -74,3 +74,6 @@ class PromptRecount(DecisionRecount):
         """Return the versions that an event names."""
         versions = tuple(arm.version for arm in event.arms) if event.version is None else (event.version,)
         return NamedVersions(versions, event.alias or "")
+
+
+RECOUNTS = (PromptRecount,)

@@ -11,7 +11,6 @@ with are in `tasks`.
 from __future__ import annotations
 
 from streams.tools.query.sql_view import SqlView
-from streams.topics.shape import OWN_PROMPT
 
 _REWARDS = """
 WITH first AS (SELECT _partition, min(_offset) AS _offset FROM whole.groups GROUP BY _partition, group_id),
@@ -48,11 +47,13 @@ SELECT string_split(c.prompt_version, '@')[1], CAST(string_split(c.prompt_versio
     c._partition, c._offset, c._timestamp
 FROM calls AS c JOIN rated AS r USING (turn_id)
 """
-PROMPT_REWARDS = SqlView(
-    "prompt_rewards",
-    "groups",
-    "one row per task or rated call with a prompt: its version, and what it earned",
-    OWN_PROMPT,
-    _REWARDS,
-    ("tasks", "responses", "turns", "rewards"),
+VIEWS = (
+    SqlView(
+        "prompt_rewards",
+        "groups",
+        "one row per task or rated call with a prompt: its version, and what it earned",
+        "starts_with(prompt, {prefix})",
+        _REWARDS,
+        ("tasks", "responses", "turns", "rewards"),
+    ),
 )

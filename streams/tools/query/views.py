@@ -31,7 +31,6 @@ from streams.plugins.installed import load_plugins
 from streams.settings.model import Settings
 from streams.tools.archive.columns import MEMBERS, PER_TOKEN
 from streams.tools.query.jobs_view import TRAINING_JOBS
-from streams.tools.query.prompts_view import PROMPT_REWARDS
 from streams.tools.query.runs_view import RUNS
 from streams.tools.query.sql_view import SqlView
 from streams.topics.shape import NO_TENANT, OWN_POLICY
@@ -259,7 +258,6 @@ JOINS = (
         KNOWN_VERSIONS + FOLDED + CHECKPOINTS,
     ),
     TRAINING_JOBS,
-    PROMPT_REWARDS,
     *(_unique(label, key) for label, key in UNIQUE.items()),
     RUNS,
 )  # fmt: skip
