@@ -25,7 +25,6 @@ from typing import Literal, NamedTuple
 from schemas.events import Outcome
 from streams.evaluation import paired
 from streams.evaluation.paired import Comparison
-from streams.tools.prompt_search.halving import better_half
 
 Side = Literal["search", "report"]
 
@@ -104,7 +103,7 @@ def next_step(plan: SweepPlan, results: Results, over_budget: str | None = None)
             best = alive[0] if rounds else None
             return SweepVerdict(best=best, version=version, gain=None, rounds=rounds, over_budget=over_budget)
         means = {name: _mean(_scores(results, name, steps, "search")) for name in alive}
-        ahead = better_half(alive, means)
+        ahead = sorted(alive, key=lambda name: -means[name])[: math.ceil(len(alive) / 2)]  # of equal ones the earlier
         rounds += 1
         version = results[ahead[0]].reach(steps)
         if len(ahead) == 1:
