@@ -12,12 +12,12 @@ PLUGIN = Plugin(
     topics="plugins.prompts.topics:TOPICS",
     commands={
         "improve prompts": PluginCommand(
-            "streams.cli.prompt_versions:prompts", "Keep prompts as versions, and compare what they earn."
+            "plugins.prompts.commands:prompts", "Keep prompts as versions, and compare what they earn."
         )
     },
     serves="plugins.prompts.prompt_part:PromptPart",
     line_steps={"prompt_version": "plugins.prompts.prompt_step:PromptStep"},
-    views="streams.tools.query.prompts_view:VIEWS",
-    recounts="streams.tools.audit.recount_prompts:RECOUNTS",
-    extends={"jobs": "streams.tools.prompt_search.search_job:TYPES"},
+    views="plugins.prompts.prompts_view:VIEWS",
+    recounts="plugins.prompts.recount:RECOUNTS",
+    extends={"jobs": "plugins.prompts.search.search_job:TYPES"},
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gateway.jobs.prompt_order import PromptSearches
-from gateway.log.prompt_templates import PromptTemplates
 from gateway.log.server_part import ServerBase, ServerPart
 from plugins.jobs.job_part import JobPart
+from plugins.prompts.prompt_templates import PromptTemplates
+from plugins.prompts.search.search_orders import PromptSearches
 
 
 class PromptPart(ServerPart):

@@ -10,12 +10,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from plugins.prompts import prompt_use
+from plugins.prompts.prompt_log import PromptLog, existing
+from plugins.prompts.prompt_use import PromptReference
 from schemas.events import PromptUse, Task
 from streams.access.tenants.tenant_names import named
 from streams.errors import EventError
-from streams.prompts import prompt_use
-from streams.prompts.prompt_log import PromptLog, existing
-from streams.prompts.prompt_use import PromptReference
 from streams.stages.tasks.line_steps import CompletedTask, LineStep
 from streams.stages.tasks.prompted import after_prompt
 from streams.stages.tasks.task_line import PromptLine

@@ -24,10 +24,7 @@ LAYERS = [
     ["streams.processes", "streams.topics"],
     ["streams.observability"],
     ["streams.kafka"],
-    [
-        *("streams.engines", "streams.scorers", "streams.adapters", "streams.arrow"),
-        *("streams.worker", "streams.prompts"),
-    ],
+    ["streams.engines", "streams.scorers", "streams.adapters", "streams.arrow", "streams.worker"],
     ["streams.environments", "streams.evaluation"],
     ["streams.stages", "trainer"],
     ["streams.rows"],
@@ -140,10 +137,7 @@ def test_only_a_process_with_a_model_loads_torch() -> None:
 
 def test_only_gateway_and_plugins_know_starlette_and_only_the_command_imports_the_gateway() -> None:
     http = ("fastapi", "starlette", "uvicorn", "jinja2")
-    commands = (
-        *("streams.cli.serve", "streams.cli.mcp"),
-        *("streams.cli.route_commands", "streams.cli.prompt_versions"),
-    )
+    commands = ("streams.cli.serve", "streams.cli.mcp", "streams.cli.route_commands")
     wrong = [
         f"{module} -> {name}"
         for module in modules()

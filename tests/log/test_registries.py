@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from plugins.prompts.prompt_log import PROMPTS
 from schemas.events import AgentEvent, Message
 from streams.environments.registry.tool_log import TOOLS
 from streams.errors import RefusedError
 from streams.kafka import admin, named_states
 from streams.kafka.named_states import FollowedStates, Registry, RegistryShape
 from streams.kafka.topics import key_field
-from streams.prompts.prompt_log import PROMPTS
 from streams.settings.model import Kafka, Settings, Topics
 from streams.stages.agents.agent_log import AGENTS
 from tests.support.factories import one_of_each, prompt_event, tool_event

@@ -165,9 +165,9 @@ async def status_of(app: ASGIApp, method: str, path: str, headers: dict[str, str
 # --- fields of a body that have something else done, too --------------------------------------------------------------
 
 CHANGES: dict[str, tuple[Action, ...]] = {
-    "streams.tools.prompt_search.activation.activate": ("adapters.promote",),
+    "plugins.prompts.search.activation.activate": ("adapters.promote",),
     "streams.adapters.decisions.decide": ("adapters.promote",),
-    "streams.tools.prompt_search.search_request.order": (
+    "plugins.prompts.search.search_request.order": (
         "jobs.order",
         "adapters.promote",
     ),  # its job moves config.alias

@@ -25,7 +25,6 @@ from gateway.mcp.tools import TOOLS
 from gateway.rooms.routes import SOCKETS, TABLE
 from plugins.people.access.access_log import AccessLog
 from streams.jobs.request import JobConfig
-from streams.tools.prompt_search.search_request import SearchConfig
 from tests.support.agent_server import serving, settings_of
 from tests.support.planted_log import plant
 from tests.support.processes import until

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from plugins.prompts.prompt_log import PROMPTS
+from plugins.prompts.prompt_state import PromptState
 from plugins.prompts.prompt_step import PromptStep
 from schemas.events import Coordinates, Message, PromptArm
 from streams.errors import EventError
-from streams.prompts.prompt_log import PROMPTS
-from streams.prompts.prompt_state import PromptState
 from streams.settings.model import Topics
 from streams.stages.tasks.line_steps import LineSteps
 from streams.stages.tasks.line_task import Reading

@@ -12,10 +12,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from plugins.prompts.prompt_state import PromptState, PromptVersion
 from schemas.events import ALIAS, PROMPT_NAME, PromptUse, prompt_use_problems
 from schemas.faults import nearest, nearest_own
 from streams.errors import EventError, NotFoundError
-from streams.prompts.prompt_state import PromptState, PromptVersion
 
 DEFAULT_ALIAS = "production"
 

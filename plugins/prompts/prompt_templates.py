@@ -20,16 +20,16 @@ from gateway.http.body import Answer, Body, PathQuery, Whole
 from gateway.http.principal import actor_of, principal_of, tenant_of
 from gateway.http.route import REST
 from gateway.log.open_log import AT_ONCE, OpenLog
+from plugins.prompts.prompt_body import PromptBody, PromptMessageBody
+from plugins.prompts.prompt_log import Activation, PromptLog
+from plugins.prompts.prompt_state import PromptState, PromptVersion
+from plugins.prompts.search.activation import activate
 from schemas.events import Message
 from schemas.prompt_text import VariableType
 from streams.access.tenants.tenant_names import named, own_of
 from streams.errors import CallError, EventError
 from streams.output import moment
-from streams.prompts.prompt_body import PromptBody, PromptMessageBody
-from streams.prompts.prompt_log import Activation, PromptLog
-from streams.prompts.prompt_state import PromptState, PromptVersion
 from streams.settings.model import Settings
-from streams.tools.prompt_search.activation import activate
 
 LISTED = "GET /prompts/templates lists prompts"
 """Where the names of prompts are found."""
@@ -283,7 +283,7 @@ class PromptTemplates:
     def evaluate_prompt(self, request: Request, query: EvaluateQuery) -> PromptEvaluation:
         """Return what the tasks with each version of a prompt earned, and one version against another."""
         view = self._log.view
-        from streams.tools.prompt_search import earnings  # which needs DuckDB
+        from plugins.prompts.search import earnings  # which needs DuckDB
         from streams.tools.views.rights import LogRights
 
         name = self._log.registry(PromptLog).get(named(tenant_of(request), query.name)).prompt

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from plugins.prompts.prompt_log import Activation, PromptLog
+from plugins.prompts.prompt_state import AliasTarget
 from streams.errors import RefusedError
-from streams.prompts.prompt_log import Activation, PromptLog
-from streams.prompts.prompt_state import AliasTarget
 from streams.settings.model import Settings
 
 if TYPE_CHECKING:

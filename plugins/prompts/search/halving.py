@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from streams.tools.prompt_search.paired_evidence import e_value
+from plugins.prompts.search.paired_evidence import e_value
 
 Arm = TypeVar("Arm")
 CHUNK = 4

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from plugins.prompts.prompt_log import PromptText
 from schemas.events import Message, PromptVariable
 from schemas.faults import OutsideObject
 from schemas.prompt_text import VariableType, types_of
-from streams.prompts.prompt_log import PromptText
 
 
 class PromptMessageBody(OutsideObject):

@@ -39,8 +39,8 @@ TYPES = (
         is_meant=lambda body, agent: body.prompt is not None and (agent is None or agent.type == "PROMPT_BASED"),
         view=view,
         estimate=estimate,
-        fields="gateway.jobs.prompt_order:SearchFields",
-        order="gateway.jobs.prompt_order:order",
+        fields="plugins.prompts.search.search_orders:SearchFields",
+        order="plugins.prompts.search.search_orders:order",
         further=MOVES_ALIAS,
     ),
 )

@@ -3,7 +3,7 @@
     prompts ──► a thread that follows ──► PromptState of each ──► resolve
     create, activate, withdraw ──► event with the sequence it expects ──► prompts ──► own fold has passed it ──► answer
 
-Not covered: whether a policy is in training with a prompt; streams/tools/prompt_search/activation.py checks the jobs.
+Not covered: whether a policy is in training with a prompt; plugins/prompts/search/activation.py checks the jobs.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from plugins.prompts import prompt_state
+from plugins.prompts.prompt_state import AliasTarget, PromptState, PromptVersion, refusal
+from plugins.prompts.prompt_use import PromptReference, resolve
 from schemas.events import Message, PromptEvent, PromptKind, PromptVariable, derive_id, prompt_digest
 from schemas.faults import nearest_own
 from streams.errors import NotFoundError, RefusedError
 from streams.kafka import times
 from streams.kafka.named_states import Registry, RegistryShape
-from streams.prompts import prompt_state
-from streams.prompts.prompt_state import AliasTarget, PromptState, PromptVersion, refusal
-from streams.prompts.prompt_use import PromptReference, resolve
 from streams.settings.model import Settings
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from streams.tools.prompt_search.halving import Ask, SearchPlan, SearchVerdict, next_step
-from streams.tools.prompt_search.reflection import quotations
-from tests.benchmarks.prompt_search import BETTER, outcome
+from plugins.prompts.search.halving import Ask, SearchPlan, SearchVerdict, next_step
+from plugins.prompts.search.reflection import quotations
+from tests.plugins.prompts.benchmarks.halving import BETTER, outcome
 
 
 def test_of_equal_prompts_none_is_called_better_and_a_much_better_one_is_found() -> None:

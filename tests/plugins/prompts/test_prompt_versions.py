@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from plugins.prompts import prompt_use
+from plugins.prompts.prompt_state import PromptState, fold, refusal
+from plugins.prompts.prompt_use import PromptReference
+from plugins.prompts.search import search_request
 from schemas.events import Coordinates, Message, PromptArm, PromptUse, PromptVariable, problems
 from streams.errors import EventError, NotFoundError
-from streams.prompts import prompt_use
-from streams.prompts.prompt_state import PromptState, fold, refusal
-from streams.prompts.prompt_use import PromptReference
 from streams.settings.model import Settings
 from streams.stages.agents.trajectories.fold import fold as fold_run
 from streams.stages.agents.trajectories.response import response_of
 from streams.stages.tasks.prompted import after_prompt
-from streams.tools.prompt_search import search_request
 from tests.support.factories import prompt_event, task, trajectory, turn
 from tests.support.log.join_partition import Log, answers, scores
 

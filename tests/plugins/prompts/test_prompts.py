@@ -12,14 +12,14 @@ from typing import Any
 import httpx
 import pytest
 
+from plugins.prompts import prompt_log, prompt_use
+from plugins.prompts.prompt_log import Activation, PromptLog, PromptText
+from plugins.prompts.prompt_use import PromptReference
 from schemas.events import Message, PromptEvent, PromptVariable, RequestEvent, Task, Turn
 from streams.access.roles import ROLES
 from streams.errors import RefusedError
 from streams.kafka import admin
 from streams.kafka.producer import Producer
-from streams.prompts import prompt_log, prompt_use
-from streams.prompts.prompt_log import Activation, PromptLog, PromptText
-from streams.prompts.prompt_use import PromptReference
 from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.stages.tasks import suites

@@ -1,6 +1,6 @@
 """Five prompts for one-digit sums with SmolLM2: the search for a better one, then GRPO with the first and with it.
 
-    python -m tests.benchmarks.prompt_example [--iterations N] [--write]
+    python -m tests.plugins.prompts.benchmarks.prompt_example [--iterations N] [--write]
 
     improve prompts create ──► improve prompts optimize --method pairs ──► the better version
     sums@1 ──► a job of N versions ──┐
@@ -23,11 +23,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from plugins.prompts.prompt_log import PromptLog, PromptText
 from schemas.events import Message
 from streams.jobs import request as requests
 from streams.jobs.job_log import JobLog
 from streams.jobs.state import JobState
-from streams.prompts.prompt_log import PromptLog, PromptText
 from streams.settings.model import Settings
 from streams.stages.tasks.generators import SHAPED
 from tests.benchmarks.jobs import Programs

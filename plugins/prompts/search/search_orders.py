@@ -12,12 +12,12 @@ from gateway.http.route import IDEMPOTENCY_KEY, LARGE_BODY, REST, idempotency_ke
 from gateway.jobs.answers import OrderedConfig, TrainingJob
 from gateway.jobs.tenant_jobs import OpenJobs, TenantJobs, jobs_of
 from gateway.jobs.training_job import TRAINING_JOB, training_job
+from plugins.prompts import prompt_log
+from plugins.prompts.search import search_request
+from plugins.prompts.search.search_job import MOVES_ALIAS
 from streams.errors import CallError
 from streams.jobs.request import JobOrder
-from streams.prompts import prompt_log
 from streams.settings.model import Settings
-from streams.tools.prompt_search import search_request
-from streams.tools.prompt_search.search_job import MOVES_ALIAS
 
 
 class SearchFields(Body):

@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from plugins.prompts.prompt_state import PromptState, PromptVersion
+from plugins.prompts.search.search_tasks import prompt_of
 from schemas.events import JobSpec, PromptSearch, RewardSource, Sampling
 from streams.access.tenants.tenant_names import named
 from streams.errors import EventError, JobRequestError, NotFoundError
@@ -33,9 +35,7 @@ from streams.jobs.request import (
     questions_in,
 )
 from streams.jobs.state import JobState, split
-from streams.prompts.prompt_state import PromptState, PromptVersion
 from streams.settings.model import Settings
-from streams.tools.prompt_search.search_tasks import prompt_of
 
 
 class SearchConfig(RequestPart):

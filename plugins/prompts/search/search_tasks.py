@@ -14,6 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import NamedTuple
 
+from plugins.prompts.prompt_state import PromptVersion
+from plugins.prompts.prompt_use import PromptReference, use
+from plugins.prompts.search.halving import Ask
 from schemas import json_text
 from schemas.conventions import has_scores
 from schemas.events import AdvantagedGroup, Coordinates, Message, PromptUse, Response, Sampling, Task, derive_id
@@ -24,11 +27,8 @@ from streams.kafka.admin import offsets
 from streams.kafka.reader import PartitionReader, fetch
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
-from streams.prompts.prompt_state import PromptVersion
-from streams.prompts.prompt_use import PromptReference, use
 from streams.settings.model import Settings
 from streams.stages.tasks.prompted import after_prompt
-from streams.tools.prompt_search.halving import Ask
 
 SEARCH = "prompt_search"
 """Metadata of a task, and of its group: the job that asked first."""

@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from plugins.prompts.prompt_log import PromptLog, event_of
+from plugins.prompts.search.halving import Ask, SearchPlan, SearchVerdict, next_step
+from plugins.prompts.search.search_tasks import score_of
 from schemas.events import AdvantagedGroup, PromptArm, PromptSearch, Task
 from schemas.serde import Poison
 from streams.errors import EventError
@@ -25,10 +28,7 @@ from streams.kafka import times
 from streams.kafka.history import LogHistory
 from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.topics import topics
-from streams.prompts.prompt_log import PromptLog, event_of
 from streams.settings.model import Settings
-from streams.tools.prompt_search.halving import Ask, SearchPlan, SearchVerdict, next_step
-from streams.tools.prompt_search.search_tasks import score_of
 
 
 class LiveTask(NamedTuple):

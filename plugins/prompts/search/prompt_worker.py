@@ -20,6 +20,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
+from plugins.prompts.prompt_log import Activation, PromptLog, PromptText, event_of
+from plugins.prompts.prompt_state import PromptVersion
+from plugins.prompts.search import reflection
+from plugins.prompts.search.activation import check_not_in_training
+from plugins.prompts.search.halving import Ask, SearchPlan, SearchVerdict, next_step
+from plugins.prompts.search.live_search import LiveSearch
+from plugins.prompts.search.reflection import AnsweredQuestion, ReflectionPlan, SearchEnded, request_digest
+from plugins.prompts.search.reflector import reflector_of
+from plugins.prompts.search.search_tasks import AnswerReader, SearchTasks, texts_of, tokens_paid
 from schemas.events import JobEvent, JobKind, Message, Outcome, PromptSearch, derive_id
 from streams.adapters.decisions import read_history
 from streams.errors import EventError, LogError, SettingsError, StreamwardError
@@ -33,16 +42,7 @@ from streams.kafka.key_membership import KeyMembership
 from streams.kafka.producer import Producer
 from streams.kafka.record import cut
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
-from streams.prompts.prompt_log import Activation, PromptLog, PromptText, event_of
-from streams.prompts.prompt_state import PromptVersion
 from streams.settings.model import Settings
-from streams.tools.prompt_search import reflection
-from streams.tools.prompt_search.activation import check_not_in_training
-from streams.tools.prompt_search.halving import Ask, SearchPlan, SearchVerdict, next_step
-from streams.tools.prompt_search.live_search import LiveSearch
-from streams.tools.prompt_search.reflection import AnsweredQuestion, ReflectionPlan, SearchEnded, request_digest
-from streams.tools.prompt_search.reflector import reflector_of
-from streams.tools.prompt_search.search_tasks import AnswerReader, SearchTasks, texts_of, tokens_paid
 
 ACTOR = "prompts"
 SAY_EVERY_S = 60.0

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from streams.tools.prompt_search import reflection
-from streams.tools.prompt_search.reflection import AnsweredQuestion, ReflectionPlan
+from plugins.prompts.search import reflection
+from plugins.prompts.search.reflection import AnsweredQuestion, ReflectionPlan
 from tests import skips
 
 gepa = pytest.importorskip("gepa", reason=skips.GEPA)

@@ -12,6 +12,12 @@ from typing import Any
 
 import pytest
 
+from plugins.prompts import prompt_log, prompt_use
+from plugins.prompts.prompt_log import Activation, PromptLog, PromptText
+from plugins.prompts.prompt_use import PromptReference
+from plugins.prompts.search import prompt_worker, search_request
+from plugins.prompts.search.activation import activate
+from plugins.prompts.search.live_search import LiveSearch
 from schemas.events import Coordinates, Message, PromptEvent, Task
 from streams.errors import JobRequestError, RefusedError
 from streams.jobs.job_log import JobCommand, JobLog
@@ -19,14 +25,8 @@ from streams.jobs.request import JobConfig, prompt_of
 from streams.jobs.state import JobState
 from streams.kafka import times
 from streams.kafka.producer import Producer
-from streams.prompts import prompt_log, prompt_use
-from streams.prompts.prompt_log import Activation, PromptLog, PromptText
-from streams.prompts.prompt_use import PromptReference
 from streams.settings.model import Jobs, Settings
 from streams.stages.tasks.prompted import after_prompt
-from streams.tools.prompt_search import prompt_worker, search_request
-from streams.tools.prompt_search.activation import activate
-from streams.tools.prompt_search.live_search import LiveSearch
 from tests import skips
 from tests.support.factories import group, job_event, job_spec, member, response, task
 from tests.support.processes import read

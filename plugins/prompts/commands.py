@@ -25,7 +25,7 @@ def prompts() -> None:
 
 add_routes(
     prompts,
-    "gateway.log.prompt_templates:PromptTemplates",
+    "plugins.prompts.prompt_templates:PromptTemplates",
     {
         "create": RouteCommand(
             "create_template",
@@ -82,10 +82,10 @@ add_routes(
 @pass_call
 def prompts_show(call: AppContext, reference: str, values: str | None, output: Output) -> None:
     """Print a version, with its text. NAME alone is its newest version."""
-    from gateway.log.prompt_templates import template_answer
+    from plugins.prompts import prompt_log, prompt_use
+    from plugins.prompts.prompt_templates import template_answer
+    from plugins.prompts.prompt_use import PromptReference
     from streams.cli.runtime import json_object
-    from streams.prompts import prompt_log, prompt_use
-    from streams.prompts.prompt_use import PromptReference
 
     states = prompt_log.read(call.settings)
     parsed = PromptReference.parse(reference)
@@ -150,12 +150,12 @@ def prompts_optimize(
     reflection a model reads what answers earned and proposes texts. The figures are those of questions that the search
     did not use. The processes of the loop answer and score, as for other tasks.
     """
+    from plugins.prompts import prompt_log
+    from plugins.prompts.search import prompt_worker, search_request
     from streams import output as show
     from streams.cli.jobs import read_objects
     from streams.cli.runtime import json_object, until_stopped
     from streams.jobs.job_log import JobLog
-    from streams.prompts import prompt_log
-    from streams.tools.prompt_search import prompt_worker, search_request
 
     settings = call.settings_to_write
     config: dict[str, Any] = {"max_answers": answers, **json_object(in_json, "--config")}
@@ -188,9 +188,9 @@ def prompts_run(call: AppContext, /) -> None:
     SIGTERM or Ctrl-C ends it. After a kill the next process continues from the log, and pays for no answer twice.
     Several share the jobs.
     """
+    from plugins.prompts.search import prompt_worker
     from streams.cli.runtime import until_stopped
     from streams.kafka import admin
-    from streams.tools.prompt_search import prompt_worker
 
     call.working = True
     with until_stopped() as stop:

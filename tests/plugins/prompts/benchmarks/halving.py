@@ -1,6 +1,6 @@
 """Search among five prompts, simulated: how often the better one is found, and how often another is called better.
 
-    python -m tests.benchmarks.prompt_search [--runs N] [--write]
+    python -m tests.plugins.prompts.benchmarks.halving [--runs N] [--write]
 
     five prompts, one better by GAIN ──► halving.next_step ──► a verdict ──► found, undecided or wrong; answers
 
@@ -19,7 +19,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from streams.tools.prompt_search.halving import Ask, SearchPlan, SearchVerdict, next_step
+from plugins.prompts.search.halving import Ask, SearchPlan, SearchVerdict, next_step
 
 PAGE = Path(__file__).parents[2] / "docs" / "prompts.md"
 BEGIN, END = "<!-- prompt-search:begin -->", "<!-- prompt-search:end -->"
@@ -82,7 +82,7 @@ def row(is_greedy: bool, gain: float, answers: int, runs: int) -> str:
 def table(runs: int) -> str:
     """Return the table of the page."""
     head = (
-        f"Simulated: {runs:,} searches a row, alpha {ALPHA} (`python -m tests.benchmarks.prompt_search`).\n\n"
+        f"Simulated: {runs:,} searches a row, alpha {ALPHA} (`python -m tests.plugins.prompts.benchmarks.halving`).\n\n"
         "| answers | better by | answers at most | found | undecided | another called better | answers, median |\n"
         "|---|---|---|---|---|---|---|\n"
     )
