@@ -1,7 +1,7 @@
 """What the routes read of the log, opened when a request first needs it.
 
 rows ──► LogOverHttp, which needs DuckDB        ids of tasks ──► TaskIndex
-registries, as prompts ──► Registry             tools ──► ToolLog, and the processes that call them
+registries ──► Registry, followed               tools ──► ToolLog, and the processes that call them
 agents ──► AgentLog
 """
 

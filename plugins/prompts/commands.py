@@ -82,9 +82,9 @@ add_routes(
 @pass_call
 def prompts_show(call: AppContext, reference: str, values: str | None, output: Output) -> None:
     """Print a version, with its text. NAME alone is its newest version."""
-    from plugins.prompts import prompt_log, prompt_use
     from plugins.prompts.prompt_templates import template_answer
-    from plugins.prompts.prompt_use import PromptReference
+    from plugins.prompts.versions import prompt_log, prompt_use
+    from plugins.prompts.versions.prompt_use import PromptReference
     from streams.cli.runtime import json_object
 
     states = prompt_log.read(call.settings)
@@ -150,8 +150,8 @@ def prompts_optimize(
     reflection a model reads what answers earned and proposes texts. The figures are those of questions that the search
     did not use. The processes of the loop answer and score, as for other tasks.
     """
-    from plugins.prompts import prompt_log
     from plugins.prompts.search import prompt_worker, search_request
+    from plugins.prompts.versions import prompt_log
     from streams import output as show
     from streams.cli.jobs import read_objects
     from streams.cli.runtime import json_object, until_stopped

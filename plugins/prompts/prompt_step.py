@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from plugins.prompts import prompt_use
-from plugins.prompts.prompt_log import PromptLog, existing
-from plugins.prompts.prompt_use import PromptReference
+from plugins.prompts.versions import prompt_use
+from plugins.prompts.versions.prompt_log import PromptLog, existing
+from plugins.prompts.versions.prompt_use import PromptReference
 from schemas.events import PromptUse, Task
 from streams.access.tenants.tenant_names import named
 from streams.errors import EventError

@@ -20,12 +20,12 @@ from gateway.http.body import Answer, Body, PathQuery, Whole
 from gateway.http.principal import actor_of, principal_of, tenant_of
 from gateway.http.route import REST
 from gateway.log.open_log import AT_ONCE, OpenLog
-from plugins.prompts.prompt_body import PromptBody, PromptMessageBody
-from plugins.prompts.prompt_log import Activation, PromptLog
-from plugins.prompts.prompt_state import PromptState, PromptVersion
 from plugins.prompts.search.activation import activate
-from schemas.events import Message
-from schemas.prompt_text import VariableType
+from plugins.prompts.versions.prompt_log import Activation, PromptLog, PromptText
+from plugins.prompts.versions.prompt_state import PromptState, PromptVersion
+from schemas.events import Message, PromptVariable
+from schemas.faults import OutsideObject
+from schemas.prompt_text import VariableType, types_of
 from streams.access.tenants.tenant_names import named, own_of
 from streams.errors import CallError, EventError
 from streams.output import moment
@@ -36,6 +36,14 @@ LISTED = "GET /prompts/templates lists prompts"
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 Number = Annotated[Whole, Field(ge=0, lt=2**31)]
 Reason = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"\S")]
+
+
+class PromptMessageBody(OutsideObject):
+    """A message of a prompt."""
+
+    role: str
+    content: str
+    name: str | None = None
 
 
 class TemplateBody(Body):
@@ -53,6 +61,16 @@ class TemplateBody(Body):
         if (self.template is None) == (self.messages is None):
             raise ValueError("give either template or messages")
         return self
+
+    def text(self, prompt: str, *, actor: str) -> PromptText:
+        """Return the text of a new version of `prompt`, which is the name in the log."""
+        if self.messages is None:
+            messages: tuple[Message, ...] = (Message(role="system", content=self.template or ""),)
+        else:
+            messages = tuple(Message(**message.model_dump()) for message in self.messages)
+        types = types_of(message.content for message in messages) if self.variables is None else self.variables
+        variables = tuple(PromptVariable(name=name, type=kind) for name, kind in types.items())
+        return PromptText(prompt=prompt, messages=messages, variables=variables, actor=actor, reason=self.reason)
 
 
 class ActivateBody(Body):
@@ -189,17 +207,16 @@ class PromptTemplates:
     )
     def create_template(self, request: Request, body: TemplateBody) -> TemplateAnswer:
         """Create a version of a prompt. A text that a version has already is that version."""
-        name = named(tenant_of(request), body.name)
-        text = PromptBody(template=body.template, messages=body.messages, variables=body.variables)
         prompts = self._log.registry(PromptLog)
         try:
-            version, _ = prompts.create(text.text(name, actor=actor_of(request), reason=body.reason))
+            text = body.text(named(tenant_of(request), body.name), actor=actor_of(request))
+            version, _ = prompts.create(text)
             if body.alias is not None:
                 chosen = ActivateBody(alias=body.alias, version=version.number, reason=body.reason)
                 self._activate(request, version.name, chosen)
         except EventError as exc:
             raise CallError("invalid", str(exc)) from exc
-        return template_answer(version, prompts.state(name))
+        return template_answer(version, prompts.state(version.name))
 
     @REST.get(
         "/prompts/templates",

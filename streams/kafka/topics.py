@@ -2,7 +2,7 @@
 
     tasks ─► responses ─► rewards ─► groups ─► batches ─► adapters      beside: group-control, dead-letters, experiments
       └─► turns, trajectories ─┘                                        agents, jobs, access, requests
-                └─► curation ─► datasets ─► triggers                     prompts, tools
+                └─► curation ─► datasets ─► triggers                     tools
     queues ─► samples                                                   of other trainers
 
 Topics keyed by task have equal partition counts, so one worker sees a whole task; the others are keyed by policy

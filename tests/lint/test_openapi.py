@@ -17,8 +17,6 @@ from gateway.http.body import read
 from gateway.http.openapi import JSON
 from gateway.http.route import Route
 from gateway.rooms.routes import ROUTES, TABLE
-from streams.cli.nearest import commands_below
-from streams.cli.root import cli
 from tests.support.documented import differences, document, valid
 
 ROOT = Path(__file__).parents[2]
@@ -135,13 +133,8 @@ def test_a_moment_is_a_text_in_every_answer_but_those_of_other_peoples_protocols
     assert len(files) > 50 and found == []
 
 
-def test_a_tool_and_a_prompts_text_have_one_name_in_routes_and_commands() -> None:
+def test_a_tool_has_one_name_in_routes() -> None:
     answers = [answer for path, each in document()["paths"].items() if "/mcp/tools" in path for answer in each.values()]
     good = [told for answer in answers for code, told in answer["responses"].items() if code < "300"]
     fields = [names for told in good for names in schemas_of(told)]
     assert any("tool_id" in names for names in fields) and not any("id" in names for names in fields)
-    create = dict(commands_below(cli))["improve prompts create"]
-    options = {option for parameter in create.params for option in parameter.opts}
-    assert "--template" in options and set(document()["components"]["schemas"]["TemplateBody"]["properties"]) >= {
-        "template"
-    }

@@ -368,11 +368,6 @@ def test_the_figures_of_a_job_are_those_of_its_events(served: Gateway) -> None:
         ("POST", "/finetune/jobs", {"agent_id": "sums", "config": {"n_iterations": 3}}, 400, "invalid",
          "training_queries", "is required"),
         ("POST", "/finetune/jobs", {**ORDER, "type": "PROMPT_TUNING"}, 400, "unsupported", "type", "only RL_"),
-        ("POST", "/finetune/jobs", {**ORDER, "type": "PROMPT_ENGINEERING"}, 400, "invalid", "prompt", "is missing"),
-        (
-            "POST", "/prompts/optimize", {"agent_id": "sums", "prompt": "p", "training_queries": QUERIES,
-            "config": {"endpoint": "os:system"}}, 400, "invalid", "config.endpoint", "leave it out",
-        ),
         ("POST", "/finetune/jobs", {**ORDER, "colour": 1}, 400, "unknown_parameter", "colour", "no field"),
         ("POST", "/finetune/jobs", {**ORDER, "training_queries": []}, 400, "invalid", "training_queries", "at least 1"),
         (

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from plugins.prompts.prompt_log import PROMPTS
 from schemas.events import AgentEvent, Message
 from streams.environments.registry.tool_log import TOOLS
 from streams.errors import RefusedError
@@ -19,7 +18,7 @@ from streams.kafka.named_states import FollowedStates, Registry, RegistryShape
 from streams.kafka.topics import key_field
 from streams.settings.model import Kafka, Settings, Topics
 from streams.stages.agents.agent_log import AGENTS
-from tests.support.factories import one_of_each, prompt_event, tool_event
+from tests.support.factories import one_of_each, tool_event
 from tests.support.log.shared_node import own_prefix
 from tests.support.log.unchecked import write_unchecked
 
@@ -39,24 +38,12 @@ class Case(NamedTuple):
     """Of an event: the same."""
 
 
-def another_prompt(state: Any) -> Any:
-    text = (Message(role="system", content=f"Say {state.sequence}."),)
-    return prompt_event("created", state.sequence, version=state.sequence + 1, messages=text, variables=())
-
-
 def another_description(state: Any) -> Any:
     text = (Message(role="user", content=f"Say {state.sequence}."),)
     return tool_event("added" if state.added is None else "changed", state.sequence, messages=text)
 
 
 CASES = {
-    "prompts": Case(
-        PROMPTS,
-        prompt_event(),
-        prompt_event(messages=(Message(role="system", content="Hello."),), variables=()),
-        lambda state: state.version(1).digest,
-        lambda event: event.digest,
-    ),
     "tools": Case(
         TOOLS,
         tool_event(),
@@ -72,7 +59,7 @@ CASES = {
         lambda event: event.type,
     ),
 }
-DECISIONS = {"prompts": another_prompt, "tools": another_description}
+DECISIONS = {"tools": another_description}
 
 
 @pytest.fixture(scope="module")

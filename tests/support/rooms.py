@@ -14,7 +14,7 @@ from streams.settings.model import Settings
 
 def every_room(settings: Settings) -> list[Any]:
     """Return them as a server with these settings has them."""
-    nothing: Any = SimpleNamespace(runs=None, agents=None, is_fleet=False)
+    nothing: Any = SimpleNamespace(runs=None, agents=None, is_fleet=False, states=None)
     base = ServerBase(
         settings=settings,
         recorder=nothing,

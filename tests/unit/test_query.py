@@ -81,7 +81,7 @@ def test_groups_from_before_their_members_were_stored_are_decoded_again(settings
 def test_there_is_a_view_for_every_topic_and_each_can_be_read(session: Session) -> None:
     joins = {"group_responses", "lineage", "policy_checkpoints", "rollout", "runs", "spans", "training_jobs"}
     joins |= {view.name for plugin, _, _ in load_plugins() for view in plugin.load_all(plugin.views)}
-    joins |= {"prompt_rewards", "unique_tasks", "unique_responses", "unique_rewards", "unique_groups"}
+    joins |= {"unique_tasks", "unique_responses", "unique_rewards", "unique_groups"}
     assert {label.replace("-", "_") for label in LABELS} | joins == set(session.views)
     assert all(answer(session, f"FROM {name}") == [] for name in session.views)
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from plugins.prompts.prompt_log import Activation, PromptLog
-from plugins.prompts.prompt_state import AliasTarget
+from plugins.prompts.versions.prompt_log import Activation, PromptLog
+from plugins.prompts.versions.prompt_state import AliasTarget
 from streams.errors import RefusedError
 from streams.settings.model import Settings
 

@@ -9,6 +9,17 @@ both have answered, decides whether it is better; it may be looked at after each
 once it passes (candidates) / alpha. So the probability of replacing the version in use by one that is not better is at
 most alpha, whichever were dropped on the way.
 
+    rewards of both on a question, in [0, 1] ──► d ──► wealth of each bet on "mean d > 0" ──► e-value
+
+        W_b = Π (1 + b d_i)        e-value = mean of the W_b over the bet sizes
+
+If the first earns no more than the second, the e-value is a nonnegative supermartingale that begins at 1: with
+probability 1 - alpha it never passes 1 / alpha (Ville 1939), however often it is looked at and whenever one stops. The
+bets are those of Waudby-Smith and Ramdas (arXiv:2010.09686, section 4), a mixture of fixed ones in place of an
+adaptive one: small bets find small differences late, large ones large differences early. The interval of
+streams/evaluation/sequential.py is asymptotic and needs groups of each arm; pairs of answers are few and uneven, and
+this test holds for any number of them.
+
 A function of the answers alone: a process that was killed reads them again and asks what is missing.
 
 Not promised: that the best candidate is the one that stays. docs/prompts.md has the simulated figures.
@@ -17,15 +28,15 @@ Not promised: that the best candidate is the one that stays. docs/prompts.md has
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
-
-from plugins.prompts.search.paired_evidence import e_value
 
 Arm = TypeVar("Arm")
 CHUNK = 4
 """Questions that are asked at once: the evidence is looked at after each chunk."""
+BETS = (1 / 4, 1 / 2)
+"""Bet sizes, parts of the largest that cannot lose everything at once."""
 LAST_STAGE = 0.5
 """Share of the answers that is kept for the last candidate and the version in use."""
 
@@ -162,3 +173,16 @@ def _verdict(plan: SearchPlan, candidate: int, used: Sequence[Ask], answers: Ans
         answers=len(used),
         means={version: _mean(version, used, answers) for version in plan.versions},
     )
+
+
+def e_value(differences: Iterable[float]) -> float:
+    """Return the evidence for a mean above 0, of differences in [-1, 1] in the order in which they came.
+
+    >>> e_value([]), round(e_value([1.0] * 5), 2), e_value([-1.0] * 50) < 0.01
+    (1.0, 5.32, True)
+    """
+    logs = [0.0] * len(BETS)
+    for difference in differences:
+        clipped = min(1.0, max(-1.0, difference))
+        logs = [log + math.log1p(bet * clipped) for bet, log in zip(BETS, logs, strict=True)]
+    return math.fsum(math.exp(min(log, 300.0)) for log in logs) / len(logs)

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from plugins.prompts.prompt_log import PromptLog, event_of
 from plugins.prompts.search.halving import Ask, SearchPlan, SearchVerdict, next_step
 from plugins.prompts.search.search_tasks import score_of
+from plugins.prompts.versions.prompt_log import PromptLog, event_of
 from schemas.events import AdvantagedGroup, PromptArm, PromptSearch, Task
 from schemas.serde import Poison
 from streams.errors import EventError

@@ -20,8 +20,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
-from plugins.prompts.prompt_log import Activation, PromptLog, PromptText, event_of
-from plugins.prompts.prompt_state import PromptVersion
 from plugins.prompts.search import reflection
 from plugins.prompts.search.activation import check_not_in_training
 from plugins.prompts.search.halving import Ask, SearchPlan, SearchVerdict, next_step
@@ -29,6 +27,8 @@ from plugins.prompts.search.live_search import LiveSearch
 from plugins.prompts.search.reflection import AnsweredQuestion, ReflectionPlan, SearchEnded, request_digest
 from plugins.prompts.search.reflector import reflector_of
 from plugins.prompts.search.search_tasks import AnswerReader, SearchTasks, texts_of, tokens_paid
+from plugins.prompts.versions.prompt_log import Activation, PromptLog, PromptText, event_of
+from plugins.prompts.versions.prompt_state import PromptVersion
 from schemas.events import JobEvent, JobKind, Message, Outcome, PromptSearch, derive_id
 from streams.adapters.decisions import read_history
 from streams.errors import EventError, LogError, SettingsError, StreamwardError
@@ -37,7 +37,6 @@ from streams.jobs.job_log import JobLog
 from streams.jobs.job_reducer import over_budget
 from streams.jobs.state import BUDGET_EXCEEDED, JobState, JobUsage, place
 from streams.kafka import times
-from streams.kafka.group_names import PROMPTS
 from streams.kafka.key_membership import KeyMembership
 from streams.kafka.producer import Producer
 from streams.kafka.record import cut
@@ -45,6 +44,8 @@ from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.settings.model import Settings
 
 ACTOR = "prompts"
+GROUP = "prompts"
+"""Consumer group of the processes that run these jobs."""
 SAY_EVERY_S = 60.0
 """How often a search says what it waits for."""
 LOOK_S = 0.5
@@ -76,7 +77,7 @@ class PromptWorker:
 
     def __init__(self, settings: Settings, jobs: JobLog, prompts: PromptLog, stop: threading.Event) -> None:
         self._settings, self._jobs, self._prompts, self._stop = settings, jobs, prompts, stop
-        self._members = KeyMembership(settings, PROMPTS, "jobs", BrokerOutage(settings.kafka, stop))
+        self._members = KeyMembership(settings, GROUP, "jobs", BrokerOutage(settings.kafka, stop))
         self._producer = Producer(settings, linger_ms=0)
         self._live: dict[str, LiveSearch] = {}
         """Live comparisons that this process looks at, by job."""

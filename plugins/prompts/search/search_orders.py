@@ -12,9 +12,9 @@ from gateway.http.route import IDEMPOTENCY_KEY, LARGE_BODY, REST, idempotency_ke
 from gateway.jobs.answers import OrderedConfig, TrainingJob
 from gateway.jobs.tenant_jobs import OpenJobs, TenantJobs, jobs_of
 from gateway.jobs.training_job import TRAINING_JOB, training_job
-from plugins.prompts import prompt_log
 from plugins.prompts.search import search_request
 from plugins.prompts.search.search_job import MOVES_ALIAS
+from plugins.prompts.versions import prompt_log
 from streams.errors import CallError
 from streams.jobs.request import JobOrder
 from streams.settings.model import Settings

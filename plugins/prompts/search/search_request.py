@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from plugins.prompts.prompt_state import PromptState, PromptVersion
 from plugins.prompts.search.search_tasks import prompt_of
+from plugins.prompts.versions.prompt_state import PromptState, PromptVersion
 from schemas.events import JobSpec, PromptSearch, RewardSource, Sampling
 from streams.access.tenants.tenant_names import named
 from streams.errors import EventError, JobRequestError, NotFoundError

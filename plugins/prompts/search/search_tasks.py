@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import NamedTuple
 
-from plugins.prompts.prompt_state import PromptVersion
-from plugins.prompts.prompt_use import PromptReference, use
 from plugins.prompts.search.halving import Ask
+from plugins.prompts.versions.prompt_state import PromptVersion
+from plugins.prompts.versions.prompt_use import PromptReference, use
 from schemas import json_text
 from schemas.conventions import has_scores
 from schemas.events import AdvantagedGroup, Coordinates, Message, PromptUse, Response, Sampling, Task, derive_id

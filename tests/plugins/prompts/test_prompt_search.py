@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from plugins.prompts import prompt_log, prompt_use
-from plugins.prompts.prompt_log import Activation, PromptLog, PromptText
-from plugins.prompts.prompt_use import PromptReference
 from plugins.prompts.search import prompt_worker, search_request
 from plugins.prompts.search.activation import activate
 from plugins.prompts.search.live_search import LiveSearch
+from plugins.prompts.versions import prompt_log, prompt_use
+from plugins.prompts.versions.prompt_log import Activation, PromptLog, PromptText
+from plugins.prompts.versions.prompt_use import PromptReference
 from schemas.events import Coordinates, Message, PromptEvent, Task
 from streams.errors import JobRequestError, RefusedError
 from streams.jobs.job_log import JobCommand, JobLog

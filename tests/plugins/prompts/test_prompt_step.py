@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from plugins.prompts.prompt_log import PROMPTS
-from plugins.prompts.prompt_state import PromptState
 from plugins.prompts.prompt_step import PromptStep
+from plugins.prompts.versions.prompt_log import PROMPTS
+from plugins.prompts.versions.prompt_state import PromptState
 from schemas.events import Coordinates, Message, PromptArm
 from streams.errors import EventError
 from streams.settings.model import Topics

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from plugins.prompts import prompt_use
-from plugins.prompts.prompt_state import PromptState, fold, refusal
-from plugins.prompts.prompt_use import PromptReference
 from plugins.prompts.search import search_request
+from plugins.prompts.versions import prompt_use
+from plugins.prompts.versions.prompt_state import PromptState, fold, refusal
+from plugins.prompts.versions.prompt_use import PromptReference
 from schemas.events import Coordinates, Message, PromptArm, PromptUse, PromptVariable, problems
 from streams.errors import EventError, NotFoundError
 from streams.settings.model import Settings

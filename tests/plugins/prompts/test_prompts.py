@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from plugins.prompts import prompt_log, prompt_use
-from plugins.prompts.prompt_log import Activation, PromptLog, PromptText
-from plugins.prompts.prompt_use import PromptReference
+from plugins.prompts.versions import prompt_log, prompt_use
+from plugins.prompts.versions.prompt_log import Activation, PromptLog, PromptText
+from plugins.prompts.versions.prompt_use import PromptReference
 from schemas.events import Message, PromptEvent, PromptVariable, RequestEvent, Task, Turn
 from streams.access.roles import ROLES
 from streams.errors import RefusedError

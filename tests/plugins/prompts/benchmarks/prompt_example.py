@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from plugins.prompts.prompt_log import PromptLog, PromptText
+from plugins.prompts.versions.prompt_log import PromptLog, PromptText
 from schemas.events import Message
 from streams.jobs import request as requests
 from streams.jobs.job_log import JobLog

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from plugins.prompts import prompt_state
-from plugins.prompts.prompt_state import AliasTarget, PromptState, PromptVersion, refusal
-from plugins.prompts.prompt_use import PromptReference, resolve
+from plugins.prompts.versions import prompt_state
+from plugins.prompts.versions.prompt_state import AliasTarget, PromptState, PromptVersion, refusal
+from plugins.prompts.versions.prompt_use import PromptReference, resolve
 from schemas.events import Message, PromptEvent, PromptKind, PromptVariable, derive_id, prompt_digest
 from schemas.faults import nearest_own
 from streams.errors import NotFoundError, RefusedError

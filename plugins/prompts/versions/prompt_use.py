@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from plugins.prompts.prompt_state import PromptState, PromptVersion
+from plugins.prompts.versions.prompt_state import PromptState, PromptVersion
 from schemas.events import ALIAS, PROMPT_NAME, PromptUse, prompt_use_problems
 from schemas.faults import nearest, nearest_own
 from streams.errors import EventError, NotFoundError
