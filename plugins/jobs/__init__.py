@@ -1,5 +1,14 @@
 """Training jobs: orders with a budget, the controller that sends their tasks, and what they cost."""
 
-from streams.plugins.plugin import Plugin
+from streams.plugins.plugin import Plugin, PluginCommand
 
-PLUGIN = Plugin(name="jobs", serves="plugins.jobs.job_part:JobPart")
+PLUGIN = Plugin(
+    name="jobs",
+    serves="plugins.jobs.job_part:JobPart",
+    commands={
+        "jobs": PluginCommand(
+            "plugins.jobs.commands:jobs", "Order training jobs within a budget.", section="Train and compare"
+        )
+    },
+    controllers={"jobs": ("jobs", "run")},
+)

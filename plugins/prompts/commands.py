@@ -153,7 +153,7 @@ def prompts_optimize(
     from plugins.prompts.search import prompt_worker, search_request
     from plugins.prompts.versions import prompt_log
     from streams import output as show
-    from streams.cli.jobs import read_objects
+    from streams.arrow.file_rows import read_objects
     from streams.cli.runtime import json_object, until_stopped
     from streams.jobs.job_log import JobLog
 

@@ -51,5 +51,7 @@ TYPES = (
         estimate=estimate,
         fields="gateway.jobs.peft:TuningFields",
         order="gateway.jobs.peft:order",
+        example_methods=("sft", "dpo"),
+        from_examples="plugins.tuning.order_from_file:order",
     ),
 )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import re
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 from schemas import json_text
 from schemas.faults import in_quotes, names_in_quotes, nearest
 from schemas.file_text import FileTextError, json_object, open_table, stray_byte_of, text_lines
-from streams.errors import EventError, NotFoundError, SettingsError, StreamwardError
+from streams.errors import EventError, JobRequestError, NotFoundError, SettingsError, StreamwardError
 
 Row = Mapping[str, Any] | bytes | str | ValueError
 """One row: its fields, or the text of a JSON object; an error if it cannot be read."""
@@ -237,3 +238,20 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
+def read_objects(file: Path, option: str, parameter: str, json_columns: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Return the rows of a file, or of stdin. Raises JobRequestError, which names the first that cannot be read."""
+    name = "stdin" if str(file) == "-" else str(file)
+    stdin = sys.stdin.buffer
+    objects = []
+    try:
+        for number, row in json_lines(stdin) if name == "stdin" else rows(file, json_columns=json_columns):
+            try:
+                fields = fields_of(row)
+            except ValueError as exc:
+                raise JobRequestError(f"{name}:{number}: {exc}", parameter) from exc
+            objects.append({column: value for column, value in fields.items() if value is not None})
+    except (EventError, NotFoundError) as exc:
+        raise JobRequestError(f"{option} {exc}", parameter) from exc
+    return objects

@@ -22,7 +22,6 @@ from streams.cli.events import events
 from streams.cli.experiments import replay
 from streams.cli.export import export
 from streams.cli.improve import improve
-from streams.cli.jobs import jobs
 from streams.cli.mcp import mcp
 from streams.cli.nearest import commands_below
 from streams.cli.policy import policy
@@ -51,7 +50,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Run the loop": (streams, scoring, policy, train, serve),
     "Ask and reward": (tasks, ask, chat, reward),
     "Look at the log": (events, runs, adapters, query, audit),
-    "Train and compare": (jobs, evaluate, replay, reproduce, improve),
+    "Train and compare": (evaluate, replay, reproduce, improve),
     "Connect": (agents, mcp, export),
     "Operate": (config, admin),
 }

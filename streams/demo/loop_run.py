@@ -61,8 +61,6 @@ PROCESSES: dict[str, tuple[str, ...]] = {
     "train": ("train",),
 }
 """Arguments of `streamward` by process."""
-CONTROLLER = ("jobs", "run")
-"""Runs the jobs of a loop that waits for other work."""
 RESCORE = ("admin", "rescore", "--failed", "--output", "table")
 STOPS_LAST = ("serve", "vllm")
 """Processes that others need to finish their work, in the order in which they are stopped."""
@@ -262,7 +260,8 @@ def commands(plan: Plan, settings: Settings, *, trains: bool) -> dict[str, tuple
     left_out = {name for name, needed in (("train", trains), ("policy", plan.asks_prompts)) if not needed}
     processes = {name: words for name, words in PROCESSES.items() if name not in left_out}
     if plan.endless:
-        processes |= {"jobs": CONTROLLER}
+        declared = plugin_entries(lambda plugin: plugin.controllers, "process", processes)
+        processes |= {name: words for name, (_, words) in declared.items()}
     if plan.in_environment:
         processes |= {"serve": PLAYERS["serve"], "agents": (*PLAYERS["agents"], settings.serve.url)}
     return processes

@@ -50,6 +50,11 @@ class JobType:
     order: str
     """Where an order over HTTP is read: `module:name` of a function of TenantJobs and the body that returns a
     JobOrder."""
+    example_methods: tuple[str, ...] = ()
+    """Choices of `jobs start --method` that learn from examples."""
+    from_examples: str = ""
+    """Where such an order is read: `module:name` of a function of settings, fields and a file or None that returns a
+    JobOrder."""
     further: Mapping[str, Action] = field(default_factory=dict)
     """Fields of an order that need another right, and that right."""
 

@@ -16,13 +16,11 @@ from functools import lru_cache
 from schemas.conventions import CONTAMINATION_ALLOWED_BY, TOOL_IDS
 from schemas.events import AdvantagedGroup, EpisodeStart, JobEnvironment, Message, Sampling, Task, derive_id
 from streams.evaluation.suite import JOB_SUITE, Suite
-from streams.jobs.state import JobState
+from streams.jobs.state import EVALUATION_SLOTS, JobState
 from streams.stages.tasks.episodes import name_of_episode
 
 JOB, ITERATION, DRAW = "job", "job_iteration", "job_draw"
 """Metadata of a job's tasks, which their groups have too."""
-EVALUATION_SLOTS = 1
-"""Responses to a held-out question: the likeliest answer, so one is enough."""
 
 
 def suite_name(state: JobState) -> str:

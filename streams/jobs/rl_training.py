@@ -6,8 +6,7 @@ from typing import Any
 
 from schemas.events import JobEnvironment, JobSpec
 from streams.jobs.job_types import JobType
-from streams.jobs.questions import EVALUATION_SLOTS
-from streams.jobs.state import JobState, JobUsage, sides
+from streams.jobs.state import EVALUATION_SLOTS, JobState, JobUsage, sides
 
 BYTES_PER_TOKEN = 4
 """Of a prompt, for the estimate: that of English text."""

@@ -25,6 +25,8 @@ from schemas.events import JobEvent, JobKind, JobPrices, JobQuestion, JobSpec
 
 JobStatus = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
 BUDGET_EXCEEDED = "BUDGET_EXCEEDED"
+EVALUATION_SLOTS = 1
+"""Responses to a held-out question: the likeliest answer, so one is enough."""
 
 
 class JobTransition(NamedTuple):

@@ -18,7 +18,7 @@ from streams.errors import SettingsError
 from streams.references import is_reference
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_NO_REFERENCES = ("name", "requires", "actions", "metadata")
+_NO_REFERENCES = ("name", "requires", "actions", "controllers", "metadata")
 """Fields of a declaration that name no code."""
 _ACTION = re.compile(r"[a-z][a-z_]*\.[a-z][a-z_]*")
 
@@ -159,6 +159,8 @@ class Plugin:
     returns a Companion."""
     toolsets: Mapping[str, str] = field(default_factory=dict)
     """Sets of tools that MCP offers, at /mcp/NAME, by name: `module:name` of a ToolBox (gateway/mcp/toolbox.py)."""
+    controllers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Processes of a loop that waits for other work (`up` without tasks), by name: the words of their commands."""
     extends: Mapping[str, str] = field(default_factory=dict)
     """What it adds to other plugins, by their name: `module:name` of a tuple of what that plugin describes. Without
     that plugin it is not loaded."""

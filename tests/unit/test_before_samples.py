@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from schemas.events import RewardSource
-from streams.cli.jobs import _content, read_objects
+from streams.arrow.file_rows import read_objects
 from streams.cli.task_file import check_tasks, too_few_for_a_step
 from streams.errors import JobRequestError
 from streams.settings.load import load
@@ -38,7 +37,7 @@ def test_a_scorer_that_cannot_be_loaded_is_said_when_tasks_are_submitted(capsys:
     assert capsys.readouterr().err == ""
 
 
-def test_questions_and_examples_of_a_job_are_read_from_a_table(tmp_path: Path) -> None:
+def test_questions_are_read_from_a_table(tmp_path: Path) -> None:
     (tmp_path / "q.csv").write_text("query,expected_outcome\n4 + 7 =,11\n1 + 1 =,\n")
     questions = [{"query": "4 + 7 =", "expected_outcome": "11"}, {"query": "1 + 1 ="}]
     with CliRunner().isolation():
@@ -46,7 +45,3 @@ def test_questions_and_examples_of_a_job_are_read_from_a_table(tmp_path: Path) -
         (tmp_path / "q.csv").write_text("query\na,b\n")
         with pytest.raises(JobRequestError, match=r"q.csv:2: 2 cells, expected 1 as in the header \(query\)"):
             read_objects(tmp_path / "q.csv", "--queries", "training_queries")
-        messages = [{"role": "user", "content": "a\u2028b"}, {"role": "assistant", "content": "c"}]
-        (tmp_path / "e.csv").write_text('messages\n"' + json.dumps(messages).replace('"', '""') + '"\n')
-        raw, name = _content(tmp_path / "e.csv")
-    assert (json.loads(raw), name, raw.count(b"\n")) == ({"messages": messages}, "e.csv.jsonl", 1)

@@ -11,8 +11,7 @@ import pytest
 
 from schemas.file_text import FileTextError, json_objects, text_lines, whole_text
 from streams.adapters.training_files import lines_of
-from streams.arrow.file_rows import rows
-from streams.cli.jobs import read_objects
+from streams.arrow.file_rows import read_objects, rows
 from streams.errors import StreamwardError
 from streams.settings.load import load
 from streams.settings.model import Topics

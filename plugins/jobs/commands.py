@@ -7,10 +7,9 @@ jobs ──► rows                                                        costs
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,14 +25,17 @@ from streams.cli.runtime import (
     until_stopped,
     user_name,
 )
+from streams.jobs.job_types import job_types
 
 if TYPE_CHECKING:
-    from schemas.events import DatasetEvent
-    from streams.adapters.training_files import TrainingFile
     from streams.jobs.job_log import JobCommandKind
+    from streams.jobs.request import JobOrder
     from streams.jobs.state import JobState
     from streams.output import Output
 
+OWN_METHOD = "grpo"
+EXAMPLE_METHODS = {method: kind for kind in job_types() for method in kind.example_methods}
+"""Types of jobs that learn from examples, by their methods."""
 key_option = click.option(
     "--idempotency-key", "key", metavar="KEY", help="Repeating the command with the same key has no further effect."
 )
@@ -65,8 +67,8 @@ def jobs_run(call: AppContext, /) -> None:
 @click.argument("agent_id", metavar="POLICY|AGENT")
 @click.option(
     "--method",
-    type=click.Choice(["grpo", "sft", "dpo"]),
-    default="grpo",
+    type=click.Choice([OWN_METHOD, *EXAMPLE_METHODS]),
+    default=OWN_METHOD,
     show_default=True,
     help="grpo: train on questions. sft, dpo: make one version by supervised training or preferences.",
 )
@@ -105,7 +107,7 @@ def jobs_start(
     call: AppContext,
     /,
     agent_id: str,
-    method: Literal["grpo", "sft", "dpo"],
+    method: str,
     file: Path | None,
     environment: str | None,
     settings: str | None,
@@ -139,20 +141,24 @@ def jobs_start(
     of_environment = _environment_fields(
         environment, settings, {"episodes": episodes, "held_out": held_out, "max_turns": max_turns}
     )
-    if method != "grpo":
+    if method != OWN_METHOD:
         if file is not None or iterations is not None or of_environment is not None:
             raise click.UsageError(f"--queries, --environment and --iterations are for grpo; {method} takes --examples")
         body = {"policy": agent_id, "method": method, "config": config, "tenant": tenant}
-        _show([_order_tuning(call, body, examples, key)], output)
+        kind = EXAMPLE_METHODS[method]
+        order = kind.load(kind.from_examples)(call.settings_to_write, body, examples)
+        _show([_start(call, order, key)], output)
         return
     if (file is None and of_environment is None) or iterations is None or examples is not None:
         raise click.UsageError("grpo needs --queries or --environment, and --iterations, and takes no --examples")
-    order: dict[str, Any] = {"agent_id": agent_id, "config": {"n_iterations": iterations, **config}, "tenant": tenant}
+    fields: dict[str, Any] = {"agent_id": agent_id, "config": {"n_iterations": iterations, **config}, "tenant": tenant}
     if file is not None:
-        order["training_queries"] = read_objects(file, "--queries", "training_queries")
+        from streams.arrow.file_rows import read_objects
+
+        fields["training_queries"] = read_objects(file, "--queries", "training_queries")
     if of_environment is not None:
-        order["environment"] = of_environment
-    _show([_order_by_rewards(call, order, key)], output)
+        fields["environment"] = of_environment
+    _show([_start(call, _order_by_rewards(call, fields), key)], output)
 
 
 def _environment_fields(name: str | None, in_json: str | None, counts: dict[str, int | None]) -> dict[str, Any] | None:
@@ -166,10 +172,10 @@ def _environment_fields(name: str | None, in_json: str | None, counts: dict[str,
     return None if name is None else {"name": name, **fields}
 
 
-def _order_by_rewards(call: AppContext, body: dict[str, Any], key: str | None) -> JobState:
-    """Order a job that trains by rewards."""
+def _order_by_rewards(call: AppContext, body: dict[str, Any]) -> JobOrder:
+    """Return a job that trains by rewards."""
     from streams.adapters.versions import known_policies
-    from streams.jobs import job_episodes, job_log, request
+    from streams.jobs import job_episodes, request
     from streams.scorers.scorer_check import doubtful_scorer
     from streams.stages.agents.runs.registration import known_agents
     from streams.stages.tasks.line_steps import LineSteps, log_now
@@ -185,76 +191,15 @@ def _order_by_rewards(call: AppContext, body: dict[str, Any], key: str | None) -
     )
     if problem := doubtful_scorer(settings.scoring, order.spec.reward_sources):
         click.echo(f"{problem} (unless the scoring agents run elsewhere)", err=True)
-    with job_log.JobLog(settings) as log:
+    return order
+
+
+def _start(call: AppContext, order: JobOrder, key: str | None) -> JobState:
+    """Order a job."""
+    from streams.jobs.job_log import JobLog
+
+    with JobLog(call.settings_to_write) as log:
         return log.start(order, actor=user_name(), key=key)
-
-
-def _order_tuning(call: AppContext, body: dict[str, Any], file: Path | None, key: str | None) -> JobState:
-    """Order a job that tunes, after putting its file into the adapter store."""
-    from streams.adapters import training_files
-    from streams.adapters.versions import read_state
-    from streams.jobs import job_log, tuning_request
-    from streams.kafka import times
-    from streams.stages.agents.runs.registration import known_agents
-    from streams.tools.dataset_reader import dataset_reader
-
-    settings = call.settings_to_write
-    agent_id, agents = body["policy"], known_agents(settings)
-    policy = agents[agent_id].policy if agent_id in agents else agent_id
-    request = tuning_request.read_request({**body, "policy": policy})
-    now_ms = times.now_ms()
-    stored: TrainingFile | DatasetEvent | None = None
-    if request.config.dataset is not None and file is None:
-        stored = dataset_reader().find(settings, request.config.dataset)
-    if file is not None:
-        raw, name = _content(file)
-        tuning_request.check_lines(settings, request.method, training_files.lines_of(raw))
-        stored = training_files.put(
-            settings.adapters.store, raw, filename=name, purpose=training_files.PURPOSE, now_ms=now_ms
-        )
-    order = tuning_request.order(request, settings, read_state(settings, policy), stored, now_ms)
-    if agent_id in agents:
-        order = order.of_agent(agent_id)
-    with job_log.JobLog(settings) as log:
-        return log.start(order, actor=user_name(), key=key)
-
-
-def _content(file: Path) -> tuple[bytes, str]:
-    """Return the JSON lines of a file, of a table or of stdin, and its name. Raises JobRequestError."""
-    from schemas.json_text import one_line
-    from streams.arrow.file_rows import OF_EXAMPLES, TABLES
-    from streams.errors import JobRequestError
-
-    if str(file) == "-":
-        return click.get_binary_stream("stdin").read(), "stdin.jsonl"
-    if file.suffix.lower() in TABLES:
-        examples = read_objects(file, "--examples", "file", OF_EXAMPLES)
-        return "".join(f"{one_line(example)}\n" for example in examples).encode(), f"{file.name}.jsonl"
-    try:
-        return file.read_bytes(), file.name
-    except OSError as exc:
-        message = f"--examples {file}: {exc.strerror}; name a file of JSON lines, .csv or .parquet"
-        raise JobRequestError(message, "file") from exc
-
-
-def read_objects(file: Path, option: str, parameter: str, json_columns: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Return the rows of a file, or of stdin. Raises JobRequestError, which names the first that cannot be read."""
-    from streams.arrow.file_rows import fields_of, json_lines, rows
-    from streams.errors import EventError, JobRequestError, NotFoundError
-
-    name = "stdin" if str(file) == "-" else str(file)
-    stdin = click.get_binary_stream("stdin")
-    objects = []
-    try:
-        for number, row in json_lines(stdin) if name == "stdin" else rows(file, json_columns=json_columns):
-            try:
-                fields = fields_of(row)
-            except ValueError as exc:
-                raise JobRequestError(f"{name}:{number}: {exc}", parameter) from exc
-            objects.append({column: value for column, value in fields.items() if value is not None})
-    except (EventError, NotFoundError) as exc:
-        raise JobRequestError(f"{option} {exc}", parameter) from exc
-    return objects
 
 
 @jobs.command("list")
