@@ -102,14 +102,18 @@ def adapters_show(call: AppContext, version: int, suite: Path | None, policy: st
     """
     from streams import output as show
     from streams.adapters.version_row import row_of
+    from streams.errors import SettingsError
+    from streams.rows.training_gate import gates
     from streams.tools.dead_letters.refusals import Refusals
 
+    if suite is not None and not gates():
+        raise SettingsError(f"--suite {suite}: no loaded plugin looks for its questions; see plugins.load")
     history = read(call, policy)
     row = row_of(history.state, version)
     refusals = Refusals(call.settings, history.state.policy).look(history.state)
     row["refused"] = next((refusal._asdict() for refusal in refusals if refusal.version == version), None)
     trained = history.trained_event(version)
-    exposures = _exposures(call, history, version, suite)
+    exposures = [gate(call.settings).exposure(history, version, suite) for gate in gates()]
     for exposure in exposures:
         row |= exposure.row
     row |= {
@@ -142,20 +146,6 @@ def adapters_show(call: AppContext, version: int, suite: Path | None, policy: st
         print(show.json_line(row))
         return
     _show_version(row, exposures)
-
-
-def _exposures(
-    call: AppContext, adapters: AdapterHistory, version: int, suite: Path | None
-) -> Sequence[VersionExposure]:
-    """Return what a version was trained on that is held out. Raises SettingsError for a suite that no gate reads."""
-    from streams.errors import SettingsError
-    from streams.rows.training_gate import gates
-
-    if suite is not None and not gates():
-        raise SettingsError(
-            f"--suite {suite}: no loaded plugin compares suites with training data; add it to plugins.load"
-        )
-    return [gate(call.settings).exposure(adapters, version, suite) for gate in gates()]
 
 
 @adapters.command("lineage")

@@ -25,6 +25,7 @@ from streams.stages.agents.runs.registration import KnownAgent
 from streams.stages.tasks.episodes import EpisodeSpec
 from streams.stages.tasks.line_steps import LineSteps
 from tests.support.factories import episodes_spec, job_event
+from tests.support.gates import gated
 
 QUESTION = JobQuestion(query="4 + 7 =")
 COUNTER = """
@@ -261,6 +262,7 @@ def test_a_record_of_an_environment_that_can_be_played_has_no_problem(folder: Pa
     assert job_episodes.problem_of(spec, SETTINGS) is None
 
 
+@gated
 def test_an_episode_that_a_suite_holds_out_is_not_trained_on(tmp_path: Path) -> None:
     spec = ordered({"name": "guess", "episodes": 4}).spec
     assert spec.environment is not None

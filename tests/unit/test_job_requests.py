@@ -17,6 +17,7 @@ from streams.jobs.state import JobUsage, fold, place
 from streams.settings.model import Batches, Guard, Jobs, Settings
 from streams.stages.agents.runs.registration import KnownAgent
 from tests.support.factories import job_event, job_spec
+from tests.support.gates import gated
 
 SETTINGS = Settings(batches=Batches(groups=4))
 QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(20)]
@@ -146,6 +147,7 @@ def test_the_same_request_has_the_same_digest_and_another_has_another() -> None:
     assert asked().digest == asked().digest != asked(n_iterations=4).digest
 
 
+@gated
 def test_a_job_on_a_held_out_question_is_refused_and_one_that_may_be_says_who_ordered_it(tmp_path: Path) -> None:
     train = [number for number, query in enumerate(QUERIES) if place(query["query"]) >= 0.2]
     leaked = QUERIES[train[0]]["query"]

@@ -218,6 +218,11 @@ def test_a_data_set_is_refused_where_no_plugin_reads_it_and_two_that_would_are(
         readers.dataset_reader.__wrapped__()
 
 
+def test_a_suite_is_refused_where_no_gate_looks_for_its_questions(tmp_path: Path) -> None:
+    done = run_with(tmp_path, "--set", "plugins.load=", "adapters", "show", "1", "--suite", "later.yaml")
+    assert done.returncode == 2 and "--suite later.yaml: no loaded plugin looks for its questions" in done.stderr
+
+
 def test_an_environment_is_refused_where_no_plugin_plays_it_and_two_that_would_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

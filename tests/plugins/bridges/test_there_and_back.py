@@ -34,7 +34,8 @@ from streams.kafka.producer import Producer
 from streams.settings.model import Model, Rollouts, Settings
 from tests.skips import needs
 from tests.support.factories import changed
-from tests.support.log.held_out_tasks import check_export, gated
+from tests.support.gates import gated
+from tests.support.log.held_out_tasks import check_export
 from tests.support.models.chat_tiny import chat_tokenizer
 from tests.support.models.stranger import Stranger, load
 from tests.support.models.tiny import save_tiny, tiny_model, tiny_tokenizer

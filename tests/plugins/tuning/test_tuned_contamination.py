@@ -17,7 +17,8 @@ from streams.rows.training_gate import TrainingCheck
 from streams.settings.model import Settings
 from tests.plugins.tuning.test_tuned_versions import DPO, SFT, lines, made
 from tests.support.commands import invoke
-from tests.support.log.held_out_tasks import CLEAN, LEAKED, evaluate, gated, submit, suite_file
+from tests.support.gates import gated
+from tests.support.log.held_out_tasks import CLEAN, LEAKED, evaluate, submit, suite_file
 from tests.support.models.chat_tiny import base
 from tests.support.models.tiny_log import trained, write
 from tests.support.models.tiny_settings import settings

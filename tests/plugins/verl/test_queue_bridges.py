@@ -34,7 +34,8 @@ from streams.stages.scoring.scoring_agent import ScoringAgent
 from streams.tools.audit.reading import Audit
 from streams.tools.replay import driver
 from tests.plugins.verl.test_queue_samples import fields, trained
-from tests.support.log.held_out_tasks import check_export, gated
+from tests.support.gates import gated
+from tests.support.log.held_out_tasks import check_export
 from tests.support.models.tiny_log import batch_of, groups_of, settings_in, write
 from tests.support.processes import environment
 from trainer.export.batch_rows import TrainingBatch

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from click.testing import Result
 
 from schemas.events import Message
@@ -16,14 +15,12 @@ from streams.engines.base_model import Base
 from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
-from streams.rows.training_gate import gates
 from streams.settings.model import Settings
 from tests.support import factories
 from tests.support.commands import invoke
 from tests.support.models.tiny_log import groups_of, write
 
 CLEAN, LEAKED = "What is the sum of one and two?", "What is the capital of France?"
-gated = pytest.mark.skipif(not gates(), reason="needs a gate: no loaded plugin has one")
 
 
 def submit(settings: Settings, base: Base, sequence: int, text: str, **changes: Any) -> None:
