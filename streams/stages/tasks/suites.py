@@ -146,7 +146,7 @@ def load(file: Path, topic_settings: Topics | None = None, steps: LineSteps | No
     key, for every mistake in it.
     """
     text = _read(file)
-    part = _parsed(text, file)
+    part = _parse(text, file)
     reading = Reading(
         now_ms=0,
         topic_settings=topic_settings or Topics(),
@@ -157,7 +157,7 @@ def load(file: Path, topic_settings: Topics | None = None, steps: LineSteps | No
     questions: list[Task] = []
     for name, scenario in part.scenarios.items():
         try:
-            asked = [_asked(task, name, scenario) for task in _tasks(scenario, file, reading)]
+            asked = [_question(task, name, scenario) for task in _tasks(scenario, file, reading)]
         except NotFoundError as exc:
             raise NotFoundError(f"{file}: scenarios.{name}: {exc}") from exc
         except (EventError, SettingsError) as exc:
@@ -257,7 +257,7 @@ def _with_prompt(task: Task, prompt: PromptLine | None, steps: LineSteps) -> Tas
         raise SettingsError(str(exc)) from exc
 
 
-def _asked(task: Task, scenario: str, part: ScenarioPart) -> Task:
+def _question(task: Task, scenario: str, part: ScenarioPart) -> Task:
     """Return a task in this suite's form."""
     rule = {} if part.success is None else {SUCCESS_REWARD: part.success.partition(">=")[2].strip()}
     said = {name: value for name, value in part.sampling.model_dump().items() if value is not None}
@@ -324,7 +324,7 @@ def _read(file: Path) -> str:
         raise SettingsError(exc.at(file)) from exc
 
 
-def _parsed(text: str, file: Path) -> SuitePart:
+def _parse(text: str, file: Path) -> SuitePart:
     """Return the file's content. Raises SettingsError with the line of each mistake."""
     try:
         lines = dict(_lines(yaml.compose(text, Loader=yaml.SafeLoader), text, file))
