@@ -6,8 +6,8 @@ Answers to one prompt do not count for another, so only the questions are copied
 base model, answers them. Two experiments with a prompt each have the same suite, `recorded@DIGEST`: `replay
 compare` shows them side by side, and view `prompt_rewards` of each log has the rewards of its prompt.
 
-Not covered: tasks that an agent works on, and training. Adapters of the source did not learn with this prompt;
-`streamward improve prompts optimize` compares prompts under an adapter.
+Not covered: tasks that an agent works on, and training. Adapters of the source did not learn with this prompt; a search
+for a better prompt (docs/prompts.md) compares prompts under an adapter.
 """
 
 from __future__ import annotations
