@@ -19,7 +19,7 @@ from gateway.agents.completions import CompletionsBody
 from gateway.agents.feedback import FeedbackBody
 from gateway.agents.responses_body import ResponsesBody
 from gateway.http.body import Body, use
-from gateway.jobs.fine_tuning_body import CreateFineTuningBody
+from plugins.tuning.api.fine_tuning_body import CreateFineTuningBody
 from tests.generated_page import write_or_check
 
 PAGE = Path(__file__).parents[1] / "docs" / "protocols.md"

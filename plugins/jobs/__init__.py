@@ -10,5 +10,7 @@ PLUGIN = Plugin(
             "plugins.jobs.commands:jobs", "Order training jobs within a budget.", section="Train and compare"
         )
     },
+    views="plugins.jobs.jobs_view:VIEWS",
+    extends={"jobs": "plugins.jobs.orders.rl_training:TYPES"},
     controllers={"jobs": ("jobs", "run")},
 )

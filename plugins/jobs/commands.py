@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from plugins.jobs.orders.job_types import job_types
 from streams.cli.route_commands import RouteCommand, RoutedCommand
 from streams.cli.runtime import (
     AppContext,
@@ -25,12 +26,11 @@ from streams.cli.runtime import (
     until_stopped,
     user_name,
 )
-from streams.jobs.job_types import job_types
 
 if TYPE_CHECKING:
-    from streams.jobs.job_log import JobCommandKind
-    from streams.jobs.request import JobOrder
-    from streams.jobs.state import JobState
+    from plugins.jobs.log.job_log import JobCommandKind
+    from plugins.jobs.log.state import JobState
+    from plugins.jobs.orders.request import JobOrder
     from streams.output import Output
 
 OWN_METHOD = "grpo"
@@ -54,7 +54,7 @@ def jobs_run(call: AppContext, /) -> None:
     The processes of the loop do the work, as for any other tasks (`streamward up` starts all of them). The controller
     has no state of its own: after a kill it continues from the log. Several share the jobs. SIGTERM or Ctrl-C ends it.
     """
-    from streams.jobs import controller
+    from plugins.jobs.controller import controller
     from streams.kafka import admin
 
     call.working = True
@@ -174,8 +174,9 @@ def _environment_fields(name: str | None, in_json: str | None, counts: dict[str,
 
 def _order_by_rewards(call: AppContext, body: dict[str, Any]) -> JobOrder:
     """Return a job that trains by rewards."""
+    from plugins.jobs.controller import job_episodes
+    from plugins.jobs.orders import request
     from streams.adapters.versions import known_policies
-    from streams.jobs import job_episodes, request
     from streams.scorers.scorer_check import doubtful_scorer
     from streams.stages.agents.runs.registration import known_agents
     from streams.stages.tasks.line_steps import LineSteps, log_now
@@ -196,7 +197,7 @@ def _order_by_rewards(call: AppContext, body: dict[str, Any]) -> JobOrder:
 
 def _start(call: AppContext, order: JobOrder, key: str | None) -> JobState:
     """Order a job."""
-    from streams.jobs.job_log import JobLog
+    from plugins.jobs.log.job_log import JobLog
 
     with JobLog(call.settings_to_write) as log:
         return log.start(order, actor=user_name(), key=key)
@@ -208,7 +209,7 @@ def _start(call: AppContext, order: JobOrder, key: str | None) -> JobState:
 @pass_call
 def jobs_list(call: AppContext, /, policy: str | None, output: Output) -> None:
     """Print every job with its progress and cost, oldest first."""
-    from streams.jobs.job_log import JobLog
+    from plugins.jobs.log.job_log import JobLog
 
     with JobLog(call.settings, with_months=False) as log:
         _show([job for job in log.jobs.values() if policy in (None, job.policy)], output)
@@ -224,9 +225,9 @@ def jobs_show(call: AppContext, /, job_id: str, output: str) -> None:
     Its order, its progress with the reason, the gains of its versions, and its cost. JOB is an id, or the beginning of
     one.
     """
+    from plugins.jobs.log import job_view
+    from plugins.jobs.log.job_log import JobLog
     from streams import output as show
-    from streams.jobs import job_view
-    from streams.jobs.job_log import JobLog
 
     with JobLog(call.settings, with_months=False) as log:
         job = log.get(job_id)
@@ -243,15 +244,15 @@ def jobs_show(call: AppContext, /, job_id: str, output: str) -> None:
 
 
 def _command(call: AppContext, job_id: str, kind: JobCommandKind, reason: str, key: str | None, output: Output) -> None:
-    from streams.jobs.job_log import JobCommand, JobLog
+    from plugins.jobs.log.job_log import JobCommand, JobLog
 
     with JobLog(call.settings_to_write, with_months=False) as log:
         _show([log.command(job_id, JobCommand(kind=kind, actor=user_name(), reason=reason, key=key))], output)
 
 
 def _show(states: list[Any], output: Output) -> None:
+    from plugins.jobs.log import job_view
     from streams import output as show
-    from streams.jobs import job_view
 
     columns = [
         show.Column("job", lambda row: row["job_id"][:8]),
@@ -313,18 +314,18 @@ def jobs_keep_best(call: AppContext, /, job_id: str, reason: str, output: Output
 
     If none of its versions was better than the one before the job, that one answers again. Versions stay in the store.
     """
-    from streams.jobs.job_log import JobLog
+    from plugins.jobs.log.job_log import JobLog
 
     with JobLog(call.settings, with_months=False) as log:
         _keep_best(call, log.get(job_id), reason, output)
 
 
 def _keep_best(call: AppContext, job: JobState, reason: str, output: Output) -> None:
+    from plugins.jobs.controller.job_reducer import version_to_keep
     from streams import output as show
     from streams.adapters import decisions
     from streams.cli.adapters import read
     from streams.errors import RefusedError
-    from streams.jobs.job_reducer import version_to_keep
 
     if not job.has_ended or job.base_version is None:
         raise RefusedError(f"job {job.job_id} is {job.status}; its best version is known once it has ended")
@@ -352,10 +353,10 @@ def jobs_watch(call: AppContext, /, job_id: str, keep_best: bool, output: Output
 
     Exit code 1 if the job has failed. Ctrl-C ends the command, not the job.
     """
+    from plugins.jobs.log import job_view
+    from plugins.jobs.log.job_log import JobLog
     from streams import output as show
     from streams.errors import StreamwardError
-    from streams.jobs import job_view
-    from streams.jobs.job_log import JobLog
 
     call.working = True
     with until_stopped() as stop, JobLog(call.settings, with_months=False) as log:
@@ -390,9 +391,9 @@ def jobs_export(
 
     One JSON object per line, with its reward, in the order of the groups.
     """
+    from plugins.jobs.log.job_answers import JobAnswers, answers
+    from plugins.jobs.log.job_log import JobLog
     from streams import output as show
-    from streams.jobs.job_answers import JobAnswers, answers
-    from streams.jobs.job_log import JobLog
 
     with JobLog(call.settings, with_months=False) as log:
         job = log.get(job_id)
@@ -404,7 +405,7 @@ def jobs_export(
 jobs.add_command(
     RoutedCommand(
         "costs",
-        "gateway.jobs.job_costs:JobCosts",
+        "plugins.jobs.api.job_costs:JobCosts",
         RouteCommand(
             "list_costs",
             """Print the usage and cost of jobs and of training calls.

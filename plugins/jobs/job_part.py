@@ -1,23 +1,21 @@
-"""Jobs as a part of the server, in Streamward's words and in OpenAI's."""
+"""Jobs as a part of the server."""
 
 from __future__ import annotations
 
 from typing import Self
 
-from gateway.jobs.fine_tuning import FineTuning
-from gateway.jobs.job_costs import JobCosts
-from gateway.jobs.peft import PeftJobs
-from gateway.jobs.rest import TrainingJobs
-from gateway.jobs.rpc import JsonRpc
 from gateway.log.server_part import ServerBase, ServerPart
-from streams.jobs.job_log import JobLog
+from plugins.jobs.api.job_costs import JobCosts
+from plugins.jobs.api.rest import TrainingJobs
+from plugins.jobs.api.rpc import JsonRpc
+from plugins.jobs.log.job_log import JobLog
 from streams.kafka.followed import FollowedOnDemand
 
 
 class JobPart(ServerPart):
     """The jobs of the log. Another plugin's part finds them as `base.part(JobPart).jobs`."""
 
-    ROOMS = (FineTuning, TrainingJobs, PeftJobs, JobCosts, JsonRpc)
+    ROOMS = (TrainingJobs, JobCosts, JsonRpc)
 
     def __init__(self, base: ServerBase) -> None:
         self._base, self.jobs = base, FollowedOnDemand(JobLog, base.settings)
@@ -32,9 +30,7 @@ class JobPart(ServerPart):
     def rooms(self) -> list[object]:
         settings, jobs = self._base.settings, self.jobs
         return [
-            FineTuning(settings, jobs, fleet=self._base.recorder.is_fleet),
             TrainingJobs(settings, jobs),
-            PeftJobs(settings, jobs),
             JobCosts(jobs),
             JsonRpc(settings, jobs),
         ]

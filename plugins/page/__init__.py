@@ -12,7 +12,7 @@ from streams.plugins.plugin import Plugin, PluginCommand
 
 PLUGIN = Plugin(
     name="page",
-    requires=("improve",),
+    requires=("improve", "jobs"),
     settings="plugins.page.settings:Page",
     serves="plugins.page.mount:PagePart",
     commands={

@@ -150,12 +150,12 @@ def prompts_optimize(
     reflection a model reads what answers earned and proposes texts. The figures are those of questions that the search
     did not use. The processes of the loop answer and score, as for other tasks.
     """
+    from plugins.jobs.log.job_log import JobLog
     from plugins.prompts.search import prompt_worker, search_request
     from plugins.prompts.versions import prompt_log
     from streams import output as show
     from streams.arrow.file_rows import read_objects
     from streams.cli.runtime import json_object, until_stopped
-    from streams.jobs.job_log import JobLog
 
     settings = call.settings_to_write
     config: dict[str, Any] = {"max_answers": answers, **json_object(in_json, "--config")}

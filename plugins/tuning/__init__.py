@@ -13,6 +13,7 @@ PLUGIN = Plugin(
             section="Train and compare",
         )
     },
+    serves="plugins.tuning.tuning_part:TuningPart",
     remakes="plugins.tuning.remake:REMAKES",
     metrics="plugins.tuning.tuning_metrics:METRICS",
 )

@@ -22,7 +22,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from plugins.jobs.log.job_log import JobLog
+from plugins.jobs.log.state import JobState, JobUsage
 from plugins.tuning import tuning_reducer
+from plugins.tuning.api.tuning_request import BETA
 from plugins.tuning.tuned_version import StartVersion, TuningOrder, tune, version_of_job
 from plugins.tuning.tuner import TuningStep, TuningSteps
 from plugins.tuning.tuning_metrics import TuningMetrics, TuningOutcome
@@ -34,9 +37,6 @@ from streams.adapters.lora_shape import LoraChoice
 from streams.arrow.file_rows import TABLES
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.files import Scratch
-from streams.jobs.job_log import JobLog
-from streams.jobs.state import JobState, JobUsage
-from streams.jobs.tuning_request import BETA
 from streams.kafka import times
 from streams.kafka.admin import offsets, outlast
 from streams.kafka.history import LogHistory

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from plugins.jobs.log.state import JobState, JobUsage
+from plugins.jobs.orders.job_types import JobType
+from plugins.jobs.orders.rl_training import BYTES_PER_TOKEN
 from schemas.events import JobSpec
-from streams.jobs.job_types import JobType
-from streams.jobs.rl_training import BYTES_PER_TOKEN
-from streams.jobs.state import JobState, JobUsage
 
 
 def estimate(spec: JobSpec) -> JobUsage:
@@ -49,8 +49,8 @@ TYPES = (
         is_meant=lambda _body, agent: agent is not None and agent.type == "FINE_TUNED",
         view=view,
         estimate=estimate,
-        fields="gateway.jobs.peft:TuningFields",
-        order="gateway.jobs.peft:order",
+        fields="plugins.tuning.api.peft:TuningFields",
+        order="plugins.tuning.api.peft:order",
         example_methods=("sft", "dpo"),
         from_examples="plugins.tuning.order_from_file:order",
     ),

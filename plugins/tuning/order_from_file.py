@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from plugins.jobs.orders.request import JobOrder
+from plugins.tuning.api import tuning_request
 from schemas.events import DatasetEvent
 from schemas.json_text import one_line
 from streams.adapters import training_files
@@ -16,8 +18,6 @@ from streams.adapters.training_files import TrainingFile
 from streams.adapters.versions import read_state
 from streams.arrow.file_rows import OF_EXAMPLES, TABLES, read_objects
 from streams.errors import JobRequestError
-from streams.jobs import tuning_request
-from streams.jobs.request import JobOrder
 from streams.kafka import times
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import known_agents

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from plugins.jobs.controller.job_reducer import over_budget
+from plugins.jobs.log.monthly_spending import MonthBudget
+from plugins.jobs.log.state import JobState, JobUsage
 from schemas.events import AdapterEvent, JobEvent, JobKind, derive_id
-from streams.jobs.job_reducer import over_budget
-from streams.jobs.monthly_spending import MonthBudget
-from streams.jobs.state import JobState, JobUsage
 
 ACTOR = "tune"
 NOT_TUNED = "TUNING_FAILED"

@@ -34,9 +34,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
+from plugins.jobs.controller import job_episodes
+from plugins.jobs.log.job_log import JobLog
+from plugins.jobs.orders import request as requests
 from schemas.events import AdapterEvent, Response, Task
-from streams.jobs import job_episodes, request as requests
-from streams.jobs.job_log import JobLog
 from streams.kafka.node import process as broker
 from streams.processes.child import free_port
 from streams.settings.model import Advantages, Batches, Model, Serve, Settings, Trainer

@@ -28,7 +28,7 @@ LAYERS = [
     ["streams.environments", "streams.evaluation"],
     ["streams.stages", "trainer"],
     ["streams.rows"],
-    ["streams.jobs", "streams.access"],
+    ["streams.access"],
     ["streams.tools"],
     ["streams.demo", "gateway"],
     ["streams.cli", "streamward"],

@@ -14,10 +14,10 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
+from plugins.jobs.controller import controller
+from plugins.jobs.log.job_log import JobLog
 from schemas.events import JobEnvironment, RequestEvent
 from streams.access.roles import ROLES
-from streams.jobs import controller
-from streams.jobs.job_log import JobLog
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.settings.model import Environments, Scoring, Settings

@@ -17,11 +17,11 @@ import pytest
 from openai import OpenAI
 from openai.types.fine_tuning import FineTuningJob
 
+from plugins.jobs.controller import controller
+from plugins.jobs.log.job_log import JobCommand, JobLog
 from schemas.events import AdapterEvent, AgentEvent, Event, JobEvent, RewardSource, derive_id
 from streams.adapters import store
 from streams.errors import RefusedError
-from streams.jobs import controller
-from streams.jobs.job_log import JobCommand, JobLog
 from streams.kafka.producer import Producer
 from streams.settings.model import Batches, Environments, Settings
 from tests.support import factories

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from plugins.jobs.controller.controller import JobController
+from plugins.jobs.log.job_log import JobCommand, JobLog
+from plugins.jobs.log.state import JobState, fold
+from plugins.jobs.orders.request import JobOrder
 from schemas.events import JobEvent, JobPrices, JobQuestion, JobTuning, Sampling, Task, derive_id
 from streams.errors import NotFoundError, RefusedError
-from streams.jobs.controller import JobController
-from streams.jobs.job_log import JobCommand, JobLog
-from streams.jobs.request import JobOrder
-from streams.jobs.state import JobState, fold
 from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.kafka.retry import BrokerOutage

@@ -14,13 +14,13 @@ import pytest
 
 from gateway.agents.agent_registration import AgentRegistration
 from gateway.http.application import Application
-from gateway.jobs.rest import TrainingJobs
-from gateway.jobs.rpc import NOT_FOUND, REFUSED, JsonRpc
+from plugins.jobs.api.rest import TrainingJobs
+from plugins.jobs.api.rpc import NOT_FOUND, REFUSED, JsonRpc
+from plugins.jobs.log import state as job_state
+from plugins.jobs.log.job_answers import tool_accuracy, tool_accuracy_by_version
+from plugins.jobs.log.job_log import JobLog
+from plugins.jobs.log.questions import ITERATION, JOB, suite_name
 from schemas.events import JobEvent, ResponseTurn, Task
-from streams.jobs import state as job_state
-from streams.jobs.job_answers import tool_accuracy, tool_accuracy_by_version
-from streams.jobs.job_log import JobLog
-from streams.jobs.questions import ITERATION, JOB, suite_name
 from streams.kafka import times
 from streams.kafka.followed import FollowedOnDemand
 from streams.settings.model import Batches, Settings

@@ -24,8 +24,8 @@ from websockets.sync.client import connect
 
 from gateway.http.mcp_paths import MCP_PATHS
 from gateway.http.route import Route
-from gateway.jobs.fine_tuning_answers import FINE_TUNING_JOB
 from gateway.rooms.routes import SOCKETS
+from plugins.tuning.api.fine_tuning_answers import FINE_TUNING_JOB
 from streams.kafka import admin
 from streams.settings.model import Settings
 from tests.support.agent_server import settings_of

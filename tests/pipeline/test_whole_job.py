@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from plugins.jobs.log.job_log import JobLog
+from plugins.jobs.orders.request import JobOrder
 from schemas.events import JobEvent, JobPrices, JobQuestion, RewardSource, Sampling, Task
-from streams.jobs.job_log import JobLog
-from streams.jobs.request import JobOrder
 from streams.settings.model import Advantages, Batches, Model, Settings
 from streams.tools.audit.reading import Audit
 from tests.support.factories import job_spec

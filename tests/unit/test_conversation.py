@@ -18,8 +18,8 @@ from pyarrow import parquet
 from gateway.agents import anthropic, chat, responses
 from gateway.agents.caller import Caller
 from gateway.http.body import read, read_fields
-from gateway.jobs.fine_tuning_body import _query
 from gateway.log.tasks import TaskBody, task_of
+from plugins.tuning.api.fine_tuning_body import _query
 from schemas.events import Message, Task, Tool, ToolCall
 from streams.arrow.file_rows import json_lines, rows
 from streams.errors import CallError, JobRequestError

@@ -34,12 +34,12 @@ from gateway.http.limits import KeyLimits
 from gateway.http.mcp_paths import MCP_PATHS
 from gateway.http.principal import decide_at_door, set_principal
 from gateway.http.route import Route, routes_of
-from gateway.jobs import rpc
 from gateway.mcp.log_toolbox import LogToolBox
 from gateway.mcp.mcp_mount import McpMount
 from gateway.mcp.mcp_server import build_server
 from gateway.mcp.tools import TOOLS, LogTool, tools_of
 from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, ROOMS, TABLE, OwnPermissions
+from plugins.jobs.api import rpc
 from schemas.events import AccessRole
 from streams.access.roles import ROLES, Action
 from streams.plugins.toolsets import OWN_TOOLSETS

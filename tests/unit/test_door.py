@@ -19,8 +19,8 @@ from gateway.http.jsonrpc import METHOD_NOT_FOUND
 from gateway.http.limits import KeyLimits
 from gateway.http.principal import OF_ALL_TENANTS
 from gateway.http.route import Interface, May, RouteTable
-from gateway.jobs import rpc as jobs
 from gateway.rooms.routes import ROUTES, TABLE, OwnPermissions
+from plugins.jobs.api import rpc as jobs
 from schemas.events import ANONYMOUS, AccessRole, problems
 from streams.access.roles import ALLOWED, ROLES, allowed_to, decide
 from streams.settings.model import Serve, Settings

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gateway.http.body import read
-from gateway.jobs.fine_tuning_body import ORDERED, CreateFineTuningBody, FineTuningOrder
-from gateway.jobs.graders import Grading, read_grader
+from plugins.jobs.orders.request import JobOrder
+from plugins.tuning.api.fine_tuning_body import ORDERED, CreateFineTuningBody, FineTuningOrder
+from plugins.tuning.api.graders import Grading, read_grader
 from schemas.events import RewardSource
 from streams.adapters.training_files import FileLine
 from streams.errors import CallError, JobRequestError
-from streams.jobs.request import JobOrder
 from streams.scorers.registry import SCORERS, blend, parts
 from streams.settings.model import Batches, Policy, Settings, Trainer
 from tests.support.factories import response, task

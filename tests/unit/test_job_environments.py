@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 from plugins.environments.episode_tasks import episodes
+from plugins.jobs.controller import job_episodes
+from plugins.jobs.log import job_view
+from plugins.jobs.log.questions import suite, train_task
+from plugins.jobs.log.state import JobState, fold
+from plugins.jobs.orders.job_types import estimate
+from plugins.jobs.orders.request import JobOrder, order, read_request
 from schemas.conventions import TOOL_IDS
 from schemas.events import EpisodeStart, JobPrices, JobQuestion, RewardSource, Sampling, Task, ToolEvent, problems
 from streams.environments.registry.tool_state import Offer, ToolState
 from streams.errors import ContaminatedError, JobRequestError, RefusedError
-from streams.jobs import job_episodes, job_view
-from streams.jobs.job_types import estimate
-from streams.jobs.questions import suite, train_task
-from streams.jobs.request import JobOrder, order, read_request
-from streams.jobs.state import JobState, fold
 from streams.settings.model import Batches, Environments, Guard, Settings
 from streams.stages.agents.runs.registration import KnownAgent
 from streams.stages.tasks.episodes import EpisodeSpec

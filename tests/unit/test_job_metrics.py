@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from streams.jobs.job_metrics import JobMetrics, WatchedJob, figures, month_figures
-from streams.jobs.monthly_spending import MonthBudget
-from streams.jobs.state import JobState, fold
+from plugins.jobs.controller.job_metrics import JobMetrics, WatchedJob, figures, month_figures
+from plugins.jobs.log.monthly_spending import MonthBudget
+from plugins.jobs.log.state import JobState, fold
 from streams.observability import catalog
 from streams.observability.metrics import Meter
 from tests.support.factories import job_event, job_spec

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from plugins.jobs.log.questions import train_task
+from plugins.jobs.log.state import JobUsage, fold, place
+from plugins.jobs.orders.job_types import estimate
+from plugins.jobs.orders.request import JobOrder, order, read_request
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import JobPrices, RewardSource, Sampling
 from streams.errors import ContaminatedError, JobRequestError, NotFoundError, RefusedError
-from streams.jobs.job_types import estimate
-from streams.jobs.questions import train_task
-from streams.jobs.request import JobOrder, order, read_request
-from streams.jobs.state import JobUsage, fold, place
 from streams.settings.model import Batches, Guard, Jobs, Settings
 from streams.stages.agents.runs.registration import KnownAgent
 from tests.support.factories import job_event, job_spec

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from plugins.jobs.controller import controller
+from plugins.jobs.controller.controller import JobController
+from plugins.jobs.log import job_view
+from plugins.jobs.log.state import JobState, JobUsage, fold
+from plugins.jobs.orders import job_types, rl_training
 from schemas.events import JobTuning
-from streams.jobs import controller, job_types, job_view, rl_training
-from streams.jobs.controller import JobController
-from streams.jobs.state import JobState, JobUsage, fold
 from tests.support.factories import job_event, job_spec
 
 

@@ -11,6 +11,23 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from plugins.jobs.controller import job_reducer
+from plugins.jobs.controller.job_reducer import MOST_DRAWS, NOT_CONVERGED, Effect, OpenJob
+from plugins.jobs.log import job_view, spending
+from plugins.jobs.log.all_jobs import AllJobs
+from plugins.jobs.log.monthly_spending import MonthBudget
+from plugins.jobs.log.questions import suite, train_task
+from plugins.jobs.log.state import (
+    BUDGET_EXCEEDED,
+    ENDED,
+    TRANSITIONS,
+    JobState,
+    JobUsage,
+    cost_usd,
+    fold,
+    refusal,
+    split,
+)
 from schemas.events import (
     AdapterEvent,
     AdvantagedGroup,
@@ -24,22 +41,6 @@ from schemas.events import (
 )
 from streams.adapters.versions import AdapterState, empty, fold as fold_adapter
 from streams.errors import SettingsError
-from streams.jobs import job_reducer, job_view, spending
-from streams.jobs.all_jobs import AllJobs
-from streams.jobs.job_reducer import MOST_DRAWS, NOT_CONVERGED, Effect, OpenJob
-from streams.jobs.monthly_spending import MonthBudget
-from streams.jobs.questions import suite, train_task
-from streams.jobs.state import (
-    BUDGET_EXCEEDED,
-    ENDED,
-    TRANSITIONS,
-    JobState,
-    JobUsage,
-    cost_usd,
-    fold,
-    refusal,
-    split,
-)
 from streams.settings.model import Batches
 from tests.support.factories import job_event, job_spec
 from tests.support.log.rest_of_loop import RestOfLoop

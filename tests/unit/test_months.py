@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from plugins.jobs.log import spending
+from plugins.jobs.log.all_jobs import AllJobs
+from plugins.jobs.log.monthly_spending import CLOSES_AFTER_MS, month_after, month_of
+from plugins.jobs.log.state import JobState, fold
 from schemas.events import JobEvent, JobPrices, problems
 from streams.errors import RefusedError
-from streams.jobs import spending
-from streams.jobs.all_jobs import AllJobs
-from streams.jobs.monthly_spending import CLOSES_AFTER_MS, month_after, month_of
-from streams.jobs.state import JobState, fold
 from streams.kafka.record import Record
 from streams.kafka.topics import WITH_COSTS, topics
 from streams.settings.model import Topics

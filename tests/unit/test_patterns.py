@@ -16,7 +16,7 @@ OLDER_PATHS = [
     for pattern, _ in interface.older
 ]
 MADE_WHEN_USED = {
-    "gateway/jobs/fine_tuning_body.py: f'\\\\b{re.escape(option)}\\\\b'": "a word",
+    "plugins/tuning/api/fine_tuning_body.py: f'\\\\b{re.escape(option)}\\\\b'": "a word",
     "streams/scorers/judge_client.py: f'\\\\b{name}\\\\b'": "a word",
     "streams/evaluation/diagnosis.py: f'(?<!\\\\w){re.escape(answer)}(?!\\\\w)'": "a word",
     "streams/engines/rendering/control_tokens.py: '|'.join(map(re.escape, sorted(names, key=len, reverse=True))) "

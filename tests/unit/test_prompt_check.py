@@ -11,6 +11,7 @@ import pytest
 
 from gateway.http.body import read_fields
 from gateway.log.tasks import TaskBody, task_of
+from plugins.jobs.orders import request
 from schemas.events import Message, Task, ToolCall
 from streams.cli.task_file import unanswerable
 from streams.engines.base_model import load_base
@@ -18,7 +19,6 @@ from streams.engines.local.transformers_engine import TransformersEngine
 from streams.engines.prompt_check import unanswerable_prompts
 from streams.engines.protocol import SamplingRequest
 from streams.errors import CallError, JobRequestError
-from streams.jobs import request
 from streams.settings.load import load
 from streams.settings.model import Settings
 from tests.support.factories import task

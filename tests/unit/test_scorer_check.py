@@ -14,10 +14,10 @@ from gateway.http.door import Door
 from gateway.http.limits import KeyLimits
 from gateway.rooms.routes import TABLE
 from gateway.server import log_rooms
+from plugins.jobs.orders import request
 from schemas.events import RewardSource
 from streams.cli.task_file import check_tasks
 from streams.errors import EventError, JobRequestError, SettingsError
-from streams.jobs import request
 from streams.scorers.scorer_check import doubtful_scorer, unusable_scorer
 from streams.settings.model import Scoring, Serve, Settings
 from streams.stages.scoring.trial import load_scorers

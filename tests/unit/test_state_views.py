@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from plugins.jobs.log import job_view, state as job_state
+from plugins.jobs.log.state import TRANSITIONS, JobState
 from schemas.events import JobEvent, JobKind
 from streams.adapters import versions as adapters
-from streams.jobs import job_view, state as job_state
-from streams.jobs.state import TRANSITIONS, JobState
 from streams.tools.query.views import JOINS
 from tests.support.appended import Appended
 from tests.support.factories import adapter_event, changed, evaluated, job_event, promoted, trained

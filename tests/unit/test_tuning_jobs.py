@@ -11,18 +11,17 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gateway.http.body import read
-from gateway.jobs import tuning_orders
-from gateway.jobs.fine_tuning_body import ORDERED, CreateFineTuningBody
+from plugins.jobs.log.all_jobs import AllJobs
+from plugins.jobs.log.state import JobState, JobUsage, fold
+from plugins.jobs.orders.job_types import estimate
+from plugins.jobs.orders.request import JobOrder
+from plugins.tuning.api import tuning_orders, tuning_request
+from plugins.tuning.api.fine_tuning_body import ORDERED, CreateFineTuningBody
 from schemas.events import AdapterEvent, JobSpec, JobTuning, Tuning, problems
 from streams.adapters import training_files
 from streams.adapters.training_files import FileLine, TrainingFile
 from streams.adapters.versions import AdapterState, empty, fold as fold_adapter
 from streams.errors import CallError, JobRequestError, RefusedError, SettingsError
-from streams.jobs import tuning_request
-from streams.jobs.all_jobs import AllJobs
-from streams.jobs.job_types import estimate
-from streams.jobs.request import JobOrder
-from streams.jobs.state import JobState, JobUsage, fold
 from streams.settings.model import Adapters, Model, Policy, Settings, Trainer
 from tests.support.factories import T0, job_event, job_spec, trained
 from tests.support.models.chat_tiny import chat_tokenizer

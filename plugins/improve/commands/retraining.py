@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from plugins.improve.triggers.evidence import RuleEvidence
     from plugins.improve.triggers.rule import RetrainRule
     from plugins.improve.triggers.rule_state import RuleState
+    from plugins.jobs.log.job_log import JobLog
     from schemas.events import TriggerEvent
-    from streams.jobs.job_log import JobLog
     from streams.output import Output
 
 rule_option = click.option(
@@ -64,8 +64,8 @@ def retrain_check(call: AppContext, /, file: Path, output: Output) -> None:
     from plugins.improve.triggers.retrain_controller import RetrainController
     from plugins.improve.triggers.rule import read_rule
     from plugins.improve.triggers.trigger_log import TriggerLog
+    from plugins.jobs.log.job_log import JobLog
     from streams import output as show
-    from streams.jobs.job_log import JobLog
 
     rule = read_rule(file)
     with (
@@ -114,8 +114,8 @@ def _signals(rule: RetrainRule, state: RuleState, evidence: RuleEvidence) -> lis
 def retrain_list(call: AppContext, /, name: str | None, ticks: bool, output: Output) -> None:
     """Print what started jobs, oldest first, with each job."""
     from plugins.improve.triggers.trigger_log import TriggerLog
+    from plugins.jobs.log.job_log import JobLog
     from streams import output as show
-    from streams.jobs.job_log import JobLog
 
     with TriggerLog(call.settings) as trigger_log, JobLog(call.settings, with_months=False) as job_log:
         events = [event for event in trigger_log.events(name) if ticks or event.kind == "crossed"]

@@ -36,12 +36,12 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from plugins.improve.triggers.rule import NAME
+from plugins.jobs.orders.request import RequestPart, RewardSourceConfig
 from schemas.events import MAX_GROUP_SIZE, Purpose
 from schemas.faults import faults
 from schemas.file_text import FileTextError, whole_text
 from streams.access.tenants.tenant_names import named
 from streams.errors import NotFoundError, SettingsError
-from streams.jobs.request import RequestPart, RewardSourceConfig
 
 RULE = "selfplay/"
 """Prefix of the key of its events in triggers."""

@@ -38,11 +38,11 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from plugins.jobs.orders.request import PricesConfig, RequestPart, prices_and_budget
 from schemas.events import JobPrices, Task
 from schemas.faults import faults
 from streams.errors import SettingsError
 from streams.evaluation.suite import Suite
-from streams.jobs.request import PricesConfig, RequestPart, prices_and_budget
 from streams.settings.model import Settings
 from streams.settings.toml_file import read_toml
 from streams.stages.tasks import suites

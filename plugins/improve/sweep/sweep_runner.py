@@ -30,13 +30,13 @@ from plugins.improve.sweep.sweep_plan import (
     next_step,
     rounds_of,
 )
+from plugins.jobs.log.state import JobUsage, cost_usd
 from schemas.events import Task
 from schemas.serde import Poison
 from streams.adapters import versions as adapters
 from streams.adapters.versions import AdapterState
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.evaluation.suite import Suite
-from streams.jobs.state import JobUsage, cost_usd
 from streams.kafka.history import LogHistory
 from streams.kafka.topics import topics
 from streams.rows.row_texts import row_of_task

@@ -28,9 +28,9 @@ from plugins.improve.triggers.retrain_reducer import STAGE, due
 from plugins.improve.triggers.rule import RetrainRule
 from plugins.improve.triggers.rule_state import RuleState
 from plugins.improve.triggers.trigger_log import TriggerLog
+from plugins.jobs.log.job_log import JobLog
 from schemas.events import TriggerEvent
 from streams.errors import JobRequestError, NotFoundError, RefusedError, StreamwardError
-from streams.jobs.job_log import JobLog
 from streams.kafka import times
 from streams.kafka.admin import outlast
 from streams.kafka.client import POLL_S

@@ -13,14 +13,14 @@ from typing import Any
 
 from plugins.improve.triggers.rule import RetrainRule, TrainPart, TunePart
 from plugins.improve.triggers.run_questions import questions_of
+from plugins.jobs.orders.request import JobConfig, JobOrder, RewardSourceConfig, digest_of, spec_of
+from plugins.tuning.api import tuning_request
+from plugins.tuning.api.tuning_request import TuningConfig, TuningRequest
 from schemas import json_text
 from schemas.events import DatasetEvent, RewardSource, TriggerEvent
 from schemas.serde import Poison
 from streams.adapters.versions import read_state
 from streams.errors import NotFoundError, RefusedError, SettingsError
-from streams.jobs import tuning_request
-from streams.jobs.request import JobConfig, JobOrder, RewardSourceConfig, digest_of, spec_of
-from streams.jobs.tuning_request import TuningConfig, TuningRequest
 from streams.kafka.admin import read_topic
 from streams.settings.model import Settings
 

@@ -16,8 +16,8 @@ from plugins.improve.triggers.evidence import RuleEvidence
 from plugins.improve.triggers.rule import SIGNALS, RetrainRule, Signal
 from plugins.improve.triggers.rule_state import RuleState
 from plugins.improve.triggers.tick_schedule import TickSchedule
+from plugins.jobs.log.job_log import job_id_of
 from schemas.events import TriggerEvent, derive_id
-from streams.jobs.job_log import job_id_of
 from streams.output import moment
 
 STAGE = "retrain"

@@ -36,11 +36,11 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from plugins.improve.triggers.detector import WINDOW
 from plugins.improve.triggers.tick_schedule import TickSchedule
+from plugins.jobs.orders.request import JobConfig, RequestPart
+from plugins.tuning.api.tuning_request import TuningConfig
 from schemas.events import Purpose, TuningMethod
 from schemas.faults import faults
 from streams.errors import SettingsError
-from streams.jobs.request import JobConfig, RequestPart
-from streams.jobs.tuning_request import TuningConfig
 from streams.settings.toml_file import read_toml
 
 Signal = Literal["failure", "reward", "feedback", "promotable", "schedule"]

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from plugins.jobs.log import job_view, spending
+from plugins.jobs.log.all_jobs import AllJobs, FoldedEvent
+from plugins.jobs.log.questions import suite_name
+from plugins.jobs.log.state import JobEvaluation, JobState
 from plugins.page.views.curves import HELD_OUT, Curve, CurveChart, CurvePoint, Figure
 from schemas import json_text
 from schemas.events import JobEvent
 from streams.errors import NotFoundError
 from streams.evaluation.intervals import wilson
-from streams.jobs import job_view, spending
-from streams.jobs.all_jobs import AllJobs, FoldedEvent
-from streams.jobs.questions import suite_name
-from streams.jobs.state import JobEvaluation, JobState
 from streams.kafka.topics import topics
 from streams.output import moment
 from streams.tools.archive import history

@@ -18,14 +18,14 @@ from streams.errors import RefusedError
 from streams.settings.model import Settings
 
 if TYPE_CHECKING:
-    from streams.jobs.state import JobState
+    from plugins.jobs.log.state import JobState
 
 
 def activate(settings: Settings, prompts: PromptLog, order: Activation) -> AliasTarget:
     """Let an alias mean a version. Raises RefusedError while a policy is in training with another, and as the log."""
     target = prompts.get(order.prompt).aliases.get(order.alias)
     if target is not None and target.version != order.version:
-        from streams.jobs.job_log import JobLog  # which takes longer to import than the prompts
+        from plugins.jobs.log.job_log import JobLog  # which takes longer to import than the prompts
 
         with JobLog(settings, with_months=False) as jobs:
             check_not_in_training(jobs.jobs.values(), order)

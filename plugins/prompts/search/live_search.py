@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from plugins.jobs.log.state import JobState
 from plugins.prompts.search.halving import Ask, SearchPlan, SearchVerdict, next_step
 from plugins.prompts.search.search_tasks import score_of
 from plugins.prompts.versions.prompt_log import PromptLog, event_of
 from schemas.events import AdvantagedGroup, PromptArm, PromptSearch, Task
 from schemas.serde import Poison
 from streams.errors import EventError
-from streams.jobs.state import JobState
 from streams.kafka import times
 from streams.kafka.history import LogHistory
 from streams.kafka.record import Record, TopicPartition, partition_of

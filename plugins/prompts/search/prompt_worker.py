@@ -20,6 +20,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
+from plugins.jobs.controller.job_reducer import over_budget
+from plugins.jobs.log.job_log import JobLog
+from plugins.jobs.log.state import BUDGET_EXCEEDED, JobState, JobUsage, place
 from plugins.prompts.search import reflection
 from plugins.prompts.search.activation import check_not_in_training
 from plugins.prompts.search.halving import Ask, SearchPlan, SearchVerdict, next_step
@@ -33,9 +36,6 @@ from schemas.events import JobEvent, JobKind, Message, Outcome, PromptSearch, de
 from streams.adapters.decisions import read_history
 from streams.errors import EventError, LogError, SettingsError, StreamwardError
 from streams.evaluation import paired
-from streams.jobs.job_log import JobLog
-from streams.jobs.job_reducer import over_budget
-from streams.jobs.state import BUDGET_EXCEEDED, JobState, JobUsage, place
 from streams.kafka import times
 from streams.kafka.key_membership import KeyMembership
 from streams.kafka.producer import Producer

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from plugins.jobs.log.state import JobState, JobUsage
+from plugins.jobs.orders.job_types import JobType
+from plugins.jobs.orders.rl_training import BYTES_PER_TOKEN
 from schemas.events import JobSpec
 from streams.access.roles import Action
-from streams.jobs.job_types import JobType
-from streams.jobs.rl_training import BYTES_PER_TOKEN
-from streams.jobs.state import JobState, JobUsage
 
 MOVES_ALIAS: Mapping[str, Action] = {"config.alias": "adapters.promote"}
 """What an order takes whose job lets an alias mean the version that it found."""

@@ -9,14 +9,14 @@ from starlette.requests import Request
 
 from gateway.http.body import Body
 from gateway.http.route import IDEMPOTENCY_KEY, LARGE_BODY, REST, idempotency_key
-from gateway.jobs.answers import OrderedConfig, TrainingJob
-from gateway.jobs.tenant_jobs import OpenJobs, TenantJobs, jobs_of
-from gateway.jobs.training_job import TRAINING_JOB, training_job
+from plugins.jobs.api.answers import OrderedConfig, TrainingJob
+from plugins.jobs.api.tenant_jobs import OpenJobs, TenantJobs, jobs_of
+from plugins.jobs.api.training_job import TRAINING_JOB, training_job
+from plugins.jobs.orders.request import JobOrder
 from plugins.prompts.search import search_request
 from plugins.prompts.search.search_job import MOVES_ALIAS
 from plugins.prompts.versions import prompt_log
 from streams.errors import CallError
-from streams.jobs.request import JobOrder
 from streams.settings.model import Settings
 
 

@@ -17,12 +17,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from plugins.prompts.search.search_tasks import prompt_of
-from plugins.prompts.versions.prompt_state import PromptState, PromptVersion
-from schemas.events import JobSpec, PromptSearch, RewardSource, Sampling
-from streams.access.tenants.tenant_names import named
-from streams.errors import EventError, JobRequestError, NotFoundError
-from streams.jobs.request import (
+from plugins.jobs.log.state import JobState, split
+from plugins.jobs.orders.request import (
     JobOrder,
     PricesConfig,
     RequestPart,
@@ -34,7 +30,11 @@ from streams.jobs.request import (
     prices_and_budget,
     questions_in,
 )
-from streams.jobs.state import JobState, split
+from plugins.prompts.search.search_tasks import prompt_of
+from plugins.prompts.versions.prompt_state import PromptState, PromptVersion
+from schemas.events import JobSpec, PromptSearch, RewardSource, Sampling
+from streams.access.tenants.tenant_names import named
+from streams.errors import EventError, JobRequestError, NotFoundError
 from streams.settings.model import Settings
 
 

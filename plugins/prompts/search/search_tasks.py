@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import NamedTuple
 
+from plugins.jobs.log.state import JobState
 from plugins.prompts.search.halving import Ask
 from plugins.prompts.versions.prompt_state import PromptVersion
 from plugins.prompts.versions.prompt_use import PromptReference, use
@@ -22,7 +23,6 @@ from schemas.conventions import has_scores
 from schemas.events import AdvantagedGroup, Coordinates, Message, PromptUse, Response, Sampling, Task, derive_id
 from schemas.serde import Poison
 from streams.errors import EventError
-from streams.jobs.state import JobState
 from streams.kafka.admin import offsets
 from streams.kafka.reader import PartitionReader, fetch
 from streams.kafka.record import partition_of

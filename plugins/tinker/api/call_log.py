@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from plugins.jobs.log.monthly_spending import MonthBudget
 from plugins.tinker.calls.call_state import CallState
 from schemas.events import Coordinates, TrainingCall, TrainingResult
 from schemas.serde import EncodeError, Poison
 from schemas.tokens import Octets
 from streams.adapters.stored_tensors import get, put
 from streams.errors import CallError, EventError, LogError, NotFoundError
-from streams.jobs.monthly_spending import MonthBudget
 from streams.kafka.followed import FollowedOnDemand, FollowedTopic
 from streams.kafka.reader import fetch
 from streams.kafka.record import Record

@@ -14,6 +14,7 @@ import uuid
 from starlette.requests import Request
 from starlette.responses import Response
 
+from plugins.jobs.orders.request import prices_and_budget
 from plugins.tinker.api.api_answers import (
     AcceptedAnswer,
     ApiHealth,
@@ -34,7 +35,6 @@ from plugins.tinker.api.tenant_calls import TenantCalls, digest, request_text
 from plugins.tinker.api.training_runs import page
 from streams.access.tenants.tenant_names import named
 from streams.errors import CallError
-from streams.jobs.request import prices_and_budget
 from streams.settings.model import Settings
 
 LISTED = "GET /api/v1/sessions lists sessions"

@@ -5,7 +5,7 @@
                                                        adapters, folded          ──► rollout, policy_checkpoints
                                                        groups + responses        ──► spans
                                                        tasks                     ──► unique_tasks, and others of UNIQUE
-                                                       every other subject's: jobs_view.py, and those of plugins
+                                                       every other subject's: those of plugins
 
 A view has a leading topic: `--since`, `--key` and the like choose records of that one, and a join looks up the others
 in the whole log (schema `whole`), so that a narrow window never loses the other half of a row. Duplicate records count
@@ -30,7 +30,6 @@ from streams.kafka.topics import SHAPES, topics
 from streams.plugins.installed import load_plugins
 from streams.settings.model import Settings
 from streams.tools.archive.columns import MEMBERS, PER_TOKEN
-from streams.tools.query.jobs_view import TRAINING_JOBS
 from streams.tools.query.runs_view import RUNS
 from streams.tools.query.sql_view import SqlView
 from streams.topics.shape import NO_TENANT, OWN_POLICY
@@ -257,7 +256,6 @@ JOINS = (
         "one row per version of a policy: what made it, how it did, and what it is now", OWN_POLICY,
         KNOWN_VERSIONS + FOLDED + CHECKPOINTS,
     ),
-    TRAINING_JOBS,
     *(_unique(label, key) for label, key in UNIQUE.items()),
     RUNS,
 )  # fmt: skip

@@ -28,7 +28,7 @@ def forms(folder: Path) -> Check:
 def training_files(folder: Path) -> Check:
     """A file to train on is a job with a question a line, or an error with its line. The first line is the grader."""
     from gateway.http.body import read
-    from gateway.jobs.fine_tuning_body import CreateFineTuningBody, FineTuningOrder
+    from plugins.tuning.api.fine_tuning_body import CreateFineTuningBody, FineTuningOrder
     from streams.adapters.training_files import lines_of
     from streams.settings.model import Settings
 
@@ -47,8 +47,8 @@ def training_files(folder: Path) -> Check:
 def tuning_orders(folder: Path) -> Check:
     """An order to tune is a job that can be recorded, or an error with its parameter."""
     from gateway.http.body import read
-    from gateway.jobs.peft import PeftBody
-    from gateway.jobs.tuning_orders import tuning
+    from plugins.tuning.api.peft import PeftBody
+    from plugins.tuning.api.tuning_orders import tuning
     from schemas.serde import encode
     from streams.adapters.versions import empty
     from streams.settings.model import Adapters, Settings

@@ -15,9 +15,9 @@ import pytest
 from plugins.improve.triggers.retrain_controller import RetrainController
 from plugins.improve.triggers.rule import RetrainRule, rule_of
 from plugins.improve.triggers.trigger_log import TriggerLog
+from plugins.jobs.log.job_log import JobCommand, JobLog
 from schemas.events import Event, JobEvent, Message, RewardSource, TriggerEvent, derive_id
 from schemas.serde import encode
-from streams.jobs.job_log import JobCommand, JobLog
 from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.kafka.record import partition_of

@@ -23,8 +23,8 @@ from gateway.http.mcp_paths import MCP_PATHS
 from gateway.http.route import Route
 from gateway.mcp.tools import TOOLS
 from gateway.rooms.routes import SOCKETS, TABLE
+from plugins.jobs.orders.request import JobConfig
 from plugins.people.access.access_log import AccessLog
-from streams.jobs.request import JobConfig
 from tests.support.agent_server import serving, settings_of
 from tests.support.planted_log import plant
 from tests.support.processes import until

@@ -23,9 +23,9 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 from pydantic import SecretStr
 from streamward_client import ApiError, AsyncClient
 
-from gateway.jobs import rpc as jobs
-from gateway.jobs.rest import JOBS_LISTED
 from gateway.rooms.routes import TABLE
+from plugins.jobs.api import rpc as jobs
+from plugins.jobs.api.rest import JOBS_LISTED
 from plugins.people.access import tokens
 from plugins.people.access.access_log import AccessLog
 from plugins.people.logins import logins

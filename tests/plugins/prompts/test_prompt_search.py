@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from plugins.jobs.log.job_log import JobCommand, JobLog
+from plugins.jobs.log.state import JobState
+from plugins.jobs.orders.request import JobConfig, prompt_of
 from plugins.prompts.search import prompt_worker, search_request
 from plugins.prompts.search.activation import activate
 from plugins.prompts.search.live_search import LiveSearch
@@ -20,9 +23,6 @@ from plugins.prompts.versions.prompt_log import Activation, PromptLog, PromptTex
 from plugins.prompts.versions.prompt_use import PromptReference
 from schemas.events import Coordinates, Message, PromptEvent, Task
 from streams.errors import JobRequestError, RefusedError
-from streams.jobs.job_log import JobCommand, JobLog
-from streams.jobs.request import JobConfig, prompt_of
-from streams.jobs.state import JobState
 from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.settings.model import Jobs, Settings

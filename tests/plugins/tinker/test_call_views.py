@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from plugins.jobs.log import spending
 from plugins.tinker.calls.call_names import policy_of
 from plugins.tinker.calls.call_state import CallState
 from plugins.tinker.calls_view import TRAINING_RUNS
 from streams.errors import RefusedError
-from streams.jobs import spending
 from tests.plugins.tinker.session_calls import MODEL, SESSION, begin_session, create_model, numbered, result, sample
 from tests.support.appended import Appended
 from tests.support.log.whole_run import Written

@@ -15,6 +15,7 @@ import pytest
 
 from gateway.http.application import Application
 from gateway.http.principal import PRINCIPAL
+from plugins.jobs.log.job_log import JobLog
 from plugins.tinker.api import futures, protobuf
 from plugins.tinker.api.call_log import CallLog, OpenCalls
 from plugins.tinker.api.call_part import tinker_rooms
@@ -23,7 +24,6 @@ from plugins.tinker.calls.call_rules import line_refusal
 from schemas.events import TrainingCall, TrainingResult
 from schemas.tokens import Octets
 from streams.adapters import stored_tensors
-from streams.jobs.job_log import JobLog
 from streams.kafka import times
 from streams.settings.model import Adapters, Jobs, Settings
 from tests.support.callers import Caller, key

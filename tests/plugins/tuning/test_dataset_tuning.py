@@ -16,14 +16,14 @@ from plugins.improve.datasets.dataset_rule import DatasetRule
 from plugins.improve.datasets.outside_tuning import OutsideOrder, check_tenant, submit
 from plugins.improve.datasets.outside_version import AdoptionOrder, adopt
 from plugins.improve.datasets.provider_api import ProviderApi
+from plugins.jobs.log.job_log import JobLog
+from plugins.tuning.api import tuning_request
 from plugins.tuning.job_tuner import TuningWorker
 from schemas.events import AdapterEvent, AnsweringAgent, DatasetEvent, OutsideModel, RunVerdict
 from schemas.tokens import TokenIds
 from streams.adapters.versions import empty
 from streams.engines.base_model import Base
 from streams.errors import JobRequestError, NotFoundError, ProviderError, RefusedError
-from streams.jobs import tuning_request
-from streams.jobs.job_log import JobLog
 from streams.kafka import admin, times
 from streams.kafka.history import LogHistory
 from streams.settings.model import Model, Outside, Settings

@@ -12,7 +12,11 @@ from typing import Any
 
 import pytest
 
+from plugins.jobs.log.job_log import JobCommand, JobLog
+from plugins.jobs.log.state import JobState
+from plugins.jobs.orders.request import JobOrder
 from plugins.tuning import job_tuner as tuner, tuning_metrics, tuning_reducer
+from plugins.tuning.api import tuning_request
 from plugins.tuning.job_tuner import TuningWorker
 from plugins.tuning.tuned_version import read_file, tune
 from schemas.events import AdapterEvent, AgentEvent, JobEvent
@@ -22,10 +26,6 @@ from streams.adapters.versions import empty, read_state
 from streams.engines.base_model import Base
 from streams.engines.local.lora import read_lora
 from streams.errors import JobRequestError
-from streams.jobs import tuning_request
-from streams.jobs.job_log import JobCommand, JobLog
-from streams.jobs.request import JobOrder
-from streams.jobs.state import JobState
 from streams.kafka import times
 from streams.kafka.history import LogHistory
 from streams.settings.model import Metrics, Model, Policy, Settings

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from plugins.jobs.log.monthly_spending import MonthBudget
+from plugins.jobs.log.state import JobState, JobUsage, fold
 from plugins.tuning import tuning_reducer
 from schemas.events import JobEvent, problems
-from streams.jobs.monthly_spending import MonthBudget
-from streams.jobs.state import JobState, JobUsage, fold
 from tests.support.factories import T0, job_event, trained
 from tests.unit.test_tuning_jobs import job
 

@@ -23,11 +23,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from plugins.jobs.log.job_log import JobLog
+from plugins.jobs.log.state import JobState
+from plugins.jobs.orders import request as requests
 from plugins.prompts.versions.prompt_log import PromptLog, PromptText
 from schemas.events import Message
-from streams.jobs import request as requests
-from streams.jobs.job_log import JobLog
-from streams.jobs.state import JobState
 from streams.settings.model import Settings
 from streams.stages.tasks.generators import SHAPED
 from tests.benchmarks.jobs import Programs
