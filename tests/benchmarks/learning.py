@@ -26,9 +26,9 @@ from streams.processes.child import free_port
 from streams.settings.load import load, to_env
 from streams.settings.model import Settings
 from streams.stages.tasks.generators import SHAPED
-from tests.benchmarks.jobs import Programs
 from tests.benchmarks.loop import node
 from tests.benchmarks.side_by_side import line, say
+from tests.plugins.jobs.benchmarks.jobs import Programs
 from tests.support.processes import read
 
 WANTED = 0.15

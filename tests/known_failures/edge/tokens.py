@@ -99,7 +99,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "it is ordered. `doctor --model` names all of them.",
         tests=(
             "tests/unit/test_rendering.py::test_what_a_template_leaves_out_of_a_call_is_named",
-            "tests/unit/test_tuning_jobs.py::test_a_line_that_the_model_here_cannot_be_tuned_on_is_refused_when_the_job_is_"
+            "tests/plugins/tuning/test_tuning_orders.py::test_a_line_that_the_model_here_cannot_be_tuned_on_is_refused_when_the_job_is_"
             "ordered",
             "tests/unit/test_prompt_check.py::test_a_prompt_of_which_the_template_leaves_out_a_call_is_refused_before_and_"
             "when_it_is_answered",

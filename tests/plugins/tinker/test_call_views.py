@@ -11,10 +11,10 @@ from plugins.tinker.calls.call_names import policy_of
 from plugins.tinker.calls.call_state import CallState
 from plugins.tinker.calls_view import TRAINING_RUNS
 from streams.errors import RefusedError
+from tests.plugins.jobs.test_months import by_month, closing, folded, job, ms, ordered
 from tests.plugins.tinker.session_calls import MODEL, SESSION, begin_session, create_model, numbered, result, sample
 from tests.support.appended import Appended
 from tests.support.log.whole_run import Written
-from tests.unit.test_months import by_month, closing, folded, job, ms, ordered
 
 
 def rows(log: Appended) -> list[dict[str, Any]]:

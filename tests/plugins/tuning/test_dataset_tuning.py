@@ -27,8 +27,8 @@ from streams.errors import JobRequestError, NotFoundError, ProviderError, Refuse
 from streams.kafka import admin, times
 from streams.kafka.history import LogHistory
 from streams.settings.model import Model, Outside, Settings
-from tests.log.test_fine_tuning_over_http import gateway
 from tests.plugins.improve.judged_log import PROMPT, judge, served
+from tests.plugins.tuning.test_fine_tuning_over_http import gateway
 from tests.plugins.tuning.test_tuned_versions import again, verdicts
 from tests.support.agent_server import settings_of
 from tests.support.commands import invoke

@@ -31,7 +31,7 @@ from streams.kafka.history import LogHistory
 from streams.settings.model import Metrics, Model, Policy, Settings
 from streams.stages.agents.runs.registration import register
 from tests.chaos.proxy import free_ports
-from tests.log.test_fine_tuning_over_http import gateway
+from tests.plugins.tuning.test_fine_tuning_over_http import gateway
 from tests.plugins.tuning.test_tuned_versions import DPO, SFT, Crash, groups, order as tuning_order
 from tests.support.agent_server import settings_of
 from tests.support.commands import invoke

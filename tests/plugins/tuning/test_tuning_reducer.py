@@ -8,8 +8,8 @@ from plugins.jobs.log.monthly_spending import MonthBudget
 from plugins.jobs.log.state import JobState, JobUsage, fold
 from plugins.tuning import tuning_reducer
 from schemas.events import JobEvent, problems
+from tests.plugins.tuning.test_tuning_orders import job
 from tests.support.factories import T0, job_event, trained
-from tests.unit.test_tuning_jobs import job
 
 
 def after(state: JobState, *events: JobEvent) -> JobState:
