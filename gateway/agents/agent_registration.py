@@ -8,7 +8,6 @@ An order over HTTP names no address and no function that a server would call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
@@ -21,11 +20,9 @@ from gateway.log.named_code import check_scorers
 from gateway.log.tool_answer import ToolAnswer, json_or_text, shown_tools
 from schemas.conventions import TOOL_IDS
 from schemas.conversation import ToolSchema
-from schemas.events import AgentEvent, AgentType, RewardSource, Tool
+from schemas.events import AgentEvent, AgentType, RewardSource, Task, Tool
 from streams.access.tenants.tenant_names import named
 from streams.adapters.versions import known_policies, read_state
-from streams.environments.registry import tool_log
-from streams.environments.registry.named_tools import NamedTools, named_tools
 from streams.errors import CallError, EventError, NotFoundError
 from streams.kafka.followed import FollowedOnDemand
 from streams.output import moment
@@ -33,7 +30,7 @@ from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
 from streams.stages.agents.agent_log import AgentLog, AgentMemory, capability_problem, read_memory
 from streams.stages.agents.runs.registration import register
-from streams.stages.tasks.line_steps import LineSteps, log_now
+from streams.stages.tasks.line_steps import CompletedTask, LineSteps, log_now, names_of_tenant
 from streams.stages.tasks.prompted import named_prompt
 from streams.stages.tasks.task_line import RewardSourceLine
 
@@ -142,23 +139,23 @@ class AgentRegistration:
         self._check_model(body.model_id)
         sources = tuple(source.reward_source() for source in body.reward_sources or ())
         self._check_sources(request, sources)
-        tools = [
+        tools = tuple(
             Tool(name=tool.name, description=tool.description or "", parameters=compact(tool.parameters or {}, "tools"))
             for tool in body.tools or ()
-        ]
-        registered = self._registered_tools(request, body.tool_ids or (), tools)
+        )
+        equipped, references = self._with_named_tools(request, tools, body.tool_ids or ())
         event = AgentEvent(
             event_id="",
             agent_id=body.agent_id,
             created_at=0,
-            metadata={TOOL_IDS: " ".join(registered.references)} if registered.references else {},
+            metadata={TOOL_IDS: " ".join(references)} if references else {},
             kind="registered",
             name=body.name or body.agent_id,
             type=body.type or "PROMPT_BASED",
             model_id=body.model_id,
             memory_config=_memory_config(body.memory_config),
             capabilities=tuple(body.capabilities or ()),
-            tools=(*tools, *registered.tools),
+            tools=equipped.tools,
             reward_sources=sources,
             prompt=self._prompt_of(request, body),
         )
@@ -166,12 +163,14 @@ class AgentRegistration:
         self._agents.open().catch_up()  # so that the next call knows it
         return _agent(registered_event)
 
-    def _registered_tools(self, request: Request, ids: Sequence[str], others: Sequence[Tool]) -> NamedTools:
-        """Return the tools of the registry that an agent names. Raises CallError."""
-        tenant = tenant_of(request)
-        entries = cache(lambda: tool_log.read(self._settings))
+    def _with_named_tools(self, request: Request, tools: tuple[Tool, ...], ids: Sequence[str]) -> CompletedTask:
+        """Return a task with the tools of an agent, those that it names included. Raises CallError."""
+        task, tenant = Task(task_id="", created_at=0, policy="", tools=tools), tenant_of(request)
+        if not ids:
+            return CompletedTask(task)
+        names = names_of_tenant(tenant, {"tool_ids": ids})
         try:
-            return named_tools([named(tenant, tool_id) for tool_id in ids], entries, others)
+            return LineSteps(log_now(self._settings), tenant).complete("tool_ids", task, names["tool_ids"])
         except ValueError as exc:
             raise CallError("invalid", str(exc), "tool_ids") from exc
 

@@ -25,7 +25,7 @@ from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episodes.environment import Observation
 from streams.environments.episodes.trial_episode import TrialEpisode, handwritten_actions, try_twice
 from streams.environments.registry.tool_body import read_body
-from streams.environments.registry.tool_log import RegistryDecision
+from streams.environments.registry.tool_log import RegistryDecision, ToolLog
 from streams.environments.registry.tool_state import Offer, ToolState
 from streams.errors import CallError, CallErrorKind, EventError
 from streams.settings.model import Settings
@@ -67,7 +67,7 @@ class EnvironmentTrials:
     )
     def list_environments(self, request: Request) -> KeptEnvironments:
         """List the environments of the registry."""
-        entries = own_of(tenant_of(request), self._log.tools.entries).values()
+        entries = own_of(tenant_of(request), self._log.registry(ToolLog).entries).values()
         return KeptEnvironments(object="list", data=[_row(entry) for entry in entries if entry.environment is not None])
 
     @REST.post(
@@ -106,7 +106,7 @@ class EnvironmentTrials:
         try:
             checked = read_body({name: value for name, value in fields.items() if value is not None})
             name = named(tenant_of(request), checked.tool_id)
-            self._log.tools.add(checked.order(name), _offer(shown, episode), decision)
+            self._log.registry(ToolLog).add(checked.order(name), _offer(shown, episode), decision)
         except EventError as exc:
             raise CallError("invalid", str(exc), "name") from exc
 

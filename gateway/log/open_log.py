@@ -1,8 +1,7 @@
 """What the routes read of the log, opened when a request first needs it.
 
 rows ──► LogOverHttp, which needs DuckDB        ids of tasks ──► TaskIndex
-registries ──► Registry, followed               tools ──► ToolLog, and the processes that call them
-agents ──► AgentLog
+registries ──► Registry, followed               agents ──► AgentLog
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from starlette.requests import Request
 
 from gateway.http.principal import no_task, principal_of, sees_task, task_names
-from streams.environments.registry.tool_log import ToolLog
 from streams.errors import CallError, NotFoundError
 from streams.kafka.followed import FollowedOnDemand
 from streams.kafka.named_states import Registry
@@ -27,7 +25,6 @@ from streams.stages.tasks.task_index import SubmittedTask, TaskIndex
 
 if TYPE_CHECKING:
     from gateway.log.sql_rows import LogOverHttp
-    from streams.environments.registry.tool_caller import ToolCaller
     from streams.tools.archive.history import Source
 
 R = TypeVar("R", bound=Registry[Any, Any])
@@ -52,7 +49,6 @@ class OpenLog:
         self._stack, self._lock = ExitStack(), threading.Lock()
         self._agents = agents or self._stack.enter_context(FollowedOnDemand(AgentLog, settings))
         self._view: LogOverHttp | None = None
-        self._tool_caller: ToolCaller | None = None
         self._tasks = self._stack.enter_context(FollowedOnDemand(TaskIndex, settings))
         self._registries: dict[type[Registry[Any, Any]], FollowedOnDemand[Any]] = {}
 
@@ -93,22 +89,6 @@ class OpenLog:
     def states(self, kind: type[Registry[Any, Any]]) -> Mapping[str, Any]:
         """Return the states of a registry, by name. Raises as `kind`."""
         return self.registry(kind).states
-
-    @property
-    def tools(self) -> ToolLog:
-        """Every tool and environment of the registry. Raises as `ToolLog`."""
-        return self.registry(ToolLog)
-
-    @property
-    def tool_caller(self) -> ToolCaller:
-        """The processes that call tools."""
-        with self._lock:
-            if self._tool_caller is None:
-                from streams.environments.registry.tool_caller import ToolCaller
-
-                caller = ToolCaller(self._settings.environments)
-                self._tool_caller = self._stack.enter_context(contextlib.closing(caller))
-            return self._tool_caller
 
     @property
     def agents(self) -> AgentLog:

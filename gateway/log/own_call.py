@@ -11,7 +11,7 @@ import asyncio
 import inspect
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from gateway.http.body import Answer, Body, checked
 from gateway.http.principal import request_of_user
@@ -51,7 +51,7 @@ def call_room(
 
 
 def _needs(room: type, settings: Settings, source: Source, stack: ExitStack) -> list[Any]:
-    """Return what a room is made with: the settings, and the log as it knows it."""
+    """Return what a room is made with: the settings, the log as it knows it, and context managers of the settings."""
     types, needs = get_type_hints(vars(room)["__init__"]), list[Any]()
     for name in inspect.signature(room).parameters:
         kind = types.get(name, OpenLog)
@@ -59,8 +59,10 @@ def _needs(room: type, settings: Settings, source: Source, stack: ExitStack) -> 
             needs.append(settings)
         elif kind is OpenLog:
             needs.append(stack.enter_context(OpenLog(settings, source=source)))
-        else:  # FollowedOnDemand[a follower]
+        elif get_origin(kind) is FollowedOnDemand:
             needs.append(stack.enter_context(FollowedOnDemand(get_args(kind)[0], settings)))
+        else:
+            needs.append(stack.enter_context(kind(settings)))
     return needs
 
 

@@ -5,7 +5,6 @@ endpoint ──► its description ──► added ──► tools ──► lis
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -131,7 +130,7 @@ def tools_call(call: AppContext, tool: str, arguments: str) -> None:
     from streams.environments.registry.tool_log import ToolLog
 
     loaded = call.settings_to_write
-    with ToolLog(loaded) as log, closing(ToolCaller(loaded.environments)) as caller:
+    with ToolLog(loaded) as log, ToolCaller(loaded) as caller:
         answer = caller.call(log.find(tool), json_object(arguments, "ARGUMENTS"), log)
     click.echo(answer.text)
     if answer.is_error:

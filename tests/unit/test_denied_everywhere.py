@@ -166,9 +166,6 @@ async def status_of(app: ASGIApp, method: str, path: str, headers: dict[str, str
 
 CHANGES: dict[str, tuple[Action, ...]] = {
     "streams.adapters.decisions.decide": ("adapters.promote",),
-    "self._log.tools.add": ("code.run",),
-    "self._log.tools.accept": ("code.run",),
-    "self._log.tools.remove": ("code.run",),
     "jobs.start": ("jobs.order",),
     "self._log.tasks.submit": ("tasks.submit",),
 }

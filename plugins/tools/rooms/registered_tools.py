@@ -29,17 +29,18 @@ from gateway.http.request_record import denied
 from gateway.http.route import REST
 from gateway.log.open_log import AT_ONCE, OpenLog
 from schemas import json_text
+from schemas.conventions import tool_ids
 from schemas.events import Tool
 from schemas.tool_text import EndpointKind
 from streams.access.tenants.tenant_names import named, own_of
 from streams.environments.episodes.environment import EpisodeError
 from streams.environments.registry.tool_body import ToolBody, read_body
-from streams.environments.registry.tool_caller import ToolOutput
-from streams.environments.registry.tool_log import RegistryDecision
+from streams.environments.registry.tool_caller import ToolCaller, ToolOutput
+from streams.environments.registry.tool_log import RegistryDecision, ToolLog
 from streams.environments.registry.tool_state import RegisteredTool, ToolState, find
 from streams.errors import CallError, CallErrorKind, EventError
 from streams.settings.model import Settings
-from streams.stages.agents.runs.registration import tools_of_agents
+from streams.stages.agents.runs.registration import registrations
 
 LISTED = "GET /mcp/tools lists tools"
 KINDS: dict[str, CallErrorKind] = {"unknown_environment": "not_found", "not_allowed": "unsupported"}
@@ -144,13 +145,17 @@ ROWS = ToolRows(object="list", data=[ROW])
 class RegisteredTools:
     """Tools and environments of the log. Methods wait for the broker and for endpoints."""
 
-    def __init__(self, settings: Settings, log: OpenLog) -> None:
-        self._settings, self._log = settings, log
+    def __init__(self, settings: Settings, log: OpenLog, caller: ToolCaller) -> None:
+        self._settings, self._log, self._caller = settings, log, caller
+
+    @property
+    def _tools(self) -> ToolLog:
+        return self._log.registry(ToolLog)
 
     @REST.get("/mcp/tools", may="agents.read", refuses=(), at_once=AT_ONCE, example=ROWS)
     def list_tools(self, request: Request) -> ToolRows:
         """List tools by their ids."""
-        return _rows(own_of(tenant_of(request), self._log.tools.entries).values())
+        return _rows(own_of(tenant_of(request), self._tools.entries).values())
 
     @REST.post(
         "/mcp/tools",
@@ -168,8 +173,8 @@ class RegisteredTools:
         with _call_errors("endpoint"):
             checked = read_body(fields)
             order = checked.order(body.tool_id)
-            offer = self._log.tool_caller.describe(order, checked.tool)
-            return _rows([self._log.tools.add(order, offer, RegistryDecision(actor_of(request), body.reason))])
+            offer = self._caller.describe(order, checked.tool)
+            return _rows([self._tools.add(order, offer, RegistryDecision(actor_of(request), body.reason))])
 
     @REST.post(
         "/mcp/tools/{tool_id}/accept",
@@ -183,7 +188,7 @@ class RegisteredTools:
     def accept_tool(self, request: Request, tool_id: str, body: AcceptBody) -> ToolRows:
         """Trust the newest description of an entry."""
         decision = RegistryDecision(actor_of(request), body.reason)
-        return _rows([self._log.tools.accept(named(tenant_of(request), tool_id), body.digest, decision)])
+        return _rows([self._tools.accept(named(tenant_of(request), tool_id), body.digest, decision)])
 
     @REST.delete(
         "/mcp/tools/{tool_id}",
@@ -196,7 +201,7 @@ class RegisteredTools:
     def remove_tool(self, request: Request, tool_id: str) -> RemovedEntry:
         """Remove an entry."""
         name = named(tenant_of(request), tool_id)
-        self._log.tools.remove(name, RegistryDecision(actor_of(request), "removed over HTTP"))
+        self._tools.remove(name, RegistryDecision(actor_of(request), "removed over HTTP"))
         return RemovedEntry(object="tool", tool_id=name, deleted=True)
 
     @REST.post(
@@ -246,14 +251,20 @@ class RegisteredTools:
         principal, name = principal_of(request), named(tenant_of(request), tool_id)
         if principal is not None and principal.agent_id is not None:
             agent = named(principal.tenant, principal.agent_id)
-            if name not in tools_of_agents(self._settings).get(agent, ()):
+            if name not in _tools_of_agent(self._settings, agent):
                 raise denied(request, "chat.call", f"agent {agent} is not registered with tool {name}", "tool_id")
-        return find(own_of(tenant_of(request), self._log.tools.entries), name)
+        return find(own_of(tenant_of(request), self._tools.entries), name)
 
     def _call(self, tool: RegisteredTool, arguments: Mapping[str, Any]) -> ToolResult:
         with _call_errors("arguments"):
-            answer: ToolOutput = self._log.tool_caller.call(tool, arguments, self._log.tools)
+            answer: ToolOutput = self._caller.call(tool, arguments, self._tools)
         return ToolResult(object="tool_result", tool=tool.tool_id, content=answer.text, is_error=answer.is_error)
+
+
+def _tools_of_agent(settings: Settings, agent_id: str) -> tuple[str, ...]:
+    """Return the ids of the tools that an agent is registered with. Raises LogError."""
+    events = registrations(settings).get(agent_id, ())
+    return tool_ids(events[-1].metadata) if events and events[-1].kind == "registered" else ()
 
 
 @contextmanager

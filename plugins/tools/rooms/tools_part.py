@@ -14,6 +14,8 @@ from gateway.log.server_part import ServerBase, ServerPart
 from plugins.tools.rooms.own_tools import record_own_tools, report_changes
 from plugins.tools.rooms.registered_tools import RegisteredTools
 from plugins.tools.rooms.tool_socket import SOCKET_PATH, ToolSocket
+from streams.environments.registry.tool_caller import ToolCaller
+from streams.environments.registry.tool_log import ToolLog
 from streams.errors import LogError, NotFoundError, RefusedError
 
 log = logging.getLogger("streamward.agents")
@@ -28,19 +30,23 @@ class ToolsPart(ServerPart):
 
     def __init__(self, base: ServerBase) -> None:
         self._base, self._socket = base, ToolSocket()
+        self._caller = ToolCaller(base.settings)
 
     def __enter__(self) -> Self:
         """Record the tools that this server offers, and report entries that changed; not without the topic."""
         try:
-            record_own_tools(self._base.log.tools, self._base.toolsets)
+            record_own_tools(self._base.log.registry(ToolLog), self._base.toolsets)
         except (NotFoundError, RefusedError, LogError) as exc:
             log.warning("the tools of this server are not recorded: %s", exc)
         else:
             self._base.log.meter.collect(self._report)
         return self
 
+    def __exit__(self, *exc: object) -> None:
+        self._caller.__exit__(*exc)
+
     def rooms(self) -> list[object]:
-        return [RegisteredTools(self._base.settings, self._base.log)]
+        return [RegisteredTools(self._base.settings, self._base.log, self._caller)]
 
     def add_to(self, app: Starlette) -> None:
         self._socket.add_to(app)
@@ -50,4 +56,4 @@ class ToolsPart(ServerPart):
 
     def _report(self) -> None:
         with contextlib.suppress(LogError):  # the broker does not answer, which other metrics say
-            report_changes(self._base.log.tools, self._base.log.meter)
+            report_changes(self._base.log.registry(ToolLog), self._base.log.meter)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from schemas import json_text
 from schemas.events import EpisodeStart, Tool, ToolCall
@@ -25,7 +25,7 @@ from streams.environments.episodes.environment import Action, Environment, Episo
 from streams.environments.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
 from streams.environments.registry.tool_state import Offer, RegisteredTool, check_trusted
 from streams.errors import EventError
-from streams.settings.model import Environments
+from streams.settings.model import Settings
 
 
 class ToolOutput(NamedTuple):
@@ -36,12 +36,16 @@ class ToolOutput(NamedTuple):
 
 
 class ToolCaller:
-    """Asks endpoints and calls their tools. Threads may use it together."""
+    """Asks endpoints and calls their tools. Use as a context manager; threads may use it together."""
 
-    def __init__(self, limits: Environments) -> None:
-        self._limits, self._pool = limits, EnvironmentPool(limits)
+    def __init__(self, settings: Settings) -> None:
+        self._limits = settings.environments
+        self._pool = EnvironmentPool(self._limits)
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
         """Kill the processes."""
         self._pool.close()
 

@@ -1,8 +1,13 @@
-"""Registered tools by MCP: denied as their routes are."""
+"""Registered tools by MCP are denied as their routes are, and routes ask for the right to what they write."""
 
 from __future__ import annotations
 
-from tests.unit.test_denied_everywhere import Principal, check_denied, each_principal
+from plugins.tools.rooms.tools_part import ToolsPart
+from tests.unit.test_denied_everywhere import Principal, check_denied, check_rights, each_principal
+
+
+def test_a_route_asks_for_the_right_to_what_it_writes() -> None:
+    check_rights(ToolsPart.ROOMS, {f"self._tools.{name}": ("code.run",) for name in ("add", "accept", "remove")})
 
 
 @each_principal

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from schemas.conventions import TOOL_IDS, tool_ids
+from schemas.conventions import TOOL_IDS
 from schemas.events import AgentEvent, AgentType, RewardSource, derive_id
 from schemas.serde import Poison
 from streams.errors import RefusedError
@@ -60,12 +60,6 @@ def known_agents(settings: Settings) -> dict[str, KnownAgent]:
         for event in newest
         if event.kind == "registered"
     }
-
-
-def tools_of_agents(settings: Settings) -> dict[str, tuple[str, ...]]:
-    """Return the ids of the tools of the registry that each agent is registered with. Raises as `read_topic`."""
-    newest = (events[-1] for events in registrations(settings).values())
-    return {event.agent_id: tool_ids(event.metadata) for event in newest if event.kind == "registered"}
 
 
 def default_rewards(settings: Settings) -> Callable[[str], tuple[RewardSource, ...]]:
