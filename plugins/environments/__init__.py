@@ -15,5 +15,4 @@ PLUGIN = Plugin(
     line_steps={"environment": "plugins.environments.environment_step:EnvironmentStep"},
     episodes="plugins.environments.episode_player:EnvironmentPlayer",
     generators="plugins.environments.episode_tasks:GENERATORS",
-    extends={"environments": "plugins.environments.entry_names:NAMES"},
 )

@@ -10,6 +10,7 @@ from streams.plugins.plugin import Plugin, PluginCommand
 
 PLUGIN = Plugin(
     name="tools",
+    requires=("environments",),
     topics="plugins.tools.topics:TOPICS",
     commands={
         "agents tools": PluginCommand("plugins.tools.commands:tools", "Register tools and environments by name.")
@@ -18,5 +19,7 @@ PLUGIN = Plugin(
     recounts="plugins.tools.recount_tools:RECOUNTS",
     metrics="plugins.tools.tool_metrics:METRICS",
     alerts="plugins.tools.tool_metrics:ALERTS",
+    line_steps={"tool_ids": "plugins.tools.line_names:ToolIdsStep"},
+    extends={"environments": "plugins.tools.line_names:ENVIRONMENT_NAMES"},
     toolsets={"registered": "plugins.tools.rooms.registered_box:RegisteredBox"},
 )

@@ -1,4 +1,4 @@
-"""What is decided about by name, whatever it is: prompts, tools, rules and agents meet the same faults."""
+"""What is decided about by name, agents and what plugins have of it, meets the same faults."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from schemas.events import AgentEvent, Message
-from streams.environments.registry.tool_log import TOOLS
+from schemas.events import AgentEvent
 from streams.errors import RefusedError
 from streams.kafka import admin, named_states
 from streams.kafka.named_states import FollowedStates, Registry, RegistryShape
 from streams.kafka.topics import key_field
 from streams.settings.model import Kafka, Settings, Topics
 from streams.stages.agents.agent_log import AGENTS
-from tests.support.factories import one_of_each, tool_event
+from tests.support.factories import one_of_each
 from tests.support.log.shared_node import own_prefix
 from tests.support.log.unchecked import write_unchecked
 
@@ -38,28 +37,13 @@ class Case(NamedTuple):
     """Of an event: the same."""
 
 
-def another_description(state: Any) -> Any:
-    text = (Message(role="user", content=f"Say {state.sequence}."),)
-    return tool_event("added" if state.added is None else "changed", state.sequence, messages=text)
-
-
-CASES = {
-    "tools": Case(
-        TOOLS,
-        tool_event(),
-        tool_event(endpoint="sums:other"),
-        lambda state: state.endpoint,
-        lambda event: event.endpoint,
-    ),
-    "agents": Case(
-        AGENTS,
-        REGISTERED,
-        replace(REGISTERED, type="FINE_TUNED"),
-        lambda state: state.agent.type,
-        lambda event: event.type,
-    ),
-}
-DECISIONS = {"tools": another_description}
+AGENT = Case(
+    AGENTS,
+    REGISTERED,
+    replace(REGISTERED, type="FINE_TUNED"),
+    lambda state: state.agent.type,
+    lambda event: event.type,
+)
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +54,10 @@ def made(kafka_bootstrap: str) -> Settings:
     return settings
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_of_two_decided_at_once_the_first_in_the_log_counts_and_what_is_misplaced_counts_nowhere(
-    made: Settings, case: Case, caplog: pytest.LogCaptureFixture
+    made: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    check_case(made, case, caplog)
+    check_case(made, AGENT, caplog)
 
 
 def check_case(made: Settings, case: Case, caplog: pytest.LogCaptureFixture) -> None:
@@ -91,13 +74,6 @@ def check_case(made: Settings, case: Case, caplog: pytest.LogCaptureFixture) -> 
     assert [record.name for record in caplog.records if "is in partition" in record.getMessage()] == [
         f"streamward.{case.shape.label}"
     ]
-
-
-@pytest.mark.parametrize("label", DECISIONS)
-def test_decisions_of_many_at_once_take_effect_one_after_another(
-    made: Settings, label: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check_decisions(made, CASES[label], DECISIONS[label], monkeypatch)
 
 
 def check_decisions(made: Settings, case: Case, decide: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:

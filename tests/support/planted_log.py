@@ -14,13 +14,10 @@ import httpx
 
 from gateway.rooms.routes import TABLE
 from schemas.events import DatasetEvent, Tool, derive_id
-from schemas.tool_text import offer_digest
 from streams.access.tenants.tenant_names import named
-from streams.environments.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
-from streams.environments.registry.tool_state import Offer
 from streams.kafka.topics import SHAPES
 from streams.settings.model import Settings
-from tests.support.factories import T0
+from tests.support.factories import T0, tool_event
 from tests.support.processes import write
 
 QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(12)]
@@ -64,9 +61,9 @@ def plant(settings: Settings, url: str, key: str, word: str, tenant: str | None)
         ):
             if TABLE.find(method, path) is not None:
                 ask(method, path, json=body)
-    tools = (Tool(name=word, description=word, parameters='{"type": "object"}'),)
-    with ToolLog(settings) as log:
-        offer = Offer(tools=tools, digest=offer_digest(tools))
-        log.add(EntryOrder(named(tenant, word), "os:getcwd"), offer, RegistryDecision("ann", "read it"))
+    if "tools" in SHAPES:
+        tools, name = (Tool(name=word, description=word, parameters='{"type": "object"}'),), named(tenant, word)
+        added = tool_event(event_id=derive_id(name, "added", 0), tool_id=name, endpoint="os:getcwd", tools=tools)
+        write(settings, added)
     if "datasets" in SHAPES:
         write(settings, replace(DATASET, event_id=derive_id(word), dataset=word, tenant=tenant))

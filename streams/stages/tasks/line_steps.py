@@ -16,13 +16,11 @@ from schemas.events import Task
 from streams.errors import EventError, NotFoundError, RefusedError, SettingsError
 from streams.kafka.named_states import Registry
 from streams.plugins.installed import installations, plugin_entries
-from streams.plugins.plugin import Plugin, load_reference
+from streams.plugins.plugin import Plugin
 from streams.settings.model import Settings
 
 FIELDS = ("prompt_version", "tool_ids", "environment")
 """In the order in which they are completed."""
-IN_PLACE = {"tool_ids": "streams.tools.registry_steps:ToolIdsStep"}
-"""Steps of subjects that are no plugins yet."""
 Registries = Callable[[type[Registry[Any, Any]]], Mapping[str, Any]]
 """Returns the states of a registry. Raises NotFoundError, LogError."""
 
@@ -113,12 +111,11 @@ def names_of_tenant(tenant: str | None, fields: Mapping[str, Any]) -> dict[str, 
 @cache
 def _steps() -> dict[str, type[LineStep]]:
     """Return the step of each field that has one. Raises SettingsError for a plugin's step of an unknown field."""
-    declared = plugin_entries(lambda plugin: plugin.line_steps, "line step", IN_PLACE)
+    declared = plugin_entries(lambda plugin: plugin.line_steps, "line step", ())
     if unknown := declared.keys() - {*FIELDS}:
         problem = f"{', '.join(sorted(unknown))} is no field that a step completes; there are {', '.join(FIELDS)}"
         raise SettingsError(f"line_steps: {problem}")
-    in_place = {name: load_reference(step, f"{name} cannot be completed") for name, step in IN_PLACE.items()}
-    return in_place | {name: plugin.load(reference) for name, (plugin, reference) in declared.items()}
+    return {name: plugin.load(reference) for name, (plugin, reference) in declared.items()}
 
 
 def _step(field: str) -> type[LineStep]:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from plugins.environments import environment_step
+from plugins.environments.environment_step import NamedEnvironment
 from plugins.environments.episode_tasks import episodes
 from plugins.jobs.controller import job_episodes
 from plugins.jobs.log import job_view
@@ -18,13 +20,12 @@ from plugins.jobs.log.state import JobState, fold
 from plugins.jobs.orders.job_types import estimate
 from plugins.jobs.orders.request import JobOrder, order, read_request
 from schemas.conventions import TOOL_IDS
-from schemas.events import EpisodeStart, JobPrices, JobQuestion, RewardSource, Sampling, Task, ToolEvent, problems
-from streams.environments.registry.tool_state import Offer, ToolState
+from schemas.events import EpisodeStart, JobPrices, JobQuestion, RewardSource, Sampling, Task, problems
 from streams.errors import ContaminatedError, JobRequestError, RefusedError
 from streams.settings.model import Batches, Environments, Guard, Settings
 from streams.stages.agents.runs.registration import KnownAgent
 from streams.stages.tasks.episodes import EpisodeSpec
-from streams.stages.tasks.line_steps import LineSteps
+from streams.stages.tasks.line_steps import LineSteps, Registries
 from tests.support.factories import episodes_spec, job_event
 from tests.support.gates import gated
 
@@ -51,32 +52,29 @@ def environment(**changes: Any) -> Any:
     return dataclasses.replace(episodes_spec().environment, **changes)
 
 
-def entry(start: EpisodeStart, *, max_turns: int | None = None, trusted: bool = True) -> ToolState:
-    offer = Offer(tools=(), digest="a" * 64)
-    added = ToolEvent(
-        event_id="e", tool_id="arena", created_at=0, kind="added", sequence=0, actor="ann", reason="tried",
-        endpoint=f"environment:{start.name}", environment=start, max_turns=max_turns,
-    )  # fmt: skip
-    seen = offer if trusted else dataclasses.replace(offer, digest="b" * 64)
-    return ToolState(tool_id="arena", added=added, accepted=offer, seen=seen, accepted_by="ann")
-
-
 def ordered(
     environment: Any,
     settings: Settings = SETTINGS,
-    entries: Mapping[str, ToolState] | None = None,
+    names: Mapping[str, NamedEnvironment] | None = None,
     agent_id: str = "default",
     **config: Any,
 ) -> JobOrder:
     body = {"agent_id": agent_id, "environment": environment, "config": {"n_iterations": 3, **config}}
-    steps = LineSteps(lambda _: entries or {})
-    return order(
-        read_request(body),
-        settings,
-        policies={"default"},
-        agents={"calc": KnownAgent("default")},
-        try_environment=lambda ordered: job_episodes.try_environment(ordered, settings, steps),
-    )
+
+    def find(name: str, _: Registries) -> NamedEnvironment | None:
+        if name == "strange":
+            raise RefusedError("strange is described otherwise than ann accepted")
+        return (names or {}).get(name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment_step, "extensions", lambda _: (find,))
+        return order(
+            read_request(body),
+            settings,
+            policies={"default"},
+            agents={"calc": KnownAgent("default")},
+            try_environment=lambda ordered: job_episodes.try_environment(ordered, settings, LineSteps()),
+        )
 
 
 def state_of(made: JobOrder) -> JobState:
@@ -135,13 +133,13 @@ def test_what_an_order_says_of_its_answers_comes_before_what_the_environment_say
     assert [source.name for source in made.spec.reward_sources] == ["verified"]
 
 
-def test_an_entry_of_the_registry_gives_its_settings_and_its_tasks_name_it() -> None:
+def test_a_name_gives_its_settings_and_its_tasks_refer_to_it() -> None:
     start = EpisodeStart(name="guess", settings='{"highest": 4}', seed=0)
-    made = ordered({"name": "arena"}, entries={"arena": entry(start, max_turns=3)})
+    made = ordered({"name": "arena"}, names={"arena": NamedEnvironment(start, 3, "arena@2c26")})
     environment = made.spec.environment
     assert environment is not None and (environment.name, environment.settings) == ("guess", '{"highest": 4}')
     assert made.spec.max_turns == 3
-    assert train_task(state_of(made), 1, 0, 0).metadata[TOOL_IDS] == f"arena@{'a' * 16}" == environment.entry
+    assert train_task(state_of(made), 1, 0, 0).metadata[TOOL_IDS] == "arena@2c26" == environment.entry
 
 
 def test_the_ids_of_its_tasks_are_of_the_job_and_each_epoch_has_every_seed_once() -> None:
@@ -213,12 +211,9 @@ def test_an_order_without_an_environment_has_the_digest_of_one_that_says_so() ->
 def test_an_environment_that_cannot_be_trained_in_is_refused(
     folder: Path, environment: Any, config: dict[str, Any], parameter: str, says: str
 ) -> None:
-    entries = {
-        "arena": entry(EpisodeStart(name="guess", seed=0)),
-        "strange": entry(EpisodeStart(name="guess", seed=0), trusted=False),
-    }
+    names = {"arena": NamedEnvironment(EpisodeStart(name="guess", seed=0), None, "arena@2c26")}
     with pytest.raises(JobRequestError, match=says) as raised:
-        ordered(environment, entries=entries, **config)
+        ordered(environment, names=names, **config)
     assert raised.value.parameter == parameter
 
 

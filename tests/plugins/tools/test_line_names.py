@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from plugins.tools.line_names import ToolIdsStep
 from schemas.events import Coordinates, EpisodeStart
 from streams.environments.registry.tool_log import TOOLS
 from streams.environments.registry.tool_state import ToolState
@@ -13,7 +14,6 @@ from streams.settings.model import Topics
 from streams.stages.tasks.line_steps import LineSteps
 from streams.stages.tasks.line_task import Reading
 from streams.stages.tasks.lines import check_rows
-from streams.tools.registry_steps import ToolIdsStep
 from tests.support.factories import tool_event
 
 MAZE = EpisodeStart(name="maze:Maze", settings='{"size": 3}', seed=0)
@@ -47,3 +47,15 @@ def test_a_line_of_entries_has_the_id_that_it_always_had(
 
 def test_a_tenant_s_entries_are_named_with_the_tenant() -> None:
     assert ToolIdsStep.of_tenant("red", ["sums", "red.a"]) == ["red.sums", "red.a"]
+
+
+@pytest.mark.parametrize("names", [{"tool_ids": ["sums"]}, {"environment": {"name": "sums", "seed": 2}}])
+def test_an_entry_that_is_described_otherwise_than_it_was_accepted_is_refused(names: dict[str, Any]) -> None:
+    [field] = names
+    states: dict[str, ToolState] = {}
+    shown = {} if field == "tool_ids" else {"endpoint": "maze:Maze", "environment": MAZE}
+    for number, event in enumerate((tool_event(**shown), tool_event("changed", 1, tools=()))):
+        TOOLS.take(states, event, Coordinates("tools", 0, number))
+    reading = Reading(now_ms=5, topic_settings=Topics(), defaults={"policy": "p"}, steps=LineSteps(lambda _: states))
+    [problem] = check_rows([(1, {"prompt": "4 + 7 =", "answer": "11", **names})], "a", reading).problems
+    assert f"{field}: sums is described otherwise than ann accepted" in problem.error
