@@ -30,7 +30,6 @@ from gateway.http.door import Door
 from gateway.http.limits import HeldPlace, KeyLimits, TimeLimits
 from gateway.http.own_machine import OwnMachine
 from gateway.http.uvicorn_server import QuietServer, TlsFiles, allow_open_files, bound, quiet_server
-from gateway.jobs.environment_trials import EnvironmentTrials
 from gateway.log.adapters import PublishedAdapters
 from gateway.log.groups import TaskGroups
 from gateway.log.open_log import OpenLog
@@ -212,7 +211,6 @@ def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
         Statements(log),
         PublishedAdapters(settings),
         UploadedFiles(settings.adapters.store),
-        EnvironmentTrials(settings, log),
     ]
 
 

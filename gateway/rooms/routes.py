@@ -22,7 +22,6 @@ from gateway.http.body import Answer
 from gateway.http.mcp_paths import MCP_ROUTES
 from gateway.http.principal import decide_at_door, principal_of
 from gateway.http.route import PLAIN, Reply, Route, RouteTable, routes_of
-from gateway.jobs.environment_trials import EnvironmentTrials
 from gateway.log.adapters import PublishedAdapters
 from gateway.log.groups import TaskGroups
 from gateway.log.recorded_runs import RecordedRuns
@@ -97,7 +96,7 @@ class OwnPermissions:
 ROOMS: tuple[type, ...] = (
     *(AgentProtocols, FeedbackBox, Health, AgentRuns, AgentRegistration),
     *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
-    *(UploadedFiles, EnvironmentTrials),
+    UploadedFiles,
     OwnPermissions,
 )
 _PLUGINS = tuple(plugin for plugin, _, _ in load_plugins())

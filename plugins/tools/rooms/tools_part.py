@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from gateway.http.route import MCP, Route
+from gateway.jobs.environment_trials import EnvironmentTrials
 from gateway.log.server_part import ServerBase, ServerPart
 from plugins.tools.rooms.own_tools import record_own_tools, report_changes
 from plugins.tools.rooms.registered_tools import RegisteredTools
@@ -24,7 +25,7 @@ log = logging.getLogger("streamward.agents")
 class ToolsPart(ServerPart):
     """The tools of the log, and processes that call them."""
 
-    ROOMS = (RegisteredTools,)
+    ROOMS = (RegisteredTools, EnvironmentTrials)
     ROUTES = (Route("GET", SOCKET_PATH, MCP, may="chat.call"),)  # the handshake of a WebSocket
     SOCKETS = (SOCKET_PATH,)
 
@@ -46,7 +47,8 @@ class ToolsPart(ServerPart):
         self._caller.__exit__(*exc)
 
     def rooms(self) -> list[object]:
-        return [RegisteredTools(self._base.settings, self._base.log, self._caller)]
+        settings, log = self._base.settings, self._base.log
+        return [RegisteredTools(settings, log, self._caller), EnvironmentTrials(settings, log)]
 
     def add_to(self, app: Starlette) -> None:
         self._socket.add_to(app)
