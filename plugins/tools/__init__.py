@@ -19,7 +19,7 @@ PLUGIN = Plugin(
     recounts="plugins.tools.recount_tools:RECOUNTS",
     metrics="plugins.tools.tool_metrics:METRICS",
     alerts="plugins.tools.tool_metrics:ALERTS",
-    line_steps={"tool_ids": "plugins.tools.line_names:ToolIdsStep"},
-    extends={"environments": "plugins.tools.line_names:ENVIRONMENT_NAMES"},
+    line_steps={"tool_ids": "plugins.tools.registry.line_names:ToolIdsStep"},
+    extends={"environments": "plugins.tools.registry.line_names:ENVIRONMENT_NAMES"},
     toolsets={"registered": "plugins.tools.rooms.registered_box:RegisteredBox"},
 )

@@ -13,7 +13,7 @@ from streams.cli.route_commands import RouteCommand, add_routes
 from streams.cli.runtime import AppContext, output_option, pass_call, reason_option, user_name
 
 if TYPE_CHECKING:
-    from streams.environments.registry.tool_state import ToolState
+    from plugins.tools.registry.tool_state import ToolState
     from streams.output import Output
 
 
@@ -46,9 +46,9 @@ add_routes(
 @pass_call
 def tools_list(call: AppContext, output: Output) -> None:
     """Print every tool by its id."""
+    from plugins.tools.registry import tool_log
     from schemas.events import Tool
     from streams import output as show
-    from streams.environments.registry import tool_log
 
     rows = [
         {
@@ -71,10 +71,10 @@ def tools_list(call: AppContext, output: Output) -> None:
 @pass_call
 def tools_show(call: AppContext, name: str, output: Output) -> None:
     """Print an entry, and how its newest description differs."""
+    from plugins.tools.registry import tool_log
+    from plugins.tools.registry.tool_state import changes_of
     from schemas.faults import nearest
     from streams import output as show
-    from streams.environments.registry import tool_log
-    from streams.environments.registry.tool_state import changes_of
     from streams.errors import NotFoundError
 
     entries = tool_log.read(call.settings)
@@ -98,8 +98,8 @@ def tools_accept(call: AppContext, name: str, digest: str | None, reason: str, o
 
     Look at it first with `streamward agents tools show`. Exit code 4 if it is described otherwise by now.
     """
+    from plugins.tools.registry.tool_log import RegistryDecision, ToolLog
     from streams import output as show
-    from streams.environments.registry.tool_log import RegistryDecision, ToolLog
 
     with ToolLog(call.settings_to_write) as log:
         seen = log.get(name).seen
@@ -113,7 +113,7 @@ def tools_accept(call: AppContext, name: str, digest: str | None, reason: str, o
 @pass_call
 def tools_remove(call: AppContext, name: str, reason: str) -> None:
     """Remove an entry. Tasks that were written before keep what they say."""
-    from streams.environments.registry.tool_log import RegistryDecision, ToolLog
+    from plugins.tools.registry.tool_log import RegistryDecision, ToolLog
 
     with ToolLog(call.settings_to_write) as log:
         log.remove(name, RegistryDecision(user_name(), reason))
@@ -125,9 +125,9 @@ def tools_remove(call: AppContext, name: str, reason: str) -> None:
 @pass_call
 def tools_call(call: AppContext, tool: str, arguments: str) -> None:
     """Call a tool, and print its answer. Exit code 1 if the tool says that it could not use the call."""
+    from plugins.tools.registry.tool_caller import ToolCaller
+    from plugins.tools.registry.tool_log import ToolLog
     from streams.cli.runtime import json_object
-    from streams.environments.registry.tool_caller import ToolCaller
-    from streams.environments.registry.tool_log import ToolLog
 
     loaded = call.settings_to_write
     with ToolLog(loaded) as log, ToolCaller(loaded) as caller:

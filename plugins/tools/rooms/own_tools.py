@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from importlib.metadata import version
 
 from gateway.http.mcp_paths import MCP_PATHS
+from plugins.tools.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
+from plugins.tools.registry.tool_state import Offer
 from plugins.tools.tool_metrics import TOOLS_CHANGED
 from schemas.events import Tool
 from schemas.tool_text import offer_digest
-from streams.environments.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
-from streams.environments.registry.tool_state import Offer
 from streams.observability.metrics import Meter
 
 ACTOR = "serve"

@@ -28,16 +28,16 @@ from gateway.http.principal import actor_of, principal_of, tenant_of
 from gateway.http.request_record import denied
 from gateway.http.route import REST
 from gateway.log.open_log import AT_ONCE, OpenLog
+from plugins.tools.registry.tool_body import ToolBody, read_body
+from plugins.tools.registry.tool_caller import ToolCaller, ToolOutput
+from plugins.tools.registry.tool_log import RegistryDecision, ToolLog
+from plugins.tools.registry.tool_state import RegisteredTool, ToolState, find
 from schemas import json_text
 from schemas.conventions import tool_ids
 from schemas.events import Tool
 from schemas.tool_text import EndpointKind
 from streams.access.tenants.tenant_names import named, own_of
 from streams.environments.episodes.environment import EpisodeError
-from streams.environments.registry.tool_body import ToolBody, read_body
-from streams.environments.registry.tool_caller import ToolCaller, ToolOutput
-from streams.environments.registry.tool_log import RegistryDecision, ToolLog
-from streams.environments.registry.tool_state import RegisteredTool, ToolState, find
 from streams.errors import CallError, CallErrorKind, EventError
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import registrations

@@ -10,13 +10,13 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from gateway.http.route import MCP, Route
-from gateway.jobs.environment_trials import EnvironmentTrials
 from gateway.log.server_part import ServerBase, ServerPart
+from plugins.tools.registry.tool_caller import ToolCaller
+from plugins.tools.registry.tool_log import ToolLog
+from plugins.tools.rooms.environment_trials import EnvironmentTrials
 from plugins.tools.rooms.own_tools import record_own_tools, report_changes
 from plugins.tools.rooms.registered_tools import RegisteredTools
 from plugins.tools.rooms.tool_socket import SOCKET_PATH, ToolSocket
-from streams.environments.registry.tool_caller import ToolCaller
-from streams.environments.registry.tool_log import ToolLog
 from streams.errors import LogError, NotFoundError, RefusedError
 
 log = logging.getLogger("streamward.agents")

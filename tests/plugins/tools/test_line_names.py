@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from plugins.tools.line_names import ToolIdsStep
+from plugins.tools.registry.line_names import ToolIdsStep
+from plugins.tools.registry.tool_log import TOOLS
+from plugins.tools.registry.tool_state import ToolState
 from schemas.events import Coordinates, EpisodeStart
-from streams.environments.registry.tool_log import TOOLS
-from streams.environments.registry.tool_state import ToolState
 from streams.settings.model import Topics
 from streams.stages.tasks.line_steps import LineSteps
 from streams.stages.tasks.line_task import Reading

@@ -19,6 +19,9 @@ from websockets.sync.client import connect
 from websockets.typing import Origin
 
 from gateway.mcp.tools import own_tools
+from plugins.tools.registry import tool_log
+from plugins.tools.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
+from plugins.tools.registry.tool_state import Offer
 from plugins.tools.rooms.own_tools import record_own_tools, report_changes
 from plugins.tools.tool_metrics import TOOLS_CHANGED
 from schemas.conventions import TOOL_IDS
@@ -27,9 +30,6 @@ from schemas.tool_text import offer_digest
 from streams.access.roles import ROLES
 from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episodes.environment import Action, EpisodeError
-from streams.environments.registry import tool_log
-from streams.environments.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
-from streams.environments.registry.tool_state import Offer
 from streams.kafka import admin
 from streams.observability.metrics import Meter
 from streams.settings.model import Environments, Settings

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from plugins.tools.registry.tool_log import TOOLS
 from schemas.events import Message
-from streams.environments.registry.tool_log import TOOLS
 from streams.settings.model import Settings
 from tests.log.test_registries import Case, check_case, check_decisions, made as made
 from tests.support.factories import tool_event

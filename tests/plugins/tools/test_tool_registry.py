@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from plugins.tools.registry.tool_state import ToolState, find, fold
 from schemas.events import Coordinates, EpisodeStart, Message, Tool, ToolEvent, problems
 from schemas.tool_text import endpoint_kind, offer_digest
-from streams.environments.registry.tool_state import ToolState, find, fold
 from streams.errors import RefusedError
 from tests.support.factories import tool_event
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from plugins.tools.registry import tool_state
+from plugins.tools.registry.tool_state import Offer, RegisteredTool, ToolState, find, refusal
 from schemas.events import EpisodeStart, ToolEvent, ToolKind, derive_id
 from schemas.faults import nearest_own
-from streams.environments.registry import tool_state
-from streams.environments.registry.tool_state import Offer, RegisteredTool, ToolState, find, refusal
 from streams.errors import NotFoundError, RefusedError
 from streams.kafka import times
 from streams.kafka.named_states import Registry, RegistryShape

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from plugins.tools.registry.tool_state import ToolState, check_trusted, find
 from schemas.events import Tool
-from streams.environments.registry.tool_state import ToolState, check_trusted, find
 from streams.errors import NotFoundError, RefusedError
 
 Entries = Callable[[], Mapping[str, ToolState]]

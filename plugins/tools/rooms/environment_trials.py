@@ -18,15 +18,15 @@ from gateway.http.route import REST
 from gateway.jobs.environment_answers import KeptEnvironment, KeptEnvironments, ShownMessage, TriedEnvironment
 from gateway.log.open_log import AT_ONCE, OpenLog
 from gateway.log.tool_answer import json_or_text, shown_tools
+from plugins.tools.registry.tool_body import read_body
+from plugins.tools.registry.tool_log import RegistryDecision, ToolLog
+from plugins.tools.registry.tool_state import Offer, ToolState
 from schemas.events import EpisodeStart, Message
 from schemas.tool_text import offer_digest
 from streams.access.tenants.tenant_names import named, own_of
 from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episodes.environment import Observation
 from streams.environments.episodes.trial_episode import TrialEpisode, handwritten_actions, try_twice
-from streams.environments.registry.tool_body import read_body
-from streams.environments.registry.tool_log import RegistryDecision, ToolLog
-from streams.environments.registry.tool_state import Offer, ToolState
 from streams.errors import CallError, CallErrorKind, EventError
 from streams.settings.model import Settings
 

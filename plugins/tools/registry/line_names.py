@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from plugins.environments.environment_step import NamedEnvironment
+from plugins.tools.registry.named_tools import NamedTools, named_tools, reference
+from plugins.tools.registry.tool_log import ToolLog, existing
+from plugins.tools.registry.tool_state import ToolState, check_trusted
 from schemas.events import Task
 from streams.access.tenants.tenant_names import named, own_of
-from streams.environments.registry.named_tools import NamedTools, named_tools, reference
-from streams.environments.registry.tool_log import ToolLog, existing
-from streams.environments.registry.tool_state import ToolState, check_trusted
 from streams.errors import NotFoundError
 from streams.stages.tasks.line_steps import CompletedTask, LineStep, Registries
 
