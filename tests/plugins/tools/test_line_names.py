@@ -14,7 +14,7 @@ from streams.settings.model import Topics
 from streams.stages.tasks.line_steps import LineSteps
 from streams.stages.tasks.line_task import Reading
 from streams.stages.tasks.lines import check_rows
-from tests.support.factories import tool_event
+from tests.support.factories import task, tool_event
 
 MAZE = EpisodeStart(name="maze:Maze", settings='{"size": 3}', seed=0)
 STATES: dict[str, ToolState] = {}
@@ -59,3 +59,10 @@ def test_an_entry_that_is_described_otherwise_than_it_was_accepted_is_refused(na
     reading = Reading(now_ms=5, topic_settings=Topics(), defaults={"policy": "p"}, steps=LineSteps(lambda _: states))
     [problem] = check_rows([(1, {"prompt": "4 + 7 =", "answer": "11", **names})], "a", reading).problems
     assert f"{field}: sums is described otherwise than ann accepted" in problem.error
+
+
+def test_tools_of_one_name_are_refused_whether_both_are_named_or_one_is_the_task_s_own() -> None:
+    steps, own = LineSteps(lambda _: STATES), STATES["sums"].names["sums"]
+    for tools, ids, both in (((), ["sums", "sums"], "sums and sums"), ((own,), ["sums"], "add and sums")):
+        with pytest.raises(ValueError, match=f"tool_ids: {both} are both called add; a call could mean either"):
+            steps.complete("tool_ids", task(tools=tools), ids)
