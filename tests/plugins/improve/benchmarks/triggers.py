@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from plugins.improve.triggers.detector import BETS, THRESHOLD, WINDOW, lower_bound
 
-PAGE = Path(__file__).parents[2] / "docs" / "improve.md"
+PAGE = Path(__file__).parents[4] / "docs" / "improve.md"
 BEGIN, END = "<!-- triggers:begin -->", "<!-- triggers:end -->"
 LOOKS, AFTER, SEED = 10_000, 3_000, 20261126
 EVERY, CURRENT = 50, 200

@@ -3,7 +3,7 @@
     docs/examples/key_chain ──► `serve` with keys and the tool `get` in its registry ──► /mcp/registered
     `up` ──► episodes ──► HTTP, with a key ──► /mcp/registered ──► the registry ──► a process with `get` ──► versions
 
-    python -m tests.benchmarks.key_chain [SEED ...]      a line for each seed, with every version that was asked
+    python -m tests.plugins.tools.benchmarks.key_chain [SEED ...]      a line for each seed, with every version that was asked
 
 The steps are those of docs/mcp.md, as commands, in an empty folder. The run ends after STEPS versions or MINUTES. The
 aim is 0.9 of 35 held-out chains within 15 minutes of an empty folder. They are asked at temperature 1, as in training:
@@ -34,7 +34,7 @@ from streams.settings.model import Kafka, Settings, Topics
 from tests.benchmarks.side_by_side import line, say
 from tests.support.processes import read
 
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "key_chain"
+EXAMPLE = Path(__file__).parents[4] / "docs" / "examples" / "key_chain"
 WANTED, LIMIT_MIN = 0.9, 15.0
 TOOLS_PREFIX = "tools."
 """Of the log of the server with the tools: a log has one server, and `up` starts that of its own."""
@@ -77,7 +77,7 @@ class Example:
         self._folder, self._port = folder, free_port()
         self._server = f"http://127.0.0.1:{self._port}"
         plain = {name: value for name, value in os.environ.items() if not name.startswith("STREAMWARD_")}
-        python_path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), plain.get("PYTHONPATH"))))
+        python_path = os.pathsep.join(filter(None, (str(Path(__file__).parents[4]), plain.get("PYTHONPATH"))))
         self._env = plain | {
             "PYTHONPATH": python_path,
             "STREAMWARD_CONFIG": "key_chain.toml",
