@@ -131,10 +131,3 @@ def test_a_moment_is_a_text_in_every_answer_but_those_of_other_peoples_protocols
         (file.name, line) for file in files for line in re.findall(r'"created_at": (?!.*moment\().*', file.read_text())
     ]
     assert len(files) > 50 and found == []
-
-
-def test_a_tool_has_one_name_in_routes() -> None:
-    answers = [answer for path, each in document()["paths"].items() if "/mcp/tools" in path for answer in each.values()]
-    good = [told for answer in answers for code, told in answer["responses"].items() if code < "300"]
-    fields = [names for told in good for names in schemas_of(told)]
-    assert any("tool_id" in names for names in fields) and not any("id" in names for names in fields)

@@ -1,7 +1,8 @@
-"""Registered tools by MCP are denied as their routes are, and routes ask for the right to what they write."""
+"""Routes of registered tools: rights, also by MCP, and names of fields."""
 
 from __future__ import annotations
 
+from plugins.tools.rooms.registered_tools import RemovedEntry, ToolRow
 from plugins.tools.rooms.tools_part import ToolsPart
 from tests.unit.test_denied_everywhere import Principal, check_denied, check_rights, each_principal
 
@@ -17,3 +18,8 @@ def test_registered_tools_are_denied_as_their_routes_are(principal: Principal) -
         ("/mcp/registered", "tools/list", {}, "GET", "/mcp/tools"),
         ("/mcp/registered", "tools/call", {"name": "x"}, "POST", "/mcp/tools/x/invoke"),
     )
+
+
+def test_a_tool_has_one_name_in_answers() -> None:
+    for answer in (ToolRow, RemovedEntry):
+        assert "tool_id" in answer.model_fields and "id" not in answer.model_fields
