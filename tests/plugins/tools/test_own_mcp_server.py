@@ -2,7 +2,7 @@
 
     episodes ──► HTTP, with a key ──► /mcp/registered ──► /mcp/tools/get/invoke ──► a process with the function
 
-A tiny model that knows how to call takes two steps here; `python -m tests.plugins.tools.benchmarks.key_chain` teaches SmolLM2.
+A tiny model that knows how to call takes two steps here; benchmarks/key_chain.py teaches SmolLM2.
 """
 
 from __future__ import annotations

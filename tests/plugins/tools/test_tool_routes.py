@@ -8,7 +8,8 @@ from tests.unit.test_denied_everywhere import Principal, check_denied, check_rig
 
 
 def test_a_route_asks_for_the_right_to_what_it_writes() -> None:
-    check_rights(ToolsPart.ROOMS, {f"self._tools.{name}": ("code.run",) for name in ("add", "accept", "remove")})
+    writes = ("self._tools.add", "self._tools.accept", "self._tools.remove", "self._log.registry(ToolLog).add")
+    check_rights(ToolsPart.ROOMS, dict.fromkeys(writes, ("code.run",)))
 
 
 @each_principal

@@ -3,7 +3,7 @@
     docs/examples/key_chain ──► `serve` with keys and the tool `get` in its registry ──► /mcp/registered
     `up` ──► episodes ──► HTTP, with a key ──► /mcp/registered ──► the registry ──► a process with `get` ──► versions
 
-    python -m tests.plugins.tools.benchmarks.key_chain [SEED ...]      a line for each seed, with every version that was asked
+    python -m tests.plugins.tools.benchmarks.key_chain [SEED ...]   a line for each seed, with its versions
 
 The steps are those of docs/mcp.md, as commands, in an empty folder. The run ends after STEPS versions or MINUTES. The
 aim is 0.9 of 35 held-out chains within 15 minutes of an empty folder. They are asked at temperature 1, as in training:
