@@ -1,24 +1,39 @@
-"""The registry of tools as a part of the server: its rooms, its WebSocket, and the record of the server's own tools."""
+"""The registry of tools as a part of the server: its rooms, its WebSocket, and the record of the server's own tools.
+
+    tools of each of our MCP servers ──► Offer ──► added, once ──► changed, when a server starts that offers other tools
+    entries that are described otherwise than accepted ──► gauge streamward_tools_changed ──► alert ToolsChanged
+
+`streamward agents tools accept mcp:log` ends the alarm, with the name of the user. Nothing is refused meanwhile: a
+client pins descriptions itself.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Self
 
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
+from gateway.http.mcp_paths import MCP_PATHS
 from gateway.http.route import MCP, Route
 from gateway.log.server_part import ServerBase, ServerPart
 from plugins.tools.registry.tool_caller import ToolCaller
-from plugins.tools.registry.tool_log import ToolLog
+from plugins.tools.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
+from plugins.tools.registry.tool_state import Offer
 from plugins.tools.rooms.environment_trials import EnvironmentTrials
-from plugins.tools.rooms.own_tools import record_own_tools, report_changes
 from plugins.tools.rooms.registered_tools import RegisteredTools
 from plugins.tools.rooms.tool_socket import SOCKET_PATH, ToolSocket
+from plugins.tools.tool_metrics import TOOLS_CHANGED
+from schemas.events import Tool
+from schemas.tool_text import offer_digest
 from streams.errors import LogError, NotFoundError, RefusedError
+from streams.observability.metrics import Meter
 
+ACTOR = "serve"
 log = logging.getLogger("streamward.agents")
 
 
@@ -59,3 +74,22 @@ class ToolsPart(ServerPart):
     def _report(self) -> None:
         with contextlib.suppress(LogError):  # the broker does not answer, which other metrics say
             report_changes(self._base.log.registry(ToolLog), self._base.log.meter)
+
+
+def record_own_tools(log: ToolLog, toolsets: Mapping[str, tuple[Tool, ...]]) -> None:
+    """Write the lists that the log does not have yet. Raises LogError."""
+    paths = {toolset: path for path, toolset in MCP_PATHS.items()}
+    for toolset, tools in toolsets.items():
+        name = f"mcp:{toolset}"
+        offer = Offer(tools=tools, digest=offer_digest(tools), version=version("streamward"))
+        if log.state(name).added is None:
+            decision = RegistryDecision(ACTOR, "the tools of the first server of this log")
+            log.add(EntryOrder(name, paths[toolset]), offer, decision)
+        else:
+            log.note(name, offer, RegistryDecision(ACTOR, f"streamward {offer.version} offers other tools"))
+
+
+def report_changes(log: ToolLog, meter: Meter) -> None:
+    """Set the gauge of each entry: 1 if its newest description is not the accepted one."""
+    for name, entry in log.entries.items():
+        meter.set(TOOLS_CHANGED, 0.0 if entry.is_trusted else 1.0, name)

@@ -22,7 +22,7 @@ from gateway.mcp.tools import own_tools
 from plugins.tools.registry import tool_log
 from plugins.tools.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
 from plugins.tools.registry.tool_state import Offer
-from plugins.tools.rooms.own_tools import record_own_tools, report_changes
+from plugins.tools.rooms.tools_part import record_own_tools, report_changes
 from plugins.tools.tool_metrics import TOOLS_CHANGED
 from schemas.conventions import TOOL_IDS
 from schemas.events import AccessRole, EpisodeStart, RequestEvent, Task, ToolCall, ToolEvent
