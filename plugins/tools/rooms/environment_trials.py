@@ -15,12 +15,12 @@ from starlette.requests import Request
 from gateway.http.body import Body, Whole, compact
 from gateway.http.principal import actor_of, tenant_of
 from gateway.http.route import REST
-from gateway.jobs.environment_answers import KeptEnvironment, KeptEnvironments, ShownMessage, TriedEnvironment
 from gateway.log.open_log import AT_ONCE, OpenLog
 from gateway.log.tool_answer import json_or_text, shown_tools
 from plugins.tools.registry.tool_body import read_body
 from plugins.tools.registry.tool_log import RegistryDecision, ToolLog
 from plugins.tools.registry.tool_state import Offer, ToolState
+from plugins.tools.rooms.environment_answers import KeptEnvironment, KeptEnvironments, ShownMessage, TriedEnvironment
 from schemas.events import EpisodeStart, Message
 from schemas.tool_text import offer_digest
 from streams.access.tenants.tenant_names import named, own_of
