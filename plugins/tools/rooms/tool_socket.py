@@ -8,7 +8,7 @@
 So the door decides about the handshake and about each message: all are recorded, all count for the limits of the key,
 and a connection is closed at the first message after its key was revoked.
 
-Not covered: a call whose client leaves, or whose server ends, continues to its end, and its answer reaches nobody.
+Not covered: a call whose client leaves, or whose server ends, continues to its end, and its answer is not sent.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class Example:
             yield
         finally:
             server.terminate()
-            server.wait(60)
+            server.wait(300)
 
     def _tools(self, *words: str) -> str:
         return self._streamward(*OF_TOOLS, *words)
