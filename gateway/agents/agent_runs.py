@@ -19,7 +19,7 @@ from schemas.events import MAX_GROUP_SIZE, AgentProgram, AnswerRule, Ending, Obs
 from streams.stages.agents.recording.conversations import Conversation
 from streams.stages.agents.recording.task_runs import TrajectoryOrder
 from streams.stages.agents.runs.agent_program import PROGRAM_CHARACTERS
-from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.runs.run_end import TrajectoryEnd
 from streams.stages.agents.trajectories.run_answer import OUTPUT_CHARACTERS
 from streams.tools.asking import bare_id
 
@@ -30,7 +30,7 @@ class BeginsAndEnds(Protocol):
     async def begin(self, order: TrajectoryOrder) -> Conversation:
         """Return the run once its beginning is in the log. Raises CallError."""
 
-    async def end(self, agent_id: str, trajectory_id: str, end: RunEnd) -> Conversation:
+    async def end(self, agent_id: str, trajectory_id: str, end: TrajectoryEnd) -> Conversation:
         """Return the run once its end and its response are in the log. Raises CallError."""
 
 
@@ -142,7 +142,7 @@ class AgentRuns:
         """End it, and record its response."""
         fields = body.model_dump(include={"ending", "reason", "success", "answer_rule", "output"})
         answer = None if body.answer is None else bare_id(body.answer)
-        end = RunEnd(**fields, observed=_event(body.observed), answer=answer)
+        end = TrajectoryEnd(**fields, observed=_event(body.observed), answer=answer)
         return _answer(await self._runs.end(agent_id, trajectory_id, end))
 
 

@@ -23,7 +23,7 @@ MOST_RUNS = 200
 Name = Annotated[str, Field(max_length=200)]
 
 
-class RunsQuery(PathQuery):
+class ListedRunsQuery(PathQuery):
     """Which runs, the newest first."""
 
     agent: Name = Field("", description="only runs of this agent")
@@ -167,7 +167,7 @@ class RecordedRuns:
         example=RunFiguresList(object="list", data=[EXAMPLE], has_more=False, as_of="2026-01-01T00:00:03.000Z"),
         tools={"list_runs": ""},
     )
-    def list_runs(self, request: Request, query: RunsQuery) -> RunFiguresList:
+    def list_runs(self, request: Request, query: ListedRunsQuery) -> RunFiguresList:
         """List runs: chats, agents' runs and answers to tasks."""
         view = self._log.view
         from streams.tools.views import run_list  # which needs DuckDB

@@ -20,10 +20,10 @@ from plugins.environments.episode_calls import CallFailed, ModelCalls, action_of
 from schemas.events import EpisodeStart, Task
 from streams.environments.episodes.environment import Environment, EpisodeError, Observation, StepResult
 from streams.environments.episodes.running_episode import LiveEpisode
-from streams.stages.agents.runs.agent_process import RunContext
+from streams.stages.agents.runs.agent_process import ProgramRun
 from streams.stages.agents.runs.agent_runner import AgentWork
 from streams.stages.agents.runs.connection_pool import KeptAlive
-from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.runs.run_end import TrajectoryEnd
 from streams.stages.agents.trajectories.chat_format import message_of, tool_of
 
 
@@ -57,7 +57,7 @@ class EpisodeAgent:
             return _fails(f"{exc.reason}: {exc}")
         return AgentWork(partial(self._run, episode, first), episode.observed)
 
-    def _run(self, episode: LiveEpisode, first: Observation, run: RunContext, stop: threading.Event) -> RunEnd:
+    def _run(self, episode: LiveEpisode, first: Observation, run: ProgramRun, stop: threading.Event) -> TrajectoryEnd:
         """Play the episode to its end."""
         calls = ModelCalls(self._http, run, self._time_limit_s, stop)
         messages: list[dict[str, Any]] = [message_of(message) for message in first.messages]
@@ -67,16 +67,16 @@ class EpisodeAgent:
                 answer = calls.answer(messages, tools, episode.observed)
                 result = episode.act(action_of(answer))
                 if result.is_over:
-                    return RunEnd("completed", _reason(episode, result), None, episode.observed, episode.success)
+                    return TrajectoryEnd("completed", _reason(episode, result), None, episode.observed, episode.success)
                 messages += [answer, *(message_of(message) for message in result.observation.messages)]
         except EpisodeError as exc:
-            return RunEnd("failed", f"{exc.reason}: {exc}", None, episode.observed)
+            return TrajectoryEnd("failed", f"{exc.reason}: {exc}", None, episode.observed)
         except CallFailed as exc:
-            return RunEnd(exc.ending, str(exc), None, episode.observed)
+            return TrajectoryEnd(exc.ending, str(exc), None, episode.observed)
 
 
 def _fails(reason: str) -> AgentWork:
-    return AgentWork(lambda *_: RunEnd("failed", reason))
+    return AgentWork(lambda *_: TrajectoryEnd("failed", reason))
 
 
 def _reason(episode: LiveEpisode, result: StepResult) -> str:

@@ -22,7 +22,7 @@ from schemas import json_text
 from schemas.events import Ending, Observed, ToolCall
 from streams.environments.episodes.environment import Action
 from streams.errors import StreamwardError
-from streams.stages.agents.runs.agent_process import RunContext
+from streams.stages.agents.runs.agent_process import ProgramRun
 from streams.stages.agents.runs.connection_pool import LATER, KeptAlive
 
 PAUSE_S = 0.5
@@ -40,7 +40,7 @@ class CallFailed(StreamwardError):
 class ModelCalls:
     """The calls of one run, in order. For one thread."""
 
-    def __init__(self, server: KeptAlive, run: RunContext, time_limit_s: float, stop: threading.Event) -> None:
+    def __init__(self, server: KeptAlive, run: ProgramRun, time_limit_s: float, stop: threading.Event) -> None:
         """The time limit is for all calls together. Once `stop` is set, no further call is made."""
         self._http, self._run, self._time_limit_s, self._stop = server, run, time_limit_s, stop
         self._deadline = time.monotonic() + time_limit_s

@@ -197,7 +197,7 @@ def _group_filter(query: Mapping[str, str]) -> group_list.GroupFilter:
     )
 
 
-def _runs(log: LogSnapshot, request: Request) -> run_list.RunList:
+def _runs(log: LogSnapshot, request: Request) -> run_list.ListedRuns:
     query = request.query_params
     chosen = run_list.RunFilter(
         agent=query.get("agent", ""),

@@ -38,11 +38,11 @@ from streams.kafka.times import now_ms
 from streams.kafka.topics import topics
 from streams.settings.load import load
 from streams.settings.model import Settings
-from streams.stages.agents.runs.agent_process import AgentProcess, RunContext, run_process, task_for_agent
+from streams.stages.agents.runs.agent_process import AgentProcess, ProgramRun, run_process, task_for_agent
 from streams.stages.agents.runs.agent_program import of_class, program_of
 from streams.stages.agents.runs.agent_runner import AgentPlan, AgentWork, run
 from streams.stages.agents.runs.registration import default_rewards
-from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.runs.run_end import TrajectoryEnd
 from streams.stages.agents.runs.run_server import trajectories_url
 from streams.stages.agents.trajectories.chat_format import message_of
 from streams.stages.agents.trajectories.fold import LeftOutReason, fold, of_each
@@ -270,15 +270,15 @@ class AgentManager:
         """
         raise NotImplementedError
 
-    def _in_thread(self, context: RunContext, _: threading.Event) -> RunEnd:
+    def _in_thread(self, context: ProgramRun, _: threading.Event) -> TrajectoryEnd:
         try:
             answer = self._process_one(context.trajectory_id, task_for_agent(context.task))
         except Exception as exc:  # whatever a user's agent raises
-            return RunEnd("failed", f"{type(exc).__name__}: {exc}")
+            return TrajectoryEnd("failed", f"{type(exc).__name__}: {exc}")
         named = getattr(answer, "id", None)
         if isinstance(named, str):
-            return RunEnd("completed", "it returned", answer=named)
-        return RunEnd(
+            return TrajectoryEnd("completed", "it returned", answer=named)
+        return TrajectoryEnd(
             "completed", "it returned", output=answer[-OUTPUT_CHARACTERS:] if isinstance(answer, str) else None
         )
 

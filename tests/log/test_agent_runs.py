@@ -19,7 +19,7 @@ from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
 from streams.stages.agents.runs.agent_runner import AgentPlan, AgentWork, run as run_agent
-from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.runs.run_end import TrajectoryEnd
 from streams.stages.tasks.submit import submit
 from tests.support.agent_server import serving, settings_of, turns
 from tests.support.documented import as_documented
@@ -238,9 +238,9 @@ def test_every_metric_of_the_manager_is_there_and_counts_its_runs(settings: Sett
     submit(settings, [task(task_id=f"counted {n}", policy="sums", agent="counter", purpose="eval") for n in range(2)])
     go_on, stop, meter = threading.Event(), threading.Event(), Meter("agents", waits_for=("kafka",))
 
-    def gives_up(*_: object) -> RunEnd:
+    def gives_up(*_: object) -> TrajectoryEnd:
         go_on.wait()
-        return RunEnd("failed", "it gave up")
+        return TrajectoryEnd("failed", "it gave up")
 
     plan = AgentPlan(
         agent_id="counter", work=lambda _: AgentWork(gives_up), server=url, parallel=3, folder=tmp_path, until_done=True

@@ -27,7 +27,7 @@ from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.served_versions import LOADED
 from streams.stages.agents.recording.service import open_recorder
 from streams.stages.agents.recording.task_runs import TrajectoryOrder
-from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.runs.run_end import TrajectoryEnd
 from streams.stages.agents.trajectories.fold import of_each
 from tests.support import factories
 from tests.support.agent_server import settings_of
@@ -233,7 +233,7 @@ def test_who_begins_a_run_again_while_it_ends_gets_its_end(kafka_bootstrap: str,
         call = asyncio.create_task(answer(recorder, asked("open", trajectory_id=order.trajectory_id)))
         while not known.open_calls:
             await asyncio.sleep(0.001)
-        end = asyncio.create_task(recorder.runs.end("a", order.trajectory_id, RunEnd("completed", "")))
+        end = asyncio.create_task(recorder.runs.end("a", order.trajectory_id, TrajectoryEnd("completed", "")))
         while not known.ending:
             await asyncio.sleep(0.001)
         assert (await recorder.runs.begin(order)).end is not None

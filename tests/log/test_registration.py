@@ -15,7 +15,7 @@ from streams.settings.model import Settings
 from streams.stages.agents.runs import registration
 from streams.stages.agents.runs.agent_runner import AgentPlan, AgentWork, run
 from streams.stages.agents.runs.registration import KnownAgent, known_agents, register, registrations
-from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.runs.run_end import TrajectoryEnd
 from streams.tools.agent_manager import AgentManager
 from tests.support.processes import read
 
@@ -76,7 +76,7 @@ def test_a_run_of_an_agent_keeps_its_name_tools_and_scorers(made: Settings, tmp_
     register(made, replace(HELPER, reward_sources=(RewardSource(name="exact"),)))
     plan = AgentPlan(
         agent_id="helper",
-        work=lambda _: AgentWork(lambda *_: RunEnd("completed", "")),
+        work=lambda _: AgentWork(lambda *_: TrajectoryEnd("completed", "")),
         server="http://127.0.0.1:1",
         parallel=1,
         folder=tmp_path,

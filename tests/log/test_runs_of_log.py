@@ -16,7 +16,7 @@ from streams.tools.query.finished import FinishedReader
 from streams.tools.query.session import NO_LIMITS, Session
 from streams.tools.query.source import Scope
 from streams.tools.runs.run_archive import RunArchiveService
-from streams.tools.runs.run_row import RunRow, RunRules, run_row
+from streams.tools.runs.run_row import FigureRules, FinishedRun, run_row
 from streamward import RunTracker
 from tests.support.log.shared_node import own_topics
 from tests.support.processes import write
@@ -35,8 +35,8 @@ def view_rows(settings: Settings, scope: Scope = NO_LIMITS) -> dict[str, dict[st
     return {row["answer_id"]: row for row in rows}
 
 
-def fold_rows(settings: Settings) -> dict[str, RunRow]:
-    rules = RunRules.of(settings)
+def fold_rows(settings: Settings) -> dict[str, FinishedRun]:
+    rules = FigureRules.of(settings)
     ended = FinishedReader(settings, history.of(settings, "auto"), EVERYTHING).round()
     return {finished.answer_id: run_row(finished, rules, None) for finished in ended}
 

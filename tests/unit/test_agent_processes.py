@@ -17,8 +17,8 @@ from pydantic import SecretStr
 
 from schemas.events import Message
 from streams.errors import SettingsError
-from streams.stages.agents.runs.agent_process import AgentProcess, RunContext, run_process
-from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.runs.agent_process import AgentProcess, ProgramRun, run_process
+from streams.stages.agents.runs.run_end import TrajectoryEnd
 from tests.support.factories import task
 from tests.support.processes import is_running
 
@@ -36,12 +36,12 @@ while not os.path.exists("hidden") or not open("hidden").read(): time.sleep(0.01
 """Leaves a process in a session and an environment of its own, whose parent has ended."""
 
 
-def context(folder: Path, text: str = "2 + 2?") -> RunContext:
+def context(folder: Path, text: str = "2 + 2?") -> ProgramRun:
     asked = task(messages=(Message(role="user", content=text),), verifier='{"answer": "four"}')
-    return RunContext("ann", "run-1", asked, "http://127.0.0.1:1/agents/ann/trajectories/run-1", folder)
+    return ProgramRun("ann", "run-1", asked, "http://127.0.0.1:1/agents/ann/trajectories/run-1", folder)
 
 
-def ran(folder: Path, code: str, *, stop: threading.Event | None = None, **limits: float) -> RunEnd:
+def ran(folder: Path, code: str, *, stop: threading.Event | None = None, **limits: float) -> TrajectoryEnd:
     process = AgentProcess(command=(sys.executable, "-S", "-c", code), **limits)  # type: ignore[arg-type]
     return run_process(process, context(folder), stop or threading.Event())
 
@@ -64,7 +64,7 @@ def test_a_program_has_its_task_its_server_and_a_folder_and_not_the_right_answer
 ) -> None:
     monkeypatch.setenv("STREAMWARD_KAFKA__SASL_PASSWORD", "hunter2")
     code = "import json, os, sys; json.dump([json.load(sys.stdin), dict(os.environ), os.getcwd()], open('seen', 'w'))"
-    assert ran(tmp_path / "run", code) == RunEnd("completed", "exit code 0", 0)
+    assert ran(tmp_path / "run", code) == TrajectoryEnd("completed", "exit code 0", 0)
     seen = (tmp_path / "run" / "seen").read_text()
     told, env, folder = json.loads(seen)
     assert (told["prompt"], env["STREAMWARD_PROMPT"], folder) == ("2 + 2?", "2 + 2?", str(tmp_path / "run"))
@@ -105,7 +105,7 @@ def test_a_prompt_that_no_variable_can_hold_is_in_the_file_alone(tmp_path: Path)
 
 def test_a_program_that_fails_is_a_failed_run_with_its_last_words(tmp_path: Path) -> None:
     failed = ran(tmp_path, "import sys; print('so far'); sys.stderr.write('a\\nwrong: b\\n\\n'); sys.exit(3)")
-    assert failed == RunEnd("failed", "exit code 3: wrong: b", 3)
+    assert failed == TrajectoryEnd("failed", "exit code 3: wrong: b", 3)
     assert (tmp_path / "stdout").read_text() == "so far\n"
     killed = ran(tmp_path, "import os; os.kill(os.getpid(), 11)")
     assert (killed.ending, killed.exit_code) == ("failed", -signal.SIGSEGV)
@@ -115,7 +115,7 @@ def test_a_program_that_fails_is_a_failed_run_with_its_last_words(tmp_path: Path
 def test_a_program_that_hangs_ends_at_its_limit_even_if_it_ignores_sigterm(tmp_path: Path) -> None:
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
     end = ran(tmp_path, deaf, time_limit_s=0.5, grace_s=0.1)
-    assert end == RunEnd("timeout", "it ran for 0.5 s, which is its time limit", -signal.SIGKILL)
+    assert end == TrajectoryEnd("timeout", "it ran for 0.5 s, which is its time limit", -signal.SIGKILL)
 
 
 def test_a_program_that_is_asked_to_end_may_say_goodbye(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_program_that_is_asked_to_end_may_say_goodbye(tmp_path: Path) -> None:
 
     asking = threading.Thread(target=once_up)
     asking.start()
-    assert ran(tmp_path, code, stop=stop, grace_s=30) == RunEnd("cancelled", "it was asked to stop", 0)
+    assert ran(tmp_path, code, stop=stop, grace_s=30) == TrajectoryEnd("cancelled", "it was asked to stop", 0)
     asking.join()
     assert (tmp_path / "stdout").read_text() == "1\nbye\n"
 
@@ -171,7 +171,7 @@ def test_kill_9_of_the_manager_or_of_what_watches_ends_the_program(tmp_path: Pat
         manager.kill()
         manager.wait()
     until(lambda: not is_running(left))
-    ends: list[RunEnd] = []
+    ends: list[TrajectoryEnd] = []
     code = "import os, time; open('pid', 'w').write(f'{os.getppid()} {os.getpid()} '); time.sleep(600)"
     running = threading.Thread(target=lambda: ends.append(ran(tmp_path / "watched", code)))
     running.start()
@@ -180,7 +180,7 @@ def test_kill_9_of_the_manager_or_of_what_watches_ends_the_program(tmp_path: Pat
     watcher, program = map(int, pid.read_text().split())
     os.kill(watcher, signal.SIGKILL)
     running.join()
-    assert ends == [RunEnd("failed", "the supervisor of the program ended with signal SIGKILL", None)]
+    assert ends == [TrajectoryEnd("failed", "the supervisor of the program ended with signal SIGKILL", None)]
     until(lambda: not is_running(program))
 
 

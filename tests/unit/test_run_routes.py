@@ -20,7 +20,7 @@ from gateway.log.sql_rows import LogOverHttp
 from gateway.rooms.routes import TABLE
 from schemas.events import AccessRole, derive_id
 from streams.settings.model import Archive, Serve, Settings
-from streams.tools.runs.run_row import RunRow
+from streams.tools.runs.run_row import FinishedRun
 from tests.support.callers import BEARER, Known
 from tests.support.factories import T0
 from tests.support.log.archive_of import archived
@@ -55,7 +55,7 @@ def ids(http: TestClient, query: str = "") -> set[str]:
 
 def test_a_run_over_rest_has_the_figures_of_its_row(view: LogOverHttp) -> None:
     renamed = {"began_ms": "began_at", "ended_ms": "ended_at"}
-    names = [renamed.get(field.name, field.name) for field in dataclasses.fields(RunRow)]
+    names = [renamed.get(field.name, field.name) for field in dataclasses.fields(FinishedRun)]
     assert ["object", *names] == list(RunFigures.model_fields)
     run = client(view).get(f"/api/v1/runs/{RED}").json()
     assert (run["tool_calls"], run["failed_tools"], run["recoveries"], run["escalations"]) == (3, 1, 1, 1)

@@ -13,12 +13,12 @@ from schemas.events import Coordinates, JobPrices, Message, Observed, Reward, To
 from streams.settings.model import Jobs, Serve, Settings
 from streams.stages.agents.trajectories.fold import fold
 from streams.tools.query.finished import Finished
-from streams.tools.runs.run_row import RunRow, RunRules, run_row
+from streams.tools.runs.run_row import FigureRules, FinishedRun, run_row
 from streams.tools.runs.tool_use import ToolUse, tool_use
 from tests.support.agent_calls import ADD, Recorded, assistant, system, user
 from tests.support.factories import T0, group, member, response, reward, task, trajectory
 
-RULES = RunRules(JobPrices(prompt=10.0, completion=100.0), frozenset({"handoff"}))
+RULES = FigureRules(JobPrices(prompt=10.0, completion=100.0), frozenset({"handoff"}))
 
 
 def direct(**changes: Any) -> Finished:
@@ -95,7 +95,7 @@ def shown(tool: str | None, ok: bool | None = True, digest: str = "d" * 64) -> O
 
 
 def test_an_answer_without_an_agent_is_a_run_of_one_turn() -> None:
-    assert run_row(direct(), RULES) == RunRow(
+    assert run_row(direct(), RULES) == FinishedRun(
         answer_id=derive_id("s1", 0),
         task_id="t1",
         policy="default",
@@ -147,7 +147,7 @@ def test_a_chat_runs_from_its_first_call_to_its_last_answer_however_long_it_was_
 
 
 def test_a_run_without_prices_has_no_cost() -> None:
-    assert run_row(direct(), RunRules()).cost_usd is None
+    assert run_row(direct(), FigureRules()).cost_usd is None
 
 
 def test_the_cost_of_a_judge_is_a_part_of_the_runs_also_where_it_failed() -> None:
@@ -167,10 +167,10 @@ def test_prices_and_tools_are_those_of_the_settings() -> None:
         jobs=Jobs(prompt_usd=1.0, completion_usd=2.0, trainer_hour_usd=0.0),
         serve=Serve(escalation_tools="to_person, call_boss"),
     )
-    assert RunRules.of(settings) == RunRules(
+    assert FigureRules.of(settings) == FigureRules(
         JobPrices(prompt=1.0, completion=2.0), frozenset({"to_person", "call_boss"})
     )
-    assert RunRules.of(Settings()) == RunRules(None, frozenset({"escalate", "handoff", "transfer_to_human"}))
+    assert FigureRules.of(Settings()) == FigureRules(None, frozenset({"escalate", "handoff", "transfer_to_human"}))
 
 
 def test_feedback_on_a_run_and_on_its_turns_counts_alike() -> None:

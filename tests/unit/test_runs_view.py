@@ -25,14 +25,14 @@ from schemas.events import (
 from streams.settings.model import Jobs
 from streams.tools.query.finished import FinishedReader, FinishedSelection
 from streams.tools.query.runs_view import runs_sql
-from streams.tools.runs.run_row import RunRow, RunRules, run_row
+from streams.tools.runs.run_row import FigureRules, FinishedRun, run_row
 from tests.support.agent_calls import ADD, Recorded, assistant, system, user
 from tests.support.appended import SETTINGS, Appended
 from tests.support.factories import T0, group, member, response, reward, task, trajectory
 from tests.support.thoroughness import examples
 
 PRICED = SETTINGS.model_copy(update={"jobs": Jobs(prompt_usd=10.0, completion_usd=100.0, trainer_hour_usd=0.0)})
-RULES = RunRules.of(PRICED)
+RULES = FigureRules.of(PRICED)
 EVERYTHING = FinishedSelection(unfit=True)
 ALONE: dict[str, Any] = {"sampling_id": None, "slot": None}
 
@@ -48,7 +48,7 @@ def rows_of_view(log: Appended) -> dict[str, dict[str, Any]]:
     return by_id
 
 
-def rows_of_fold(log: Appended) -> dict[str, RunRow]:
+def rows_of_fold(log: Appended) -> dict[str, FinishedRun]:
     """Return what `run_row` says of every finished run."""
     rows = {}
     for finished in FinishedReader(SETTINGS, log, EVERYTHING).round():
@@ -57,7 +57,7 @@ def rows_of_fold(log: Appended) -> dict[str, RunRow]:
     return rows
 
 
-def check_equal(view: dict[str, dict[str, Any]], fold: dict[str, RunRow]) -> None:
+def check_equal(view: dict[str, dict[str, Any]], fold: dict[str, FinishedRun]) -> None:
     """Both have the same values of every finished run."""
     for name, row in fold.items():
         expected = {**asdict(row), "versions": list(row.versions)}

@@ -1,6 +1,6 @@
 """A run as it is judged: its figures, its transcript, and its rubric.
 
-Finished, settings ──► RunRow ──► gates of its scenario ──► EndedRun
+Finished, settings ──► FinishedRun ──► gates of its scenario ──► EndedRun
                  └──► transcript
 """
 
@@ -15,7 +15,7 @@ from plugins.improve.settings import Improve
 from schemas.events import GateResult
 from streams.settings.model import Settings
 from streams.tools.query.finished import Finished
-from streams.tools.runs.run_row import RunRow, RunRules, run_row
+from streams.tools.runs.run_row import FigureRules, FinishedRun, run_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class EndedRun:
     """A run and what its verdict depends on."""
 
     finished: Finished
-    row: RunRow
+    row: FinishedRun
     transcript: Transcript
     rubric: Rubric
     gates: tuple[GateResult, ...]
@@ -41,7 +41,7 @@ def asks_judge(settings: Settings, scenario: str) -> bool:
 
 def ended_run(finished: Finished, settings: Settings) -> EndedRun:
     """Return a run with its figures, transcript and rubric."""
-    row = run_row(finished, RunRules.of(settings))
+    row = run_row(finished, FigureRules.of(settings))
     rubric = rubric_of(settings.of_plugin(Improve), row.scenario, asks_judge=asks_judge(settings, row.scenario))
     return EndedRun(
         finished=finished,

@@ -1,6 +1,6 @@
 """The gates that a run has to pass before it is judged: bounds on its figures.
 
-    RunRow, bounds of its scenario ──► each figure with its bound ──► GateResult: passed or not
+    FinishedRun, bounds of its scenario ──► each figure with its bound ──► GateResult: passed or not
 
 The prefix of a name is the kind of its bound: `min_score` passes at or above it, `max_turns` at or below. A missing
 figure passes no gate. `max_sampled_tokens` keeps answers from growing with every round of training on promoted runs.
@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from schemas.events import GateResult
-from streams.tools.runs.run_row import RunRow
+from streams.tools.runs.run_row import FinishedRun
 
-FIGURES: Mapping[str, Callable[[RunRow], float | None]] = {
+FIGURES: Mapping[str, Callable[[FinishedRun], float | None]] = {
     "min_score": lambda row: row.reward,
     "min_feedback": lambda row: row.feedback,
     "min_success": lambda row: None if row.success is None else float(row.success),
@@ -34,7 +34,7 @@ FIGURES: Mapping[str, Callable[[RunRow], float | None]] = {
 """The figure of each gate of `streams.settings.model.GATES`."""
 
 
-def gate_results(row: RunRow, bounds: Mapping[str, float]) -> tuple[GateResult, ...]:
+def gate_results(row: FinishedRun, bounds: Mapping[str, float]) -> tuple[GateResult, ...]:
     """Return what each of these gates measures of a run."""
     return tuple(_result(name, FIGURES[name](row), bound) for name, bound in bounds.items())
 

@@ -1,6 +1,6 @@
 """A run as text for its judge and its human reviewer.
 
-    Finished, RunRow ──► one JSON object a line: messages, calls, results, errors, the end ──► at most N characters
+    Finished, FinishedRun ──► one JSON object a line: messages, calls, results, errors, the end ──► at most N characters
                                                                                         └──► digest, what was cut
 
 Each line is an object, so no text of a run can imitate a line of another role. The same run gives the same text. A
@@ -22,7 +22,7 @@ from schemas.events import Message
 from streams.scorers.verdict import storable
 from streams.stages.agents.trajectories.fold import TrajectoryStep
 from streams.tools.query.finished import Finished
-from streams.tools.runs.run_row import RunRow
+from streams.tools.runs.run_row import FinishedRun
 
 NAME_CHARACTERS = 200
 """Of a name in a transcript: a role, a tool, why a run ended."""
@@ -72,7 +72,7 @@ class TranscriptEntry:
         return f"{subject:.30}" if turn is None else f"turn {turn}, {subject:.30}"
 
 
-def transcript_of(finished: Finished, row: RunRow, characters: int) -> Transcript:
+def transcript_of(finished: Finished, row: FinishedRun, characters: int) -> Transcript:
     """Return the transcript of a run, with at most so many characters (1000 or more)."""
     entries = [*_entries(finished), _end(row)]
     quotable = storable("\n".join(entry.text for entry in entries))
@@ -143,7 +143,7 @@ def _message(head: Mapping[str, Any], message: Message) -> Iterator[TranscriptEn
         yield TranscriptEntry({**role, "calls": _name(call.name)}, "arguments", call.arguments)
 
 
-def _end(row: RunRow) -> TranscriptEntry:
+def _end(row: FinishedRun) -> TranscriptEntry:
     success = {} if row.success is None else {"success": row.success}
     return TranscriptEntry({"end": row.ending, **success}, "reason", row.reason or "")
 

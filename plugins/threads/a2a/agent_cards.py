@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.http import errors
 from gateway.http.principal import principal_of
-from plugins.threads.acp.known_agents import LISTED, KnownAgents, RunningAgent
+from plugins.threads.acp.known_agents import LISTED, AvailableAgent, KnownAgents
 from plugins.threads.acp.thread_interfaces import A2A_CARDS
 from streams.errors import CallError
 from streams.files import program_version
@@ -42,7 +42,7 @@ class A2aCards:
         return JSONResponse(_card(agent, url, has_keys=principal_of(request) is not None), headers=NOT_STORED)
 
 
-async def callable_agent(agents: KnownAgents, request: Request, agent_id: str) -> RunningAgent:
+async def callable_agent(agents: KnownAgents, request: Request, agent_id: str) -> AvailableAgent:
     """Return an agent that a request may call over A2A. Raises CallError."""
     agent = await errors.apart(agents.get, request, agent_id)
     agents.check(agent)
@@ -52,7 +52,7 @@ async def callable_agent(agents: KnownAgents, request: Request, agent_id: str) -
     return agent
 
 
-def _card(agent: RunningAgent, url: str, *, has_keys: bool) -> dict[str, Any]:
+def _card(agent: AvailableAgent, url: str, *, has_keys: bool) -> dict[str, Any]:
     interface = {
         "url": f"{url}/a2a/{agent.agent_id}",
         "protocolBinding": "JSONRPC",
@@ -74,7 +74,7 @@ def _card(agent: RunningAgent, url: str, *, has_keys: bool) -> dict[str, Any]:
     return card
 
 
-def _skill(agent: RunningAgent, name: str) -> dict[str, Any]:
+def _skill(agent: AvailableAgent, name: str) -> dict[str, Any]:
     if name == "conversation":
         return {"id": name, "name": name, "description": "answers text, and remembers its context", "tags": ["text"]}
     return {"id": name, "name": name, "description": f"a capability of {agent.name}", "tags": [name]}

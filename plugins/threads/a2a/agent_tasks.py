@@ -34,7 +34,7 @@ from plugins.threads.a2a.task_bodies import (
     SendMessageParameters,
     TaskParameters,
 )
-from plugins.threads.acp.known_agents import LISTED, KnownAgents, RunningAgent
+from plugins.threads.acp.known_agents import LISTED, AvailableAgent, KnownAgents
 from plugins.threads.acp.requested_runs import RequestedRuns, RunOrigin
 from plugins.threads.acp.run_execution import ThreadRuns
 from plugins.threads.acp.thread_access import thread_name
@@ -120,7 +120,7 @@ class A2aTasks:
 class AgentMethods:
     """The methods of one request to an agent."""
 
-    def __init__(self, runs: ThreadRuns, requested: RequestedRuns, request: Request, agent: RunningAgent) -> None:
+    def __init__(self, runs: ThreadRuns, requested: RequestedRuns, request: Request, agent: AvailableAgent) -> None:
         self._runs, self._requested, self._request, self._agent = runs, requested, request, agent
 
     def table(self) -> dict[str, RpcMethod]:

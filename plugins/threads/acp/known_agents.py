@@ -21,7 +21,7 @@ LISTED = "POST /acp/agents/search lists agents"
 
 
 @dataclass(frozen=True, slots=True)
-class RunningAgent:
+class AvailableAgent:
     """An agent that may be run."""
 
     agent_id: str
@@ -44,7 +44,7 @@ class KnownAgents:
         """`agents` opens those of the log; `policy` is that of the server."""
         self._agents, self._policy = agents, policy
 
-    def of(self, request: Request) -> list[RunningAgent]:
+    def of(self, request: Request) -> list[AvailableAgent]:
         """Return the agents that a request may run, in order. Raises as `AgentLog`."""
         registered = [self._agent_of(request, event) for event in self._agents().agents.values()]
         known = {agent.agent_id: agent for agent in registered if agent is not None}
@@ -53,7 +53,7 @@ class KnownAgents:
         own = None if principal is None else principal.agent_id
         return [known[agent_id] for agent_id in sorted(known) if own in (None, agent_id)]
 
-    def get(self, request: Request, agent_id: str | None) -> RunningAgent:
+    def get(self, request: Request, agent_id: str | None) -> AvailableAgent:
         """Return an agent that a request may run; None: the key's own, or `default`. Raises CallError."""
         principal = principal_of(request)
         own = None if principal is None else principal.agent_id
@@ -64,7 +64,7 @@ class KnownAgents:
             raise CallError("not_found", f"there is no agent {name[:80]!r}", "agent_id", way_out=LISTED)
         return agent
 
-    def check(self, agent: RunningAgent) -> None:
+    def check(self, agent: AvailableAgent) -> None:
         """Raise CallError for an agent whose registration has a setting that this server does not support."""
         try:
             read_memory(agent.memory_config)
@@ -76,14 +76,14 @@ class KnownAgents:
                 text = f"agent {agent.agent_id} cannot run: capability {reason}; register it again"
                 raise CallError("conflict", text, "agent_id")
 
-    def _agent_of(self, request: Request, event: AgentEvent) -> RunningAgent | None:
+    def _agent_of(self, request: Request, event: AgentEvent) -> AvailableAgent | None:
         """Return an agent if the request may see it; None if it or its model belongs to another tenant."""
         tenant = tenant_of(request)
         is_own = is_of(tenant, event.agent_id)
         if not may_know(tenant, event.agent_id) or not may_ask(request, event.model_id, self._policy):
             return None
         agent_id = event.agent_id if tenant is None or not is_own else event.agent_id.removeprefix(tenant + SEPARATOR)
-        return RunningAgent(
+        return AvailableAgent(
             agent_id=agent_id,
             logged=named(tenant, event.agent_id),
             model=event.model_id,
@@ -94,6 +94,6 @@ class KnownAgents:
             created_at=event.created_at,
         )
 
-    def _default(self, request: Request) -> RunningAgent:
+    def _default(self, request: Request) -> AvailableAgent:
         logged = named(tenant_of(request), DEFAULT_AGENT)
-        return RunningAgent(DEFAULT_AGENT, logged, self._policy, DEFAULT_AGENT)
+        return AvailableAgent(DEFAULT_AGENT, logged, self._policy, DEFAULT_AGENT)

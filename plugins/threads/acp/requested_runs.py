@@ -17,7 +17,7 @@ from gateway.agents.parameters import MAX_TOKENS
 from gateway.http import errors
 from gateway.http.principal import principal_of, sees
 from plugins.threads.acp.acp_threads import LISTED, thread_event
-from plugins.threads.acp.known_agents import KnownAgents, RunningAgent
+from plugins.threads.acp.known_agents import AvailableAgent, KnownAgents
 from plugins.threads.acp.run_execution import ThreadRuns, run_of
 from plugins.threads.acp.thread_access import check_thread, id_of, own_agent, read_uuid, thread_name
 from plugins.threads.acp.thread_bodies import RunBody
@@ -91,7 +91,7 @@ class RequestedRuns:
         return run
 
 
-def _run_request(request: Request, body: RunBody, agent: RunningAgent, origin: RunOrigin) -> ThreadEvent:
+def _run_request(request: Request, body: RunBody, agent: AvailableAgent, origin: RunOrigin) -> ThreadEvent:
     """Return the event that asks for a run."""
     run_id = origin.run_id
     chosen = body.configurable

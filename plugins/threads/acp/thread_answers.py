@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from gateway.http.body import Answer
 from gateway.http.principal import tenant_of
-from plugins.threads.acp.known_agents import RunningAgent
+from plugins.threads.acp.known_agents import AvailableAgent
 from plugins.threads.acp.thread_access import id_of, own_labels
 from plugins.threads.log.memory_state import MemoryItem
 from plugins.threads.log.thread_state import RunState, ThreadCheckpoint, ThreadMessage, ThreadState
@@ -148,7 +148,7 @@ def message_answers(messages: Iterable[ThreadMessage]) -> list[ThreadMessageAnsw
     return [message_answer(message) for message in messages]
 
 
-def agent_answer(agent: RunningAgent) -> AgentAnswer:
+def agent_answer(agent: AvailableAgent) -> AgentAnswer:
     """Return an agent."""
     registered = {} if agent.created_at is None else {"registered_at": moment(agent.created_at)}
     return AgentAnswer(

@@ -3,10 +3,10 @@
     responses without an agent ──► one turn each ─┐
     trajectories, turns, responses of agents ─────┴─► + tasks, groups, rewards, curation ──► runs
 
-It has a column for each field of `RunRow`, with the same values: streams/tools/runs/run_row.py and tool_use.py define
-them, and a property test compares the two. Open runs, and answers in open groups, are rows, too; their missing figures
-are NULL. The last columns, `_label`, `_partition`, `_offset` and `_timestamp`, are the place of the run's first record,
-in `trajectories` or `responses`.
+It has a column for each field of `FinishedRun`, with the same values: streams/tools/runs/run_row.py and tool_use.py
+define them, and a property test compares the two. Open runs, and answers in open groups, are rows, too; their missing
+figures are NULL. The last columns, `_label`, `_partition`, `_offset` and `_timestamp`, are the place of the run's first
+record, in `trajectories` or `responses`.
 """
 
 from __future__ import annotations

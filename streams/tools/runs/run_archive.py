@@ -26,9 +26,9 @@ from streams.tools.archive.history import Source
 from streams.tools.query import formats
 from streams.tools.query.line_file import LineFile
 from streams.tools.query.session import Session
-from streams.tools.runs.run_row import RunRow
+from streams.tools.runs.run_row import FinishedRun
 
-COLUMNS = tuple(field.name for field in fields(RunRow))
+COLUMNS = tuple(field.name for field in fields(FinishedRun))
 DATABASES = (".db", ".sqlite", ".sqlite3")
 """Endings of the names of files that are SQLite databases."""
 LISTS = ("versions", "scores")

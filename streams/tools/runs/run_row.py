@@ -1,6 +1,6 @@
 """A run as one row: its course, its cost, the tools it called, its scores and its verdict.
 
-    Finished (its task, answer, turns, scores, feedback) + rules, verdict ──► RunRow
+    Finished (its task, answer, turns, scores, feedback) + rules, verdict ──► FinishedRun
 
 A run is a chat, an agent's run, or the answer to a task without an agent, which has one turn. View `runs` has a column
 for each field, with the same values (streams/tools/query/runs_view.py); it also has open runs, and answers in open
@@ -32,7 +32,7 @@ DEFAULT = "default"
 
 
 @dataclass(frozen=True, slots=True)
-class RunRules:
+class FigureRules:
     """The settings that the figures of a run depend on."""
 
     prices: JobPrices | None = None
@@ -50,7 +50,7 @@ class RunRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRow:
+class FinishedRun:
     """One run. None: the log has no such figure."""
 
     answer_id: str
@@ -103,7 +103,7 @@ class RunRow:
     """The one that counts (plugins/improve/curation/verdicts.py)."""
 
 
-def run_row(finished: Finished, rules: RunRules, verdict: RunVerdict | None = None) -> RunRow:
+def run_row(finished: Finished, rules: FigureRules, verdict: RunVerdict | None = None) -> FinishedRun:
     """Return the row of a run; `verdict` is the one that counts."""
     turns = [] if finished.run is None else [step.turn for step in finished.run.steps]
     task, response, ended = finished.task, finished.response, finished.ended
@@ -111,7 +111,7 @@ def run_row(finished: Finished, rules: RunRules, verdict: RunVerdict | None = No
     tools = tool_use(turns, None if ended is None else ended.observed, rules.escalation_tools)
     source = response or ended or turns[0]
     agent_id = source.agent_id if source.agent_id is not None or finished.began is None else finished.began.agent_id
-    return RunRow(
+    return FinishedRun(
         answer_id=finished.answer_id,
         task_id=finished.task_id,
         policy=source.policy,

@@ -11,7 +11,7 @@ from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
 from streams.tools.runs.run_archive import COLUMNS
-from streams.tools.runs.run_row import RunRow
+from streams.tools.runs.run_row import FinishedRun
 from streams.tools.views import run_list
 from streams.tools.views.log_view import LogView
 
@@ -23,7 +23,7 @@ class RunTracker:
         self._settings = settings or load()
         self._source = source
 
-    def track(self, answer_id: str) -> RunRow:
+    def track(self, answer_id: str) -> FinishedRun:
         """Return the figures of a run, also of an open one; the beginning of an id will do that no other run has.
 
         Raises NotFoundError if the log has no such run, LogError if it cannot be read.
@@ -38,7 +38,7 @@ class RunTracker:
         return run_of(row)
 
 
-def run_of(row: Mapping[str, Any]) -> RunRow:
-    """Return a row of view `runs` as a RunRow."""
+def run_of(row: Mapping[str, Any]) -> FinishedRun:
+    """Return a row of view `runs` as a FinishedRun."""
     fields = {name: row[name] for name in COLUMNS}
-    return RunRow(**fields | {"versions": tuple(fields["versions"])})
+    return FinishedRun(**fields | {"versions": tuple(fields["versions"])})

@@ -1,7 +1,7 @@
 """Runs: the list, and one run turn by turn.
 
-    filter ──► the newest answers and trajectories that pass ──► their rows of view `runs` ──► RunList
-    trajectories, turns, rewards of one ──► RunHistory
+    filter ──► the newest answers and trajectories that pass ──► their rows of view `runs` ──► ListedRuns
+    trajectories, turns, rewards of one ──► WholeRun
 
 Only the filter's fields are read from the whole log; the figures are read for the runs of one page.
 
@@ -96,7 +96,7 @@ class RunFilter:
 
 
 @dataclass(frozen=True)
-class RunList:
+class ListedRuns:
     """Some runs, with the columns of view `runs`, and what they were chosen by."""
 
     chosen: RunFilter
@@ -104,7 +104,7 @@ class RunList:
 
 
 @dataclass(frozen=True)
-class RunHistory:
+class WholeRun:
     """One run: its figures, its model calls in order, and its scores."""
 
     answer_id: str
@@ -115,13 +115,13 @@ class RunHistory:
     rewards: list[Row]
 
 
-def list_runs(log: LogSnapshot, chosen: RunFilter, first: int, size: int = PAGE_ROWS) -> RunList:
+def list_runs(log: LogSnapshot, chosen: RunFilter, first: int, size: int = PAGE_ROWS) -> ListedRuns:
     """Return a page of runs, the newest first."""
     settings = log.view.settings
     page = log.page(chosen.answers_sql(settings), first, size)
     rows = {row["answer_id"]: row for row in _rows(log, {row["task_id"] for row in page.rows})}
     ids = dict.fromkeys(row["answer_id"] for row in page.rows)
-    return RunList(chosen, replace(page, rows=[rows[name] for name in ids if name in rows]))
+    return ListedRuns(chosen, replace(page, rows=[rows[name] for name in ids if name in rows]))
 
 
 def find_row(log: LogSnapshot, answer_id: str) -> Row | None:
@@ -153,7 +153,7 @@ QUALIFY row_number() OVER (PARTITION BY turn_id ORDER BY _offset) = 1 ORDER BY n
 """  # noqa: S608 - a literal
 
 
-def find_run(log: LogSnapshot, answer_id: str) -> RunHistory:
+def find_run(log: LogSnapshot, answer_id: str) -> WholeRun:
     """Return one run. Raises NotFoundError."""
     own_id = literal(answer_id)
     run = find_row(log, answer_id)
@@ -166,4 +166,4 @@ def find_run(log: LogSnapshot, answer_id: str) -> RunHistory:
         f"SELECT * FROM rewards WHERE response_id = {own_id} OR response_id IN "  # noqa: S608
         f"(SELECT turn_id FROM turns WHERE trajectory_id = {own_id}) ORDER BY _timestamp, _offset"
     )
-    return RunHistory(answer_id, run, response, turns, rewards)
+    return WholeRun(answer_id, run, response, turns, rewards)

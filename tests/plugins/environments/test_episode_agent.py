@@ -15,9 +15,9 @@ from schemas.events import EpisodeStart, Message, Observed, Response
 from streams.environments.episodes.environment import Action, Observation, StepResult
 from streams.environments.listed import open_listed
 from streams.settings.model import Settings
-from streams.stages.agents.runs.agent_process import RunContext
+from streams.stages.agents.runs.agent_process import ProgramRun
 from streams.stages.agents.runs.connection_pool import KeptAlive
-from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.runs.run_end import TrajectoryEnd
 from streams.stages.agents.runs.run_server import AgentServer
 from tests.log.test_agent_runs import Run, events, settings, turns_of, url
 from tests.support.factories import task
@@ -48,7 +48,7 @@ class Countdown:
         return StepResult(observation, 0.25 * ok, self._left == 0, ok=ok, success=ok if self._left == 0 else None)
 
 
-def played(url: str, name: str, environment: Any, seed: int = 3, slot: int = 0, **changes: Any) -> RunEnd:
+def played(url: str, name: str, environment: Any, seed: int = 3, slot: int = 0, **changes: Any) -> TrajectoryEnd:
     """Play the episode of `seed` as the run of a task, and return how it ended."""
     start = EpisodeStart(name="countdown", seed=seed)
     whole: dict[str, Any] = {"policy": "sums", "environment": start, "max_turns": 8, "group_size": 2, "agent": "adder"}
@@ -60,7 +60,7 @@ def played(url: str, name: str, environment: Any, seed: int = 3, slot: int = 0, 
     ):
         work = agent.work(asked)
         known = server.begin(asked, name, slot, {}, work.observed)
-        run = RunContext("adder", known.trajectory_id, asked, f"{server.url}/{known.trajectory_id}", Path())
+        run = ProgramRun("adder", known.trajectory_id, asked, f"{server.url}/{known.trajectory_id}", Path())
         end = work.run(run, stop)
         server.end(known.trajectory_id, end)
     return end
@@ -132,7 +132,7 @@ def test_an_environment_that_nobody_has_is_the_end_of_the_run(settings: Settings
         work = EpisodeAgent(url, lambda start: open_listed(start.name, start.settings), time_limit_s=60).work(
             task(environment=start)
         )
-        end = work.run(RunContext("adder", "t", task(), url, Path()), threading.Event())
+        end = work.run(ProgramRun("adder", "t", task(), url, Path()), threading.Event())
         assert end.ending == "failed" and end.reason.startswith(reason)
 
 
@@ -148,7 +148,7 @@ def test_a_call_that_is_refused_or_takes_too_long_is_the_end_of_the_run(
 ) -> None:
     address = "http://127.0.0.1:1" if nowhere else f"{url}/agents/adder/trajectories/refused"
     with closing(KeptAlive(address)) as http:
-        run = RunContext("adder", "refused", task(), address, Path())
+        run = ProgramRun("adder", "refused", task(), address, Path())
         calls = ModelCalls(http, run, 0.1 if nowhere else 60, threading.Event())
         with pytest.raises(CallFailed, match=reason) as failed:
             calls.answer([{"role": "nobody"}], [], Observed(environment="countdown@2", seed=1, digest="0" * 64))

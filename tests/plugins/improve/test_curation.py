@@ -29,7 +29,7 @@ from schemas.serde import decode, encode
 from streams.scorers import ScoreError
 from streams.settings.model import Scoring, Settings
 from streams.tools.query.finished import Finished
-from streams.tools.runs.run_row import RunRules, run_row
+from streams.tools.runs.run_row import FigureRules, run_row
 from tests.plugins.improve.runs import SURE, agreeing, chat_turn, finished, result, tool_turn
 from tests.support.doubles.judge import JudgeServer, judging, raw, says
 from tests.support.factories import T0
@@ -87,19 +87,19 @@ def test_every_gate_of_the_settings_has_a_figure() -> None:
     ],
 )
 def test_a_gate_is_passed_up_to_its_bound(gate: str, figure: dict[str, Any], passed: bool) -> None:
-    row = dataclasses.replace(run_row(finished(), RunRules()), **figure)
+    row = dataclasses.replace(run_row(finished(), FigureRules()), **figure)
     [measured] = gate_results(row, Improve(gates=gate).bounds_of("any"))
     assert measured.passed is passed
 
 
 @pytest.mark.parametrize("gate", ["min_score", "min_feedback", "min_success", "max_cost_usd"])
 def test_a_figure_that_a_run_does_not_have_passes_no_gate(gate: str) -> None:
-    [measured] = gate_results(run_row(finished(), RunRules()), {gate: 0.0})
+    [measured] = gate_results(run_row(finished(), FigureRules()), {gate: 0.0})
     assert measured == GateResult(gate=gate, value=None, bound=0.0, passed=False)
 
 
 def test_a_figure_that_is_no_number_passes_no_gate() -> None:
-    row = dataclasses.replace(run_row(finished(), RunRules()), latency_ms=float("nan"))
+    row = dataclasses.replace(run_row(finished(), FigureRules()), latency_ms=float("nan"))
     [measured] = gate_results(row, {"max_latency_ms": 10.0})
     assert (measured.value, measured.passed) == (None, False)
 

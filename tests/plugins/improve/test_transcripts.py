@@ -11,12 +11,12 @@ from hypothesis import given, strategies as st
 from plugins.improve.curation.transcript import Transcript, transcript_of
 from schemas.events import Message
 from streams.tools.query.finished import Finished
-from streams.tools.runs.run_row import RunRules, run_row
+from streams.tools.runs.run_row import FigureRules, run_row
 from tests.plugins.improve.runs import chat_turn, finished, result, tool_turn
 
 
 def transcript(run: Finished, characters: int = 60_000) -> Transcript:
-    return transcript_of(run, run_row(run, RunRules()), characters)
+    return transcript_of(run, run_row(run, FigureRules()), characters)
 
 
 def test_a_transcript_has_messages_calls_results_errors_and_the_end() -> None:

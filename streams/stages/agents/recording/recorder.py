@@ -32,7 +32,7 @@ from streams.stages.agents.recording.policy_recorder import PolicyRecorder, Reco
 from streams.stages.agents.recording.served_conversations import ServedConversations
 from streams.stages.agents.recording.served_versions import ServedVersions
 from streams.stages.agents.recording.task_runs import TrajectoryOrder
-from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.runs.run_end import TrajectoryEnd
 
 
 class Recorder:
@@ -223,7 +223,7 @@ class ServedRuns:
         recorder = await self._recorder.ready(order.policy)
         return await recorder.runs.begin(order)
 
-    async def end(self, agent_id: str, trajectory_id: str, end: RunEnd) -> Conversation:
+    async def end(self, agent_id: str, trajectory_id: str, end: TrajectoryEnd) -> Conversation:
         """Return the run once its end and its response are in the log. Raises CallError."""
         for recorder in self._recorder.recorders:
             if recorder.has(trajectory_id):

@@ -25,7 +25,7 @@ from streams.stages.agents.recording.conversations import Conversation, Conversa
 from streams.stages.agents.recording.served_versions import PolicyVersions
 from streams.stages.agents.recording.trajectory_events import end_of, start_of
 from streams.stages.agents.recording.turn_writer import TurnWriter
-from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.runs.run_end import TrajectoryEnd
 from streams.stages.agents.trajectories.fold import fold
 from streams.stages.agents.trajectories.response import response_of
 from streams.stages.agents.trajectories.run_answer import printed_answer
@@ -115,10 +115,10 @@ class TaskRuns:
         if (ending := self._ending.get(name)) is not None:  # a client that begins it again must know that it is over
             await self._wait_acknowledged(ending, "end")
         if run.differs is not None and run.end is None:
-            await self._wait_acknowledged(self._start_ending(run, RunEnd("failed", run.differs)), "end")
+            await self._wait_acknowledged(self._start_ending(run, TrajectoryEnd("failed", run.differs)), "end")
         return run
 
-    async def end(self, agent_id: str, trajectory_id: str, end: RunEnd) -> Conversation:
+    async def end(self, agent_id: str, trajectory_id: str, end: TrajectoryEnd) -> Conversation:
         """Return the run once its end and its response are in the log; the first end counts. Raises CallError.
 
         Calls in progress are cancelled; those of a completed run have serve.acknowledge_s to end.
@@ -140,7 +140,7 @@ class TaskRuns:
                 self._writer.write(start_of(run, first))
                 run.started = True
             if run.end is not None and not run.responded:
-                self._start_ending(run, RunEnd("completed", ""))  # the end in the log is the one that counts
+                self._start_ending(run, TrajectoryEnd("completed", ""))  # the end in the log is the one that counts
 
     def end_idle(self) -> None:
         """End runs without a call for serve.idle_s, those of tasks after serve.longest_s; forget older ones."""
@@ -152,11 +152,11 @@ class TaskRuns:
             reason = run.closed or reason
             if run.began is not None and run.end is None:
                 if old:
-                    self._start_ending(run, RunEnd("timeout", reason))
+                    self._start_ending(run, TrajectoryEnd("timeout", reason))
                 continue
             if run.started and not run.ended and run.sampling_id is None:
                 run.ended = True
-                self._writer.write(end_of(run, self._versions.policy, RunEnd("completed", reason), now))
+                self._writer.write(end_of(run, self._versions.policy, TrajectoryEnd("completed", reason), now))
             if old or run.closed is not None:
                 self._conversations.forget(run)
 
@@ -210,7 +210,7 @@ class TaskRuns:
             if run is not None and run.sampling_id == sampling_id:
                 yield run
 
-    def _start_ending(self, run: Conversation, end: RunEnd) -> asyncio.Task[None]:
+    def _start_ending(self, run: Conversation, end: TrajectoryEnd) -> asyncio.Task[None]:
         """Begin to end a run, unless it is ending already."""
         name = run.trajectory_id
 
@@ -224,7 +224,7 @@ class TaskRuns:
             self._ending[name].add_done_callback(forget)
         return self._ending[name]
 
-    async def _end(self, run: Conversation, end: RunEnd) -> None:
+    async def _end(self, run: Conversation, end: TrajectoryEnd) -> None:
         if run.responded:
             return
         written: list[Awaitable[None]] = []
@@ -274,7 +274,7 @@ class TaskRuns:
             ) from exc
 
 
-def _with_answer(run: Conversation, end: RunEnd) -> RunEnd:
+def _with_answer(run: Conversation, end: TrajectoryEnd) -> TrajectoryEnd:
     """Return the end of a run with the turn that its program printed, if the end does not name it."""
     if end.answer is not None or end.answer_rule is not None or end.output is None:
         return end

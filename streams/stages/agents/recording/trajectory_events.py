@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schemas.events import TrajectoryEvent, Turn, derive_id
 from streams.stages.agents.recording.conversations import Conversation
-from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.runs.run_end import TrajectoryEnd
 
 
 def start_of(conversation: Conversation, first: Turn) -> TrajectoryEvent:
@@ -26,7 +26,7 @@ def start_of(conversation: Conversation, first: Turn) -> TrajectoryEvent:
     )
 
 
-def end_of(conversation: Conversation, policy: str, end: RunEnd, now: int) -> TrajectoryEvent:
+def end_of(conversation: Conversation, policy: str, end: TrajectoryEnd, now: int) -> TrajectoryEvent:
     """Return the end of a trajectory; of a task's run, with everything that its response needs."""
     began = conversation.began
     return TrajectoryEvent(

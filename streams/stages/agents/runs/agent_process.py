@@ -1,6 +1,6 @@
 """Run an agent's program over one task, in its own process, and leave no process behind.
 
-    AgentProcess, RunContext ──► folder/  task.json  stdout  stderr ──► supervisor.py ──► the program ──► RunEnd
+    AgentProcess, ProgramRun ──► folder/  task.json  stdout  stderr ──► supervisor.py ──► the program ──► TrajectoryEnd
 
 The program runs in the folder of its run, where its files stay. Words of its command that name files in the folder
 where the manager was started are made absolute, and Python finds that folder's modules: `python my_agent.py` works as
@@ -34,7 +34,7 @@ from streams.errors import SettingsError
 from streams.output import json_line
 from streams.processes.child import ChildProcess, describe_exit, is_ready
 from streams.stages.agents.runs import supervisor
-from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.runs.run_end import TrajectoryEnd
 from streams.stages.agents.trajectories.chat_format import message_of, tool_of
 
 LOOK_S = 0.1
@@ -86,7 +86,7 @@ class AgentProcess:
         return cls(command=command, **limits)  # type: ignore[arg-type]
 
 
-class RunContext(NamedTuple):
+class ProgramRun(NamedTuple):
     """One run: its task, its server and its folder."""
 
     agent_id: str
@@ -100,7 +100,7 @@ class RunContext(NamedTuple):
     """The server's key, if it requires one."""
 
 
-def run_process(process: AgentProcess, run: RunContext, stop: threading.Event) -> RunEnd:
+def run_process(process: AgentProcess, run: ProgramRun, stop: threading.Event) -> TrajectoryEnd:
     """Run the program until it ends, `stop` is set or its time is up; then none of its processes is left.
 
     Raises OSError if the folder cannot be written.
@@ -121,10 +121,10 @@ def run_process(process: AgentProcess, run: RunContext, stop: threading.Event) -
         line = _supervise(child, json.dumps(order).encode() + b"\n", stop)
     try:
         end = json.loads(line)
-        return RunEnd(cast(Ending, end["ending"]), end["reason"], end["exit_code"], output=end.get("output"))
+        return TrajectoryEnd(cast(Ending, end["ending"]), end["reason"], end["exit_code"], output=end.get("output"))
     except (ValueError, RecursionError):  # the supervisor was killed
         _kill_run(run.trajectory_id)
-        return RunEnd("failed", f"the supervisor of the program ended with {describe_exit(child.returncode)}")
+        return TrajectoryEnd("failed", f"the supervisor of the program ended with {describe_exit(child.returncode)}")
 
 
 def task_for_agent(task: Task) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _absolute(words: list[str]) -> tuple[str, ...]:
     return (os.path.abspath(program), *arguments)
 
 
-def _environment(process: AgentProcess, run: RunContext) -> dict[str, str]:
+def _environment(process: AgentProcess, run: ProgramRun) -> dict[str, str]:
     """Return the program's environment: the server for clients of either kind, and which run it is.
 
     This process's settings are left out: they may hold passwords of the log. The server's key is, as the key of

@@ -59,9 +59,9 @@ from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, BrokerUnreachable, StoppedWaiting
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
-from streams.stages.agents.runs.agent_process import RunContext
+from streams.stages.agents.runs.agent_process import ProgramRun
 from streams.stages.agents.runs.registration import next_event, registrations
-from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.runs.run_end import TrajectoryEnd
 from streams.stages.agents.runs.run_metrics import AgentMetrics
 from streams.stages.agents.runs.run_server import AgentServer
 from streams.stages.agents.trajectories.response import UNANSWERED
@@ -80,7 +80,7 @@ log = logging.getLogger("streamward.agents")
 class AgentWork(NamedTuple):
     """One run of an agent, ready to begin."""
 
-    run: Callable[[RunContext, threading.Event], RunEnd]
+    run: Callable[[ProgramRun, threading.Event], TrajectoryEnd]
     """Runs it to its end, e.g. `run_process` with a program. May raise OSError."""
     observed: Observed | None = None
     """The first observation of its environment."""
@@ -315,14 +315,14 @@ class AgentRunner:
             known_run = self._server.begin(task, attempt.sampling_id, slot, metadata, work.observed)
             name = known_run.trajectory_id
             if known_run.ending is not None:
-                ended = RunEnd(known_run.ending, "")
+                ended = TrajectoryEnd(known_run.ending, "")
             elif known_run.metadata != metadata:
-                ended = RunEnd("failed", MANAGER_GONE)
+                ended = TrajectoryEnd("failed", MANAGER_GONE)
             else:
                 self._metrics.began()
                 began = time.monotonic()
                 url, folder = f"{self._server.url}/{name}", self._plan.folder / name
-                context = RunContext(self._plan.agent_id, name, task, url, folder, self._plan.key)
+                context = ProgramRun(self._plan.agent_id, name, task, url, folder, self._plan.key)
                 ended = self._work(work, context, attempt.stop)
             if ended.answer is None and self._plan.answer_rule is not None:
                 ended = ended._replace(answer_rule=self._plan.answer_rule)
@@ -343,11 +343,11 @@ class AgentRunner:
             if began is not None:
                 self._metrics.took(time.monotonic() - began)
 
-    def _work(self, work: AgentWork, context: RunContext, stop: threading.Event) -> RunEnd:
+    def _work(self, work: AgentWork, context: ProgramRun, stop: threading.Event) -> TrajectoryEnd:
         try:
             return work.run(context, stop)
         except OSError as exc:
-            return RunEnd("failed", f"it was not run: {exc}")
+            return TrajectoryEnd("failed", f"it was not run: {exc}")
 
     def _register(self, policy: str) -> None:
         """Register this agent, unless the log has the same registration; its other fields are kept."""

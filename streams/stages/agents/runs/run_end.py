@@ -7,7 +7,7 @@ from typing import NamedTuple
 from schemas.events import AnswerRule, Ending, Observed
 
 
-class RunEnd(NamedTuple):
+class TrajectoryEnd(NamedTuple):
     """How a run ended, and its environment's result."""
 
     ending: Ending

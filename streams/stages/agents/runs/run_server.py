@@ -25,7 +25,7 @@ from schemas.events import AgentProgram, Ending, Observed, Task, derive_id
 from streams.errors import RefusedError, ServerUnavailable
 from streams.observability.metrics import OFF, Meter
 from streams.stages.agents.runs.connection_pool import LATER, KeptAlive
-from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.runs.run_end import TrajectoryEnd
 
 ANSWER_S = 120.0
 """How long one request may take; the server itself gives up before."""
@@ -100,7 +100,7 @@ class AgentServer:
         }
         return self._post(derive_id(sampling_id, slot), "begin", body)
 
-    def end(self, trajectory_id: str, end: RunEnd) -> KnownRun:
+    def end(self, trajectory_id: str, end: TrajectoryEnd) -> KnownRun:
         """Return the run once it has ended, in this way or as reported earlier. Raises RefusedError for a permanent
         failure, ServerUnavailable if the process should stop meanwhile.
         """
