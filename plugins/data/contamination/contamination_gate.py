@@ -19,7 +19,7 @@ from plugins.data.contamination.contamination_recount import recount_contaminati
 from plugins.data.contamination.contamination_report import CONTAMINATION, ContaminationReport
 from plugins.data.contamination.known_suites import KnownSuites
 from plugins.data.contamination.suite_index import SuiteIndex, questions_of
-from plugins.data.contamination.training_exposure import find_exposure, sentences
+from plugins.data.contamination.training_exposure import find_exposure
 from streams.adapters.decisions import AdapterHistory
 from streams.evaluation.suite import Suite
 from streams.kafka.history import History, LogHistory
@@ -89,8 +89,8 @@ class ContaminationGate(TrainingGate):
         """Return the questions that a version and those before it were trained on. Raises LogError."""
         history = LogHistory(self._settings)
         index = KnownSuites(self._settings, history, file=suite).index(adapters.state.policy)
-        plain = find_exposure(adapters, version, index, history, texts_of(self._settings, history)).plain()
-        return VersionExposure({CONTAMINATION: plain}, tuple(sentences(plain)))
+        exposed = find_exposure(adapters, version, index, history, texts_of(self._settings, history))
+        return VersionExposure({CONTAMINATION: exposed.plain()}, [*exposed.sentences()])
 
     def recount(self, policy: str | None) -> tuple[list[AuditFinding], Counter[str]]:
         """Return what is wrong with the questions that versions record, and counts. Raises LogError."""

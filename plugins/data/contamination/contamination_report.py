@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from plugins.data.contamination.suite_index import QuestionMatch, Rule, SuiteIndex, SuiteQuestion
+from plugins.data.contamination.suite_index import QuestionMatch, Rule, SuiteIndex
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.json_text import one_line
 from streams.errors import ContaminatedError
@@ -129,8 +129,3 @@ def excerpt(text: str) -> str:
     """Return the beginning of a text in quotes, in one line."""
     line = " ".join(text.split())
     return one_line(line if len(line) <= EXCERPT else f"{line[: EXCERPT - 1]}…")
-
-
-def question_place(question: SuiteQuestion) -> str:
-    """Return where a question is."""
-    return f"question {question.number} of suite {question.suite}"

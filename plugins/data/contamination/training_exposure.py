@@ -45,15 +45,12 @@ class TrainingExposure:
         ]
         return {"suites": suites, "not_looked_at": self.not_looked_at}
 
-
-def sentences(plain: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each suite, and for each file that is not in the log, of a `TrainingExposure.plain()`."""
-    for suite in plain["suites"]:
-        count = len(suite["questions"])
-        questions = "1 question" if count == 1 else f"{count} questions"
-        versions = ", ".join(map(str, suite["versions"]))
-        yield f"trained on {questions} of suite {suite['suite']} (version {versions})"
-    yield from (f"not looked at for held-out questions: {name}" for name in plain["not_looked_at"])
+    def sentences(self) -> Iterator[str]:
+        """Yield a sentence for each suite, and for each file that is not in the log."""
+        for suite, numbers in sorted(self.questions.items()):
+            count = "1 question" if len(numbers) == 1 else f"{len(numbers)} questions"
+            yield f"trained on {count} of suite {suite} (version {', '.join(map(str, sorted(set(numbers.values()))))})"
+        yield from (f"not looked at for held-out questions: {name}" for name in self.not_looked_at)
 
 
 def find_exposure(
