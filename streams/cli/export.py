@@ -232,8 +232,8 @@ Times = tuple[int | None, int | None]
 """Since when and until when, ms since the epoch."""
 
 
-def _held_out(call: AppContext, options: ExportOptions, source: Source) -> ReasonFinder | None:
-    """Return what tells why an example must not be trained on. Raises as `AllHeldOut`."""
+def _reason_finder(call: AppContext, options: ExportOptions, source: Source) -> ReasonFinder | None:
+    """Return a function that says why an example must not be trained on. Raises as `AllHeldOut`."""
     from streams.rows.training_gate import AllHeldOut
     from streams.tools.archive import history
 
@@ -258,7 +258,7 @@ def _export_groups(
     with Session(call.settings, source=source, scope=Scope(*times)) as session:
         labels, read = set(sets.LABELS), sets.sources(call.settings)
         session.check(labels)
-        held_out = _held_out(call, options, source)
+        held_out = _reason_finder(call, options, source)
         if on is not None:
             counts = _on_engine(call, folder, options, session, on, held_out)
             return _summary(folder, counts), session.omissions(labels)
@@ -304,7 +304,7 @@ def _export_runs(
         sets.check_folder(folder)
         counts = sets.Counts()
         conversations = conversation_examples.examples(reader.round(), options, counts)
-        held_out = _held_out(call, options, source)
+        held_out = _reason_finder(call, options, source)
         sets.write_examples(conversations, options, folder, counts, ranges=reader.ranges, held_out=held_out)
         summary = _summary(folder, counts)
     else:

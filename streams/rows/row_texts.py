@@ -26,7 +26,7 @@ class RowTexts(NamedTuple):
     parameters: str | None = None
     """Identity of an episode, whose texts are those of all episodes."""
     allowed_by: str | None = None
-    """The user who allows it to be trained on, whatever a gate says; None: nobody in particular."""
+    """The user who allows it to be trained on, whatever a gate says; None: no user does."""
 
 
 def row_of_task(task: Task, place: str) -> RowTexts:

@@ -1,7 +1,7 @@
-"""What must not be trained on: every way to a version asks the gates of the loaded plugins before it begins.
+"""Refuse rows that must not be trained on: every way to a version asks the gates of the loaded plugins first.
 
     groups of a batch ──► their tasks ──┐
-    rows of a file or a data set ───────┴──► RowTexts ──► HeldOut of each TrainingGate ──► RefusedError, or metadata
+    rows of a file or a data set ───────┴──► RowTexts ──► HeldOutRows of each gate ──► RefusedError, or metadata
 
 A plugin names its gates as `gates`. A user may allow what a gate refuses; the name is recorded with the version or the
 data set. Without a gate the purpose of a task alone decides: no batch has a group of purpose eval.
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class TrainingUse(NamedTuple):
-    """What rows are about to be used for."""
+    """The use that rows are checked for."""
 
     place: str
     """Where they are, as the refusal begins: `the next batch of default`."""
@@ -62,18 +62,18 @@ ReasonFinder = Callable[[RowTexts], str | None]
 """Returns why a row must not be trained on, as `suite cities@1`; None: it may be."""
 
 
-class HeldOut(Protocol):
-    """What must not be trained on, as a gate knows it."""
+class HeldOutRows(Protocol):
+    """Rows that must not be trained on, as a gate knows them."""
 
     def check(self, rows: Iterable[RowTexts], use: TrainingUse) -> Mapping[str, str]:
         """Return what the event of a version or data set records of these rows. Raises RefusedError, LogError."""
 
     def finder(self, policy: str) -> ReasonFinder | None:
-        """Return what tells why a row is held out from a policy; None: nothing is. Raises LogError."""
+        """Return a function that says why a row is held out from a policy; None: no row is. Raises LogError."""
 
 
 class VersionExposure(NamedTuple):
-    """What a version was trained on that it should not have been, for `adapters show`."""
+    """Held-out rows that a version was trained on, for `adapters show`."""
 
     row: Mapping[str, Any]
     """Fields of the version's row."""
@@ -86,11 +86,11 @@ class TrainingGate:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def of_log(self, history: History) -> HeldOut:
+    def of_log(self, history: History) -> HeldOutRows:
         """Return what this deployment holds out: by its settings, and by records of this history."""
         raise NotImplementedError
 
-    def of_suites(self, suites: Sequence[Suite]) -> HeldOut:
+    def of_suites(self, suites: Sequence[Suite]) -> HeldOutRows:
         """Return what these suites hold out from every policy."""
         raise NotImplementedError
 
@@ -113,9 +113,9 @@ def gates() -> tuple[type[TrainingGate], ...]:
 
 
 class AllHeldOut:
-    """What any of the gates holds out."""
+    """Rows that any of the gates holds out."""
 
-    def __init__(self, parts: Iterable[HeldOut]) -> None:
+    def __init__(self, parts: Iterable[HeldOutRows]) -> None:
         self._parts = tuple(parts)
 
     @classmethod
@@ -136,7 +136,7 @@ class AllHeldOut:
         return recorded
 
     def finder(self, policy: str) -> ReasonFinder | None:
-        """Return what tells why a row is held out, by the first gate that does; None: nothing is. Raises LogError."""
+        """Return a function that gives the first reason of a gate; None: no row is held out. Raises LogError."""
         finders = [finder for part in self._parts if (finder := part.finder(policy)) is not None]
         if not finders:
             return None

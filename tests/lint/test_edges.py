@@ -100,7 +100,7 @@ WITHOUT_TRY = {
     "streams/tools/replay/rescore.py::rescore result": IN_THREAD,
     "streams/tools/replay/rescore.py::result result": IN_THREAD,
     "streams/settings/load.py::move_settings tomllib.loads": OWN,
-    "streams/tools/query/splits.py::_suite_in json.loads": OWN,
+    "streams/tools/query/splits.py::add json.loads": OWN,
     "streams/worker/faust/fixes.py::on_settled result": "asked for its exception first",
     "trainer/versions/checkpoint.py::_read json_text.parse": CALLER,
     "plugins/tinker/worker/called_model.py::_check_shape json.loads": "its sha256 is the manifest's",

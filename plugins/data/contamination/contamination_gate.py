@@ -43,7 +43,7 @@ class HeldOutQuestions:
     def check(self, rows: Iterable[RowTexts], use: TrainingUse) -> Mapping[str, str]:
         """Return what an event records: leaked questions by suite, and who allowed them.
 
-        Raises ContaminatedError if a row that nobody allows gives a question away.
+        Raises ContaminatedError if a row gives a question away, and no user allows it.
         """
         index = self._index_of(use.policy)
         if not len(index):
