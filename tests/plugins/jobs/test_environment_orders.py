@@ -29,6 +29,7 @@ from tests.support.log.keys import open_keys
 from tests.support.processes import read, until
 
 pytestmark = pytest.mark.kafka
+pytest.importorskip("plugins.tools")  # some name an entry of its registry
 CARELESS = """
 class Careless:
     version = "1"
