@@ -24,13 +24,11 @@ import httpx
 from pydantic import SecretStr
 
 from gateway.document import FILE
-from plugins.people.access.tokens import new_private_key
-from plugins.people.settings import People
 from streams.access.roles import ROLES
 from streams.kafka import admin
-from tests.plugins.people.test_oidc_login import provider
 from tests.support.agent_server import serving, settings_of
 from tests.support.log.keys import open_keys
+from tests.support.oidc_provider import provider
 from tests.support.planted_log import plant
 from tests.support.processes import until
 
@@ -68,6 +66,9 @@ def keyed(bootstrap: str, folder: Path) -> Iterator[KeyedServer]:
 
     Its log has one of everything: a route that answers with nothing may fail with something.
     """
+    from plugins.people.access.tokens import new_private_key
+    from plugins.people.settings import People
+
     signing_key = folder / "signing.pem"
     signing_key.write_bytes(new_private_key())
     found = settings_of(bootstrap, folder, auth="keys", key_per_s=0, key_at_once=0)

@@ -47,7 +47,7 @@ from tests.support.thoroughness import examples
 from tests.unit.test_door import application, paths
 
 pytestmark = pytest.mark.kafka
-CLIENT = Path(__file__).parents[2] / "clients" / "python"
+CLIENT = Path(__file__).parents[3] / "clients" / "python"
 SCRIPT = {"replies": [{"when": "azure", "reply": "ultramarine"}, {"when": "?", "reply": "fine"}]}
 ROWS = [{"messages": [{"role": "user", "content": f"azure {n} ="}], "answer": str(n)} for n in range(20)]
 EXAMPLES = [{"messages": [{"role": "user", "content": "azure"}, {"role": "assistant", "content": "blue"}]}]
