@@ -14,8 +14,8 @@ import click
 from streams.cli.runtime import AppContext, output_option, pass_call, reason_option, user_name
 
 if TYPE_CHECKING:
+    from plugins.people.tenants.acls import AclRight
     from plugins.people.tenants.tenant_rights import TenantState
-    from streams.kafka.acls import AclRight
     from streams.output import Output
 
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only print the changes.")

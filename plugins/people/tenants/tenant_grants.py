@@ -15,12 +15,12 @@ from typing import NamedTuple
 from plugins.people.access import tenant_logs
 from plugins.people.access.access_log import AccessLog
 from plugins.people.access.tenant_logs import TenantLog
-from plugins.people.tenants import tenant_rights
+from plugins.people.tenants import acls, tenant_rights
+from plugins.people.tenants.acls import AclRight
 from plugins.people.tenants.tenant_rights import TenantState
 from streams.access.tenants import tenant_names as tenants
 from streams.errors import NotFoundError, RefusedError
-from streams.kafka import acls, times
-from streams.kafka.acls import AclRight
+from streams.kafka import times
 from streams.settings.model import Settings
 
 

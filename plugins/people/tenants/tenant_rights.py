@@ -16,9 +16,9 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from plugins.people.tenants.acls import AclRight
 from streams.access.tenants import tenant_names as tenants
 from streams.errors import SettingsError
-from streams.kafka.acls import AclRight
 
 OPERATIONS: Mapping[str, tuple[str, ...]] = {
     "topic": ("CREATE", "DESCRIBE_CONFIGS", "READ", "WRITE"),

@@ -19,12 +19,12 @@ from confluent_kafka import admin
 from pydantic import SecretStr
 
 from plugins.people.access.access_log import AccessLog
-from plugins.people.tenants import tenant_grants
+from plugins.people.tenants import acls, tenant_grants
+from plugins.people.tenants.acls import AclRight
 from plugins.people.tenants.tenant_rights import rights_of
 from schemas.events import Task
 from streams.errors import NotFoundError, RefusedError
-from streams.kafka import acls, admin as kafka_admin
-from streams.kafka.acls import AclRight
+from streams.kafka import admin as kafka_admin
 from streams.settings.model import Kafka, Settings, Topics
 from streams.stages.tasks.submit import submit
 from tests.support.commands import invoke, rows_of

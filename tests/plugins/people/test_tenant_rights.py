@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 
 from plugins.people.access import tenant_logs
 from plugins.people.access.tenant_logs import TenantLog
+from plugins.people.tenants.acls import AclRight
 from plugins.people.tenants.tenant_rights import (
     OPERATIONS,
     TenantState,
@@ -21,7 +22,6 @@ from plugins.people.tenants.tenant_rights import (
 from schemas.events import problems
 from streams.access.tenants import tenant_names as tenants
 from streams.errors import SettingsError
-from streams.kafka.acls import AclRight
 from streams.kafka.group_names import BEGINNINGS, COMMITTING
 from streams.kafka.topics import topics
 from streams.settings.model import Topics
