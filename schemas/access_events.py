@@ -149,7 +149,7 @@ def access_problems(event: AccessEvent) -> Iterator[str]:
     if event.sequence is not None and event.sequence < 0:
         yield f"sequence is {event.sequence}; expected 0 or more"
     if event.password_hash is not None and (problem := password_hash_problem(event.password_hash)) is not None:
-        yield f"{problem}; `streamward admin access users` hashes passwords"
+        yield problem
     if event.kind == "user_created" and (event.password_hash is None) == (event.issuer is None):
         yield "kind is user_created; it needs password_hash or issuer, and not both"
     for field_name, several in (("roles", event.roles), ("principals", event.principals)):

@@ -29,6 +29,10 @@ NOT_STORED = {"Cache-Control": "no-store"}
 class FindsPrincipals(Protocol):
     """Finds the principal of a request. Methods may be called from any thread."""
 
+    @property
+    def advice(self) -> str:
+        """How a caller gets a key, for the answer to one without."""
+
     def find(self, sent: str) -> Principal | str:
         """Return the owner of a key or access token; a text says why it is none, `UNKNOWN` if it may be a key that was
         just created. Raises LogError."""

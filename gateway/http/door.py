@@ -110,7 +110,7 @@ class Door:
         except LogError as exc:
             return self._refuse(record, 503, str(exc))
         if isinstance(principal, str):
-            advice = "Send a key as `Authorization: Bearer`; `streamward admin access keys create` makes one"
+            advice = f"Send a key as `Authorization: Bearer`; {self._keys.advice}"
             return self._refuse(record, 401, f"{principal}. {advice}")
         record.principal = principal
         if (limit := self._limits.begin(principal.who)) is not None:

@@ -53,8 +53,7 @@ ACTIONS: dict[CallErrorKind, str] = {
     "unknown_parameter": "leave it out, or correct its name",
     "unsupported": "leave it out, or do what the message says",
     "not_found": "check what the message names",
-    "permission_denied": "leave it out, or ask who has a key of a role that may: `streamward admin access check` "
-    "says which",
+    "permission_denied": "leave it out, or use a key of a role that may; GET /auth/permissions lists what yours does",
     "unsupported_media_type": "send the body as it is, or compressed as the message says",
     "too_large": "send less; if the message names a setting, that can be raised",
     "conflict": "look at it as it is now, and decide anew; an Idempotency-Key of another request cannot be used again",

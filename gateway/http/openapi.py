@@ -57,7 +57,7 @@ KEYS = {
     "bearer": {
         "type": "http",
         "scheme": "bearer",
-        "description": "a key of `streamward admin access keys create`, or an access token of `POST /auth/login`",
+        "description": "a key, or the access token of a login",
     },
     "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "the same, as Anthropic sends it"},
 }

@@ -923,9 +923,7 @@ class Serve(Section):
     """The server that answers agents and records their calls."""
 
     host: str = Field("127.0.0.1", description="address to listen on; without keys 127.0.0.1, ::1 or localhost")
-    auth: Literal["none", "keys"] = Field(
-        "none", description="keys: every request needs a key of `streamward admin access keys create`"
-    )
+    auth: Literal["none", "keys"] = Field("none", description="keys: every request needs a key or a login")
     port: int = Field(8790, ge=0, le=65535, description="0: any free port, which is printed")
     tls_certificate: Path | None = Field(
         None,
@@ -1061,8 +1059,7 @@ class Serve(Section):
         if self.auth == "none" and self.host not in ("127.0.0.1", "::1", "localhost"):
             raise ValueError(
                 f"host {self.host!r} is reachable from other machines, and without keys any client may call it. Use "
-                "127.0.0.1, with an ssh tunnel from other machines; or serve.auth=keys, and create keys with "
-                "`streamward admin access keys create`"
+                "127.0.0.1, with an ssh tunnel from other machines; or serve.auth=keys, with a key for each client"
             )
         of_keys = ("key_per_s", "key_burst", "key_at_once", "requests", "tenant_scorers")
         changed = [name for name in of_keys if getattr(self, name) != type(self).model_fields[name].default]

@@ -43,6 +43,8 @@ def person(*roles: AccessRole, tenant: str | None = None) -> Caller:
 class Known:
     """One key, and a person whose access token is `a.b.c`; and a log that can be away."""
 
+    advice = "ask for one"
+
     def __init__(self, role: AccessRole, *, tenant: str | None = None, agent_id: str | None = None) -> None:
         self.key, self.person = key(role, tenant=tenant, agent_id=agent_id), person(role, tenant=tenant)
         self.away, self.is_unread = False, False

@@ -35,6 +35,8 @@ Folded = TypeVar("Folded", AccessKey, User, LoginSession, TenantLog)
 class AccessLog(FollowedTopic):
     """All about access, followed in a thread. Use as a context manager; methods may be called from any thread."""
 
+    advice = "`streamward admin access keys create` makes one"
+
     def __init__(self, settings: Settings) -> None:
         """Raises NotFoundError without the topic, LogError if the broker does not answer."""
         super().__init__(settings, "access")

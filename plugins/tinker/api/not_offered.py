@@ -26,9 +26,7 @@ class TinkerNotOffered:
     @TINKER.post("/auth/token", may=None, answers={}, refuses=())
     async def tinker_token(self) -> Response:
         """Refuse tokens of Tinker's operator."""
-        refuse(
-            "auth/token", "send a key of `streamward admin access keys create` with tml- before it, or an access token"
-        )
+        refuse("auth/token", "send a key of this server with tml- before it, or an access token")
 
     @TINKER.get("/auth/apikey/me", may=TRAIN, answers={}, refuses=())
     async def tinker_own_key(self) -> Response:
@@ -38,7 +36,7 @@ class TinkerNotOffered:
     @TINKER.delete("/auth/apikey/me", may=TRAIN, answers={}, refuses=())
     async def tinker_delete_own_key(self) -> Response:
         """Refuse to let a key delete itself."""
-        refuse("auth/apikey/me", "`streamward admin access keys revoke` ends a key")
+        refuse("auth/apikey/me", "an administrator of the server revokes keys")
 
     @TINKER.get("/audit", may=TRAIN, answers={}, refuses=())
     async def tinker_audit(self) -> Response:

@@ -90,6 +90,8 @@ class Issued:
 class Both:
     """Keys, and the tokens of people."""
 
+    advice = "ask for one"
+
     def __init__(self, known: Known, issued: Issued) -> None:
         self.known, self.issued = known, issued
 
