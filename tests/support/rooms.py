@@ -12,16 +12,22 @@ from gateway.server import agent_rooms, log_rooms
 from streams.settings.model import Settings
 
 
-def every_room(settings: Settings) -> list[Any]:
-    """Return them as a server with these settings has them."""
+def base_without_log(settings: Settings) -> ServerBase:
+    """Return what parts of a server are made of, with nothing open."""
     nothing: Any = SimpleNamespace(runs=None, agents=None, is_fleet=False, states=None)
-    base = ServerBase(
+    return ServerBase(
         settings=settings,
         recorder=nothing,
         log=nothing,
         rendering=nothing,
         toolsets={},
     )
+
+
+def every_room(settings: Settings) -> list[Any]:
+    """Return them as a server with these settings has them."""
+    base = base_without_log(settings)
+    nothing: Any = base.log
     for part in PARTS:
         base.parts.append(part(base))
     return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from starlette.applications import Starlette
@@ -18,6 +18,7 @@ from gateway.server import Server, build_application
 from streams.errors import SettingsError
 from streams.settings.model import Serve, Settings
 from tests.support.callers import BEARER, Known, Written
+from tests.support.rooms import base_without_log
 
 KEYS = Settings(serve=Serve(auth="keys"))
 
@@ -41,10 +42,9 @@ class Mounting(ServerPart):
 
 def serving(settings: Settings, *kinds: type[ServerPart]) -> tuple[TestClient, list[ServerPart]]:
     """Return a client of a server with these parts, and the parts."""
-    nothing: Any = SimpleNamespace(runs=None, agents=None, is_fleet=False, is_held=True)
-    base = ServerBase(settings=settings, recorder=nothing, log=nothing, rendering=nothing, toolsets={})
+    base = base_without_log(settings)
     base.parts.extend(kind(base) for kind in kinds)
-    app = build_application(Server(base=base, mcp=McpMount(), place=nothing))
+    app = build_application(Server(base=base, mcp=McpMount(), place=cast(Any, SimpleNamespace(is_held=True))))
     return TestClient(app, base_url="http://127.0.0.1"), base.parts
 
 
