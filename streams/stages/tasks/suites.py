@@ -20,7 +20,7 @@ suite, since repeating it adds no evidence.
         prompt: greet@3               before the messages of tasks that name none; or {name, variables}
         success: reward >= 0.8        a right answer; default: `exact` gave 1, without it: the reward is 1
         thresholds: {success: 0.5, mean_reward: 0.4}      the guard promotes nothing below
-    expectations:                     of the columns of training rows, for `streamward improve data check --suite`
+    expectations:                     of the columns of training rows, for checks of rows
       answer: {nulls: 0.01}           and range, characters, one_of, unique (streams/evaluation/expectations.py)
 
 A prompt is rendered when the suite is read, and its text is part of the questions: once an alias means another version,
