@@ -30,8 +30,8 @@ def environments_list(call: AppContext, output: Output) -> None:
     Environments by reference (module:Class, gymnasium:ID, textarena:ID, openenv:URL, mcp:SERVER) are not listed;
     `agents environments try` opens one.
     """
+    from plugins.environments.listed import LISTED
     from streams import output as show
-    from streams.environments.listed import LISTED
 
     columns = [
         *show.columns("name, version, >turns=max_turns"),
@@ -75,10 +75,10 @@ def environments_try(
     """
     from contextlib import closing
 
+    from plugins.environments.environment_pool import EnvironmentPool
+    from plugins.environments.episodes.trial_episode import handwritten_actions, try_twice
     from schemas.events import EpisodeStart
     from streams import output as show
-    from streams.environments.environment_pool import EnvironmentPool
-    from streams.environments.episodes.trial_episode import handwritten_actions, try_twice
 
     start = EpisodeStart(name=name, settings=settings, seed=seed)
     scripted = handwritten_actions(actions) or None
@@ -114,8 +114,8 @@ def environments_replay(call: AppContext, name: str | None, replay_all: bool, ou
     from contextlib import closing
 
     from plugins.environments import episode_replay
+    from plugins.environments.environment_pool import EnvironmentPool
     from streams import output as show
-    from streams.environments.environment_pool import EnvironmentPool
     from streams.errors import EventError, NotFoundError, SettingsError
 
     if (name is None) != replay_all:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from plugins.environments.listed import LISTED
 from schemas.events import EpisodeStart, Task
 from streams.access.tenants.tenant_names import named
-from streams.environments.listed import LISTED
 from streams.errors import EventError
 from streams.plugins.installed import extensions
 from streams.stages.tasks.line_steps import CompletedTask, LineStep, Registries

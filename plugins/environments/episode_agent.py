@@ -17,9 +17,9 @@ from typing import Any
 from pydantic import SecretStr
 
 from plugins.environments.episode_calls import CallFailed, ModelCalls, action_of
+from plugins.environments.episodes.environment import Environment, EpisodeError, Observation, StepResult
+from plugins.environments.episodes.running_episode import LiveEpisode
 from schemas.events import EpisodeStart, Task
-from streams.environments.episodes.environment import Environment, EpisodeError, Observation, StepResult
-from streams.environments.episodes.running_episode import LiveEpisode
 from streams.stages.agents.runs.agent_process import ProgramRun
 from streams.stages.agents.runs.agent_runner import AgentWork
 from streams.stages.agents.runs.connection_pool import KeptAlive

@@ -18,9 +18,9 @@ from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
 
+from plugins.environments.episodes.environment import Action
 from schemas import json_text
 from schemas.events import Ending, Observed, ToolCall
-from streams.environments.episodes.environment import Action
 from streams.errors import StreamwardError
 from streams.stages.agents.runs.agent_process import ProgramRun
 from streams.stages.agents.runs.connection_pool import LATER, KeptAlive

@@ -7,11 +7,11 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from plugins.environments import episode_tasks
+from plugins.environments.by_reference import settings_to_open
+from plugins.environments.environment_pool import EnvironmentPool
+from plugins.environments.episodes.trial_episode import try_twice
+from plugins.environments.listed import LISTED
 from schemas.events import EpisodeStart, Task
-from streams.environments.by_reference import settings_to_open
-from streams.environments.environment_pool import EnvironmentPool
-from streams.environments.episodes.trial_episode import try_twice
-from streams.environments.listed import LISTED
 from streams.errors import EventError
 from streams.settings.model import Settings
 from streams.stages.tasks.episodes import Episodes, EpisodeSpec

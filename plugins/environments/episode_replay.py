@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+from plugins.environments.episodes.environment import Action, Environment, EpisodeError
+from plugins.environments.episodes.running_episode import LiveEpisode
 from schemas.events import EpisodeStart, Observed, Task, TrajectoryEvent, Turn
 from schemas.serde import Poison
-from streams.environments.episodes.environment import Action, Environment, EpisodeError
-from streams.environments.episodes.running_episode import LiveEpisode
 from streams.kafka.admin import read_topic
 from streams.settings.model import Settings
 from streams.stages.agents.trajectories.fold import fold

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from plugins.environments.episodes.environment import Environment, EpisodeError, Observation
+from plugins.environments.episodes.trial_episode import try_twice
+from plugins.environments.listed import LISTED, open_listed, settings_of
 from schemas.events import EpisodeStart, Purpose, RewardSource, Sampling, Task, derive_id
-from streams.environments.episodes.environment import Environment, EpisodeError, Observation
-from streams.environments.episodes.trial_episode import try_twice
-from streams.environments.listed import LISTED, open_listed, settings_of
 from streams.errors import EventError, SettingsError
 from streams.kafka import times
 from streams.stages.tasks.episodes import ENVIRONMENT_AGENT, Episodes, EpisodeSpec, name_of_episode

@@ -61,7 +61,7 @@ WITHOUT_TRY = {
     "plugins/data/synthetic_rows.py::_verified_answer json_text.parse": OWN,
     "streams/engines/decoding_loop.py::call result": "the order's own result or error",
     "streams/engines/rendering/answer_form.py::__str__ json_text.parse": "the gateway read it and wrote it again",
-    "streams/environments/environment_worker.py::_answer json.loads": OWN,
+    "plugins/environments/environment_worker.py::_answer json.loads": OWN,
     "streams/engines/rendering/answer_form.py::of_schema json_text.parse": "the gateway read it and wrote it again",
     "streams/engines/rendering/chat_template.py::_as_function json_text.parse": CALLER,
     "streams/engines/rendering/chat_template.py::_as_dictionary json_text.parse": CALLER,

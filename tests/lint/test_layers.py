@@ -25,7 +25,7 @@ LAYERS = [
     ["streams.observability"],
     ["streams.kafka"],
     ["streams.engines", "streams.scorers", "streams.adapters", "streams.arrow", "streams.worker"],
-    ["streams.environments", "streams.evaluation"],
+    ["streams.evaluation"],
     ["streams.stages", "trainer"],
     ["streams.rows"],
     ["streams.access"],

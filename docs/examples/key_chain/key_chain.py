@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from streams.environments.games.lookup import WORDS
+from plugins.environments.games.lookup import WORDS
 from streamward import entry_point
 
 SERVER = "http://127.0.0.1:8791"

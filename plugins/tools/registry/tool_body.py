@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from plugins.environments.listed import LISTED
 from plugins.tools.registry.tool_log import EntryOrder
 from schemas.events import EpisodeStart, Tool
 from schemas.faults import OutsideObject, faults
 from schemas.tool_text import TOOL_ID, endpoint_kind
-from streams.environments.listed import LISTED
 from streams.errors import EventError
 
 DESCRIBED = ("name", "description", "parameters")

@@ -16,14 +16,14 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
+from plugins.environments.environment_pool import EnvironmentPool, credential_of
+from plugins.environments.episodes.environment import Action, Environment, EpisodeError
 from plugins.tools.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
 from plugins.tools.registry.tool_state import Offer, RegisteredTool, check_trusted
 from schemas import json_text
 from schemas.events import EpisodeStart, Tool, ToolCall
 from schemas.json_arguments import from_json_texts
 from schemas.tool_text import endpoint_kind, offer_digest
-from streams.environments.environment_pool import EnvironmentPool, credential_of
-from streams.environments.episodes.environment import Action, Environment, EpisodeError
 from streams.errors import EventError
 from streams.settings.model import Settings
 

@@ -17,6 +17,9 @@ from gateway.http.principal import actor_of, tenant_of
 from gateway.http.route import REST
 from gateway.log.open_log import AT_ONCE, OpenLog
 from gateway.log.tool_answer import json_or_text, shown_tools
+from plugins.environments.environment_pool import EnvironmentPool
+from plugins.environments.episodes.environment import Observation
+from plugins.environments.episodes.trial_episode import TrialEpisode, handwritten_actions, try_twice
 from plugins.tools.registry.tool_body import read_body
 from plugins.tools.registry.tool_log import RegistryDecision, ToolLog
 from plugins.tools.registry.tool_state import Offer, ToolState
@@ -24,9 +27,6 @@ from plugins.tools.rooms.environment_answers import KeptEnvironment, KeptEnviron
 from schemas.events import EpisodeStart, Message
 from schemas.tool_text import offer_digest
 from streams.access.tenants.tenant_names import named, own_of
-from streams.environments.environment_pool import EnvironmentPool
-from streams.environments.episodes.environment import Observation
-from streams.environments.episodes.trial_episode import TrialEpisode, handwritten_actions, try_twice
 from streams.errors import CallError, CallErrorKind, EventError
 from streams.settings.model import Settings
 

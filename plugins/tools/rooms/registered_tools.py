@@ -28,6 +28,7 @@ from gateway.http.principal import actor_of, principal_of, tenant_of
 from gateway.http.request_record import denied
 from gateway.http.route import REST
 from gateway.log.open_log import AT_ONCE, OpenLog
+from plugins.environments.episodes.environment import EpisodeError
 from plugins.tools.registry.tool_body import ToolBody, read_body
 from plugins.tools.registry.tool_caller import ToolCaller, ToolOutput
 from plugins.tools.registry.tool_log import RegistryDecision, ToolLog
@@ -37,7 +38,6 @@ from schemas.conventions import tool_ids
 from schemas.events import Tool
 from schemas.tool_text import EndpointKind
 from streams.access.tenants.tenant_names import named, own_of
-from streams.environments.episodes.environment import EpisodeError
 from streams.errors import CallError, CallErrorKind, EventError
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import registrations

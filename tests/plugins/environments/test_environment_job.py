@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from plugins.environments import episode_replay
+from plugins.environments.environment_pool import EnvironmentPool
 from schemas.conventions import TOOL_IDS
 from schemas.events import AdapterEvent, JobEvent, Response, Reward, Task
 from streams.engines.base_model import Base
-from streams.environments.environment_pool import EnvironmentPool
 from streams.settings.model import Settings
 from streams.tools.audit.reading import Audit
 from tests.support.agent_server import rest, serving, training_settings

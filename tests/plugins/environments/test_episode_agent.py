@@ -11,9 +11,9 @@ import pytest
 
 from plugins.environments.episode_agent import EpisodeAgent
 from plugins.environments.episode_calls import CallFailed, ModelCalls
+from plugins.environments.episodes.environment import Action, Observation, StepResult
+from plugins.environments.listed import open_listed
 from schemas.events import EpisodeStart, Message, Observed, Response
-from streams.environments.episodes.environment import Action, Observation, StepResult
-from streams.environments.listed import open_listed
 from streams.settings.model import Settings
 from streams.stages.agents.runs.agent_process import ProgramRun
 from streams.stages.agents.runs.connection_pool import KeptAlive

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from plugins.environments.adapters.adapted import AdaptedEnvironment
 from plugins.environments.episode_tasks import episodes as episodes_of
+from plugins.environments.episodes.environment import Action, Environment, EpisodeError
 from schemas.events import EpisodeStart, RewardSource
 from streams.demo.loop_run import PROCESSES, commands
 from streams.demo.players import PLAYERS
 from streams.demo.up_plan import UpPlan
-from streams.environments.adapters.adapted import AdaptedEnvironment
-from streams.environments.episodes.environment import Action, Environment, EpisodeError
 from streams.settings.model import Settings
 from streams.stages.tasks.episodes import HELD_OUT_TASKS, EpisodeSpec
 from tests.support.factories import task

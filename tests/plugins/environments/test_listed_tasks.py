@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from plugins.environments.listed import LISTED, open_listed
 from schemas import serde
 from schemas.events import Purpose, Task, problems
-from streams.environments.listed import LISTED, open_listed
 from streams.errors import SettingsError
 from streams.scorers import source_problems
 from streams.stages.tasks.generators import families

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from plugins.environments.episode_replay import RecordedEpisode, ReplayedRun, replayed
+from plugins.environments.episodes.environment import Action, Environment, Observation
+from plugins.environments.episodes.running_episode import LiveEpisode
+from plugins.environments.listed import open_listed
 from schemas.events import EpisodeStart
-from streams.environments.episodes.environment import Action, Environment, Observation
-from streams.environments.episodes.running_episode import LiveEpisode
-from streams.environments.listed import open_listed
 from tests.support.agent_calls import Recorded, assistant
 from tests.support.factories import task, trajectory
 

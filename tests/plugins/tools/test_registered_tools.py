@@ -19,6 +19,8 @@ from websockets.sync.client import connect
 from websockets.typing import Origin
 
 from gateway.mcp.tools import own_tools
+from plugins.environments.environment_pool import EnvironmentPool
+from plugins.environments.episodes.environment import Action, EpisodeError
 from plugins.tools.registry import tool_log
 from plugins.tools.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
 from plugins.tools.registry.tool_state import Offer
@@ -28,8 +30,6 @@ from schemas.conventions import TOOL_IDS
 from schemas.events import AccessRole, EpisodeStart, RequestEvent, Task, ToolCall, ToolEvent
 from schemas.tool_text import offer_digest
 from streams.access.roles import ROLES
-from streams.environments.environment_pool import EnvironmentPool
-from streams.environments.episodes.environment import Action, EpisodeError
 from streams.kafka import admin
 from streams.observability.metrics import Meter
 from streams.settings.model import Environments, Settings

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from streams.environments.episodes.environment import Action
+from plugins.environments.episodes.environment import Action
 
 
 class OddEnvironment:

@@ -28,10 +28,10 @@ from mcp.client import stdio
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
+from plugins.environments.adapters.offered_tools import OfferedTools
+from plugins.environments.episodes.environment import EpisodeError
 from schemas import json_text
 from schemas.events import Tool
-from streams.environments.adapters.offered_tools import OfferedTools
-from streams.environments.episodes.environment import EpisodeError
 from streams.processes.worker_pipe import MAX_ANSWER_BYTES
 
 MOST_LINE_CHARACTERS = 4 * MAX_ANSWER_BYTES

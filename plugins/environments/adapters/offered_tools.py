@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from plugins.environments.episodes.environment import MOST_CALLS, Action, EpisodeError, Observation, StepResult
 from schemas import json_text
 from schemas.events import Message, Tool, ToolCall
-from streams.environments.episodes.environment import MOST_CALLS, Action, EpisodeError, Observation, StepResult
 
 MESSAGES: TypeAdapter[tuple[Message, ...]] = TypeAdapter(tuple[Message, ...])
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from plugins.environments.adapters.single_tool_env import ModuleFunction
+from plugins.environments.episodes.environment import Action, EpisodeError
 from schemas.events import ToolCall
-from streams.environments.adapters.single_tool_env import ModuleFunction
-from streams.environments.episodes.environment import Action, EpisodeError
 
 
 class Place(BaseModel):

@@ -13,8 +13,8 @@ from typing import Any
 
 import textarena
 
+from plugins.environments.episodes.environment import Action, EpisodeError, Observation, StepResult
 from schemas.events import Message
-from streams.environments.episodes.environment import Action, EpisodeError, Observation, StepResult
 
 
 class TextArenaEnvironment:

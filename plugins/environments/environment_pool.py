@@ -22,10 +22,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from schemas import json_text
-from schemas.events import EpisodeStart
-from streams.environments.by_reference import check_kind, host_of, imported_module, is_reference, is_server
-from streams.environments.episodes.environment import (
+from plugins.environments.by_reference import check_kind, host_of, imported_module, is_reference, is_server
+from plugins.environments.episodes.environment import (
     OBSERVATION,
     RESULT,
     Action,
@@ -34,14 +32,16 @@ from streams.environments.episodes.environment import (
     Observation,
     StepResult,
 )
-from streams.environments.listed import open_listed, settings_of
+from plugins.environments.listed import open_listed, settings_of
+from schemas import json_text
+from schemas.events import EpisodeStart
 from streams.errors import SettingsError
 from streams.http_client import clean_key
 from streams.processes.worker_pipe import START_LIMIT_S, WorkerError, WorkerKind, WorkerProcess
 from streams.settings.model import Environments
 
 ENVIRONMENT = WorkerKind(
-    "streams.environments.environment_worker", "an environment's process", "environments.timeout_s"
+    "plugins.environments.environment_worker", "an environment's process", "environments.timeout_s"
 )
 
 

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from plugins.environments.adapters.adapted import AdaptedEnvironment
+from plugins.environments.environment_pool import EnvironmentPool
+from plugins.environments.episodes.environment import Action, Environment, EpisodeError, Observation, StepResult
+from plugins.environments.episodes.running_episode import MAX_OBSERVATION, LiveEpisode
+from plugins.environments.episodes.trial_episode import handwritten_actions, try_twice
+from plugins.environments.listed import open_listed
 from schemas.events import EpisodeStart, Message
 from streams.cli.root import cli
-from streams.environments.adapters.adapted import AdaptedEnvironment
-from streams.environments.environment_pool import EnvironmentPool
-from streams.environments.episodes.environment import Action, Environment, EpisodeError, Observation, StepResult
-from streams.environments.episodes.running_episode import MAX_OBSERVATION, LiveEpisode
-from streams.environments.episodes.trial_episode import handwritten_actions, try_twice
-from streams.environments.listed import open_listed
 from streams.settings.model import Environments
 from tests.support.doubles import odd_environment
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ODD = "tests.support.doubles.odd_environment:OddEnvironment"
 
 

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from streams.environments.by_reference import load
-from streams.environments.episodes.environment import ACTION, Environment, EpisodeError
+from plugins.environments.by_reference import load
+from plugins.environments.episodes.environment import ACTION, Environment, EpisodeError
 from streams.processes.worker_pipe import (
     MAX_ANSWER_BYTES,
     AnswerPipe,

@@ -17,9 +17,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from plugins.environments.episodes.environment import Action, EpisodeError, Observation, StepResult
 from schemas import json_text
 from schemas.events import Message
-from streams.environments.episodes.environment import Action, EpisodeError, Observation, StepResult
 
 
 class GymnasiumEnvironment:

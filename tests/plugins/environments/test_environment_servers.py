@@ -15,18 +15,18 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+from plugins.environments.by_reference import load
+from plugins.environments.environment_pool import EnvironmentPool, credential_of
+from plugins.environments.episodes.environment import Action, EpisodeError
+from plugins.environments.episodes.running_episode import LiveEpisode
+from plugins.environments.episodes.trial_episode import try_twice
 from schemas.events import EpisodeStart, Message, ToolCall
 from streams.cli.root import cli
-from streams.environments.by_reference import load
-from streams.environments.environment_pool import EnvironmentPool, credential_of
-from streams.environments.episodes.environment import Action, EpisodeError
-from streams.environments.episodes.running_episode import LiveEpisode
-from streams.environments.episodes.trial_episode import try_twice
 from streams.settings.model import Environments
 from tests import skips
 from tests.support.processes import until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TOOLS = ROOT / "tests" / "support" / "doubles" / "mcp_tools.py"
 STDIO = f"mcp:{sys.executable} {TOOLS}"
 PLAIN = f"mcp:{sys.executable} {TOOLS.with_name('plain_mcp.py')}"
@@ -76,7 +76,7 @@ def test_a_task_cannot_name_a_server_or_a_command_that_is_not_listed(name: str) 
 def test_a_missing_package_is_named_with_the_extra_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [one for one in sys.modules if one.split(".")[0] == "mcp" or one.endswith("v_env")]:
         monkeypatch.delitem(sys.modules, module)
-    monkeypatch.delitem(sys.modules, "streams.environments.adapters.mcp_env", raising=False)
+    monkeypatch.delitem(sys.modules, "plugins.environments.adapters.mcp_env", raising=False)
     monkeypatch.setitem(sys.modules, "mcp", None)
     with pytest.raises(EpisodeError, match=r"mcp.*pip install 'streamward\[mcp\]'") as caught:
         load("mcp:x", ADD)

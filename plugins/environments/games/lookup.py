@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from streams.environments.games.text_game import Command, Example, GameOptions, MoveOutcome, TextGame, unusable
+from plugins.environments.games.text_game import Command, Example, GameOptions, MoveOutcome, TextGame, unusable
 
 STEP_REWARD = 0.1
 """For each key of the chain, the first time that it is looked up in its turn."""

@@ -8,8 +8,8 @@ import gymnasium
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
-from streams.environments.episodes.environment import Action, Environment, Observation
-from streams.environments.episodes.running_episode import MAX_OBSERVATION
+from plugins.environments.episodes.environment import Action, Environment, Observation
+from plugins.environments.episodes.running_episode import MAX_OBSERVATION
 
 _PRINTABLE = frozenset(map(chr, (9, 10, 13, *range(32, 127))))
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from streams.environments.games.text_game import Command, Example, GameOptions, MoveOutcome, TextGame, unusable
+from plugins.environments.games.text_game import Command, Example, GameOptions, MoveOutcome, TextGame, unusable
 
 GUESS_COST = 0.05
 NUMBERS_REWARD = 0.1

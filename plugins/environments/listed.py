@@ -14,15 +14,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from plugins.environments.episodes.environment import EpisodeError
+from plugins.environments.games.calculator import Calculator
+from plugins.environments.games.corridor import Corridor
+from plugins.environments.games.distractor import Distractor
+from plugins.environments.games.guess import Guess
+from plugins.environments.games.lookup import Lookup
+from plugins.environments.games.text_game import TextGame
+from plugins.environments.games.tictactoe import TicTacToe
 from schemas import json_text
-from streams.environments.episodes.environment import EpisodeError
-from streams.environments.games.calculator import Calculator
-from streams.environments.games.corridor import Corridor
-from streams.environments.games.distractor import Distractor
-from streams.environments.games.guess import Guess
-from streams.environments.games.lookup import Lookup
-from streams.environments.games.text_game import TextGame
-from streams.environments.games.tictactoe import TicTacToe
 
 LISTED: dict[str, type[TextGame[Any]]] = {
     game.name: game for game in (Calculator, Lookup, Guess, Corridor, TicTacToe, Distractor)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from plugins.environments.episodes.environment import Action, EpisodeError, Observation, StepResult
 from schemas.events import Message, Tool
-from streams.environments.episodes.environment import Action, EpisodeError, Observation, StepResult
 
 
 class AdaptedEnvironment:

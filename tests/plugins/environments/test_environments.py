@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from plugins.environments.episodes.environment import Action, EpisodeError, Observation, StepResult, digest
+from plugins.environments.episodes.running_episode import LiveEpisode, play
+from plugins.environments.games.calculator import work_out
+from plugins.environments.games.distractor import Distractor
+from plugins.environments.games.text_game import MOST_CALLS
+from plugins.environments.listed import LISTED, open_listed
 from schemas.events import Message, ToolCall
-from streams.environments.episodes.environment import Action, EpisodeError, Observation, StepResult, digest
-from streams.environments.episodes.running_episode import LiveEpisode, play
-from streams.environments.games.calculator import work_out
-from streams.environments.games.distractor import Distractor
-from streams.environments.games.text_game import MOST_CALLS
-from streams.environments.listed import LISTED, open_listed
 
 WORDS = ("4", "left", "right", "red", "blue", "calc(2 + 2)", "get(owl)", "", "get(", "12", "nonsense")
 

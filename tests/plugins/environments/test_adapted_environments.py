@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from plugins.environments.by_reference import load
+from plugins.environments.episodes.environment import Action, Environment, EpisodeError
+from plugins.environments.episodes.trial_episode import try_twice
+from plugins.environments.listed import LISTED, open_listed
 from schemas.events import EpisodeStart
-from streams.environments.by_reference import load
-from streams.environments.episodes.environment import Action, Environment, EpisodeError
-from streams.environments.episodes.trial_episode import try_twice
-from streams.environments.listed import LISTED, open_listed
 from tests import skips
 
 pytestmark = pytest.mark.environments
@@ -38,7 +38,7 @@ def opens(name: str, settings: dict[str, Any]) -> Callable[[EpisodeStart], Envir
 @pytest.mark.parametrize("name", [*LISTED, *BY_REFERENCE])
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")  # it warns of spaces that are unusual, as texts are
 def test_gymnasium_finds_nothing_wrong(name: str) -> None:
-    from streams.environments.adapters.gymnasium_view import check
+    from plugins.environments.adapters.gymnasium_view import check
 
     check(opens(name, BY_REFERENCE.get(name, {}))(EpisodeStart(name=name, seed=0)))
 

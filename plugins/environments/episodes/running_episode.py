@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import TypeVar
 
+from plugins.environments.episodes.environment import Action, Environment, EpisodeError, Observation, StepResult, digest
 from schemas.events import MAX_REWARD, Message, Observed
-from streams.environments.episodes.environment import Action, Environment, EpisodeError, Observation, StepResult, digest
 from streams.processes.worker_pipe import describe_exception
 
 MAX_OBSERVATION = 256 * 1024

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from streams.environments.games.text_game import Command, Example, GameOptions, MoveOutcome, TextGame, unusable
+from plugins.environments.games.text_game import Command, Example, GameOptions, MoveOutcome, TextGame, unusable
 
 CALL_REWARD = 0.2
 """For the first call that is worked out: once, so that more calls pay nothing."""

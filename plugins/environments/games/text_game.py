@@ -18,9 +18,9 @@ from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from plugins.environments.episodes.environment import MOST_CALLS, Action, Observation, StepResult
 from schemas import json_text
 from schemas.events import Message, Tool, ToolCall
-from streams.environments.episodes.environment import MOST_CALLS, Action, Observation, StepResult
 
 LONGEST = 200
 """Most characters of a move."""

@@ -20,9 +20,9 @@ import httpx
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync.client import connect
 
+from plugins.environments.episodes.environment import Action, EpisodeError, Observation, StepResult
 from schemas import json_text
 from schemas.events import Message
-from streams.environments.episodes.environment import Action, EpisodeError, Observation, StepResult
 from streams.processes.worker_pipe import MAX_ANSWER_BYTES
 
 TOO_BIG = 1009

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from pydantic import Field, model_validator
 
-from streams.environments.games.text_game import Command, Example, GameOptions, MoveOutcome, TextGame, unusable
+from plugins.environments.games.text_game import Command, Example, GameOptions, MoveOutcome, TextGame, unusable
 
 COLOURS = ("red", "blue", "green", "black", "white", "pink", "gold", "gray")
 

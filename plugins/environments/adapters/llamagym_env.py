@@ -13,8 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from streams.environments.adapters.gymnasium_env import GymnasiumEnvironment
-from streams.environments.episodes.environment import EpisodeError
+from plugins.environments.adapters.gymnasium_env import GymnasiumEnvironment
+from plugins.environments.episodes.environment import EpisodeError
 from streams.references import describe_module
 
 METHODS = ("get_system_prompt", "format_observation", "extract_action")

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from streams.environments.games.text_game import Command, Example, GameOptions, MoveOutcome, TextGame, unusable
+from plugins.environments.games.text_game import Command, Example, GameOptions, MoveOutcome, TextGame, unusable
 
 MOST_ERRORS = 3
 _LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))

@@ -10,10 +10,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from plugins.environments.episodes.environment import Action, Environment, EpisodeError, Observation, StepResult
+from plugins.environments.episodes.running_episode import LiveEpisode
 from schemas.events import EpisodeStart, Observed
 from streams.engines.rendering.handwritten_calls import read_handwritten
-from streams.environments.episodes.environment import Action, Environment, EpisodeError, Observation, StepResult
-from streams.environments.episodes.running_episode import LiveEpisode
 
 WORDS = ("left", "right", "yes", "no", "stop", "red", "up", "down")
 """Of random actions, besides numbers."""

@@ -21,10 +21,10 @@ from typing import Any
 import httpx
 from pydantic import BaseModel, PydanticUserError, ValidationError, create_model
 
+from plugins.environments.adapters.offered_tools import OfferedTools
+from plugins.environments.episodes.environment import EpisodeError
 from schemas.events import Tool
 from schemas.tool_text import offer_problems
-from streams.environments.adapters.offered_tools import OfferedTools
-from streams.environments.episodes.environment import EpisodeError
 from streams.http_client import AnswerTooLarge, fetch, new_client
 from streams.processes.worker_pipe import describe_exception
 from streams.references import describe_module

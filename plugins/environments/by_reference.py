@@ -16,19 +16,19 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
-from streams.environments.adapters.adapted import AdaptedEnvironment
-from streams.environments.episodes.environment import Environment, EpisodeError
+from plugins.environments.adapters.adapted import AdaptedEnvironment
+from plugins.environments.episodes.environment import Environment, EpisodeError
 from streams.references import describe_module
 
 ADAPTERS = {
-    "gymnasium": ("streams.environments.adapters.gymnasium_env", "GymnasiumEnvironment"),
-    "llamagym": ("streams.environments.adapters.llamagym_env", "LlamaGymEnvironment"),
-    "textarena": ("streams.environments.adapters.textarena_env", "TextArenaEnvironment"),
-    "openenv": ("streams.environments.adapters.openenv_env", "OpenEnvEnvironment"),
-    "mcp": ("streams.environments.adapters.mcp_env", "McpEnvironment"),
-    "function": ("streams.environments.adapters.single_tool_env", "ModuleFunction"),
-    "http": ("streams.environments.adapters.single_tool_env", "UrlTool"),
-    "https": ("streams.environments.adapters.single_tool_env", "UrlTool"),
+    "gymnasium": ("plugins.environments.adapters.gymnasium_env", "GymnasiumEnvironment"),
+    "llamagym": ("plugins.environments.adapters.llamagym_env", "LlamaGymEnvironment"),
+    "textarena": ("plugins.environments.adapters.textarena_env", "TextArenaEnvironment"),
+    "openenv": ("plugins.environments.adapters.openenv_env", "OpenEnvEnvironment"),
+    "mcp": ("plugins.environments.adapters.mcp_env", "McpEnvironment"),
+    "function": ("plugins.environments.adapters.single_tool_env", "ModuleFunction"),
+    "http": ("plugins.environments.adapters.single_tool_env", "UrlTool"),
+    "https": ("plugins.environments.adapters.single_tool_env", "UrlTool"),
 }
 """Module and class of each kind of reference that is not one's own."""
 URLS = ("http", "https")

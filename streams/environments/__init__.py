@@ -1,1 +1,0 @@
-"""Environments that agents act in; the same seed gives the same episode."""
