@@ -7,6 +7,7 @@ from streams.plugins.plugin import Plugin, PluginCommand
 
 PLUGIN = Plugin(
     name="environments",
+    settings="plugins.environments.settings:Environments",
     commands={
         "agents environments": PluginCommand(
             "plugins.environments.commands:environments", "List, try and replay the environments that agents act in."

@@ -33,12 +33,12 @@ from plugins.environments.episodes.environment import (
     StepResult,
 )
 from plugins.environments.listed import open_listed, settings_of
+from plugins.environments.settings import Environments
 from schemas import json_text
 from schemas.events import EpisodeStart
 from streams.errors import SettingsError
 from streams.http_client import clean_key
 from streams.processes.worker_pipe import START_LIMIT_S, WorkerError, WorkerKind, WorkerProcess
-from streams.settings.model import Environments
 
 ENVIRONMENT = WorkerKind(
     "plugins.environments.environment_worker", "an environment's process", "environments.timeout_s"

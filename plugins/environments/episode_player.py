@@ -11,6 +11,7 @@ from plugins.environments.by_reference import settings_to_open
 from plugins.environments.environment_pool import EnvironmentPool
 from plugins.environments.episodes.trial_episode import try_twice
 from plugins.environments.listed import LISTED
+from plugins.environments.settings import Environments
 from schemas.events import EpisodeStart, Task
 from streams.errors import EventError
 from streams.settings.model import Settings
@@ -34,7 +35,7 @@ class EnvironmentPlayer:
     def problem(self, settings: Settings, start: EpisodeStart, max_turns: int) -> str | None:
         """Return why an episode cannot be played here, or not repeated; None if it can."""
         try:
-            with closing(EnvironmentPool(settings.environments)) as pool:
+            with closing(EnvironmentPool(settings.of_plugin(Environments))) as pool:
                 try_twice(pool.open, start, max_turns, None)
         except EventError as exc:
             return str(exc)
@@ -42,7 +43,7 @@ class EnvironmentPlayer:
 
     def tasks(self, settings: Settings, spec: EpisodeSpec) -> Episodes:
         """Return the tasks of `spec`. Raises EpisodeError if it cannot be opened, or two episodes of a seed differ."""
-        with closing(EnvironmentPool(settings.environments)) as pool:
+        with closing(EnvironmentPool(settings.of_plugin(Environments))) as pool:
             return episode_tasks.episodes(spec, pool.open)
 
     @contextmanager
@@ -50,7 +51,7 @@ class EnvironmentPlayer:
         """Yield the work of an agent that plays episodes. Raises SettingsError for `server`."""
         from plugins.environments.episode_agent import EpisodeAgent
 
-        with closing(EnvironmentPool(settings.environments)) as pool:
+        with closing(EnvironmentPool(settings.of_plugin(Environments))) as pool:
             player = EpisodeAgent(server, pool.open, time_limit_s=time_limit_s, key=settings.serve.key)
             with closing(player):
                 yield player.work

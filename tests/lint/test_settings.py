@@ -90,7 +90,6 @@ CHANGED: dict[str, dict[str, Any]] = {
         "max_recovery_loss": 0.5,
     },
     "canary": {"steps": "0.1,1", "alpha": 0.1, "max_failed": 0.5, "max_truncated": 0.5},
-    "environments": {"credentials": Path("credentials.json")},
     "adapters": {"signing_key": Path("adapters.key"), "verify_key": Path("adapters.pub")},
     "outside": {
         "url": "https://api.example/v1",

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 
 from plugins.environments.environment_pool import EnvironmentPool, credential_of
 from plugins.environments.episodes.environment import Action, Environment, EpisodeError
+from plugins.environments.settings import Environments
 from plugins.tools.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
 from plugins.tools.registry.tool_state import Offer, RegisteredTool, check_trusted
 from schemas import json_text
@@ -39,7 +40,7 @@ class ToolCaller:
     """Asks endpoints and calls their tools. Use as a context manager; threads may use it together."""
 
     def __init__(self, settings: Settings) -> None:
-        self._limits = settings.environments
+        self._limits = settings.of_plugin(Environments)
         self._pool = EnvironmentPool(self._limits)
 
     def __enter__(self) -> Self:

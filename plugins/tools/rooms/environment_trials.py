@@ -20,6 +20,7 @@ from gateway.log.tool_answer import json_or_text, shown_tools
 from plugins.environments.environment_pool import EnvironmentPool
 from plugins.environments.episodes.environment import Observation
 from plugins.environments.episodes.trial_episode import TrialEpisode, handwritten_actions, try_twice
+from plugins.environments.settings import Environments
 from plugins.tools.registry.tool_body import read_body
 from plugins.tools.registry.tool_log import RegistryDecision, ToolLog
 from plugins.tools.registry.tool_state import Offer, ToolState
@@ -83,7 +84,7 @@ class EnvironmentTrials:
         settings = compact(body.settings or {}, "settings")
         start = EpisodeStart(name=body.environment, settings=settings, seed=body.seed or 0)
         actions = None if body.actions is None else handwritten_actions(body.actions)
-        with closing(EnvironmentPool(self._settings.environments)) as pool:
+        with closing(EnvironmentPool(self._settings.of_plugin(Environments))) as pool:
             try:
                 episode = try_twice(pool.open, start, body.max_turns or DEFAULT_ACTIONS, actions)
             except EventError as exc:

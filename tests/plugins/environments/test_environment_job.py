@@ -12,6 +12,7 @@ import pytest
 
 from plugins.environments import episode_replay
 from plugins.environments.environment_pool import EnvironmentPool
+from plugins.environments.settings import Environments
 from schemas.conventions import TOOL_IDS
 from schemas.events import AdapterEvent, JobEvent, Response, Reward, Task
 from streams.engines.base_model import Base
@@ -122,6 +123,6 @@ def check_episodes(settings: Settings) -> None:
     rewards = [reward for _, reward in read(settings, Reward)]
     assert {reward.source for reward in rewards} == {"environment"} and len(rewards) == len(responses)
     assert [event.version for _, event in trained if event.kind == "trained"] == [1, 2, 3]
-    with closing(EnvironmentPool(settings.environments)) as pool:
+    with closing(EnvironmentPool(settings.of_plugin(Environments))) as pool:
         runs = list(episode_replay.replayed(episode_replay.recorded(settings, None), pool.open))
     assert len(runs) == len(responses) and {run.differs for run in runs} == {None}

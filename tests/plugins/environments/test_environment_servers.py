@@ -20,9 +20,9 @@ from plugins.environments.environment_pool import EnvironmentPool, credential_of
 from plugins.environments.episodes.environment import Action, EpisodeError
 from plugins.environments.episodes.running_episode import LiveEpisode
 from plugins.environments.episodes.trial_episode import try_twice
+from plugins.environments.settings import Environments
 from schemas.events import EpisodeStart, Message, ToolCall
 from streams.cli.root import cli
-from streams.settings.model import Environments
 from tests import skips
 from tests.support.processes import until
 

@@ -17,9 +17,9 @@ from plugins.environments.episodes.environment import Action, Environment, Episo
 from plugins.environments.episodes.running_episode import MAX_OBSERVATION, LiveEpisode
 from plugins.environments.episodes.trial_episode import handwritten_actions, try_twice
 from plugins.environments.listed import open_listed
+from plugins.environments.settings import Environments
 from schemas.events import EpisodeStart, Message
 from streams.cli.root import cli
-from streams.settings.model import Environments
 from tests.support.doubles import odd_environment
 
 ROOT = Path(__file__).parents[3]

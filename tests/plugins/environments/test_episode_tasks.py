@@ -11,6 +11,7 @@ import pytest
 from plugins.environments.adapters.adapted import AdaptedEnvironment
 from plugins.environments.episode_tasks import episodes as episodes_of
 from plugins.environments.episodes.environment import Action, Environment, EpisodeError
+from plugins.environments.settings import Environments
 from schemas.events import EpisodeStart, RewardSource
 from streams.demo.loop_run import PROCESSES, commands
 from streams.demo.players import PLAYERS
@@ -99,8 +100,8 @@ def test_a_run_has_the_processes_that_its_tasks_need() -> None:
 
 def test_what_the_command_line_names_may_be_opened() -> None:
     plan = UpPlan(steps=None, minutes=None, environments=("mine:Game",))
-    assert plan.settings().environments.importable == ("mine", ".")
-    served = replace(plan, environments=("openenv:http://127.0.0.1:1",)).settings().environments
+    assert plan.settings().of_plugin(Environments).importable == ("mine", ".")
+    served = replace(plan, environments=("openenv:http://127.0.0.1:1",)).settings().of_plugin(Environments)
     assert served.allowed_servers == ("openenv:http://127.0.0.1:1",)
-    theirs = replace(plan, overrides=("environments.modules=other",)).settings().environments
+    theirs = replace(plan, overrides=("environments.modules=other",)).settings().of_plugin(Environments)
     assert theirs.importable == ("other",)  # what the user says is not widened

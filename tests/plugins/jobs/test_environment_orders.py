@@ -14,13 +14,14 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
+from plugins.environments.settings import Environments
 from plugins.jobs.controller import controller
 from plugins.jobs.log.job_log import JobLog
 from schemas.events import JobEnvironment, RequestEvent
 from streams.access.roles import ROLES
 from streams.kafka import admin
 from streams.kafka.producer import Producer
-from streams.settings.model import Environments, Scoring, Settings
+from streams.settings.model import Scoring, Settings
 from tests.support.agent_server import serving, settings_of
 from tests.support.commands import invoke
 from tests.support.documented import HOOKS

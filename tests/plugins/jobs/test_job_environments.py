@@ -13,6 +13,7 @@ import pytest
 from plugins.environments import environment_step
 from plugins.environments.environment_step import NamedEnvironment
 from plugins.environments.episode_tasks import episodes
+from plugins.environments.settings import Environments
 from plugins.jobs.controller import job_episodes
 from plugins.jobs.log import job_view
 from plugins.jobs.log.questions import suite, train_task
@@ -22,7 +23,7 @@ from plugins.jobs.orders.request import JobOrder, order, read_request
 from schemas.conventions import TOOL_IDS
 from schemas.events import EpisodeStart, JobPrices, JobQuestion, RewardSource, Sampling, Task, problems
 from streams.errors import ContaminatedError, JobRequestError, RefusedError
-from streams.settings.model import Batches, Environments, Guard, Settings
+from streams.settings.model import Batches, Guard, Settings
 from streams.stages.agents.runs.registration import KnownAgent
 from streams.stages.tasks.episodes import EpisodeSpec
 from streams.stages.tasks.line_steps import LineSteps, Registries
@@ -44,7 +45,7 @@ class Counter:
     def step(self, action):
         return "over", 1.0, True, False, {}
 """
-SETTINGS = Settings(batches=Batches(groups=4), environments=Environments(modules="., counter"))
+SETTINGS = Settings(batches=Batches(groups=4)).model_copy(update={"environments": Environments(modules="., counter")})
 PRICES = {"prompt": 1.0, "completion": 2.0, "trainer_hour": 3.0}
 
 

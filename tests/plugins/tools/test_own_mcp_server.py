@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from plugins.environments.settings import Environments
 from schemas.events import AdapterEvent, RequestEvent, Response, Turn
 from streams.cli.root import cli
 from streams.kafka import admin
 from streams.settings.load import to_env
-from streams.settings.model import Advantages, Batches, Environments, Model, Policy, Serve, Settings
+from streams.settings.model import Advantages, Batches, Model, Policy, Serve, Settings
 from streams.tools.audit.reading import Audit
 from tests.support.agent_server import serving, settings_of
 from tests.support.commands import invoke

@@ -21,6 +21,7 @@ from websockets.typing import Origin
 from gateway.mcp.tools import own_tools
 from plugins.environments.environment_pool import EnvironmentPool
 from plugins.environments.episodes.environment import Action, EpisodeError
+from plugins.environments.settings import Environments
 from plugins.tools.registry import tool_log
 from plugins.tools.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
 from plugins.tools.registry.tool_state import Offer
@@ -32,7 +33,7 @@ from schemas.tool_text import offer_digest
 from streams.access.roles import ROLES
 from streams.kafka import admin
 from streams.observability.metrics import Meter
-from streams.settings.model import Environments, Settings
+from streams.settings.model import Settings
 from tests.support.agent_server import audited, settings_of
 from tests.support.commands import invoke
 from tests.support.documented import HOOKS

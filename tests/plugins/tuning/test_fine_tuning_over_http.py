@@ -17,13 +17,14 @@ import pytest
 from openai import OpenAI
 from openai.types.fine_tuning import FineTuningJob
 
+from plugins.environments.settings import Environments
 from plugins.jobs.controller import controller
 from plugins.jobs.log.job_log import JobCommand, JobLog
 from schemas.events import AdapterEvent, AgentEvent, Event, JobEvent, RewardSource, derive_id
 from streams.adapters import store
 from streams.errors import RefusedError
 from streams.kafka.producer import Producer
-from streams.settings.model import Batches, Environments, Settings
+from streams.settings.model import Batches, Settings
 from tests.support import factories
 from tests.support.agent_server import serving, settings_of
 from tests.support.documented import HOOKS, as_documented
