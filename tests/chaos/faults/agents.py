@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -22,25 +21,19 @@ from typing import Any, ClassVar
 
 import psutil
 
-from schemas.events import EpisodeStart, RewardSource
 from streams.errors import LogError
 from streams.kafka.group_names import begin
-from streams.settings.load import to_env
 from streams.stages.agents.runs import supervisor
-from streams.stages.tasks.episodes import ENVIRONMENT_AGENT as BUILT_IN
 from tests.chaos import agent_client
 from tests.chaos.agent_recount import log_of, open_runs, read_given, recount
 from tests.chaos.faults.brokers import AWAY
 from tests.chaos.load import Load
 from tests.chaos.matrix import fault, healed
 from tests.chaos.proxy import free_ports
-from tests.chaos.world import World, plain_environment
+from tests.chaos.world import World
 
 AGENT, CLIENT = "adder", "walker"
 """The agent that has tasks, and the one that has none."""
-GUESSES = {"replies": [{"when": when, "reply": n} for when, n in {"1 to 8": "4", "higher": "6", "lower": "2"}.items()]}
-"""How episodes of `guess` are played: some end with the second guess, some never hit."""
-PAID = RewardSource(name="environment")
 SLOTS = 4
 CLIENTS = 3
 PARALLEL = 3
@@ -127,45 +120,9 @@ class AgentWorld(World):
             said += 1
 
 
-class EpisodeWorld(AgentWorld):
-    """An AgentWorld whose tasks are episodes, played by the built-in agent; no client has calls of its own."""
-
-    agent = BUILT_IN
-    script = GUESSES
-
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Have the built-in agent at work while the block runs."""
-        self.start("serve")
-        self.start("agents", "run", "--environments", "--parallel", str(PARALLEL))
-        self.wait_for("turns", PARALLEL)
-        yield
-        self.wait_for("turns", PARALLEL)
-
-    def findings(self) -> list[str]:
-        """Return what a count of the log finds wrong, and what the episodes do when they are played again."""
-        command = [sys.executable, "-m", "streams.cli", "agents", "environments", "replay", "--all"]
-        env = {**plain_environment(self.repo), **to_env(self.direct)}
-        again = subprocess.run(command, env=env, cwd=self.folder, capture_output=True, text=True, timeout=WITHIN_S)
-        self.notes.append(" ".join(again.stdout.split()))
-        return [*recount(log_of(self.direct), []), *([again.stderr] if again.returncode else [])]
-
-
 def of_an_agent(number: int) -> Mapping[str, Any]:
     """Return what is special about a task that is an agent's."""
     return {"agent": AGENT, "group_size": SLOTS}
-
-
-def an_episode(number: int) -> Mapping[str, Any]:
-    """Return what is special about a task that is an episode."""
-    start = EpisodeStart(name="guess", seed=number)
-    return {
-        "agent": BUILT_IN,
-        "group_size": SLOTS,
-        "environment": start,
-        "max_turns": 4,
-        "reward_sources": (PAID,),
-    }
 
 
 AGENTS: Mapping[str, Any] = {
@@ -226,22 +183,6 @@ def agents_broker_kill(world: World, load: Load, draw: random.Random) -> None:
             with healed(world.restart_broker):
                 world.signal_broker(signal.SIGKILL)
                 time.sleep(seconds)
-
-
-@fault(
-    17,
-    "who plays episodes is killed",
-    "SIGKILL to `streamward agents run --environments` and to the server, three times each, amid episodes",
-    **{**AGENTS, "place": EpisodeWorld, "tasks": an_episode},
-)
-def kill_episodes(world: World, load: Load, draw: random.Random) -> None:
-    victims = ["agents", "serve"] * 3
-    draw.shuffle(victims)
-    assert isinstance(world, EpisodeWorld)
-    with world.at_work():
-        for name in victims:
-            world.wait_for("turns", draw.randint(2, 6))
-            world.kill(name)
 
 
 def _kill_manager(world: AgentWorld) -> bool:
