@@ -8,7 +8,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +20,6 @@ from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import EventError, SettingsError
 from streams.settings.model import Batches, Settings
 from streams.stages.scoring import scoring_agent as scoring
-from streams.stages.tasks.generators import TaskSpec, generate
-from streams.stages.tasks.submit import submit
 from streamward import AgentManager, ConversationTracker
 from tests.support.agent_server import serving, settings_of, turns
 from tests.support.commands import invoke
@@ -67,24 +64,9 @@ sys.exit("I gave up" if number == 3 else 0)
 """It says what it was told to, and may have a sub-agent; every other run is right, and one fails."""
 
 
-CALCULATOR = TaskSpec(family="calculator", count=2, seed=5, purpose="train", policy="sums", group_size=2)
-EPISODES = [replace(task, purpose="serve") for task in generate(CALCULATOR, now_ms=0)]
-"""Of a purpose that does not wait for a trainer: there is none here."""
-
-
-def calculating() -> dict[str, Any]:
-    """Return a script that calls the calculator, and says what came of it. The first of EPISODES it gets wrong."""
-    replies = list[dict[str, str]]()
-    for number, task in enumerate(EPISODES):
-        left, right = map(int, task.messages[-1].content.split(" * "))
-        replies.append({"when": f"user: {left} * {right}", "reply": f"calc({left} * {right})"})
-        replies.append({"when": f"user: result: {left * right}", "reply": str(left * right + 1 - number)})
-    return {"replies": replies}
-
-
 @pytest.fixture
 def settings(kafka_bootstrap: str, tmp_path: Path) -> Settings:
-    made = settings_of(kafka_bootstrap, tmp_path, calculating())
+    made = settings_of(kafka_bootstrap, tmp_path, {"replies": []})
     # which runs are right depends on the order in which they begin, and a group of equal ones is to be a batch as well
     return made.model_copy(update={"batches": Batches(groups=1, zero_variance="keep")})
 
@@ -132,15 +114,10 @@ def test_tasks_of_an_agent_become_groups_that_the_trainer_gets(
             ended = run(settings, *asked)
             assert json.loads(ended) == {"completed": 7, "failed": 1}
             until(lambda: len(read(settings, Batch)) == 2, "two batches", folder=tmp_path)
-            submit(settings, EPISODES)
-            episodes = json.loads(run(settings, "agents", "run", "--environments", "--until-done", "--output", "jsonl"))
-            assert episodes == {"completed": 4}
-            until(lambda: len(read(settings, AdvantagedGroup)) == 4, "their groups", folder=tmp_path)
             run(settings, "audit")
-    check_episodes(settings)
-    groups = [group for _, group in read(settings, AdvantagedGroup) if group.scenario != "calculator"]
+    groups = [group for _, group in read(settings, AdvantagedGroup)]
     assert sorted(len(group.responses) for group in groups) == [3, 4]
-    rewards = Counter(reward.value for _, reward in read(settings, Reward) if reward.source != "environment")
+    rewards = Counter(reward.value for _, reward in read(settings, Reward))
     assert rewards == {1.0: 3, 0.0: 4}
     called = turns(settings, "adder")
     for group in groups:
@@ -180,31 +157,6 @@ def test_runs_that_the_server_refuses_for_good_are_failed_responses_at_once(
         assert response.error.startswith("refused: the server does not begin run")
         assert "the task is for policy sums, and this server has another" in response.error
     assert not read(settings, TrajectoryEvent)
-
-
-def check_episodes(settings: Settings) -> None:
-    """Check what the calculator's episodes left: turns in responses, steps in rewards, the same again when replayed."""
-    found = {one.response_id: one for _, one in read(settings, Response) if one.agent_id == "environment"}
-    assert [one.error for one in found.values()] == [None] * 4
-    for reward in (one for _, one in read(settings, Reward) if one.source == "environment"):
-        response = found[reward.response_id]
-        called, answered = response.turns
-        assert (called.tool, called.ok, called.reward, answered.tool) == ("calc", True, 0.2, None)
-        is_right = response.task_id == EPISODES[1].task_id
-        assert (response.success, answered.reward, reward.steps) == (is_right, 0.8 * is_right, (0.2, 0.8 * is_right))
-        assert reward.value == pytest.approx(sum(reward.steps))
-    name = next(name for name, one in found.items() if one.success)
-    shown = [json.loads(line) for line in run(settings, "agents", "show", name, "--output", "jsonl").splitlines()]
-    assert [(row["tool"], row["ok"], row["paid"], row["credit"]) for row in shown] == [
-        ("calc", True, 0.2, 0.0), (None, True, 0.8, 0.0),
-    ]  # fmt: skip
-    asked = (
-        "SELECT turn, tool, environment_reward, advantage FROM spans WHERE success ORDER BY response_id, turn LIMIT 2"
-    )
-    rows = [json.loads(line) for line in run(settings, "query", asked, "--output", "jsonl").splitlines()]
-    assert [list(row.values()) for row in rows] == [[0, "calc", 0.2, 0.0], [1, None, 0.8, 0.0]]
-    replayed = json.loads(run(settings, "agents", "environments", "replay", "--all", "--output", "jsonl"))
-    assert replayed == {"episodes": 4, "turns": 8, "differ": 0, "not_replayed": 0}
 
 
 @pytest.mark.kills

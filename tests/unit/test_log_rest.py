@@ -145,7 +145,6 @@ def test_a_function_and_an_environment_by_reference_are_code() -> None:
     mixed = RewardSource(name="mix", settings='{"of": [{"name": "mine:quick"}]}')
     assert named_code.code_of([RewardSource(name="exact"), RewardSource(name="people:ann")], rule) is None
     assert "mine:quick" in str(named_code.code_of([mixed], rule))
-    assert named_code.code_of_environment(EpisodeStart(name="calculator", seed=1)) is None
     for name in ("mine:Maze", "gymnasium:FrozenLake-v1", "mcp:rm -rf /"):
         assert name in str(named_code.code_of_environment(EpisodeStart(name=name, seed=1)))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.log import named_code
 from plugins.environments import environment_step
 from plugins.environments.environment_step import EnvironmentStep, NamedEnvironment
 from schemas.events import EpisodeStart
@@ -64,3 +65,8 @@ def test_a_tenant_s_names_are_sent_with_the_tenant() -> None:
     assert EnvironmentStep.of_tenant("red", {"name": "maze"}) == {"name": "red.maze"}
     for name in ("calculator", "maze:Maze"):
         assert EnvironmentStep.of_tenant("red", {"name": name}) == {"name": name}
+
+
+def test_a_listed_environment_is_no_code_of_a_user_s() -> None:
+    assert named_code.code_of_environment(EpisodeStart(name="calculator", seed=1)) is None
+    assert "mine:Maze" in str(named_code.code_of_environment(EpisodeStart(name="mine:Maze", seed=1)))
