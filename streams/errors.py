@@ -24,12 +24,10 @@
     │   └── WrongModel           its weights or logprobs are not ours       use another server
     ├── ProviderError        an outside API of fine-tuning did not answer   repeat the command: exit 5
     ├── CallError            an agent's call of the model gets no answer    tell its client
-    ├── CallFailed           the built-in agent's call got no answer        its run ends so
     └── EventError           this one event cannot be used                  dead-letter, go on
         ├── UndecodableEvent     its bytes are not what they should be
         ├── ContradictoryEvent   well formed, and at odds with a rule or a sibling
-        ├── ScoreError           a response has no score
-        └── EpisodeError         an environment cannot begin or go on
+        └── ScoreError           a response has no score
 
 The branches are decisions: code that catches one knows what to do without reading the message. The message is for
 people: where, what, expected and got, and what to do. `schemas` imports nothing of `streams`, so its EncodeError and

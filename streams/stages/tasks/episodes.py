@@ -58,7 +58,7 @@ class EpisodePlayer(Protocol):
     """Opens environments and plays their episodes. A plugin names its own as `episodes`."""
 
     def is_built_in(self, name: str) -> bool:
-        """Return whether an environment has this name without being code of a user's, or an entry of the log."""
+        """Return whether an environment of this name is built in: neither a user's code nor a name of the log."""
 
     def settings_to_open(self, names: Iterable[str]) -> dict[str, str]:
         """Return the settings, by dotted key, that let these references be opened."""
