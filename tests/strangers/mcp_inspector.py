@@ -51,7 +51,7 @@ def inspected(url: str, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
     command = (sys.executable, "-m", "streamward", "mcp", "--url", url)
     tools = _run(folder, "--method", "tools/list", "--", *command)
-    return by_http | {"streamward mcp": [tool["name"] for tool in tools.result["tools"]]}
+    return by_http | {"streamward mcp": sorted(tool["name"] for tool in tools.result["tools"])}
 
 
 def _read_all(folder: Path, *server: str) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _read_all(folder: Path, *server: str) -> dict[str, Any]:
     submitted = _run(folder, *call, "submit_tasks", "--tool-args-json", TASK)
     refused = _run(folder, *call, "query_log", "--tool-args-json", STATEMENT)
     return {
-        "tools/list": [tool["name"] for tool in tools.result["tools"]],
+        "tools/list": sorted(tool["name"] for tool in tools.result["tools"]),
         "schemas": tools.remark,
         "resources/list": sorted({resource["uri"].rpartition("/")[0] for resource in resources}),
         "resources/templates/list": [template["uriTemplate"] for template in templates],
