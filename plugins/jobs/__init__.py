@@ -4,12 +4,14 @@ from streams.plugins.plugin import Plugin, PluginCommand
 
 PLUGIN = Plugin(
     name="jobs",
+    topics="plugins.jobs.topics:TOPICS",
     serves="plugins.jobs.job_part:JobPart",
     commands={
         "jobs": PluginCommand(
             "plugins.jobs.commands:jobs", "Order training jobs within a budget.", section="Train and compare"
         )
     },
+    recounts="plugins.jobs.recount:RECOUNTS",
     views="plugins.jobs.jobs_view:VIEWS",
     extends={"jobs": "plugins.jobs.orders.rl_training:TYPES"},
     controllers={"jobs": ("jobs", "run")},

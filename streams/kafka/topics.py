@@ -1,12 +1,12 @@
 """The topics of a deployment: each of streams/topics with its name, partitions and settings.
 
     tasks ─► responses ─► rewards ─► groups ─► batches ─► adapters      beside: group-control, dead-letters, experiments
-      └─► turns, trajectories ─┘                                        agents, jobs, access, requests
+      └─► turns, trajectories ─┘                                        agents; those of plugins
                 └─► curation ─► datasets ─► triggers                     tools
     queues ─► samples                                                   of other trainers
 
 Topics keyed by task have equal partition counts, so one worker sees a whole task; the others are keyed by policy
-(experiments, agents, jobs, keys and their requests, samples and queues by their name), so one policy's groups have one
+(experiments, agents, and what plugins have by their names), so one policy's groups have one
 total order. None is compacted or written in transactions: both leave gaps in the offsets, and a batch is a list of
 offsets.
 """
@@ -25,7 +25,6 @@ from streams.plugins.installed import load_plugins
 from streams.settings.model import Topics
 from streams.topics.agent_topics import RUNS
 from streams.topics.loop_topics import JOIN, LOOP
-from streams.topics.service_topics import SERVICE
 from streams.topics.shape import TopicShape
 
 DAY_MS = 86_400_000
@@ -60,7 +59,7 @@ class Topic(NamedTuple):
 
 def _shapes() -> dict[str, TopicShape]:
     """Return every topic by its label. Raises SettingsError if a plugin has a label that is taken."""
-    shapes = {shape.label: shape for shape in (*LOOP, *RUNS, *SERVICE)}
+    shapes = {shape.label: shape for shape in (*LOOP, *RUNS)}
     for plugin, _, _ in load_plugins():
         own: tuple[TopicShape, ...] = plugin.load_all(plugin.topics)
         for shape in own:

@@ -53,7 +53,6 @@ from streams.tools.audit.facts import (
 )
 from streams.tools.audit.record_digests import mark_of
 from streams.tools.audit.records import event_and_key, fact_of
-from streams.tools.audit.recount_job import JobRecount
 from streams.tools.audit.recount_policy import recount_policy
 from streams.tools.audit.recount_task import JOIN, SCORER, recount_task
 from streams.tools.audit.recount_trajectory import TrajectoryRecount
@@ -62,7 +61,7 @@ from streams.tools.audit.report import CATEGORIES, Report
 from streams.tools.audit.subject import SubjectRecount
 from streams.tools.audit.view import AuditedTask, AuditView, LoopFacts, PolicyLedger
 
-RECOUNTS: tuple[type[SubjectRecount], ...] = (TrajectoryRecount, JobRecount)
+RECOUNTS: tuple[type[SubjectRecount], ...] = (TrajectoryRecount,)
 """Those of the core."""
 DECISIONS = "dlq"
 """The stage of records in dead-letters that decide about others; they have no payload."""

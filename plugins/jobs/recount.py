@@ -214,3 +214,6 @@ def _costs(events: list[JobFact]) -> Iterator[tuple[str, _Cost]]:
 def _next_month(month: str) -> str:
     year, number = map(int, month.split("-"))
     return f"{year + (number == 12)}-{1 if number == 12 else number + 1:02d}"
+
+
+RECOUNTS = (JobRecount,)

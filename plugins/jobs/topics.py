@@ -1,4 +1,4 @@
-"""The topics of a service: jobs."""
+"""The topic of jobs: what was ordered, and how far each is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from streams.output import Column
 from streams.topics.shape import OF_TENANT, TopicShape, short, words
 
 # fmt: off
-SERVICE = (
+TOPICS = (
     TopicShape(
         label="jobs", event=events.JobEvent, key="job_id", kept=True,
         written_by="the controller of jobs, `tune --jobs`, people", read_by="the controller, the server, people",
