@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from plugins.jobs.log.state import JobState, JobUsage
 from plugins.jobs.orders.job_types import JobType
 from plugins.jobs.orders.rl_training import BYTES_PER_TOKEN
 from schemas.events import JobSpec
+from streams.errors import JobRequestError
 
 
 def estimate(spec: JobSpec) -> JobUsage:
@@ -39,6 +41,17 @@ def view(job: JobState) -> dict[str, Any]:
     }
 
 
+def check_tenant(spec: JobSpec, check_policy: Callable[[str], None]) -> None:
+    """Raise JobRequestError for answers of the log, NotFoundError for a start in another tenant's policy."""
+    tuning = spec.tuning
+    assert tuning is not None  # noqa: S101 - it is of this type
+    if tuning.groups_policy is not None:
+        way = "give a key of a tenant's job a training_file"
+        raise JobRequestError(f"the answers of the log are not divided by tenant: {way}", "training_file")
+    if tuning.start_policy is not None:
+        check_policy(tuning.start_policy)
+
+
 TYPES = (
     JobType(
         name="FINE_TUNING",
@@ -51,6 +64,7 @@ TYPES = (
         estimate=estimate,
         fields="plugins.tuning.api.peft:TuningFields",
         order="plugins.tuning.api.peft:order",
+        check_tenant=check_tenant,
         example_methods=("sft", "dpo"),
         from_examples="plugins.tuning.order_from_file:order",
     ),

@@ -99,7 +99,7 @@ def test_every_route_is_in_the_description_or_in_the_page_that_says_what_describ
 
 OF_OTHERS = ("/v1/",)
 """Paths of protocols that count seconds."""
-ROWS = ("streams/cli", "plugins/jobs/log/job_view.py", "streams/adapters/version_row.py", "plugins")
+ROWS = ("streams/cli", "streams/adapters/version_row.py", "plugins")
 """Where rows are made that commands print and routes send."""
 
 

@@ -21,6 +21,7 @@ from plugins.jobs.controller import job_episodes
 from plugins.jobs.log.job_log import JobCommand, JobCommandKind, JobLog
 from plugins.jobs.log.state import JobState
 from plugins.jobs.orders import request as requests
+from plugins.jobs.orders.job_types import type_of
 from plugins.jobs.orders.request import EnvironmentConfig, JobOrder, JobRequest, PlayableEnvironment
 from schemas.events import JobEvent
 from streams.access.tenants.tenant_names import is_of, may_know
@@ -132,13 +133,8 @@ class TenantJobs:
         self._check_policy(order.policy)
         if (refusal := why_not_of_tenant(order.spec.reward_sources, self.settings.serve)) is not None:
             raise JobRequestError(refusal, "config.reward_sources")
-        tuning = order.spec.tuning
-        if tuning is not None:
-            if tuning.groups_policy is not None:
-                way = "give a key of a tenant's job a training_file"
-                raise JobRequestError(f"the answers of the log are not divided by tenant: {way}", "training_file")
-            if tuning.start_policy is not None:
-                self._check_policy(tuning.start_policy)
+        if (kind := type_of(order.spec)) is not None and kind.check_tenant is not None:
+            kind.check_tenant(order.spec, self._check_policy)
         return replace(order, tenant=self.tenant)
 
     def _check_policy(self, name: str) -> None:

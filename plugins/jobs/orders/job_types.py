@@ -49,6 +49,8 @@ class JobType:
     order: str
     """Where an order over HTTP is read: `module:name` of a function of TenantJobs and the body that returns a
     JobOrder."""
+    check_tenant: Callable[[JobSpec, Callable[[str], None]], None] | None = None
+    """Raises JobRequestError for what a tenant's job may not name; it is given what checks a policy that it names."""
     example_methods: tuple[str, ...] = ()
     """Choices of `jobs start --method` that learn from examples."""
     from_examples: str = ""
