@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class EnvironmentPlayer:
     """Opens listed environments here, and others in processes of their own."""
 
+    trial = "`streamward agents environments try`"
+
     def is_built_in(self, name: str) -> bool:
         """Return whether an environment is listed."""
         return name in LISTED

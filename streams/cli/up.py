@@ -184,5 +184,5 @@ def _episodes(
     try:
         made = episode_player().tasks(settings, spec)
     except EventError as exc:
-        raise SettingsError(f"--environment {name}: {exc}; try it with `streamward agents environments try`") from exc
+        raise SettingsError(f"--environment {name}: {exc}; try it with {episode_player().trial}") from exc
     return {"train": made.train, "held_out": made.held_out}

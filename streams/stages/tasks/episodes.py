@@ -57,6 +57,9 @@ class Episodes(NamedTuple):
 class EpisodePlayer(Protocol):
     """Opens environments and plays their episodes. A plugin names its own as `episodes`."""
 
+    trial: str
+    """The command, in backticks, that plays an environment by hand."""
+
     def is_built_in(self, name: str) -> bool:
         """Return whether an environment of this name is built in: neither a user's code nor a name of the log."""
 
@@ -76,6 +79,8 @@ class EpisodePlayer(Protocol):
 
 
 class _NoEpisodes:
+    trial = ""
+
     def is_built_in(self, name: str) -> bool:
         return False
 
