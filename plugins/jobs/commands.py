@@ -28,8 +28,8 @@ from streams.cli.runtime import (
 )
 
 if TYPE_CHECKING:
+    from plugins.jobs.fold.state import JobState
     from plugins.jobs.log.job_log import JobCommandKind
-    from plugins.jobs.log.state import JobState
     from plugins.jobs.orders.request import JobOrder
     from streams.output import Output
 
@@ -391,7 +391,7 @@ def jobs_export(
 
     One JSON object per line, with its reward, in the order of the groups.
     """
-    from plugins.jobs.log.job_answers import JobAnswers, answers
+    from plugins.jobs.fold.job_answers import JobAnswers, answers
     from plugins.jobs.log.job_log import JobLog
     from streams import output as show
 

@@ -1,11 +1,11 @@
-"""View `training_jobs`: one row per job, as plugins/jobs/log/state.py folds its events.
+"""View `training_jobs`: one row per job, as plugins/jobs/fold/state.py folds its events.
 
 jobs, in their order ──► by the table of transitions: which took effect ──► status, progress, cost
 """
 
 from __future__ import annotations
 
-from plugins.jobs.log.state import TRANSITIONS
+from plugins.jobs.fold.state import TRANSITIONS
 from streams.tools.query.sql_view import SqlView
 from streams.topics.shape import OF_TENANT
 

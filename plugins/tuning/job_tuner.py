@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from plugins.jobs.fold.state import JobState, JobUsage
 from plugins.jobs.log.job_log import JobLog
-from plugins.jobs.log.state import JobState, JobUsage
 from plugins.tuning import tuning_reducer
 from plugins.tuning.api.tuning_request import BETA
 from plugins.tuning.tuned_version import StartVersion, TuningOrder, tune, version_of_job

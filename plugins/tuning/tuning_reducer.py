@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from plugins.jobs.controller.job_reducer import over_budget
-from plugins.jobs.log.monthly_spending import MonthBudget
-from plugins.jobs.log.state import JobState, JobUsage
+from plugins.jobs.fold.monthly_spending import MonthBudget
+from plugins.jobs.fold.state import JobState, JobUsage
 from schemas.events import AdapterEvent, JobEvent, JobKind, derive_id
 
 ACTOR = "tune"

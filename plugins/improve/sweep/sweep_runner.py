@@ -30,7 +30,7 @@ from plugins.improve.sweep.sweep_plan import (
     next_step,
     rounds_of,
 )
-from plugins.jobs.log.state import JobUsage, cost_usd
+from plugins.jobs.fold.state import JobUsage, cost_usd
 from schemas.events import Task
 from schemas.serde import Poison
 from streams.adapters import versions as adapters

@@ -25,8 +25,8 @@ from plugins.jobs.api.answers import (
 )
 from plugins.jobs.api.tenant_jobs import OpenJobs, jobs_of
 from plugins.jobs.api.training_job import JOB_ID, TRAINING_JOB, training_job
+from plugins.jobs.fold.job_answers import tool_accuracy, tool_accuracy_by_version
 from plugins.jobs.log import job_view
-from plugins.jobs.log.job_answers import tool_accuracy, tool_accuracy_by_version
 from plugins.jobs.orders.job_types import JobType, job_types, type_name
 from schemas.events import JobEvent
 from schemas.faults import refusal

@@ -26,11 +26,11 @@ from gateway.http.request_record import RecordedCall, RequestRecord, record_of
 from gateway.http.route import LARGE_BODY, Interface, MethodTool
 from plugins.jobs.api.answers import RpcOutcome
 from plugins.jobs.api.tenant_jobs import OpenJobs, TenantJobs, jobs_of
+from plugins.jobs.fold.job_answers import JobAnswers, answers, tool_accuracy, tool_accuracy_by_version
+from plugins.jobs.fold.questions import suite, suite_name
+from plugins.jobs.fold.state import JobState, JobStatus
 from plugins.jobs.log import job_view
-from plugins.jobs.log.job_answers import JobAnswers, answers, tool_accuracy, tool_accuracy_by_version
 from plugins.jobs.log.job_log import JobCommandKind
-from plugins.jobs.log.questions import suite, suite_name
-from plugins.jobs.log.state import JobState, JobStatus
 from plugins.jobs.orders import request as requests
 from streams.access.credentials import mask
 from streams.access.roles import Action, Decision, Principal, decide

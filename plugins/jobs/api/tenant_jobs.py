@@ -18,8 +18,8 @@ from starlette.requests import HTTPConnection
 from gateway.http.principal import actor_of, tenant_of
 from gateway.log.named_code import check_environment, check_scorers, why_not_of_tenant
 from plugins.jobs.controller import job_episodes
+from plugins.jobs.fold.state import JobState
 from plugins.jobs.log.job_log import JobCommand, JobCommandKind, JobLog
-from plugins.jobs.log.state import JobState
 from plugins.jobs.orders import request as requests
 from plugins.jobs.orders.job_types import type_of
 from plugins.jobs.orders.request import EnvironmentConfig, JobOrder, JobRequest, PlayableEnvironment

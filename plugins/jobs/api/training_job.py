@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from plugins.jobs.api.answers import JobProgress, OrderedConfig, TrainingJob
+from plugins.jobs.fold.state import JobState
 from plugins.jobs.log import job_view
-from plugins.jobs.log.state import JobState
 from plugins.jobs.orders.job_types import type_name
 from streams.output import moment
 

@@ -26,9 +26,9 @@ from typing import Self
 from plugins.jobs.controller import job_episodes, job_reducer
 from plugins.jobs.controller.job_metrics import JobMetrics, WatchedJob
 from plugins.jobs.controller.job_reducer import STAGE, Effect, OpenJob
-from plugins.jobs.log.all_jobs import AllJobs
-from plugins.jobs.log.monthly_spending import MonthBudget, month_of
-from plugins.jobs.log.state import JobState, cost_usd
+from plugins.jobs.fold.all_jobs import AllJobs
+from plugins.jobs.fold.monthly_spending import MonthBudget, month_of
+from plugins.jobs.fold.state import JobState, cost_usd
 from plugins.jobs.orders.rl_training import is_by_rewards
 from schemas.conventions import SCORELESS
 from schemas.events import AdapterEvent, AdvantagedGroup, DeadLetter, JobEvent, Task

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, get_args
 
-from plugins.jobs.log.monthly_spending import MonthBudget
-from plugins.jobs.log.state import JobState, JobStatus
+from plugins.jobs.fold.monthly_spending import MonthBudget
+from plugins.jobs.fold.state import JobState, JobStatus
 from streams.kafka import times
 from streams.observability import catalog
 from streams.observability.catalog import Metric

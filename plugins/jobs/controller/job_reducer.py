@@ -24,9 +24,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from plugins.jobs.log.monthly_spending import MonthBudget
-from plugins.jobs.log.questions import JOB, place_of, suite, suite_name, train_task
-from plugins.jobs.log.state import BUDGET_EXCEEDED, JobState, JobUsage, cost_usd
+from plugins.jobs.fold.monthly_spending import MonthBudget
+from plugins.jobs.fold.questions import JOB, place_of, suite, suite_name, train_task
+from plugins.jobs.fold.state import BUDGET_EXCEEDED, JobState, JobUsage, cost_usd
 from schemas.conventions import OUTSIDE
 from schemas.events import AdapterEvent, AdvantagedGroup, JobEvent, JobKind, Task, derive_id
 from streams.adapters.learning import learning_in

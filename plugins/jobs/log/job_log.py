@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from plugins.jobs.fold.all_jobs import AllJobs
+from plugins.jobs.fold.monthly_spending import MonthBudget, TenantMonths
+from plugins.jobs.fold.state import JobState, fold, refusal
 from plugins.jobs.log import spending
-from plugins.jobs.log.all_jobs import AllJobs
-from plugins.jobs.log.monthly_spending import MonthBudget, TenantMonths
 from plugins.jobs.log.spending import CostName
-from plugins.jobs.log.state import JobState, fold, refusal
 from plugins.jobs.orders.request import JobOrder
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import JobEvent, derive_id

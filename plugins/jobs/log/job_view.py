@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from plugins.jobs.log.state import JobEvaluation, JobState
+from plugins.jobs.fold.state import JobEvaluation, JobState
 from plugins.jobs.orders.job_types import view_of
 from schemas.events import JobEvent
 from streams.output import moment

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Literal, cast, get_args
 
-from plugins.jobs.log.all_jobs import AllJobs
-from plugins.jobs.log.monthly_spending import MonthFigures, Spending, TenantMonths
-from plugins.jobs.log.state import JobState, JobUsage, cost_usd
+from plugins.jobs.fold.all_jobs import AllJobs
+from plugins.jobs.fold.monthly_spending import MonthFigures, Spending, TenantMonths
+from plugins.jobs.fold.state import JobState, JobUsage, cost_usd
 from plugins.jobs.orders.job_types import estimate
 from streams.errors import RefusedError, SettingsError
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from plugins.jobs.log.state import JobState, JobUsage
+from plugins.jobs.fold.state import JobState, JobUsage
 from schemas.events import JobSpec
 from streams.plugins.installed import extensions
 from streams.plugins.plugin import load_reference

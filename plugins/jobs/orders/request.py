@@ -19,8 +19,8 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from plugins.jobs.log.questions import train_task
-from plugins.jobs.log.state import JobState, cost_usd, sides, split
+from plugins.jobs.fold.questions import train_task
+from plugins.jobs.fold.state import JobState, cost_usd, sides, split
 from plugins.jobs.orders.job_types import estimate
 from schemas.events import (
     MAX_GROUP_SIZE,

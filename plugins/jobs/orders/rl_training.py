@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plugins.jobs.log.state import EVALUATION_SLOTS, JobState, JobUsage, sides
+from plugins.jobs.fold.state import EVALUATION_SLOTS, JobState, JobUsage, sides
 from plugins.jobs.orders.job_types import JobType
 from schemas.events import JobEnvironment, JobSpec
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from plugins.jobs.fold.all_jobs import AllJobs, FoldedEvent
+from plugins.jobs.fold.questions import suite_name
+from plugins.jobs.fold.state import JobEvaluation, JobState
 from plugins.jobs.log import job_view, spending
-from plugins.jobs.log.all_jobs import AllJobs, FoldedEvent
-from plugins.jobs.log.questions import suite_name
-from plugins.jobs.log.state import JobEvaluation, JobState
 from plugins.page.views.curves import HELD_OUT, Curve, CurveChart, CurvePoint, Figure
 from schemas import json_text
 from schemas.events import JobEvent

@@ -18,7 +18,7 @@ from streams.errors import RefusedError
 from streams.settings.model import Settings
 
 if TYPE_CHECKING:
-    from plugins.jobs.log.state import JobState
+    from plugins.jobs.fold.state import JobState
 
 
 def activate(settings: Settings, prompts: PromptLog, order: Activation) -> AliasTarget:

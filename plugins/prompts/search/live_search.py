@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from plugins.jobs.log.state import JobState
+from plugins.jobs.fold.state import JobState
 from plugins.prompts.search.halving import Ask, SearchPlan, SearchVerdict, next_step
 from plugins.prompts.search.search_tasks import score_of
 from plugins.prompts.versions.prompt_log import PromptLog, event_of

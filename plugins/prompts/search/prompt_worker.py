@@ -21,8 +21,8 @@ from functools import partial
 from typing import Any, Self
 
 from plugins.jobs.controller.job_reducer import over_budget
+from plugins.jobs.fold.state import BUDGET_EXCEEDED, JobState, JobUsage, place
 from plugins.jobs.log.job_log import JobLog
-from plugins.jobs.log.state import BUDGET_EXCEEDED, JobState, JobUsage, place
 from plugins.prompts.search import reflection
 from plugins.prompts.search.activation import check_not_in_training
 from plugins.prompts.search.halving import Ask, SearchPlan, SearchVerdict, next_step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plugins.jobs.log.state import JobState, JobUsage
+from plugins.jobs.fold.state import JobState, JobUsage
 from plugins.jobs.orders.job_types import JobType
 from plugins.jobs.orders.rl_training import BYTES_PER_TOKEN
 from schemas.events import JobSpec

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from plugins.jobs.log.state import JobState, split
+from plugins.jobs.fold.state import JobState, split
 from plugins.jobs.orders.request import (
     JobOrder,
     PricesConfig,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import NamedTuple
 
-from plugins.jobs.log.state import JobState
+from plugins.jobs.fold.state import JobState
 from plugins.prompts.search.halving import Ask
 from plugins.prompts.versions.prompt_state import PromptVersion
 from plugins.prompts.versions.prompt_use import PromptReference, use

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from plugins.jobs.log.monthly_spending import MonthBudget
+from plugins.jobs.fold.monthly_spending import MonthBudget
 from plugins.tinker.calls.call_state import CallState
 from schemas.events import Coordinates, TrainingCall, TrainingResult
 from schemas.serde import EncodeError, Poison

@@ -22,8 +22,8 @@ from gateway.http.body import Body, PathQuery, read, read_query
 from gateway.http.pagination import page
 from gateway.http.route import IDEMPOTENCY_KEY, OPENAI, idempotency_key
 from plugins.jobs.api.tenant_jobs import OpenJobs, TenantJobs, jobs_of
+from plugins.jobs.fold.state import JobState
 from plugins.jobs.log.job_log import JobCommandKind
-from plugins.jobs.log.state import JobState
 from plugins.jobs.orders.request import JobOrder
 from plugins.tuning.api import fine_tuning_view as view, tuning_orders
 from plugins.tuning.api.fine_tuning_answers import (

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from gateway.http.body import Body, Whole
-from plugins.jobs.log.state import split
+from plugins.jobs.fold.state import split
 from plugins.jobs.orders import request as requests
 from plugins.jobs.orders.request import MOST_ITERATIONS, JobOrder
 from plugins.tuning.api.graders import Grading, read_grader

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
-from plugins.jobs.log.state import JobState, JobStatus
+from plugins.jobs.fold.state import JobState, JobStatus
 from plugins.tuning.api.fine_tuning_answers import (
     CheckpointFigures,
     FineTuningCheckpoint,

@@ -12,7 +12,7 @@ import pytest
 from plugins.improve.sweep import sweep_file, sweep_runner
 from plugins.improve.sweep.sweep_plan import RecipeResult, Score, Side, SweepPlan, SweepVerdict, Train, next_step
 from plugins.improve.sweep.sweep_runner import SweepRun, SweepUsage
-from plugins.jobs.log.state import JobUsage
+from plugins.jobs.fold.state import JobUsage
 from schemas.events import JobPrices, Outcome
 from streams.errors import NotFoundError, SettingsError
 from streams.settings.model import Settings

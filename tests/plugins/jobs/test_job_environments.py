@@ -15,9 +15,9 @@ from plugins.environments.environment_step import NamedEnvironment
 from plugins.environments.episode_tasks import episodes
 from plugins.environments.settings import Environments
 from plugins.jobs.controller import job_episodes
+from plugins.jobs.fold.questions import suite, train_task
+from plugins.jobs.fold.state import JobState, fold
 from plugins.jobs.log import job_view
-from plugins.jobs.log.questions import suite, train_task
-from plugins.jobs.log.state import JobState, fold
 from plugins.jobs.orders.job_types import estimate
 from plugins.jobs.orders.request import JobOrder, order, read_request
 from schemas.conventions import TOOL_IDS

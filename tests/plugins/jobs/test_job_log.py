@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from plugins.jobs.controller.controller import JobController
+from plugins.jobs.fold.state import JobState, fold
 from plugins.jobs.log.job_log import JobCommand, JobLog
-from plugins.jobs.log.state import JobState, fold
 from plugins.jobs.orders.request import JobOrder
 from schemas.events import JobEvent, JobPrices, JobQuestion, JobTuning, Sampling, Task, derive_id
 from streams.errors import NotFoundError, RefusedError

@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 from plugins.jobs.controller.job_metrics import JobMetrics, WatchedJob, figures, month_figures
-from plugins.jobs.log.monthly_spending import MonthBudget
-from plugins.jobs.log.state import JobState, fold
+from plugins.jobs.fold.monthly_spending import MonthBudget
+from plugins.jobs.fold.state import JobState, fold
 from streams.observability import catalog
 from streams.observability.metrics import Meter
 from tests.support.factories import job_event, job_spec

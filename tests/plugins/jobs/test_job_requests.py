@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from plugins.jobs.log.questions import train_task
-from plugins.jobs.log.state import JobUsage, fold, place
+from plugins.jobs.fold.questions import train_task
+from plugins.jobs.fold.state import JobUsage, fold, place
 from plugins.jobs.orders.job_types import estimate
 from plugins.jobs.orders.request import JobOrder, order, read_request
 from schemas.conventions import CONTAMINATION_ALLOWED_BY

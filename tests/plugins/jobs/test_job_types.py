@@ -9,8 +9,8 @@ import pytest
 
 from plugins.jobs.controller import controller
 from plugins.jobs.controller.controller import JobController
+from plugins.jobs.fold.state import JobState, JobUsage, fold
 from plugins.jobs.log import job_view
-from plugins.jobs.log.state import JobState, JobUsage, fold
 from plugins.jobs.orders import job_types, rl_training
 from schemas.events import JobTuning
 from tests.support.factories import job_event, job_spec

@@ -13,11 +13,10 @@ from hypothesis import given, strategies as st
 
 from plugins.jobs.controller import job_reducer
 from plugins.jobs.controller.job_reducer import MOST_DRAWS, NOT_CONVERGED, Effect, OpenJob
-from plugins.jobs.log import job_view, spending
-from plugins.jobs.log.all_jobs import AllJobs
-from plugins.jobs.log.monthly_spending import MonthBudget
-from plugins.jobs.log.questions import suite, train_task
-from plugins.jobs.log.state import (
+from plugins.jobs.fold.all_jobs import AllJobs
+from plugins.jobs.fold.monthly_spending import MonthBudget
+from plugins.jobs.fold.questions import suite, train_task
+from plugins.jobs.fold.state import (
     BUDGET_EXCEEDED,
     ENDED,
     TRANSITIONS,
@@ -28,6 +27,7 @@ from plugins.jobs.log.state import (
     refusal,
     split,
 )
+from plugins.jobs.log import job_view, spending
 from schemas.events import (
     AdapterEvent,
     AdvantagedGroup,

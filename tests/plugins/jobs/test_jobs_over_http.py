@@ -16,10 +16,10 @@ from gateway.agents.agent_registration import AgentRegistration
 from gateway.http.application import Application
 from plugins.jobs.api.rest import TrainingJobs
 from plugins.jobs.api.rpc import NOT_FOUND, REFUSED, JsonRpc
-from plugins.jobs.log import state as job_state
-from plugins.jobs.log.job_answers import tool_accuracy, tool_accuracy_by_version
+from plugins.jobs.fold import state as job_state
+from plugins.jobs.fold.job_answers import tool_accuracy, tool_accuracy_by_version
+from plugins.jobs.fold.questions import ITERATION, JOB, suite_name
 from plugins.jobs.log.job_log import JobLog
-from plugins.jobs.log.questions import ITERATION, JOB, suite_name
 from schemas.events import JobEvent, ResponseTurn, Task
 from streams.kafka import times
 from streams.kafka.followed import FollowedOnDemand

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from plugins.jobs.fold import state as job_state
+from plugins.jobs.fold.state import TRANSITIONS, JobState
 from plugins.jobs.jobs_view import VIEWS as OF_JOBS
-from plugins.jobs.log import job_view, state as job_state
-from plugins.jobs.log.state import TRANSITIONS, JobState
+from plugins.jobs.log import job_view
 from schemas.events import JobEvent, JobKind
 from tests.support.appended import Appended
 from tests.support.factories import changed, job_event

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from plugins.jobs.fold.all_jobs import AllJobs
+from plugins.jobs.fold.monthly_spending import CLOSES_AFTER_MS, month_after, month_of
+from plugins.jobs.fold.state import JobState, fold
 from plugins.jobs.log import spending
-from plugins.jobs.log.all_jobs import AllJobs
-from plugins.jobs.log.monthly_spending import CLOSES_AFTER_MS, month_after, month_of
-from plugins.jobs.log.state import JobState, fold
 from schemas.events import JobEvent, JobPrices, problems
 from streams.errors import RefusedError
 from streams.kafka.record import Record

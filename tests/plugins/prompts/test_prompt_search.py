@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from plugins.jobs.fold.state import JobState
 from plugins.jobs.log.job_log import JobCommand, JobLog
-from plugins.jobs.log.state import JobState
 from plugins.jobs.orders.request import JobConfig, prompt_of
 from plugins.prompts.search import prompt_worker, search_request
 from plugins.prompts.search.activation import activate

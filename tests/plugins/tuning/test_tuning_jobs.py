@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from plugins.jobs.fold.state import JobState
 from plugins.jobs.log.job_log import JobCommand, JobLog
-from plugins.jobs.log.state import JobState
 from plugins.jobs.orders.request import JobOrder
 from plugins.tuning import job_tuner as tuner, tuning_metrics, tuning_reducer
 from plugins.tuning.api import tuning_request

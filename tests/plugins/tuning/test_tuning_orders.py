@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gateway.http.body import read
-from plugins.jobs.log.all_jobs import AllJobs
-from plugins.jobs.log.state import JobState, JobUsage, fold
+from plugins.jobs.fold.all_jobs import AllJobs
+from plugins.jobs.fold.state import JobState, JobUsage, fold
 from plugins.jobs.orders.job_types import estimate
 from plugins.jobs.orders.request import JobOrder
 from plugins.tuning.api import tuning_orders, tuning_request

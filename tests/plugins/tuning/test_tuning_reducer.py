@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plugins.jobs.log.monthly_spending import MonthBudget
-from plugins.jobs.log.state import JobState, JobUsage, fold
+from plugins.jobs.fold.monthly_spending import MonthBudget
+from plugins.jobs.fold.state import JobState, JobUsage, fold
 from plugins.tuning import tuning_reducer
 from schemas.events import JobEvent, problems
 from tests.plugins.tuning.test_tuning_orders import job

@@ -23,8 +23,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from plugins.jobs.fold.state import JobState
 from plugins.jobs.log.job_log import JobLog
-from plugins.jobs.log.state import JobState
 from plugins.jobs.orders import request as requests
 from plugins.prompts.versions.prompt_log import PromptLog, PromptText
 from schemas.events import Message

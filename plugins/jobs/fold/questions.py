@@ -13,7 +13,7 @@ import hashlib
 from dataclasses import replace
 from functools import lru_cache
 
-from plugins.jobs.log.state import EVALUATION_SLOTS, JobState
+from plugins.jobs.fold.state import EVALUATION_SLOTS, JobState
 from schemas.conventions import CONTAMINATION_ALLOWED_BY, TOOL_IDS
 from schemas.events import AdvantagedGroup, EpisodeStart, JobEnvironment, Message, Sampling, Task, derive_id
 from streams.evaluation.suite import JOB_SUITE, Suite

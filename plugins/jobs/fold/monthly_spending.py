@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from plugins.jobs.log.state import JobState, JobUsage, cost_usd, usage_of
+from plugins.jobs.fold.state import JobState, JobUsage, cost_usd, usage_of
 from schemas.events import Coordinates, JobEvent, derive_id
 from streams.topics.shape import RecordCost
 

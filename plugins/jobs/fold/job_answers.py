@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-from plugins.jobs.log.questions import ITERATION, JOB, is_count, suite_name
-from plugins.jobs.log.state import JobState
+from plugins.jobs.fold.questions import ITERATION, JOB, is_count, suite_name
+from plugins.jobs.fold.state import JobState
 from schemas.conventions import PINNED
 from schemas.events import AdvantagedGroup, Coordinates, GroupResponse, Response
 from schemas.serde import Poison

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from plugins.jobs.log.monthly_spending import MONTH_CLOSED, TenantMonths
-from plugins.jobs.log.state import JobState, fold
+from plugins.jobs.fold.monthly_spending import MONTH_CLOSED, TenantMonths
+from plugins.jobs.fold.state import JobState, fold
 from schemas.events import JobEvent
 from schemas.serde import Poison
 from streams.kafka.record import Record, cut

@@ -53,7 +53,7 @@ TRANSITIONS: Mapping[JobKind, JobTransition] = {
     "completed": JobTransition(_from("running"), "completed"),
     "failed": JobTransition(_from("queued", "running"), "failed"),
     "cancelled": JobTransition(_from("queued", "running", "paused"), "cancelled"),
-    "month_closed": JobTransition(_from(), "queued"),  # it is about no job: plugins/jobs/log/monthly_spending.py
+    "month_closed": JobTransition(_from(), "queued"),  # it is about no job: plugins/jobs/fold/monthly_spending.py
 }
 ENDED: frozenset[JobStatus] = frozenset({"completed", "failed", "cancelled"})
 
