@@ -1625,7 +1625,7 @@ class TrainingJob(TypedDict):
     """
 
     id: str
-    type: Literal["RL_TRAINING", "FINE_TUNING", "PROMPT_ENGINEERING"]
+    type: Literal["RL_TRAINING", "PROMPT_ENGINEERING", "FINE_TUNING", "NOT_LOADED"]
     status: Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
     config: OrderedConfig
     metrics: JobProgress
@@ -1642,7 +1642,7 @@ class TrainingMetrics(TypedDict):
     """
 
     id: str
-    type: Literal["RL_TRAINING", "FINE_TUNING", "PROMPT_ENGINEERING"]
+    type: Literal["RL_TRAINING", "PROMPT_ENGINEERING", "FINE_TUNING", "NOT_LOADED"]
     status: Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
     metrics: ToolFigures
     usage: dict[str, float]
@@ -1652,23 +1652,19 @@ class TrainingMetrics(TypedDict):
 
 class TrainingOrderBody(TypedDict):
     """
-    A job: of type RL_TRAINING the order of `training.start_grpo`, of type FINE_TUNING that of `/finetune/peft`, of
-    type PROMPT_ENGINEERING that of `/prompts/optimize`.
-
-    Without a type it is FINE_TUNING for an agent that is registered as FINE_TUNED, PROMPT_ENGINEERING for one that is
-    PROMPT_BASED if a prompt is named, and RL_TRAINING for others.
+    A job of one of these types. RL_TRAINING: the order of `training.start_grpo`, and the default. PROMPT_ENGINEERING: that of `/prompts/optimize`, and the default if a prompt is named, unless its agent is registered as another than PROMPT_BASED. FINE_TUNING: that of `/finetune/peft`, and the default for an agent that is registered as FINE_TUNED.
     """
 
-    type: NotRequired[Literal["RL_TRAINING", "FINE_TUNING", "PROMPT_ENGINEERING"] | None]
+    type: NotRequired[Literal["RL_TRAINING", "PROMPT_ENGINEERING", "FINE_TUNING"] | None]
     agent_id: str
+    config: NotRequired[dict[str, Any] | None]
+    tenant: NotRequired[str | None]
     training_queries: NotRequired[list[dict[str, Any]] | None]
     environment: NotRequired[EnvironmentConfig | None]
     prompt: NotRequired[str | None]
     search: NotRequired[Literal["pairs", "live", "reflection"] | None]
     method: NotRequired[Literal["sft", "dpo"] | None]
     training_file: NotRequired[str | None]
-    config: NotRequired[dict[str, Any] | None]
-    tenant: NotRequired[str | None]
 
 
 class TriedEnvironment(TypedDict):

@@ -66,139 +66,14 @@ class Operations(Sender):
         answer: models.RunAnswer = self.send("POST", f"/agents/{part(agent_id)}/trajectories/{part(trajectory_id)}/end", json=body)
         return answer
 
-    def call_jsonrpc(self, body: models.RpcCall | list[models.RpcCall]) -> models.RpcResult | models.RpcRefusal | list[models.RpcResult | models.RpcRefusal] | None:
-        """Call methods of jobs in JSON-RPC 2.0, one or a batch of them."""
-        answer: models.RpcResult | models.RpcRefusal | list[models.RpcResult | models.RpcRefusal] | None = self.send("POST", "/api/v1/jsonrpc", json=body)
-        return answer
-
-    def upload_file(self, file: tuple[str, bytes], purpose: Literal["fine-tune"]) -> models.StoredFile:
-        """Upload a file of questions or examples, in JSON lines."""
-        answer: models.StoredFile = self.send("POST", "/v1/files", files={"file": file}, data={"purpose": purpose})
-        return answer
-
-    def list_files(self, *, after: str | None = None, limit: int | None = None, order: Literal["asc", "desc"] | None = None, purpose: str | None = None) -> models.FileList:
-        """List files, page by page."""
-        answer: models.FileList = self.send("GET", "/v1/files", params={"after": after, "limit": limit, "order": order, "purpose": purpose})
-        return answer
-
-    def get_file(self, file_id: str) -> models.StoredFile:
-        """Look at a file."""
-        answer: models.StoredFile = self.send("GET", f"/v1/files/{part(file_id)}")
-        return answer
-
-    def delete_file(self, file_id: str) -> models.DeletedFile:
-        """Delete a file. Jobs that were ordered with it have its questions."""
-        answer: models.DeletedFile = self.send("DELETE", f"/v1/files/{part(file_id)}")
-        return answer
-
-    def get_file_content(self, file_id: str) -> bytes:
-        """Return a file as it was uploaded."""
-        answer: bytes = self.send("GET", f"/v1/files/{part(file_id)}/content")
-        return answer
-
-    def check_rows(self, body: models.CheckBody) -> models.CheckedRowsAnswer:
-        """Say what is wrong with rows, and what is worth knowing."""
-        answer: models.CheckedRowsAnswer = self.send("POST", "/data/check", json=body)
-        return answer
-
-    def ingest_rows(self, body: models.StepsBody) -> models.CleanedRowsAnswer:
-        """Keep rows as a file, after the steps that are named."""
-        answer: models.CleanedRowsAnswer = self.send("POST", "/data/ingest", json=body)
-        return answer
-
-    def clean_rows(self, body: models.StepsBody) -> models.CleanedRowsAnswer:
-        """Keep the rows that are good enough as a file."""
-        answer: models.CleanedRowsAnswer = self.send("POST", "/data/clean", json=body)
-        return answer
-
-    def generate_rows(self, body: models.GeneratedRowsBody) -> models.CleanedRowsAnswer:
-        """Make rows with a generator, which knows the answers; its held-out questions are never drawn."""
-        answer: models.CleanedRowsAnswer = self.send("POST", "/data/synthetic/generate", json=body)
-        return answer
-
-    def create_fine_tuning_job(self, body: models.CreateFineTuningBody, *, idempotency_key: str | None = None) -> models.FineTuningJob:
-        """Order a job, as OpenAI's clients do."""
-        answer: models.FineTuningJob = self.send("POST", "/v1/fine_tuning/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
-        return answer
-
-    def list_fine_tuning_jobs(self, *, after: str | None = None, limit: int | None = None) -> models.FineTuningJobList:
-        """List jobs, the newest first. `metadata[NAME]=VALUE` lists those that were ordered with it."""
-        answer: models.FineTuningJobList = self.send("GET", "/v1/fine_tuning/jobs", params={"after": after, "limit": limit})
-        return answer
-
-    def get_fine_tuning_job(self, job_id: str) -> models.FineTuningJob:
-        """Look at a job."""
-        answer: models.FineTuningJob = self.send("GET", f"/v1/fine_tuning/jobs/{part(job_id)}")
-        return answer
-
-    def list_fine_tuning_events(self, job_id: str, *, after: str | None = None, limit: int | None = None) -> models.FineTuningEventList:
-        """List what happened to a job, the newest first."""
-        answer: models.FineTuningEventList = self.send("GET", f"/v1/fine_tuning/jobs/{part(job_id)}/events", params={"after": after, "limit": limit})
-        return answer
-
-    def list_fine_tuning_checkpoints(self, job_id: str, *, after: str | None = None, limit: int | None = None) -> models.FineTuningCheckpointList:
-        """List the versions that a job made and that can be asked for, the newest first."""
-        answer: models.FineTuningCheckpointList = self.send("GET", f"/v1/fine_tuning/jobs/{part(job_id)}/checkpoints", params={"after": after, "limit": limit})
-        return answer
-
-    def pause_fine_tuning_job(self, job_id: str, *, idempotency_key: str | None = None) -> models.FineTuningJob:
-        """Pause a job."""
-        answer: models.FineTuningJob = self.send("POST", f"/v1/fine_tuning/jobs/{part(job_id)}/pause", headers={"Idempotency-Key": idempotency_key})
-        return answer
-
-    def resume_fine_tuning_job(self, job_id: str, *, idempotency_key: str | None = None) -> models.FineTuningJob:
-        """Resume a job."""
-        answer: models.FineTuningJob = self.send("POST", f"/v1/fine_tuning/jobs/{part(job_id)}/resume", headers={"Idempotency-Key": idempotency_key})
-        return answer
-
-    def cancel_fine_tuning_job(self, job_id: str, *, idempotency_key: str | None = None) -> models.FineTuningJob:
-        """Cancel a job."""
-        answer: models.FineTuningJob = self.send("POST", f"/v1/fine_tuning/jobs/{part(job_id)}/cancel", headers={"Idempotency-Key": idempotency_key})
-        return answer
-
-    def create_training_job(self, body: models.TrainingOrderBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
-        """Order a job that trains a policy by rewards, or tunes it on chosen answers or preferences."""
-        answer: models.TrainingJob = self.send("POST", "/finetune/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
-        return answer
-
-    def optimize_prompt(self, body: models.OptimizeBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
-        """Order a job that searches for a better version of a prompt."""
-        answer: models.TrainingJob = self.send("POST", "/prompts/optimize", json=body, headers={"Idempotency-Key": idempotency_key})
-        return answer
-
-    def get_training_job(self, job_id: str) -> models.TrainingJob:
-        """Look at a job."""
-        answer: models.TrainingJob = self.send("GET", f"/finetune/jobs/{part(job_id)}/status")
-        return answer
-
-    def create_tuning_job(self, body: models.PeftBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
-        """Order a job that tunes one version, by chosen answers or preferences."""
-        answer: models.TrainingJob = self.send("POST", "/finetune/peft", json=body, headers={"Idempotency-Key": idempotency_key})
-        return answer
-
     def register_agent(self, body: models.AgentConfig, *, idempotency_key: str | None = None) -> models.RegisteredAgent:
         """Write what an agent is."""
         answer: models.RegisteredAgent = self.send("POST", "/rl/agents", json=body, headers={"Idempotency-Key": idempotency_key})
         return answer
 
-    def get_training_metrics(self, job_id: str) -> models.TrainingMetrics:
-        """Return the figures of a job, iteration by iteration."""
-        answer: models.TrainingMetrics = self.send("GET", f"/rl/training/{part(job_id)}/metrics")
-        return answer
-
-    def list_costs(self, *, by: str | None = None) -> models.CostList:
-        """Sum the usage and cost of jobs and training calls; a key of a tenant sees its own."""
-        answer: models.CostList = self.send("GET", "/costs", params={"by": by})
-        return answer
-
     def submit_task(self, body: models.TaskBody) -> models.TaskAnswer:
         """Write a task. The same task again is the same; another one of its id is refused."""
         answer: models.TaskAnswer = self.send("POST", "/tasks", json=body)
-        return answer
-
-    def start_selfplay(self, body: models.SelfPlayBody, *, idempotency_key: str | None = None) -> models.SelfPlayRunAnswer:
-        """Ask a policy the questions of a catalogue."""
-        answer: models.SelfPlayRunAnswer = self.send("POST", "/run", json=body, headers={"Idempotency-Key": idempotency_key})
         return answer
 
     def give_reward(self, body: models.RewardBody) -> models.RewardAnswer:
@@ -256,44 +131,78 @@ class Operations(Sender):
         answer: models.AdapterDecisionAnswer = self.send("POST", f"/adapters/{part(policy)}/rollback", json=body)
         return answer
 
-    def list_review_queue(self, *, policy: str | None = None, limit: int | None = None) -> models.ReviewQueue:
-        """List the runs that wait for a person."""
-        answer: models.ReviewQueue = self.send("GET", "/curation/queue", params={"policy": policy, "limit": limit})
+    def upload_file(self, file: tuple[str, bytes], purpose: Literal["fine-tune"]) -> models.StoredFile:
+        """Upload a file of questions or examples, in JSON lines."""
+        answer: models.StoredFile = self.send("POST", "/v1/files", files={"file": file}, data={"purpose": purpose})
         return answer
 
-    def judge_run(self, run_id: str, body: models.VerdictBody) -> models.RecordedVerdict:
-        """Say whether a run is good enough to learn from."""
-        answer: models.RecordedVerdict = self.send("POST", f"/runs/{part(run_id)}/verdict", json=body)
+    def list_files(self, *, after: str | None = None, limit: int | None = None, order: Literal["asc", "desc"] | None = None, purpose: str | None = None) -> models.FileList:
+        """List files, page by page."""
+        answer: models.FileList = self.send("GET", "/v1/files", params={"after": after, "limit": limit, "order": order, "purpose": purpose})
         return answer
 
-    def list_datasets(self, *, dataset: str | None = None) -> models.DatasetListAnswer:
-        """List the builds of data sets, and where they were sent."""
-        answer: models.DatasetListAnswer = self.send("GET", "/datasets", params={"dataset": dataset})
+    def get_file(self, file_id: str) -> models.StoredFile:
+        """Look at a file."""
+        answer: models.StoredFile = self.send("GET", f"/v1/files/{part(file_id)}")
         return answer
 
-    def create_template(self, body: models.TemplateBody) -> models.TemplateAnswer:
-        """Create a version of a prompt. A text that a version has already is that version."""
-        answer: models.TemplateAnswer = self.send("POST", "/prompts/templates", json=body)
+    def delete_file(self, file_id: str) -> models.DeletedFile:
+        """Delete a file. Jobs that were ordered with it have its questions."""
+        answer: models.DeletedFile = self.send("DELETE", f"/v1/files/{part(file_id)}")
         return answer
 
-    def list_templates(self, *, name: str | None = None) -> models.TemplateList:
-        """List versions of prompts."""
-        answer: models.TemplateList = self.send("GET", "/prompts/templates", params={"name": name})
+    def get_file_content(self, file_id: str) -> bytes:
+        """Return a file as it was uploaded."""
+        answer: bytes = self.send("GET", f"/v1/files/{part(file_id)}/content")
         return answer
 
-    def activate_template(self, name: str, body: models.ActivateBody) -> models.AliasAnswer:
-        """Let an alias of a prompt mean a version."""
-        answer: models.AliasAnswer = self.send("POST", f"/prompts/templates/{part(name)}/activate", json=body)
+    def get_permissions(self) -> models.PermissionsAnswer:
+        """Return who asks, and what they may do."""
+        answer: models.PermissionsAnswer = self.send("GET", "/auth/permissions")
         return answer
 
-    def withdraw_template(self, name: str, body: models.WithdrawBody) -> models.TemplateAnswer:
-        """Withdraw a version of a prompt: no alias, task, call or job can name it from now on."""
-        answer: models.TemplateAnswer = self.send("POST", f"/prompts/templates/{part(name)}/withdraw", json=body)
+    def create_training_job(self, body: models.TrainingOrderBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
+        """Order a job that trains a policy by rewards, or tunes it on chosen answers or preferences."""
+        answer: models.TrainingJob = self.send("POST", "/finetune/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
         return answer
 
-    def evaluate_prompt(self, *, name: str | None = None, version: int | None = None, against: int | None = None, policy: str | None = None, scenario: str | None = None) -> models.PromptEvaluation:
-        """Return what the tasks with each version of a prompt earned, and one version against another."""
-        answer: models.PromptEvaluation = self.send("GET", "/prompts/evaluate", params={"name": name, "version": version, "against": against, "policy": policy, "scenario": scenario})
+    def get_training_job(self, job_id: str) -> models.TrainingJob:
+        """Look at a job."""
+        answer: models.TrainingJob = self.send("GET", f"/finetune/jobs/{part(job_id)}/status")
+        return answer
+
+    def get_training_metrics(self, job_id: str) -> models.TrainingMetrics:
+        """Return the figures of a job, iteration by iteration."""
+        answer: models.TrainingMetrics = self.send("GET", f"/rl/training/{part(job_id)}/metrics")
+        return answer
+
+    def list_costs(self, *, by: str | None = None) -> models.CostList:
+        """Sum the usage and cost of jobs and training calls; a key of a tenant sees its own."""
+        answer: models.CostList = self.send("GET", "/costs", params={"by": by})
+        return answer
+
+    def call_jsonrpc(self, body: models.RpcCall | list[models.RpcCall]) -> models.RpcResult | models.RpcRefusal | list[models.RpcResult | models.RpcRefusal] | None:
+        """Call methods of jobs in JSON-RPC 2.0, one or a batch of them."""
+        answer: models.RpcResult | models.RpcRefusal | list[models.RpcResult | models.RpcRefusal] | None = self.send("POST", "/api/v1/jsonrpc", json=body)
+        return answer
+
+    def log_in(self, body: models.LoginBody) -> models.TokensAnswer:
+        """Log in with a password."""
+        answer: models.TokensAnswer = self.send("POST", "/auth/login", json=body)
+        return answer
+
+    def refresh_tokens(self, body: models.RefreshBody) -> models.TokensAnswer:
+        """Exchange a refresh token for the next tokens. One that is used twice ends the login."""
+        answer: models.TokensAnswer = self.send("POST", "/auth/tokens/refresh", json=body)
+        return answer
+
+    def log_out(self, body: models.RefreshBody) -> None:
+        """End a login, if it has not ended."""
+        self.send("POST", "/auth/logout", json=body)
+
+    def list_public_keys(self) -> models.JwksAnswer:
+        """Return the keys that verify access tokens (RFC 7517)."""
+        answer: models.JwksAnswer = self.send("GET", "/.well-known/jwks.json")
         return answer
 
     def list_tools(self) -> models.ToolRows:
@@ -335,28 +244,119 @@ class Operations(Sender):
         answer: models.TriedEnvironment = self.send("POST", "/rl/environments", json=body)
         return answer
 
-    def get_permissions(self) -> models.PermissionsAnswer:
-        """Return who asks, and what they may do."""
-        answer: models.PermissionsAnswer = self.send("GET", "/auth/permissions")
+    def create_template(self, body: models.TemplateBody) -> models.TemplateAnswer:
+        """Create a version of a prompt. A text that a version has already is that version."""
+        answer: models.TemplateAnswer = self.send("POST", "/prompts/templates", json=body)
         return answer
 
-    def log_in(self, body: models.LoginBody) -> models.TokensAnswer:
-        """Log in with a password."""
-        answer: models.TokensAnswer = self.send("POST", "/auth/login", json=body)
+    def list_templates(self, *, name: str | None = None) -> models.TemplateList:
+        """List versions of prompts."""
+        answer: models.TemplateList = self.send("GET", "/prompts/templates", params={"name": name})
         return answer
 
-    def refresh_tokens(self, body: models.RefreshBody) -> models.TokensAnswer:
-        """Exchange a refresh token for the next tokens. One that is used twice ends the login."""
-        answer: models.TokensAnswer = self.send("POST", "/auth/tokens/refresh", json=body)
+    def activate_template(self, name: str, body: models.ActivateBody) -> models.AliasAnswer:
+        """Let an alias of a prompt mean a version."""
+        answer: models.AliasAnswer = self.send("POST", f"/prompts/templates/{part(name)}/activate", json=body)
         return answer
 
-    def log_out(self, body: models.RefreshBody) -> None:
-        """End a login, if it has not ended."""
-        self.send("POST", "/auth/logout", json=body)
+    def withdraw_template(self, name: str, body: models.WithdrawBody) -> models.TemplateAnswer:
+        """Withdraw a version of a prompt: no alias, task, call or job can name it from now on."""
+        answer: models.TemplateAnswer = self.send("POST", f"/prompts/templates/{part(name)}/withdraw", json=body)
+        return answer
 
-    def list_public_keys(self) -> models.JwksAnswer:
-        """Return the keys that verify access tokens (RFC 7517)."""
-        answer: models.JwksAnswer = self.send("GET", "/.well-known/jwks.json")
+    def evaluate_prompt(self, *, name: str | None = None, version: int | None = None, against: int | None = None, policy: str | None = None, scenario: str | None = None) -> models.PromptEvaluation:
+        """Return what the tasks with each version of a prompt earned, and one version against another."""
+        answer: models.PromptEvaluation = self.send("GET", "/prompts/evaluate", params={"name": name, "version": version, "against": against, "policy": policy, "scenario": scenario})
+        return answer
+
+    def optimize_prompt(self, body: models.OptimizeBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
+        """Order a job that searches for a better version of a prompt."""
+        answer: models.TrainingJob = self.send("POST", "/prompts/optimize", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    def create_fine_tuning_job(self, body: models.CreateFineTuningBody, *, idempotency_key: str | None = None) -> models.FineTuningJob:
+        """Order a job, as OpenAI's clients do."""
+        answer: models.FineTuningJob = self.send("POST", "/v1/fine_tuning/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    def list_fine_tuning_jobs(self, *, after: str | None = None, limit: int | None = None) -> models.FineTuningJobList:
+        """List jobs, the newest first. `metadata[NAME]=VALUE` lists those that were ordered with it."""
+        answer: models.FineTuningJobList = self.send("GET", "/v1/fine_tuning/jobs", params={"after": after, "limit": limit})
+        return answer
+
+    def get_fine_tuning_job(self, job_id: str) -> models.FineTuningJob:
+        """Look at a job."""
+        answer: models.FineTuningJob = self.send("GET", f"/v1/fine_tuning/jobs/{part(job_id)}")
+        return answer
+
+    def list_fine_tuning_events(self, job_id: str, *, after: str | None = None, limit: int | None = None) -> models.FineTuningEventList:
+        """List what happened to a job, the newest first."""
+        answer: models.FineTuningEventList = self.send("GET", f"/v1/fine_tuning/jobs/{part(job_id)}/events", params={"after": after, "limit": limit})
+        return answer
+
+    def list_fine_tuning_checkpoints(self, job_id: str, *, after: str | None = None, limit: int | None = None) -> models.FineTuningCheckpointList:
+        """List the versions that a job made and that can be asked for, the newest first."""
+        answer: models.FineTuningCheckpointList = self.send("GET", f"/v1/fine_tuning/jobs/{part(job_id)}/checkpoints", params={"after": after, "limit": limit})
+        return answer
+
+    def pause_fine_tuning_job(self, job_id: str, *, idempotency_key: str | None = None) -> models.FineTuningJob:
+        """Pause a job."""
+        answer: models.FineTuningJob = self.send("POST", f"/v1/fine_tuning/jobs/{part(job_id)}/pause", headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    def resume_fine_tuning_job(self, job_id: str, *, idempotency_key: str | None = None) -> models.FineTuningJob:
+        """Resume a job."""
+        answer: models.FineTuningJob = self.send("POST", f"/v1/fine_tuning/jobs/{part(job_id)}/resume", headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    def cancel_fine_tuning_job(self, job_id: str, *, idempotency_key: str | None = None) -> models.FineTuningJob:
+        """Cancel a job."""
+        answer: models.FineTuningJob = self.send("POST", f"/v1/fine_tuning/jobs/{part(job_id)}/cancel", headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    def create_tuning_job(self, body: models.PeftBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
+        """Order a job that tunes one version, by chosen answers or preferences."""
+        answer: models.TrainingJob = self.send("POST", "/finetune/peft", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    def start_selfplay(self, body: models.SelfPlayBody, *, idempotency_key: str | None = None) -> models.SelfPlayRunAnswer:
+        """Ask a policy the questions of a catalogue."""
+        answer: models.SelfPlayRunAnswer = self.send("POST", "/run", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    def list_review_queue(self, *, policy: str | None = None, limit: int | None = None) -> models.ReviewQueue:
+        """List the runs that wait for a person."""
+        answer: models.ReviewQueue = self.send("GET", "/curation/queue", params={"policy": policy, "limit": limit})
+        return answer
+
+    def judge_run(self, run_id: str, body: models.VerdictBody) -> models.RecordedVerdict:
+        """Say whether a run is good enough to learn from."""
+        answer: models.RecordedVerdict = self.send("POST", f"/runs/{part(run_id)}/verdict", json=body)
+        return answer
+
+    def list_datasets(self, *, dataset: str | None = None) -> models.DatasetListAnswer:
+        """List the builds of data sets, and where they were sent."""
+        answer: models.DatasetListAnswer = self.send("GET", "/datasets", params={"dataset": dataset})
+        return answer
+
+    def check_rows(self, body: models.CheckBody) -> models.CheckedRowsAnswer:
+        """Say what is wrong with rows, and what is worth knowing."""
+        answer: models.CheckedRowsAnswer = self.send("POST", "/data/check", json=body)
+        return answer
+
+    def ingest_rows(self, body: models.StepsBody) -> models.CleanedRowsAnswer:
+        """Keep rows as a file, after the steps that are named."""
+        answer: models.CleanedRowsAnswer = self.send("POST", "/data/ingest", json=body)
+        return answer
+
+    def clean_rows(self, body: models.StepsBody) -> models.CleanedRowsAnswer:
+        """Keep the rows that are good enough as a file."""
+        answer: models.CleanedRowsAnswer = self.send("POST", "/data/clean", json=body)
+        return answer
+
+    def generate_rows(self, body: models.GeneratedRowsBody) -> models.CleanedRowsAnswer:
+        """Make rows with a generator, which knows the answers; its held-out questions are never drawn."""
+        answer: models.CleanedRowsAnswer = self.send("POST", "/data/synthetic/generate", json=body)
         return answer
 
 
@@ -418,139 +418,14 @@ class AsyncOperations(AsyncSender):
         answer: models.RunAnswer = await self.send("POST", f"/agents/{part(agent_id)}/trajectories/{part(trajectory_id)}/end", json=body)
         return answer
 
-    async def call_jsonrpc(self, body: models.RpcCall | list[models.RpcCall]) -> models.RpcResult | models.RpcRefusal | list[models.RpcResult | models.RpcRefusal] | None:
-        """Call methods of jobs in JSON-RPC 2.0, one or a batch of them."""
-        answer: models.RpcResult | models.RpcRefusal | list[models.RpcResult | models.RpcRefusal] | None = await self.send("POST", "/api/v1/jsonrpc", json=body)
-        return answer
-
-    async def upload_file(self, file: tuple[str, bytes], purpose: Literal["fine-tune"]) -> models.StoredFile:
-        """Upload a file of questions or examples, in JSON lines."""
-        answer: models.StoredFile = await self.send("POST", "/v1/files", files={"file": file}, data={"purpose": purpose})
-        return answer
-
-    async def list_files(self, *, after: str | None = None, limit: int | None = None, order: Literal["asc", "desc"] | None = None, purpose: str | None = None) -> models.FileList:
-        """List files, page by page."""
-        answer: models.FileList = await self.send("GET", "/v1/files", params={"after": after, "limit": limit, "order": order, "purpose": purpose})
-        return answer
-
-    async def get_file(self, file_id: str) -> models.StoredFile:
-        """Look at a file."""
-        answer: models.StoredFile = await self.send("GET", f"/v1/files/{part(file_id)}")
-        return answer
-
-    async def delete_file(self, file_id: str) -> models.DeletedFile:
-        """Delete a file. Jobs that were ordered with it have its questions."""
-        answer: models.DeletedFile = await self.send("DELETE", f"/v1/files/{part(file_id)}")
-        return answer
-
-    async def get_file_content(self, file_id: str) -> bytes:
-        """Return a file as it was uploaded."""
-        answer: bytes = await self.send("GET", f"/v1/files/{part(file_id)}/content")
-        return answer
-
-    async def check_rows(self, body: models.CheckBody) -> models.CheckedRowsAnswer:
-        """Say what is wrong with rows, and what is worth knowing."""
-        answer: models.CheckedRowsAnswer = await self.send("POST", "/data/check", json=body)
-        return answer
-
-    async def ingest_rows(self, body: models.StepsBody) -> models.CleanedRowsAnswer:
-        """Keep rows as a file, after the steps that are named."""
-        answer: models.CleanedRowsAnswer = await self.send("POST", "/data/ingest", json=body)
-        return answer
-
-    async def clean_rows(self, body: models.StepsBody) -> models.CleanedRowsAnswer:
-        """Keep the rows that are good enough as a file."""
-        answer: models.CleanedRowsAnswer = await self.send("POST", "/data/clean", json=body)
-        return answer
-
-    async def generate_rows(self, body: models.GeneratedRowsBody) -> models.CleanedRowsAnswer:
-        """Make rows with a generator, which knows the answers; its held-out questions are never drawn."""
-        answer: models.CleanedRowsAnswer = await self.send("POST", "/data/synthetic/generate", json=body)
-        return answer
-
-    async def create_fine_tuning_job(self, body: models.CreateFineTuningBody, *, idempotency_key: str | None = None) -> models.FineTuningJob:
-        """Order a job, as OpenAI's clients do."""
-        answer: models.FineTuningJob = await self.send("POST", "/v1/fine_tuning/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
-        return answer
-
-    async def list_fine_tuning_jobs(self, *, after: str | None = None, limit: int | None = None) -> models.FineTuningJobList:
-        """List jobs, the newest first. `metadata[NAME]=VALUE` lists those that were ordered with it."""
-        answer: models.FineTuningJobList = await self.send("GET", "/v1/fine_tuning/jobs", params={"after": after, "limit": limit})
-        return answer
-
-    async def get_fine_tuning_job(self, job_id: str) -> models.FineTuningJob:
-        """Look at a job."""
-        answer: models.FineTuningJob = await self.send("GET", f"/v1/fine_tuning/jobs/{part(job_id)}")
-        return answer
-
-    async def list_fine_tuning_events(self, job_id: str, *, after: str | None = None, limit: int | None = None) -> models.FineTuningEventList:
-        """List what happened to a job, the newest first."""
-        answer: models.FineTuningEventList = await self.send("GET", f"/v1/fine_tuning/jobs/{part(job_id)}/events", params={"after": after, "limit": limit})
-        return answer
-
-    async def list_fine_tuning_checkpoints(self, job_id: str, *, after: str | None = None, limit: int | None = None) -> models.FineTuningCheckpointList:
-        """List the versions that a job made and that can be asked for, the newest first."""
-        answer: models.FineTuningCheckpointList = await self.send("GET", f"/v1/fine_tuning/jobs/{part(job_id)}/checkpoints", params={"after": after, "limit": limit})
-        return answer
-
-    async def pause_fine_tuning_job(self, job_id: str, *, idempotency_key: str | None = None) -> models.FineTuningJob:
-        """Pause a job."""
-        answer: models.FineTuningJob = await self.send("POST", f"/v1/fine_tuning/jobs/{part(job_id)}/pause", headers={"Idempotency-Key": idempotency_key})
-        return answer
-
-    async def resume_fine_tuning_job(self, job_id: str, *, idempotency_key: str | None = None) -> models.FineTuningJob:
-        """Resume a job."""
-        answer: models.FineTuningJob = await self.send("POST", f"/v1/fine_tuning/jobs/{part(job_id)}/resume", headers={"Idempotency-Key": idempotency_key})
-        return answer
-
-    async def cancel_fine_tuning_job(self, job_id: str, *, idempotency_key: str | None = None) -> models.FineTuningJob:
-        """Cancel a job."""
-        answer: models.FineTuningJob = await self.send("POST", f"/v1/fine_tuning/jobs/{part(job_id)}/cancel", headers={"Idempotency-Key": idempotency_key})
-        return answer
-
-    async def create_training_job(self, body: models.TrainingOrderBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
-        """Order a job that trains a policy by rewards, or tunes it on chosen answers or preferences."""
-        answer: models.TrainingJob = await self.send("POST", "/finetune/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
-        return answer
-
-    async def optimize_prompt(self, body: models.OptimizeBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
-        """Order a job that searches for a better version of a prompt."""
-        answer: models.TrainingJob = await self.send("POST", "/prompts/optimize", json=body, headers={"Idempotency-Key": idempotency_key})
-        return answer
-
-    async def get_training_job(self, job_id: str) -> models.TrainingJob:
-        """Look at a job."""
-        answer: models.TrainingJob = await self.send("GET", f"/finetune/jobs/{part(job_id)}/status")
-        return answer
-
-    async def create_tuning_job(self, body: models.PeftBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
-        """Order a job that tunes one version, by chosen answers or preferences."""
-        answer: models.TrainingJob = await self.send("POST", "/finetune/peft", json=body, headers={"Idempotency-Key": idempotency_key})
-        return answer
-
     async def register_agent(self, body: models.AgentConfig, *, idempotency_key: str | None = None) -> models.RegisteredAgent:
         """Write what an agent is."""
         answer: models.RegisteredAgent = await self.send("POST", "/rl/agents", json=body, headers={"Idempotency-Key": idempotency_key})
         return answer
 
-    async def get_training_metrics(self, job_id: str) -> models.TrainingMetrics:
-        """Return the figures of a job, iteration by iteration."""
-        answer: models.TrainingMetrics = await self.send("GET", f"/rl/training/{part(job_id)}/metrics")
-        return answer
-
-    async def list_costs(self, *, by: str | None = None) -> models.CostList:
-        """Sum the usage and cost of jobs and training calls; a key of a tenant sees its own."""
-        answer: models.CostList = await self.send("GET", "/costs", params={"by": by})
-        return answer
-
     async def submit_task(self, body: models.TaskBody) -> models.TaskAnswer:
         """Write a task. The same task again is the same; another one of its id is refused."""
         answer: models.TaskAnswer = await self.send("POST", "/tasks", json=body)
-        return answer
-
-    async def start_selfplay(self, body: models.SelfPlayBody, *, idempotency_key: str | None = None) -> models.SelfPlayRunAnswer:
-        """Ask a policy the questions of a catalogue."""
-        answer: models.SelfPlayRunAnswer = await self.send("POST", "/run", json=body, headers={"Idempotency-Key": idempotency_key})
         return answer
 
     async def give_reward(self, body: models.RewardBody) -> models.RewardAnswer:
@@ -608,44 +483,78 @@ class AsyncOperations(AsyncSender):
         answer: models.AdapterDecisionAnswer = await self.send("POST", f"/adapters/{part(policy)}/rollback", json=body)
         return answer
 
-    async def list_review_queue(self, *, policy: str | None = None, limit: int | None = None) -> models.ReviewQueue:
-        """List the runs that wait for a person."""
-        answer: models.ReviewQueue = await self.send("GET", "/curation/queue", params={"policy": policy, "limit": limit})
+    async def upload_file(self, file: tuple[str, bytes], purpose: Literal["fine-tune"]) -> models.StoredFile:
+        """Upload a file of questions or examples, in JSON lines."""
+        answer: models.StoredFile = await self.send("POST", "/v1/files", files={"file": file}, data={"purpose": purpose})
         return answer
 
-    async def judge_run(self, run_id: str, body: models.VerdictBody) -> models.RecordedVerdict:
-        """Say whether a run is good enough to learn from."""
-        answer: models.RecordedVerdict = await self.send("POST", f"/runs/{part(run_id)}/verdict", json=body)
+    async def list_files(self, *, after: str | None = None, limit: int | None = None, order: Literal["asc", "desc"] | None = None, purpose: str | None = None) -> models.FileList:
+        """List files, page by page."""
+        answer: models.FileList = await self.send("GET", "/v1/files", params={"after": after, "limit": limit, "order": order, "purpose": purpose})
         return answer
 
-    async def list_datasets(self, *, dataset: str | None = None) -> models.DatasetListAnswer:
-        """List the builds of data sets, and where they were sent."""
-        answer: models.DatasetListAnswer = await self.send("GET", "/datasets", params={"dataset": dataset})
+    async def get_file(self, file_id: str) -> models.StoredFile:
+        """Look at a file."""
+        answer: models.StoredFile = await self.send("GET", f"/v1/files/{part(file_id)}")
         return answer
 
-    async def create_template(self, body: models.TemplateBody) -> models.TemplateAnswer:
-        """Create a version of a prompt. A text that a version has already is that version."""
-        answer: models.TemplateAnswer = await self.send("POST", "/prompts/templates", json=body)
+    async def delete_file(self, file_id: str) -> models.DeletedFile:
+        """Delete a file. Jobs that were ordered with it have its questions."""
+        answer: models.DeletedFile = await self.send("DELETE", f"/v1/files/{part(file_id)}")
         return answer
 
-    async def list_templates(self, *, name: str | None = None) -> models.TemplateList:
-        """List versions of prompts."""
-        answer: models.TemplateList = await self.send("GET", "/prompts/templates", params={"name": name})
+    async def get_file_content(self, file_id: str) -> bytes:
+        """Return a file as it was uploaded."""
+        answer: bytes = await self.send("GET", f"/v1/files/{part(file_id)}/content")
         return answer
 
-    async def activate_template(self, name: str, body: models.ActivateBody) -> models.AliasAnswer:
-        """Let an alias of a prompt mean a version."""
-        answer: models.AliasAnswer = await self.send("POST", f"/prompts/templates/{part(name)}/activate", json=body)
+    async def get_permissions(self) -> models.PermissionsAnswer:
+        """Return who asks, and what they may do."""
+        answer: models.PermissionsAnswer = await self.send("GET", "/auth/permissions")
         return answer
 
-    async def withdraw_template(self, name: str, body: models.WithdrawBody) -> models.TemplateAnswer:
-        """Withdraw a version of a prompt: no alias, task, call or job can name it from now on."""
-        answer: models.TemplateAnswer = await self.send("POST", f"/prompts/templates/{part(name)}/withdraw", json=body)
+    async def create_training_job(self, body: models.TrainingOrderBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
+        """Order a job that trains a policy by rewards, or tunes it on chosen answers or preferences."""
+        answer: models.TrainingJob = await self.send("POST", "/finetune/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
         return answer
 
-    async def evaluate_prompt(self, *, name: str | None = None, version: int | None = None, against: int | None = None, policy: str | None = None, scenario: str | None = None) -> models.PromptEvaluation:
-        """Return what the tasks with each version of a prompt earned, and one version against another."""
-        answer: models.PromptEvaluation = await self.send("GET", "/prompts/evaluate", params={"name": name, "version": version, "against": against, "policy": policy, "scenario": scenario})
+    async def get_training_job(self, job_id: str) -> models.TrainingJob:
+        """Look at a job."""
+        answer: models.TrainingJob = await self.send("GET", f"/finetune/jobs/{part(job_id)}/status")
+        return answer
+
+    async def get_training_metrics(self, job_id: str) -> models.TrainingMetrics:
+        """Return the figures of a job, iteration by iteration."""
+        answer: models.TrainingMetrics = await self.send("GET", f"/rl/training/{part(job_id)}/metrics")
+        return answer
+
+    async def list_costs(self, *, by: str | None = None) -> models.CostList:
+        """Sum the usage and cost of jobs and training calls; a key of a tenant sees its own."""
+        answer: models.CostList = await self.send("GET", "/costs", params={"by": by})
+        return answer
+
+    async def call_jsonrpc(self, body: models.RpcCall | list[models.RpcCall]) -> models.RpcResult | models.RpcRefusal | list[models.RpcResult | models.RpcRefusal] | None:
+        """Call methods of jobs in JSON-RPC 2.0, one or a batch of them."""
+        answer: models.RpcResult | models.RpcRefusal | list[models.RpcResult | models.RpcRefusal] | None = await self.send("POST", "/api/v1/jsonrpc", json=body)
+        return answer
+
+    async def log_in(self, body: models.LoginBody) -> models.TokensAnswer:
+        """Log in with a password."""
+        answer: models.TokensAnswer = await self.send("POST", "/auth/login", json=body)
+        return answer
+
+    async def refresh_tokens(self, body: models.RefreshBody) -> models.TokensAnswer:
+        """Exchange a refresh token for the next tokens. One that is used twice ends the login."""
+        answer: models.TokensAnswer = await self.send("POST", "/auth/tokens/refresh", json=body)
+        return answer
+
+    async def log_out(self, body: models.RefreshBody) -> None:
+        """End a login, if it has not ended."""
+        await self.send("POST", "/auth/logout", json=body)
+
+    async def list_public_keys(self) -> models.JwksAnswer:
+        """Return the keys that verify access tokens (RFC 7517)."""
+        answer: models.JwksAnswer = await self.send("GET", "/.well-known/jwks.json")
         return answer
 
     async def list_tools(self) -> models.ToolRows:
@@ -687,26 +596,117 @@ class AsyncOperations(AsyncSender):
         answer: models.TriedEnvironment = await self.send("POST", "/rl/environments", json=body)
         return answer
 
-    async def get_permissions(self) -> models.PermissionsAnswer:
-        """Return who asks, and what they may do."""
-        answer: models.PermissionsAnswer = await self.send("GET", "/auth/permissions")
+    async def create_template(self, body: models.TemplateBody) -> models.TemplateAnswer:
+        """Create a version of a prompt. A text that a version has already is that version."""
+        answer: models.TemplateAnswer = await self.send("POST", "/prompts/templates", json=body)
         return answer
 
-    async def log_in(self, body: models.LoginBody) -> models.TokensAnswer:
-        """Log in with a password."""
-        answer: models.TokensAnswer = await self.send("POST", "/auth/login", json=body)
+    async def list_templates(self, *, name: str | None = None) -> models.TemplateList:
+        """List versions of prompts."""
+        answer: models.TemplateList = await self.send("GET", "/prompts/templates", params={"name": name})
         return answer
 
-    async def refresh_tokens(self, body: models.RefreshBody) -> models.TokensAnswer:
-        """Exchange a refresh token for the next tokens. One that is used twice ends the login."""
-        answer: models.TokensAnswer = await self.send("POST", "/auth/tokens/refresh", json=body)
+    async def activate_template(self, name: str, body: models.ActivateBody) -> models.AliasAnswer:
+        """Let an alias of a prompt mean a version."""
+        answer: models.AliasAnswer = await self.send("POST", f"/prompts/templates/{part(name)}/activate", json=body)
         return answer
 
-    async def log_out(self, body: models.RefreshBody) -> None:
-        """End a login, if it has not ended."""
-        await self.send("POST", "/auth/logout", json=body)
+    async def withdraw_template(self, name: str, body: models.WithdrawBody) -> models.TemplateAnswer:
+        """Withdraw a version of a prompt: no alias, task, call or job can name it from now on."""
+        answer: models.TemplateAnswer = await self.send("POST", f"/prompts/templates/{part(name)}/withdraw", json=body)
+        return answer
 
-    async def list_public_keys(self) -> models.JwksAnswer:
-        """Return the keys that verify access tokens (RFC 7517)."""
-        answer: models.JwksAnswer = await self.send("GET", "/.well-known/jwks.json")
+    async def evaluate_prompt(self, *, name: str | None = None, version: int | None = None, against: int | None = None, policy: str | None = None, scenario: str | None = None) -> models.PromptEvaluation:
+        """Return what the tasks with each version of a prompt earned, and one version against another."""
+        answer: models.PromptEvaluation = await self.send("GET", "/prompts/evaluate", params={"name": name, "version": version, "against": against, "policy": policy, "scenario": scenario})
+        return answer
+
+    async def optimize_prompt(self, body: models.OptimizeBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
+        """Order a job that searches for a better version of a prompt."""
+        answer: models.TrainingJob = await self.send("POST", "/prompts/optimize", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    async def create_fine_tuning_job(self, body: models.CreateFineTuningBody, *, idempotency_key: str | None = None) -> models.FineTuningJob:
+        """Order a job, as OpenAI's clients do."""
+        answer: models.FineTuningJob = await self.send("POST", "/v1/fine_tuning/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    async def list_fine_tuning_jobs(self, *, after: str | None = None, limit: int | None = None) -> models.FineTuningJobList:
+        """List jobs, the newest first. `metadata[NAME]=VALUE` lists those that were ordered with it."""
+        answer: models.FineTuningJobList = await self.send("GET", "/v1/fine_tuning/jobs", params={"after": after, "limit": limit})
+        return answer
+
+    async def get_fine_tuning_job(self, job_id: str) -> models.FineTuningJob:
+        """Look at a job."""
+        answer: models.FineTuningJob = await self.send("GET", f"/v1/fine_tuning/jobs/{part(job_id)}")
+        return answer
+
+    async def list_fine_tuning_events(self, job_id: str, *, after: str | None = None, limit: int | None = None) -> models.FineTuningEventList:
+        """List what happened to a job, the newest first."""
+        answer: models.FineTuningEventList = await self.send("GET", f"/v1/fine_tuning/jobs/{part(job_id)}/events", params={"after": after, "limit": limit})
+        return answer
+
+    async def list_fine_tuning_checkpoints(self, job_id: str, *, after: str | None = None, limit: int | None = None) -> models.FineTuningCheckpointList:
+        """List the versions that a job made and that can be asked for, the newest first."""
+        answer: models.FineTuningCheckpointList = await self.send("GET", f"/v1/fine_tuning/jobs/{part(job_id)}/checkpoints", params={"after": after, "limit": limit})
+        return answer
+
+    async def pause_fine_tuning_job(self, job_id: str, *, idempotency_key: str | None = None) -> models.FineTuningJob:
+        """Pause a job."""
+        answer: models.FineTuningJob = await self.send("POST", f"/v1/fine_tuning/jobs/{part(job_id)}/pause", headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    async def resume_fine_tuning_job(self, job_id: str, *, idempotency_key: str | None = None) -> models.FineTuningJob:
+        """Resume a job."""
+        answer: models.FineTuningJob = await self.send("POST", f"/v1/fine_tuning/jobs/{part(job_id)}/resume", headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    async def cancel_fine_tuning_job(self, job_id: str, *, idempotency_key: str | None = None) -> models.FineTuningJob:
+        """Cancel a job."""
+        answer: models.FineTuningJob = await self.send("POST", f"/v1/fine_tuning/jobs/{part(job_id)}/cancel", headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    async def create_tuning_job(self, body: models.PeftBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
+        """Order a job that tunes one version, by chosen answers or preferences."""
+        answer: models.TrainingJob = await self.send("POST", "/finetune/peft", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    async def start_selfplay(self, body: models.SelfPlayBody, *, idempotency_key: str | None = None) -> models.SelfPlayRunAnswer:
+        """Ask a policy the questions of a catalogue."""
+        answer: models.SelfPlayRunAnswer = await self.send("POST", "/run", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    async def list_review_queue(self, *, policy: str | None = None, limit: int | None = None) -> models.ReviewQueue:
+        """List the runs that wait for a person."""
+        answer: models.ReviewQueue = await self.send("GET", "/curation/queue", params={"policy": policy, "limit": limit})
+        return answer
+
+    async def judge_run(self, run_id: str, body: models.VerdictBody) -> models.RecordedVerdict:
+        """Say whether a run is good enough to learn from."""
+        answer: models.RecordedVerdict = await self.send("POST", f"/runs/{part(run_id)}/verdict", json=body)
+        return answer
+
+    async def list_datasets(self, *, dataset: str | None = None) -> models.DatasetListAnswer:
+        """List the builds of data sets, and where they were sent."""
+        answer: models.DatasetListAnswer = await self.send("GET", "/datasets", params={"dataset": dataset})
+        return answer
+
+    async def check_rows(self, body: models.CheckBody) -> models.CheckedRowsAnswer:
+        """Say what is wrong with rows, and what is worth knowing."""
+        answer: models.CheckedRowsAnswer = await self.send("POST", "/data/check", json=body)
+        return answer
+
+    async def ingest_rows(self, body: models.StepsBody) -> models.CleanedRowsAnswer:
+        """Keep rows as a file, after the steps that are named."""
+        answer: models.CleanedRowsAnswer = await self.send("POST", "/data/ingest", json=body)
+        return answer
+
+    async def clean_rows(self, body: models.StepsBody) -> models.CleanedRowsAnswer:
+        """Keep the rows that are good enough as a file."""
+        answer: models.CleanedRowsAnswer = await self.send("POST", "/data/clean", json=body)
+        return answer
+
+    async def generate_rows(self, body: models.GeneratedRowsBody) -> models.CleanedRowsAnswer:
+        """Make rows with a generator, which knows the answers; its held-out questions are never drawn."""
+        answer: models.CleanedRowsAnswer = await self.send("POST", "/data/synthetic/generate", json=body)
         return answer

@@ -168,289 +168,6 @@ export const endRun = <ThrowOnError extends boolean = false>(options: Options<En
 });
 
 /**
- * Call jsonrpc
- *
- * Call methods of jobs in JSON-RPC 2.0, one or a batch of them.
- */
-export const callJsonrpc = <ThrowOnError extends boolean = false>(options: Options<CallJsonrpcData, ThrowOnError>) => (options.client ?? client).post<CallJsonrpcResponses, CallJsonrpcErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/api/v1/jsonrpc',
-    ...options,
-    headers: {
-        'Content-Type': 'application/json',
-        ...options.headers
-    }
-});
-
-/**
- * List files
- *
- * List files, page by page.
- */
-export const listFiles = <ThrowOnError extends boolean = false>(options?: Options<ListFilesData, ThrowOnError>) => (options?.client ?? client).get<ListFilesResponses, ListFilesErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/v1/files',
-    ...options
-});
-
-/**
- * Upload file
- *
- * Upload a file of questions or examples, in JSON lines.
- */
-export const uploadFile = <ThrowOnError extends boolean = false>(options: Options<UploadFileData, ThrowOnError>) => (options.client ?? client).post<UploadFileResponses, UploadFileErrors, ThrowOnError>({
-    ...formDataBodySerializer,
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/v1/files',
-    ...options,
-    headers: {
-        'Content-Type': null,
-        ...options.headers
-    }
-});
-
-/**
- * Delete file
- *
- * Delete a file. Jobs that were ordered with it have its questions.
- */
-export const deleteFile = <ThrowOnError extends boolean = false>(options: Options<DeleteFileData, ThrowOnError>) => (options.client ?? client).delete<DeleteFileResponses, DeleteFileErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/v1/files/{file_id}',
-    ...options
-});
-
-/**
- * Get file
- *
- * Look at a file.
- */
-export const getFile = <ThrowOnError extends boolean = false>(options: Options<GetFileData, ThrowOnError>) => (options.client ?? client).get<GetFileResponses, GetFileErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/v1/files/{file_id}',
-    ...options
-});
-
-/**
- * Get file content
- *
- * Return a file as it was uploaded.
- */
-export const getFileContent = <ThrowOnError extends boolean = false>(options: Options<GetFileContentData, ThrowOnError>) => (options.client ?? client).get<GetFileContentResponses, GetFileContentErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/v1/files/{file_id}/content',
-    ...options
-});
-
-/**
- * Check rows
- *
- * Say what is wrong with rows, and what is worth knowing.
- */
-export const checkRows = <ThrowOnError extends boolean = false>(options: Options<CheckRowsData, ThrowOnError>) => (options.client ?? client).post<CheckRowsResponses, CheckRowsErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/data/check',
-    ...options,
-    headers: {
-        'Content-Type': 'application/json',
-        ...options.headers
-    }
-});
-
-/**
- * Ingest rows
- *
- * Keep rows as a file, after the steps that are named.
- */
-export const ingestRows = <ThrowOnError extends boolean = false>(options: Options<IngestRowsData, ThrowOnError>) => (options.client ?? client).post<IngestRowsResponses, IngestRowsErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/data/ingest',
-    ...options,
-    headers: {
-        'Content-Type': 'application/json',
-        ...options.headers
-    }
-});
-
-/**
- * Clean rows
- *
- * Keep the rows that are good enough as a file.
- */
-export const cleanRows = <ThrowOnError extends boolean = false>(options: Options<CleanRowsData, ThrowOnError>) => (options.client ?? client).post<CleanRowsResponses, CleanRowsErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/data/clean',
-    ...options,
-    headers: {
-        'Content-Type': 'application/json',
-        ...options.headers
-    }
-});
-
-/**
- * Generate rows
- *
- * Make rows with a generator, which knows the answers; its held-out questions are never drawn.
- */
-export const generateRows = <ThrowOnError extends boolean = false>(options: Options<GenerateRowsData, ThrowOnError>) => (options.client ?? client).post<GenerateRowsResponses, GenerateRowsErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/data/synthetic/generate',
-    ...options,
-    headers: {
-        'Content-Type': 'application/json',
-        ...options.headers
-    }
-});
-
-/**
- * List fine tuning jobs
- *
- * List jobs, the newest first. `metadata[NAME]=VALUE` lists those that were ordered with it.
- */
-export const listFineTuningJobs = <ThrowOnError extends boolean = false>(options?: Options<ListFineTuningJobsData, ThrowOnError>) => (options?.client ?? client).get<ListFineTuningJobsResponses, ListFineTuningJobsErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/v1/fine_tuning/jobs',
-    ...options
-});
-
-/**
- * Create fine tuning job
- *
- * Order a job, as OpenAI's clients do.
- */
-export const createFineTuningJob = <ThrowOnError extends boolean = false>(options: Options<CreateFineTuningJobData, ThrowOnError>) => (options.client ?? client).post<CreateFineTuningJobResponses, CreateFineTuningJobErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/v1/fine_tuning/jobs',
-    ...options,
-    headers: {
-        'Content-Type': 'application/json',
-        ...options.headers
-    }
-});
-
-/**
- * Get fine tuning job
- *
- * Look at a job.
- */
-export const getFineTuningJob = <ThrowOnError extends boolean = false>(options: Options<GetFineTuningJobData, ThrowOnError>) => (options.client ?? client).get<GetFineTuningJobResponses, GetFineTuningJobErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/v1/fine_tuning/jobs/{job_id}',
-    ...options
-});
-
-/**
- * List fine tuning events
- *
- * List what happened to a job, the newest first.
- */
-export const listFineTuningEvents = <ThrowOnError extends boolean = false>(options: Options<ListFineTuningEventsData, ThrowOnError>) => (options.client ?? client).get<ListFineTuningEventsResponses, ListFineTuningEventsErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/v1/fine_tuning/jobs/{job_id}/events',
-    ...options
-});
-
-/**
- * List fine tuning checkpoints
- *
- * List the versions that a job made and that can be asked for, the newest first.
- */
-export const listFineTuningCheckpoints = <ThrowOnError extends boolean = false>(options: Options<ListFineTuningCheckpointsData, ThrowOnError>) => (options.client ?? client).get<ListFineTuningCheckpointsResponses, ListFineTuningCheckpointsErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/v1/fine_tuning/jobs/{job_id}/checkpoints',
-    ...options
-});
-
-/**
- * Pause fine tuning job
- *
- * Pause a job.
- */
-export const pauseFineTuningJob = <ThrowOnError extends boolean = false>(options: Options<PauseFineTuningJobData, ThrowOnError>) => (options.client ?? client).post<PauseFineTuningJobResponses, PauseFineTuningJobErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/v1/fine_tuning/jobs/{job_id}/pause',
-    ...options
-});
-
-/**
- * Resume fine tuning job
- *
- * Resume a job.
- */
-export const resumeFineTuningJob = <ThrowOnError extends boolean = false>(options: Options<ResumeFineTuningJobData, ThrowOnError>) => (options.client ?? client).post<ResumeFineTuningJobResponses, ResumeFineTuningJobErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/v1/fine_tuning/jobs/{job_id}/resume',
-    ...options
-});
-
-/**
- * Cancel fine tuning job
- *
- * Cancel a job.
- */
-export const cancelFineTuningJob = <ThrowOnError extends boolean = false>(options: Options<CancelFineTuningJobData, ThrowOnError>) => (options.client ?? client).post<CancelFineTuningJobResponses, CancelFineTuningJobErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/v1/fine_tuning/jobs/{job_id}/cancel',
-    ...options
-});
-
-/**
- * Create training job
- *
- * Order a job that trains a policy by rewards, or tunes it on chosen answers or preferences.
- */
-export const createTrainingJob = <ThrowOnError extends boolean = false>(options: Options<CreateTrainingJobData, ThrowOnError>) => (options.client ?? client).post<CreateTrainingJobResponses, CreateTrainingJobErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/finetune/jobs',
-    ...options,
-    headers: {
-        'Content-Type': 'application/json',
-        ...options.headers
-    }
-});
-
-/**
- * Optimize prompt
- *
- * Order a job that searches for a better version of a prompt.
- */
-export const optimizePrompt = <ThrowOnError extends boolean = false>(options: Options<OptimizePromptData, ThrowOnError>) => (options.client ?? client).post<OptimizePromptResponses, OptimizePromptErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/prompts/optimize',
-    ...options,
-    headers: {
-        'Content-Type': 'application/json',
-        ...options.headers
-    }
-});
-
-/**
- * Get training job
- *
- * Look at a job.
- */
-export const getTrainingJob = <ThrowOnError extends boolean = false>(options: Options<GetTrainingJobData, ThrowOnError>) => (options.client ?? client).get<GetTrainingJobResponses, GetTrainingJobErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/finetune/jobs/{job_id}/status',
-    ...options
-});
-
-/**
- * Create tuning job
- *
- * Order a job that tunes one version, by chosen answers or preferences.
- */
-export const createTuningJob = <ThrowOnError extends boolean = false>(options: Options<CreateTuningJobData, ThrowOnError>) => (options.client ?? client).post<CreateTuningJobResponses, CreateTuningJobErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/finetune/peft',
-    ...options,
-    headers: {
-        'Content-Type': 'application/json',
-        ...options.headers
-    }
-});
-
-/**
  * Register agent
  *
  * Write what an agent is.
@@ -466,28 +183,6 @@ export const registerAgent = <ThrowOnError extends boolean = false>(options: Opt
 });
 
 /**
- * Get training metrics
- *
- * Return the figures of a job, iteration by iteration.
- */
-export const getTrainingMetrics = <ThrowOnError extends boolean = false>(options: Options<GetTrainingMetricsData, ThrowOnError>) => (options.client ?? client).get<GetTrainingMetricsResponses, GetTrainingMetricsErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/rl/training/{job_id}/metrics',
-    ...options
-});
-
-/**
- * List costs
- *
- * Sum the usage and cost of jobs and training calls; a key of a tenant sees its own.
- */
-export const listCosts = <ThrowOnError extends boolean = false>(options?: Options<ListCostsData, ThrowOnError>) => (options?.client ?? client).get<ListCostsResponses, ListCostsErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/costs',
-    ...options
-});
-
-/**
  * Submit task
  *
  * Write a task. The same task again is the same; another one of its id is refused.
@@ -495,21 +190,6 @@ export const listCosts = <ThrowOnError extends boolean = false>(options?: Option
 export const submitTask = <ThrowOnError extends boolean = false>(options: Options<SubmitTaskData, ThrowOnError>) => (options.client ?? client).post<SubmitTaskResponses, SubmitTaskErrors, ThrowOnError>({
     security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
     url: '/tasks',
-    ...options,
-    headers: {
-        'Content-Type': 'application/json',
-        ...options.headers
-    }
-});
-
-/**
- * Start selfplay
- *
- * Ask a policy the questions of a catalogue.
- */
-export const startSelfplay = <ThrowOnError extends boolean = false>(options: Options<StartSelfplayData, ThrowOnError>) => (options.client ?? client).post<StartSelfplayResponses, StartSelfplayErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/run',
     ...options,
     headers: {
         'Content-Type': 'application/json',
@@ -667,24 +347,84 @@ export const rollbackAdapter = <ThrowOnError extends boolean = false>(options: O
 });
 
 /**
- * List review queue
+ * List files
  *
- * List the runs that wait for a person.
+ * List files, page by page.
  */
-export const listReviewQueue = <ThrowOnError extends boolean = false>(options?: Options<ListReviewQueueData, ThrowOnError>) => (options?.client ?? client).get<ListReviewQueueResponses, ListReviewQueueErrors, ThrowOnError>({
+export const listFiles = <ThrowOnError extends boolean = false>(options?: Options<ListFilesData, ThrowOnError>) => (options?.client ?? client).get<ListFilesResponses, ListFilesErrors, ThrowOnError>({
     security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/curation/queue',
+    url: '/v1/files',
     ...options
 });
 
 /**
- * Judge run
+ * Upload file
  *
- * Say whether a run is good enough to learn from.
+ * Upload a file of questions or examples, in JSON lines.
  */
-export const judgeRun = <ThrowOnError extends boolean = false>(options: Options<JudgeRunData, ThrowOnError>) => (options.client ?? client).post<JudgeRunResponses, JudgeRunErrors, ThrowOnError>({
+export const uploadFile = <ThrowOnError extends boolean = false>(options: Options<UploadFileData, ThrowOnError>) => (options.client ?? client).post<UploadFileResponses, UploadFileErrors, ThrowOnError>({
+    ...formDataBodySerializer,
     security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/runs/{run_id}/verdict',
+    url: '/v1/files',
+    ...options,
+    headers: {
+        'Content-Type': null,
+        ...options.headers
+    }
+});
+
+/**
+ * Delete file
+ *
+ * Delete a file. Jobs that were ordered with it have its questions.
+ */
+export const deleteFile = <ThrowOnError extends boolean = false>(options: Options<DeleteFileData, ThrowOnError>) => (options.client ?? client).delete<DeleteFileResponses, DeleteFileErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/v1/files/{file_id}',
+    ...options
+});
+
+/**
+ * Get file
+ *
+ * Look at a file.
+ */
+export const getFile = <ThrowOnError extends boolean = false>(options: Options<GetFileData, ThrowOnError>) => (options.client ?? client).get<GetFileResponses, GetFileErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/v1/files/{file_id}',
+    ...options
+});
+
+/**
+ * Get file content
+ *
+ * Return a file as it was uploaded.
+ */
+export const getFileContent = <ThrowOnError extends boolean = false>(options: Options<GetFileContentData, ThrowOnError>) => (options.client ?? client).get<GetFileContentResponses, GetFileContentErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/v1/files/{file_id}/content',
+    ...options
+});
+
+/**
+ * Get permissions
+ *
+ * Return who asks, and what they may do.
+ */
+export const getPermissions = <ThrowOnError extends boolean = false>(options?: Options<GetPermissionsData, ThrowOnError>) => (options?.client ?? client).get<GetPermissionsResponses, GetPermissionsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/auth/permissions',
+    ...options
+});
+
+/**
+ * Create training job
+ *
+ * Order a job that trains a policy by rewards, or tunes it on chosen answers or preferences.
+ */
+export const createTrainingJob = <ThrowOnError extends boolean = false>(options: Options<CreateTrainingJobData, ThrowOnError>) => (options.client ?? client).post<CreateTrainingJobResponses, CreateTrainingJobErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/finetune/jobs',
     ...options,
     headers: {
         'Content-Type': 'application/json',
@@ -693,35 +433,46 @@ export const judgeRun = <ThrowOnError extends boolean = false>(options: Options<
 });
 
 /**
- * List datasets
+ * Get training job
  *
- * List the builds of data sets, and where they were sent.
+ * Look at a job.
  */
-export const listDatasets = <ThrowOnError extends boolean = false>(options?: Options<ListDatasetsData, ThrowOnError>) => (options?.client ?? client).get<ListDatasetsResponses, ListDatasetsErrors, ThrowOnError>({
+export const getTrainingJob = <ThrowOnError extends boolean = false>(options: Options<GetTrainingJobData, ThrowOnError>) => (options.client ?? client).get<GetTrainingJobResponses, GetTrainingJobErrors, ThrowOnError>({
     security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/datasets',
+    url: '/finetune/jobs/{job_id}/status',
     ...options
 });
 
 /**
- * List templates
+ * Get training metrics
  *
- * List versions of prompts.
+ * Return the figures of a job, iteration by iteration.
  */
-export const listTemplates = <ThrowOnError extends boolean = false>(options?: Options<ListTemplatesData, ThrowOnError>) => (options?.client ?? client).get<ListTemplatesResponses, ListTemplatesErrors, ThrowOnError>({
+export const getTrainingMetrics = <ThrowOnError extends boolean = false>(options: Options<GetTrainingMetricsData, ThrowOnError>) => (options.client ?? client).get<GetTrainingMetricsResponses, GetTrainingMetricsErrors, ThrowOnError>({
     security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/prompts/templates',
+    url: '/rl/training/{job_id}/metrics',
     ...options
 });
 
 /**
- * Create template
+ * List costs
  *
- * Create a version of a prompt. A text that a version has already is that version.
+ * Sum the usage and cost of jobs and training calls; a key of a tenant sees its own.
  */
-export const createTemplate = <ThrowOnError extends boolean = false>(options: Options<CreateTemplateData, ThrowOnError>) => (options.client ?? client).post<CreateTemplateResponses, CreateTemplateErrors, ThrowOnError>({
+export const listCosts = <ThrowOnError extends boolean = false>(options?: Options<ListCostsData, ThrowOnError>) => (options?.client ?? client).get<ListCostsResponses, ListCostsErrors, ThrowOnError>({
     security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/prompts/templates',
+    url: '/costs',
+    ...options
+});
+
+/**
+ * Call jsonrpc
+ *
+ * Call methods of jobs in JSON-RPC 2.0, one or a batch of them.
+ */
+export const callJsonrpc = <ThrowOnError extends boolean = false>(options: Options<CallJsonrpcData, ThrowOnError>) => (options.client ?? client).post<CallJsonrpcResponses, CallJsonrpcErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/api/v1/jsonrpc',
     ...options,
     headers: {
         'Content-Type': 'application/json',
@@ -730,13 +481,12 @@ export const createTemplate = <ThrowOnError extends boolean = false>(options: Op
 });
 
 /**
- * Activate template
+ * Log in
  *
- * Let an alias of a prompt mean a version.
+ * Log in with a password.
  */
-export const activateTemplate = <ThrowOnError extends boolean = false>(options: Options<ActivateTemplateData, ThrowOnError>) => (options.client ?? client).post<ActivateTemplateResponses, ActivateTemplateErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/prompts/templates/{name}/activate',
+export const logIn = <ThrowOnError extends boolean = false>(options: Options<LogInData, ThrowOnError>) => (options.client ?? client).post<LogInResponses, LogInErrors, ThrowOnError>({
+    url: '/auth/login',
     ...options,
     headers: {
         'Content-Type': 'application/json',
@@ -745,13 +495,12 @@ export const activateTemplate = <ThrowOnError extends boolean = false>(options: 
 });
 
 /**
- * Withdraw template
+ * Refresh tokens
  *
- * Withdraw a version of a prompt: no alias, task, call or job can name it from now on.
+ * Exchange a refresh token for the next tokens. One that is used twice ends the login.
  */
-export const withdrawTemplate = <ThrowOnError extends boolean = false>(options: Options<WithdrawTemplateData, ThrowOnError>) => (options.client ?? client).post<WithdrawTemplateResponses, WithdrawTemplateErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/prompts/templates/{name}/withdraw',
+export const refreshTokens = <ThrowOnError extends boolean = false>(options: Options<RefreshTokensData, ThrowOnError>) => (options.client ?? client).post<RefreshTokensResponses, RefreshTokensErrors, ThrowOnError>({
+    url: '/auth/tokens/refresh',
     ...options,
     headers: {
         'Content-Type': 'application/json',
@@ -760,15 +509,25 @@ export const withdrawTemplate = <ThrowOnError extends boolean = false>(options: 
 });
 
 /**
- * Evaluate prompt
+ * Log out
  *
- * Return what the tasks with each version of a prompt earned, and one version against another.
+ * End a login, if it has not ended.
  */
-export const evaluatePrompt = <ThrowOnError extends boolean = false>(options?: Options<EvaluatePromptData, ThrowOnError>) => (options?.client ?? client).get<EvaluatePromptResponses, EvaluatePromptErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/prompts/evaluate',
-    ...options
+export const logOut = <ThrowOnError extends boolean = false>(options: Options<LogOutData, ThrowOnError>) => (options.client ?? client).post<LogOutResponses, LogOutErrors, ThrowOnError>({
+    url: '/auth/logout',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
 });
+
+/**
+ * List public keys
+ *
+ * Return the keys that verify access tokens (RFC 7517).
+ */
+export const listPublicKeys = <ThrowOnError extends boolean = false>(options?: Options<ListPublicKeysData, ThrowOnError>) => (options?.client ?? client).get<ListPublicKeysResponses, unknown, ThrowOnError>({ url: '/.well-known/jwks.json', ...options });
 
 /**
  * List tools
@@ -879,23 +638,24 @@ export const tryEnvironment = <ThrowOnError extends boolean = false>(options: Op
 });
 
 /**
- * Get permissions
+ * List templates
  *
- * Return who asks, and what they may do.
+ * List versions of prompts.
  */
-export const getPermissions = <ThrowOnError extends boolean = false>(options?: Options<GetPermissionsData, ThrowOnError>) => (options?.client ?? client).get<GetPermissionsResponses, GetPermissionsErrors, ThrowOnError>({
+export const listTemplates = <ThrowOnError extends boolean = false>(options?: Options<ListTemplatesData, ThrowOnError>) => (options?.client ?? client).get<ListTemplatesResponses, ListTemplatesErrors, ThrowOnError>({
     security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/auth/permissions',
+    url: '/prompts/templates',
     ...options
 });
 
 /**
- * Log in
+ * Create template
  *
- * Log in with a password.
+ * Create a version of a prompt. A text that a version has already is that version.
  */
-export const logIn = <ThrowOnError extends boolean = false>(options: Options<LogInData, ThrowOnError>) => (options.client ?? client).post<LogInResponses, LogInErrors, ThrowOnError>({
-    url: '/auth/login',
+export const createTemplate = <ThrowOnError extends boolean = false>(options: Options<CreateTemplateData, ThrowOnError>) => (options.client ?? client).post<CreateTemplateResponses, CreateTemplateErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/prompts/templates',
     ...options,
     headers: {
         'Content-Type': 'application/json',
@@ -904,12 +664,13 @@ export const logIn = <ThrowOnError extends boolean = false>(options: Options<Log
 });
 
 /**
- * Refresh tokens
+ * Activate template
  *
- * Exchange a refresh token for the next tokens. One that is used twice ends the login.
+ * Let an alias of a prompt mean a version.
  */
-export const refreshTokens = <ThrowOnError extends boolean = false>(options: Options<RefreshTokensData, ThrowOnError>) => (options.client ?? client).post<RefreshTokensResponses, RefreshTokensErrors, ThrowOnError>({
-    url: '/auth/tokens/refresh',
+export const activateTemplate = <ThrowOnError extends boolean = false>(options: Options<ActivateTemplateData, ThrowOnError>) => (options.client ?? client).post<ActivateTemplateResponses, ActivateTemplateErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/prompts/templates/{name}/activate',
     ...options,
     headers: {
         'Content-Type': 'application/json',
@@ -918,12 +679,13 @@ export const refreshTokens = <ThrowOnError extends boolean = false>(options: Opt
 });
 
 /**
- * Log out
+ * Withdraw template
  *
- * End a login, if it has not ended.
+ * Withdraw a version of a prompt: no alias, task, call or job can name it from now on.
  */
-export const logOut = <ThrowOnError extends boolean = false>(options: Options<LogOutData, ThrowOnError>) => (options.client ?? client).post<LogOutResponses, LogOutErrors, ThrowOnError>({
-    url: '/auth/logout',
+export const withdrawTemplate = <ThrowOnError extends boolean = false>(options: Options<WithdrawTemplateData, ThrowOnError>) => (options.client ?? client).post<WithdrawTemplateResponses, WithdrawTemplateErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/prompts/templates/{name}/withdraw',
     ...options,
     headers: {
         'Content-Type': 'application/json',
@@ -932,8 +694,246 @@ export const logOut = <ThrowOnError extends boolean = false>(options: Options<Lo
 });
 
 /**
- * List public keys
+ * Evaluate prompt
  *
- * Return the keys that verify access tokens (RFC 7517).
+ * Return what the tasks with each version of a prompt earned, and one version against another.
  */
-export const listPublicKeys = <ThrowOnError extends boolean = false>(options?: Options<ListPublicKeysData, ThrowOnError>) => (options?.client ?? client).get<ListPublicKeysResponses, unknown, ThrowOnError>({ url: '/.well-known/jwks.json', ...options });
+export const evaluatePrompt = <ThrowOnError extends boolean = false>(options?: Options<EvaluatePromptData, ThrowOnError>) => (options?.client ?? client).get<EvaluatePromptResponses, EvaluatePromptErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/prompts/evaluate',
+    ...options
+});
+
+/**
+ * Optimize prompt
+ *
+ * Order a job that searches for a better version of a prompt.
+ */
+export const optimizePrompt = <ThrowOnError extends boolean = false>(options: Options<OptimizePromptData, ThrowOnError>) => (options.client ?? client).post<OptimizePromptResponses, OptimizePromptErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/prompts/optimize',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * List fine tuning jobs
+ *
+ * List jobs, the newest first. `metadata[NAME]=VALUE` lists those that were ordered with it.
+ */
+export const listFineTuningJobs = <ThrowOnError extends boolean = false>(options?: Options<ListFineTuningJobsData, ThrowOnError>) => (options?.client ?? client).get<ListFineTuningJobsResponses, ListFineTuningJobsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/v1/fine_tuning/jobs',
+    ...options
+});
+
+/**
+ * Create fine tuning job
+ *
+ * Order a job, as OpenAI's clients do.
+ */
+export const createFineTuningJob = <ThrowOnError extends boolean = false>(options: Options<CreateFineTuningJobData, ThrowOnError>) => (options.client ?? client).post<CreateFineTuningJobResponses, CreateFineTuningJobErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/v1/fine_tuning/jobs',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Get fine tuning job
+ *
+ * Look at a job.
+ */
+export const getFineTuningJob = <ThrowOnError extends boolean = false>(options: Options<GetFineTuningJobData, ThrowOnError>) => (options.client ?? client).get<GetFineTuningJobResponses, GetFineTuningJobErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/v1/fine_tuning/jobs/{job_id}',
+    ...options
+});
+
+/**
+ * List fine tuning events
+ *
+ * List what happened to a job, the newest first.
+ */
+export const listFineTuningEvents = <ThrowOnError extends boolean = false>(options: Options<ListFineTuningEventsData, ThrowOnError>) => (options.client ?? client).get<ListFineTuningEventsResponses, ListFineTuningEventsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/v1/fine_tuning/jobs/{job_id}/events',
+    ...options
+});
+
+/**
+ * List fine tuning checkpoints
+ *
+ * List the versions that a job made and that can be asked for, the newest first.
+ */
+export const listFineTuningCheckpoints = <ThrowOnError extends boolean = false>(options: Options<ListFineTuningCheckpointsData, ThrowOnError>) => (options.client ?? client).get<ListFineTuningCheckpointsResponses, ListFineTuningCheckpointsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/v1/fine_tuning/jobs/{job_id}/checkpoints',
+    ...options
+});
+
+/**
+ * Pause fine tuning job
+ *
+ * Pause a job.
+ */
+export const pauseFineTuningJob = <ThrowOnError extends boolean = false>(options: Options<PauseFineTuningJobData, ThrowOnError>) => (options.client ?? client).post<PauseFineTuningJobResponses, PauseFineTuningJobErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/v1/fine_tuning/jobs/{job_id}/pause',
+    ...options
+});
+
+/**
+ * Resume fine tuning job
+ *
+ * Resume a job.
+ */
+export const resumeFineTuningJob = <ThrowOnError extends boolean = false>(options: Options<ResumeFineTuningJobData, ThrowOnError>) => (options.client ?? client).post<ResumeFineTuningJobResponses, ResumeFineTuningJobErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/v1/fine_tuning/jobs/{job_id}/resume',
+    ...options
+});
+
+/**
+ * Cancel fine tuning job
+ *
+ * Cancel a job.
+ */
+export const cancelFineTuningJob = <ThrowOnError extends boolean = false>(options: Options<CancelFineTuningJobData, ThrowOnError>) => (options.client ?? client).post<CancelFineTuningJobResponses, CancelFineTuningJobErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/v1/fine_tuning/jobs/{job_id}/cancel',
+    ...options
+});
+
+/**
+ * Create tuning job
+ *
+ * Order a job that tunes one version, by chosen answers or preferences.
+ */
+export const createTuningJob = <ThrowOnError extends boolean = false>(options: Options<CreateTuningJobData, ThrowOnError>) => (options.client ?? client).post<CreateTuningJobResponses, CreateTuningJobErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/finetune/peft',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Start selfplay
+ *
+ * Ask a policy the questions of a catalogue.
+ */
+export const startSelfplay = <ThrowOnError extends boolean = false>(options: Options<StartSelfplayData, ThrowOnError>) => (options.client ?? client).post<StartSelfplayResponses, StartSelfplayErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/run',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * List review queue
+ *
+ * List the runs that wait for a person.
+ */
+export const listReviewQueue = <ThrowOnError extends boolean = false>(options?: Options<ListReviewQueueData, ThrowOnError>) => (options?.client ?? client).get<ListReviewQueueResponses, ListReviewQueueErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/curation/queue',
+    ...options
+});
+
+/**
+ * Judge run
+ *
+ * Say whether a run is good enough to learn from.
+ */
+export const judgeRun = <ThrowOnError extends boolean = false>(options: Options<JudgeRunData, ThrowOnError>) => (options.client ?? client).post<JudgeRunResponses, JudgeRunErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/runs/{run_id}/verdict',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * List datasets
+ *
+ * List the builds of data sets, and where they were sent.
+ */
+export const listDatasets = <ThrowOnError extends boolean = false>(options?: Options<ListDatasetsData, ThrowOnError>) => (options?.client ?? client).get<ListDatasetsResponses, ListDatasetsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/datasets',
+    ...options
+});
+
+/**
+ * Check rows
+ *
+ * Say what is wrong with rows, and what is worth knowing.
+ */
+export const checkRows = <ThrowOnError extends boolean = false>(options: Options<CheckRowsData, ThrowOnError>) => (options.client ?? client).post<CheckRowsResponses, CheckRowsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/data/check',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Ingest rows
+ *
+ * Keep rows as a file, after the steps that are named.
+ */
+export const ingestRows = <ThrowOnError extends boolean = false>(options: Options<IngestRowsData, ThrowOnError>) => (options.client ?? client).post<IngestRowsResponses, IngestRowsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/data/ingest',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Clean rows
+ *
+ * Keep the rows that are good enough as a file.
+ */
+export const cleanRows = <ThrowOnError extends boolean = false>(options: Options<CleanRowsData, ThrowOnError>) => (options.client ?? client).post<CleanRowsResponses, CleanRowsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/data/clean',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Generate rows
+ *
+ * Make rows with a generator, which knows the answers; its held-out questions are never drawn.
+ */
+export const generateRows = <ThrowOnError extends boolean = false>(options: Options<GenerateRowsData, ThrowOnError>) => (options.client ?? client).post<GenerateRowsResponses, GenerateRowsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/data/synthetic/generate',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});

@@ -3195,7 +3195,7 @@ export type ToolUseContent = {
  */
 export type TrainingJob = {
     id: string;
-    type: 'RL_TRAINING' | 'FINE_TUNING' | 'PROMPT_ENGINEERING';
+    type: 'RL_TRAINING' | 'PROMPT_ENGINEERING' | 'FINE_TUNING' | 'NOT_LOADED';
     status: 'queued' | 'running' | 'paused' | 'completed' | 'failed' | 'cancelled';
     config: OrderedConfig;
     metrics: JobProgress;
@@ -3211,7 +3211,7 @@ export type TrainingJob = {
  */
 export type TrainingMetrics = {
     id: string;
-    type: 'RL_TRAINING' | 'FINE_TUNING' | 'PROMPT_ENGINEERING';
+    type: 'RL_TRAINING' | 'PROMPT_ENGINEERING' | 'FINE_TUNING' | 'NOT_LOADED';
     status: 'queued' | 'running' | 'paused' | 'completed' | 'failed' | 'cancelled';
     metrics: ToolFigures;
     usage: {
@@ -3222,20 +3222,26 @@ export type TrainingMetrics = {
 };
 
 /**
- * A job: of type RL_TRAINING the order of `training.start_grpo`, of type FINE_TUNING that of `/finetune/peft`, of
- * type PROMPT_ENGINEERING that of `/prompts/optimize`.
- *
- * Without a type it is FINE_TUNING for an agent that is registered as FINE_TUNED, PROMPT_ENGINEERING for one that is
- * PROMPT_BASED if a prompt is named, and RL_TRAINING for others.
+ * A job of one of these types. RL_TRAINING: the order of `training.start_grpo`, and the default. PROMPT_ENGINEERING: that of `/prompts/optimize`, and the default if a prompt is named, unless its agent is registered as another than PROMPT_BASED. FINE_TUNING: that of `/finetune/peft`, and the default for an agent that is registered as FINE_TUNED.
  */
 export type TrainingOrderBody = {
-    type?: 'RL_TRAINING' | 'FINE_TUNING' | 'PROMPT_ENGINEERING' | null;
+    type?: 'RL_TRAINING' | 'PROMPT_ENGINEERING' | 'FINE_TUNING' | null;
     /**
      * a policy, or an agent that is registered
      */
     agent_id: string;
     /**
-     * RL_TRAINING, PROMPT_ENGINEERING: each with `query` and `expected_outcome`
+     * of the order (jobs.md); RL_TRAINING: with `n_iterations`
+     */
+    config?: {
+        [key: string]: unknown;
+    } | null;
+    /**
+     * who pays
+     */
+    tenant?: string | null;
+    /**
+     * each with `query` and `expected_outcome`
      */
     training_queries?: Array<{
         [key: string]: unknown;
@@ -3260,16 +3266,6 @@ export type TrainingOrderBody = {
      * FINE_TUNING: id of an uploaded file; default: answers of the log
      */
     training_file?: string | null;
-    /**
-     * of the order (jobs.md); RL_TRAINING: with `n_iterations`
-     */
-    config?: {
-        [key: string]: unknown;
-    } | null;
-    /**
-     * who pays
-     */
-    tenant?: string | null;
 };
 
 /**
@@ -3707,639 +3703,6 @@ export type EndRunResponses = {
 
 export type EndRunResponse = EndRunResponses[keyof EndRunResponses];
 
-export type CallJsonrpcData = {
-    body: RpcCall | Array<RpcCall>;
-    path?: never;
-    query?: never;
-    url: '/api/v1/jsonrpc';
-};
-
-export type CallJsonrpcErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RpcErrorAnswer;
-};
-
-export type CallJsonrpcError = CallJsonrpcErrors[keyof CallJsonrpcErrors];
-
-export type CallJsonrpcResponses = {
-    /**
-     * Done
-     */
-    200: RpcResult | RpcRefusal | Array<RpcResult | RpcRefusal>;
-    /**
-     * Done, and none of them is answered
-     */
-    204: void;
-};
-
-export type CallJsonrpcResponse = CallJsonrpcResponses[keyof CallJsonrpcResponses];
-
-export type ListFilesData = {
-    body?: never;
-    path?: never;
-    query?: {
-        after?: string | null;
-        limit?: number;
-        order?: 'asc' | 'desc';
-        purpose?: string | null;
-    };
-    url: '/v1/files';
-};
-
-export type ListFilesErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: ErrorAnswer;
-};
-
-export type ListFilesError = ListFilesErrors[keyof ListFilesErrors];
-
-export type ListFilesResponses = {
-    /**
-     * Done
-     */
-    200: FileList;
-};
-
-export type ListFilesResponse = ListFilesResponses[keyof ListFilesResponses];
-
-export type UploadFileData = {
-    body: {
-        file: Blob | File;
-        purpose: 'fine-tune';
-    };
-    path?: never;
-    query?: never;
-    url: '/v1/files';
-};
-
-export type UploadFileErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: ErrorAnswer;
-};
-
-export type UploadFileError = UploadFileErrors[keyof UploadFileErrors];
-
-export type UploadFileResponses = {
-    /**
-     * Done
-     */
-    200: StoredFile;
-};
-
-export type UploadFileResponse = UploadFileResponses[keyof UploadFileResponses];
-
-export type DeleteFileData = {
-    body?: never;
-    path: {
-        file_id: string;
-    };
-    query?: never;
-    url: '/v1/files/{file_id}';
-};
-
-export type DeleteFileErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: ErrorAnswer;
-};
-
-export type DeleteFileError = DeleteFileErrors[keyof DeleteFileErrors];
-
-export type DeleteFileResponses = {
-    /**
-     * Done
-     */
-    200: DeletedFile;
-};
-
-export type DeleteFileResponse = DeleteFileResponses[keyof DeleteFileResponses];
-
-export type GetFileData = {
-    body?: never;
-    path: {
-        file_id: string;
-    };
-    query?: never;
-    url: '/v1/files/{file_id}';
-};
-
-export type GetFileErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: ErrorAnswer;
-};
-
-export type GetFileError = GetFileErrors[keyof GetFileErrors];
-
-export type GetFileResponses = {
-    /**
-     * Done
-     */
-    200: StoredFile;
-};
-
-export type GetFileResponse = GetFileResponses[keyof GetFileResponses];
-
-export type GetFileContentData = {
-    body?: never;
-    path: {
-        file_id: string;
-    };
-    query?: never;
-    url: '/v1/files/{file_id}/content';
-};
-
-export type GetFileContentErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: ErrorAnswer;
-};
-
-export type GetFileContentError = GetFileContentErrors[keyof GetFileContentErrors];
-
-export type GetFileContentResponses = {
-    /**
-     * Done
-     */
-    200: Blob | File;
-};
-
-export type GetFileContentResponse = GetFileContentResponses[keyof GetFileContentResponses];
-
-export type CheckRowsData = {
-    body: CheckBody;
-    path?: never;
-    query?: never;
-    url: '/data/check';
-};
-
-export type CheckRowsErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type CheckRowsError = CheckRowsErrors[keyof CheckRowsErrors];
-
-export type CheckRowsResponses = {
-    /**
-     * Done
-     */
-    200: CheckedRowsAnswer;
-};
-
-export type CheckRowsResponse = CheckRowsResponses[keyof CheckRowsResponses];
-
-export type IngestRowsData = {
-    body: StepsBody;
-    path?: never;
-    query?: never;
-    url: '/data/ingest';
-};
-
-export type IngestRowsErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type IngestRowsError = IngestRowsErrors[keyof IngestRowsErrors];
-
-export type IngestRowsResponses = {
-    /**
-     * Done
-     */
-    201: CleanedRowsAnswer;
-};
-
-export type IngestRowsResponse = IngestRowsResponses[keyof IngestRowsResponses];
-
-export type CleanRowsData = {
-    body: StepsBody;
-    path?: never;
-    query?: never;
-    url: '/data/clean';
-};
-
-export type CleanRowsErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type CleanRowsError = CleanRowsErrors[keyof CleanRowsErrors];
-
-export type CleanRowsResponses = {
-    /**
-     * Done
-     */
-    201: CleanedRowsAnswer;
-};
-
-export type CleanRowsResponse = CleanRowsResponses[keyof CleanRowsResponses];
-
-export type GenerateRowsData = {
-    body: GeneratedRowsBody;
-    path?: never;
-    query?: never;
-    url: '/data/synthetic/generate';
-};
-
-export type GenerateRowsErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type GenerateRowsError = GenerateRowsErrors[keyof GenerateRowsErrors];
-
-export type GenerateRowsResponses = {
-    /**
-     * Done
-     */
-    201: CleanedRowsAnswer;
-};
-
-export type GenerateRowsResponse = GenerateRowsResponses[keyof GenerateRowsResponses];
-
-export type ListFineTuningJobsData = {
-    body?: never;
-    path?: never;
-    query?: {
-        after?: string | null;
-        limit?: number;
-    };
-    url: '/v1/fine_tuning/jobs';
-};
-
-export type ListFineTuningJobsErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: ErrorAnswer;
-};
-
-export type ListFineTuningJobsError = ListFineTuningJobsErrors[keyof ListFineTuningJobsErrors];
-
-export type ListFineTuningJobsResponses = {
-    /**
-     * Done
-     */
-    200: FineTuningJobList;
-};
-
-export type ListFineTuningJobsResponse = ListFineTuningJobsResponses[keyof ListFineTuningJobsResponses];
-
-export type CreateFineTuningJobData = {
-    body: CreateFineTuningBody;
-    headers?: {
-        /**
-         * a request that is sent again with it has its effect once
-         */
-        'Idempotency-Key'?: string;
-    };
-    path?: never;
-    query?: never;
-    url: '/v1/fine_tuning/jobs';
-};
-
-export type CreateFineTuningJobErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: ErrorAnswer;
-};
-
-export type CreateFineTuningJobError = CreateFineTuningJobErrors[keyof CreateFineTuningJobErrors];
-
-export type CreateFineTuningJobResponses = {
-    /**
-     * Done
-     */
-    200: FineTuningJob;
-};
-
-export type CreateFineTuningJobResponse = CreateFineTuningJobResponses[keyof CreateFineTuningJobResponses];
-
-export type GetFineTuningJobData = {
-    body?: never;
-    path: {
-        job_id: string;
-    };
-    query?: never;
-    url: '/v1/fine_tuning/jobs/{job_id}';
-};
-
-export type GetFineTuningJobErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: ErrorAnswer;
-};
-
-export type GetFineTuningJobError = GetFineTuningJobErrors[keyof GetFineTuningJobErrors];
-
-export type GetFineTuningJobResponses = {
-    /**
-     * Done
-     */
-    200: FineTuningJob;
-};
-
-export type GetFineTuningJobResponse = GetFineTuningJobResponses[keyof GetFineTuningJobResponses];
-
-export type ListFineTuningEventsData = {
-    body?: never;
-    path: {
-        job_id: string;
-    };
-    query?: {
-        after?: string | null;
-        limit?: number;
-    };
-    url: '/v1/fine_tuning/jobs/{job_id}/events';
-};
-
-export type ListFineTuningEventsErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: ErrorAnswer;
-};
-
-export type ListFineTuningEventsError = ListFineTuningEventsErrors[keyof ListFineTuningEventsErrors];
-
-export type ListFineTuningEventsResponses = {
-    /**
-     * Done
-     */
-    200: FineTuningEventList;
-};
-
-export type ListFineTuningEventsResponse = ListFineTuningEventsResponses[keyof ListFineTuningEventsResponses];
-
-export type ListFineTuningCheckpointsData = {
-    body?: never;
-    path: {
-        job_id: string;
-    };
-    query?: {
-        after?: string | null;
-        limit?: number;
-    };
-    url: '/v1/fine_tuning/jobs/{job_id}/checkpoints';
-};
-
-export type ListFineTuningCheckpointsErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: ErrorAnswer;
-};
-
-export type ListFineTuningCheckpointsError = ListFineTuningCheckpointsErrors[keyof ListFineTuningCheckpointsErrors];
-
-export type ListFineTuningCheckpointsResponses = {
-    /**
-     * Done
-     */
-    200: FineTuningCheckpointList;
-};
-
-export type ListFineTuningCheckpointsResponse = ListFineTuningCheckpointsResponses[keyof ListFineTuningCheckpointsResponses];
-
-export type PauseFineTuningJobData = {
-    body?: never;
-    headers?: {
-        /**
-         * a request that is sent again with it has its effect once
-         */
-        'Idempotency-Key'?: string;
-    };
-    path: {
-        job_id: string;
-    };
-    query?: never;
-    url: '/v1/fine_tuning/jobs/{job_id}/pause';
-};
-
-export type PauseFineTuningJobErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: ErrorAnswer;
-};
-
-export type PauseFineTuningJobError = PauseFineTuningJobErrors[keyof PauseFineTuningJobErrors];
-
-export type PauseFineTuningJobResponses = {
-    /**
-     * Done
-     */
-    200: FineTuningJob;
-};
-
-export type PauseFineTuningJobResponse = PauseFineTuningJobResponses[keyof PauseFineTuningJobResponses];
-
-export type ResumeFineTuningJobData = {
-    body?: never;
-    headers?: {
-        /**
-         * a request that is sent again with it has its effect once
-         */
-        'Idempotency-Key'?: string;
-    };
-    path: {
-        job_id: string;
-    };
-    query?: never;
-    url: '/v1/fine_tuning/jobs/{job_id}/resume';
-};
-
-export type ResumeFineTuningJobErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: ErrorAnswer;
-};
-
-export type ResumeFineTuningJobError = ResumeFineTuningJobErrors[keyof ResumeFineTuningJobErrors];
-
-export type ResumeFineTuningJobResponses = {
-    /**
-     * Done
-     */
-    200: FineTuningJob;
-};
-
-export type ResumeFineTuningJobResponse = ResumeFineTuningJobResponses[keyof ResumeFineTuningJobResponses];
-
-export type CancelFineTuningJobData = {
-    body?: never;
-    headers?: {
-        /**
-         * a request that is sent again with it has its effect once
-         */
-        'Idempotency-Key'?: string;
-    };
-    path: {
-        job_id: string;
-    };
-    query?: never;
-    url: '/v1/fine_tuning/jobs/{job_id}/cancel';
-};
-
-export type CancelFineTuningJobErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: ErrorAnswer;
-};
-
-export type CancelFineTuningJobError = CancelFineTuningJobErrors[keyof CancelFineTuningJobErrors];
-
-export type CancelFineTuningJobResponses = {
-    /**
-     * Done
-     */
-    200: FineTuningJob;
-};
-
-export type CancelFineTuningJobResponse = CancelFineTuningJobResponses[keyof CancelFineTuningJobResponses];
-
-export type CreateTrainingJobData = {
-    body: TrainingOrderBody;
-    headers?: {
-        /**
-         * a request that is sent again with it has its effect once
-         */
-        'Idempotency-Key'?: string;
-    };
-    path?: never;
-    query?: never;
-    url: '/finetune/jobs';
-};
-
-export type CreateTrainingJobErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type CreateTrainingJobError = CreateTrainingJobErrors[keyof CreateTrainingJobErrors];
-
-export type CreateTrainingJobResponses = {
-    /**
-     * Done
-     */
-    201: TrainingJob;
-};
-
-export type CreateTrainingJobResponse = CreateTrainingJobResponses[keyof CreateTrainingJobResponses];
-
-export type OptimizePromptData = {
-    body: OptimizeBody;
-    headers?: {
-        /**
-         * a request that is sent again with it has its effect once
-         */
-        'Idempotency-Key'?: string;
-    };
-    path?: never;
-    query?: never;
-    url: '/prompts/optimize';
-};
-
-export type OptimizePromptErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type OptimizePromptError = OptimizePromptErrors[keyof OptimizePromptErrors];
-
-export type OptimizePromptResponses = {
-    /**
-     * Done
-     */
-    201: TrainingJob;
-};
-
-export type OptimizePromptResponse = OptimizePromptResponses[keyof OptimizePromptResponses];
-
-export type GetTrainingJobData = {
-    body?: never;
-    path: {
-        job_id: string;
-    };
-    query?: never;
-    url: '/finetune/jobs/{job_id}/status';
-};
-
-export type GetTrainingJobErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type GetTrainingJobError = GetTrainingJobErrors[keyof GetTrainingJobErrors];
-
-export type GetTrainingJobResponses = {
-    /**
-     * Done
-     */
-    200: TrainingJob;
-};
-
-export type GetTrainingJobResponse = GetTrainingJobResponses[keyof GetTrainingJobResponses];
-
-export type CreateTuningJobData = {
-    body: PeftBody;
-    headers?: {
-        /**
-         * a request that is sent again with it has its effect once
-         */
-        'Idempotency-Key'?: string;
-    };
-    path?: never;
-    query?: never;
-    url: '/finetune/peft';
-};
-
-export type CreateTuningJobErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type CreateTuningJobError = CreateTuningJobErrors[keyof CreateTuningJobErrors];
-
-export type CreateTuningJobResponses = {
-    /**
-     * Done
-     */
-    201: TrainingJob;
-};
-
-export type CreateTuningJobResponse = CreateTuningJobResponses[keyof CreateTuningJobResponses];
-
 export type RegisterAgentData = {
     body: AgentConfig;
     headers?: {
@@ -4371,63 +3734,6 @@ export type RegisterAgentResponses = {
 
 export type RegisterAgentResponse = RegisterAgentResponses[keyof RegisterAgentResponses];
 
-export type GetTrainingMetricsData = {
-    body?: never;
-    path: {
-        job_id: string;
-    };
-    query?: never;
-    url: '/rl/training/{job_id}/metrics';
-};
-
-export type GetTrainingMetricsErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type GetTrainingMetricsError = GetTrainingMetricsErrors[keyof GetTrainingMetricsErrors];
-
-export type GetTrainingMetricsResponses = {
-    /**
-     * Done
-     */
-    200: TrainingMetrics;
-};
-
-export type GetTrainingMetricsResponse = GetTrainingMetricsResponses[keyof GetTrainingMetricsResponses];
-
-export type ListCostsData = {
-    body?: never;
-    path?: never;
-    query?: {
-        /**
-         * comma separated: policy, tenant, job, month, session
-         */
-        by?: string;
-    };
-    url: '/costs';
-};
-
-export type ListCostsErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type ListCostsError = ListCostsErrors[keyof ListCostsErrors];
-
-export type ListCostsResponses = {
-    /**
-     * Done
-     */
-    200: CostList;
-};
-
-export type ListCostsResponse = ListCostsResponses[keyof ListCostsResponses];
-
 export type SubmitTaskData = {
     body: TaskBody;
     path?: never;
@@ -4452,37 +3758,6 @@ export type SubmitTaskResponses = {
 };
 
 export type SubmitTaskResponse = SubmitTaskResponses[keyof SubmitTaskResponses];
-
-export type StartSelfplayData = {
-    body: SelfPlayBody;
-    headers?: {
-        /**
-         * a request that is sent again with it has its effect once
-         */
-        'Idempotency-Key'?: string;
-    };
-    path?: never;
-    query?: never;
-    url: '/run';
-};
-
-export type StartSelfplayErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type StartSelfplayError = StartSelfplayErrors[keyof StartSelfplayErrors];
-
-export type StartSelfplayResponses = {
-    /**
-     * Done
-     */
-    201: SelfPlayRunAnswer;
-};
-
-export type StartSelfplayResponse = StartSelfplayResponses[keyof StartSelfplayResponses];
 
 export type GiveRewardData = {
     body: RewardBody;
@@ -4813,245 +4088,404 @@ export type RollbackAdapterResponses = {
 
 export type RollbackAdapterResponse = RollbackAdapterResponses[keyof RollbackAdapterResponses];
 
-export type ListReviewQueueData = {
+export type ListFilesData = {
     body?: never;
     path?: never;
     query?: {
-        /**
-         * only runs of this policy
-         */
-        policy?: string | null;
-        /**
-         * runs at most
-         */
+        after?: string | null;
         limit?: number;
+        order?: 'asc' | 'desc';
+        purpose?: string | null;
     };
-    url: '/curation/queue';
+    url: '/v1/files';
 };
 
-export type ListReviewQueueErrors = {
+export type ListFilesErrors = {
     /**
      * There is no answer after serve.answer_s
      */
-    default: RestErrorAnswer;
+    default: ErrorAnswer;
 };
 
-export type ListReviewQueueError = ListReviewQueueErrors[keyof ListReviewQueueErrors];
+export type ListFilesError = ListFilesErrors[keyof ListFilesErrors];
 
-export type ListReviewQueueResponses = {
+export type ListFilesResponses = {
     /**
      * Done
      */
-    200: ReviewQueue;
+    200: FileList;
 };
 
-export type ListReviewQueueResponse = ListReviewQueueResponses[keyof ListReviewQueueResponses];
+export type ListFilesResponse = ListFilesResponses[keyof ListFilesResponses];
 
-export type JudgeRunData = {
-    body: VerdictBody;
+export type UploadFileData = {
+    body: {
+        file: Blob | File;
+        purpose: 'fine-tune';
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/files';
+};
+
+export type UploadFileErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type UploadFileError = UploadFileErrors[keyof UploadFileErrors];
+
+export type UploadFileResponses = {
+    /**
+     * Done
+     */
+    200: StoredFile;
+};
+
+export type UploadFileResponse = UploadFileResponses[keyof UploadFileResponses];
+
+export type DeleteFileData = {
+    body?: never;
     path: {
-        run_id: string;
+        file_id: string;
     };
     query?: never;
-    url: '/runs/{run_id}/verdict';
+    url: '/v1/files/{file_id}';
 };
 
-export type JudgeRunErrors = {
+export type DeleteFileErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type DeleteFileError = DeleteFileErrors[keyof DeleteFileErrors];
+
+export type DeleteFileResponses = {
+    /**
+     * Done
+     */
+    200: DeletedFile;
+};
+
+export type DeleteFileResponse = DeleteFileResponses[keyof DeleteFileResponses];
+
+export type GetFileData = {
+    body?: never;
+    path: {
+        file_id: string;
+    };
+    query?: never;
+    url: '/v1/files/{file_id}';
+};
+
+export type GetFileErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type GetFileError = GetFileErrors[keyof GetFileErrors];
+
+export type GetFileResponses = {
+    /**
+     * Done
+     */
+    200: StoredFile;
+};
+
+export type GetFileResponse = GetFileResponses[keyof GetFileResponses];
+
+export type GetFileContentData = {
+    body?: never;
+    path: {
+        file_id: string;
+    };
+    query?: never;
+    url: '/v1/files/{file_id}/content';
+};
+
+export type GetFileContentErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type GetFileContentError = GetFileContentErrors[keyof GetFileContentErrors];
+
+export type GetFileContentResponses = {
+    /**
+     * Done
+     */
+    200: Blob | File;
+};
+
+export type GetFileContentResponse = GetFileContentResponses[keyof GetFileContentResponses];
+
+export type GetPermissionsData = {
+    body?: never;
+    path?: never;
+    query?: never;
+    url: '/auth/permissions';
+};
+
+export type GetPermissionsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type GetPermissionsError = GetPermissionsErrors[keyof GetPermissionsErrors];
+
+export type GetPermissionsResponses = {
+    /**
+     * Done
+     */
+    200: PermissionsAnswer;
+};
+
+export type GetPermissionsResponse = GetPermissionsResponses[keyof GetPermissionsResponses];
+
+export type CreateTrainingJobData = {
+    body: TrainingOrderBody;
+    headers?: {
+        /**
+         * a request that is sent again with it has its effect once
+         */
+        'Idempotency-Key'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/finetune/jobs';
+};
+
+export type CreateTrainingJobErrors = {
     /**
      * There is no answer after serve.answer_s
      */
     default: RestErrorAnswer;
 };
 
-export type JudgeRunError = JudgeRunErrors[keyof JudgeRunErrors];
+export type CreateTrainingJobError = CreateTrainingJobErrors[keyof CreateTrainingJobErrors];
 
-export type JudgeRunResponses = {
+export type CreateTrainingJobResponses = {
     /**
      * Done
      */
-    200: RecordedVerdict;
+    201: TrainingJob;
 };
 
-export type JudgeRunResponse = JudgeRunResponses[keyof JudgeRunResponses];
+export type CreateTrainingJobResponse = CreateTrainingJobResponses[keyof CreateTrainingJobResponses];
 
-export type ListDatasetsData = {
+export type GetTrainingJobData = {
+    body?: never;
+    path: {
+        job_id: string;
+    };
+    query?: never;
+    url: '/finetune/jobs/{job_id}/status';
+};
+
+export type GetTrainingJobErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type GetTrainingJobError = GetTrainingJobErrors[keyof GetTrainingJobErrors];
+
+export type GetTrainingJobResponses = {
+    /**
+     * Done
+     */
+    200: TrainingJob;
+};
+
+export type GetTrainingJobResponse = GetTrainingJobResponses[keyof GetTrainingJobResponses];
+
+export type GetTrainingMetricsData = {
+    body?: never;
+    path: {
+        job_id: string;
+    };
+    query?: never;
+    url: '/rl/training/{job_id}/metrics';
+};
+
+export type GetTrainingMetricsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type GetTrainingMetricsError = GetTrainingMetricsErrors[keyof GetTrainingMetricsErrors];
+
+export type GetTrainingMetricsResponses = {
+    /**
+     * Done
+     */
+    200: TrainingMetrics;
+};
+
+export type GetTrainingMetricsResponse = GetTrainingMetricsResponses[keyof GetTrainingMetricsResponses];
+
+export type ListCostsData = {
     body?: never;
     path?: never;
     query?: {
         /**
-         * default: all of them
+         * comma separated: policy, tenant, job, month, session
          */
-        dataset?: string | null;
+        by?: string;
     };
-    url: '/datasets';
+    url: '/costs';
 };
 
-export type ListDatasetsErrors = {
+export type ListCostsErrors = {
     /**
      * There is no answer after serve.answer_s
      */
     default: RestErrorAnswer;
 };
 
-export type ListDatasetsError = ListDatasetsErrors[keyof ListDatasetsErrors];
+export type ListCostsError = ListCostsErrors[keyof ListCostsErrors];
 
-export type ListDatasetsResponses = {
+export type ListCostsResponses = {
     /**
      * Done
      */
-    200: DatasetListAnswer;
+    200: CostList;
 };
 
-export type ListDatasetsResponse = ListDatasetsResponses[keyof ListDatasetsResponses];
+export type ListCostsResponse = ListCostsResponses[keyof ListCostsResponses];
 
-export type ListTemplatesData = {
+export type CallJsonrpcData = {
+    body: RpcCall | Array<RpcCall>;
+    path?: never;
+    query?: never;
+    url: '/api/v1/jsonrpc';
+};
+
+export type CallJsonrpcErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RpcErrorAnswer;
+};
+
+export type CallJsonrpcError = CallJsonrpcErrors[keyof CallJsonrpcErrors];
+
+export type CallJsonrpcResponses = {
+    /**
+     * Done
+     */
+    200: RpcResult | RpcRefusal | Array<RpcResult | RpcRefusal>;
+    /**
+     * Done, and none of them is answered
+     */
+    204: void;
+};
+
+export type CallJsonrpcResponse = CallJsonrpcResponses[keyof CallJsonrpcResponses];
+
+export type LogInData = {
+    body: LoginBody;
+    path?: never;
+    query?: never;
+    url: '/auth/login';
+};
+
+export type LogInErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type LogInError = LogInErrors[keyof LogInErrors];
+
+export type LogInResponses = {
+    /**
+     * Done
+     */
+    200: TokensAnswer;
+};
+
+export type LogInResponse = LogInResponses[keyof LogInResponses];
+
+export type RefreshTokensData = {
+    body: RefreshBody;
+    path?: never;
+    query?: never;
+    url: '/auth/tokens/refresh';
+};
+
+export type RefreshTokensErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type RefreshTokensError = RefreshTokensErrors[keyof RefreshTokensErrors];
+
+export type RefreshTokensResponses = {
+    /**
+     * Done
+     */
+    200: TokensAnswer;
+};
+
+export type RefreshTokensResponse = RefreshTokensResponses[keyof RefreshTokensResponses];
+
+export type LogOutData = {
+    body: RefreshBody;
+    path?: never;
+    query?: never;
+    url: '/auth/logout';
+};
+
+export type LogOutErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type LogOutError = LogOutErrors[keyof LogOutErrors];
+
+export type LogOutResponses = {
+    /**
+     * Done
+     */
+    204: void;
+};
+
+export type LogOutResponse = LogOutResponses[keyof LogOutResponses];
+
+export type ListPublicKeysData = {
     body?: never;
     path?: never;
-    query?: {
-        /**
-         * only versions of this prompt
-         */
-        name?: string | null;
-    };
-    url: '/prompts/templates';
-};
-
-export type ListTemplatesErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type ListTemplatesError = ListTemplatesErrors[keyof ListTemplatesErrors];
-
-export type ListTemplatesResponses = {
-    /**
-     * Done
-     */
-    200: TemplateList;
-};
-
-export type ListTemplatesResponse = ListTemplatesResponses[keyof ListTemplatesResponses];
-
-export type CreateTemplateData = {
-    body: TemplateBody;
-    path?: never;
     query?: never;
-    url: '/prompts/templates';
+    url: '/.well-known/jwks.json';
 };
 
-export type CreateTemplateErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type CreateTemplateError = CreateTemplateErrors[keyof CreateTemplateErrors];
-
-export type CreateTemplateResponses = {
+export type ListPublicKeysResponses = {
     /**
      * Done
      */
-    201: TemplateAnswer;
+    200: JwksAnswer;
 };
 
-export type CreateTemplateResponse = CreateTemplateResponses[keyof CreateTemplateResponses];
-
-export type ActivateTemplateData = {
-    body: ActivateBody;
-    path: {
-        name: string;
-    };
-    query?: never;
-    url: '/prompts/templates/{name}/activate';
-};
-
-export type ActivateTemplateErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type ActivateTemplateError = ActivateTemplateErrors[keyof ActivateTemplateErrors];
-
-export type ActivateTemplateResponses = {
-    /**
-     * Done
-     */
-    200: AliasAnswer;
-};
-
-export type ActivateTemplateResponse = ActivateTemplateResponses[keyof ActivateTemplateResponses];
-
-export type WithdrawTemplateData = {
-    body: WithdrawBody;
-    path: {
-        name: string;
-    };
-    query?: never;
-    url: '/prompts/templates/{name}/withdraw';
-};
-
-export type WithdrawTemplateErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type WithdrawTemplateError = WithdrawTemplateErrors[keyof WithdrawTemplateErrors];
-
-export type WithdrawTemplateResponses = {
-    /**
-     * Done
-     */
-    200: TemplateAnswer;
-};
-
-export type WithdrawTemplateResponse = WithdrawTemplateResponses[keyof WithdrawTemplateResponses];
-
-export type EvaluatePromptData = {
-    body?: never;
-    path?: never;
-    query?: {
-        name?: string;
-        version?: number | null;
-        /**
-         * compare with this version on equal questions
-         */
-        against?: number | null;
-        /**
-         * only answers of this policy
-         */
-        policy?: string | null;
-        /**
-         * only tasks of this scenario
-         */
-        scenario?: string | null;
-    };
-    url: '/prompts/evaluate';
-};
-
-export type EvaluatePromptErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type EvaluatePromptError = EvaluatePromptErrors[keyof EvaluatePromptErrors];
-
-export type EvaluatePromptResponses = {
-    /**
-     * Done
-     */
-    200: PromptEvaluation;
-};
-
-export type EvaluatePromptResponse = EvaluatePromptResponses[keyof EvaluatePromptResponses];
+export type ListPublicKeysResponse = ListPublicKeysResponses[keyof ListPublicKeysResponses];
 
 export type ListToolsData = {
     body?: never;
@@ -5257,118 +4691,680 @@ export type TryEnvironmentResponses = {
 
 export type TryEnvironmentResponse = TryEnvironmentResponses[keyof TryEnvironmentResponses];
 
-export type GetPermissionsData = {
+export type ListTemplatesData = {
     body?: never;
     path?: never;
-    query?: never;
-    url: '/auth/permissions';
+    query?: {
+        /**
+         * only versions of this prompt
+         */
+        name?: string | null;
+    };
+    url: '/prompts/templates';
 };
 
-export type GetPermissionsErrors = {
+export type ListTemplatesErrors = {
     /**
      * There is no answer after serve.answer_s
      */
-    default: ErrorAnswer;
+    default: RestErrorAnswer;
 };
 
-export type GetPermissionsError = GetPermissionsErrors[keyof GetPermissionsErrors];
+export type ListTemplatesError = ListTemplatesErrors[keyof ListTemplatesErrors];
 
-export type GetPermissionsResponses = {
+export type ListTemplatesResponses = {
     /**
      * Done
      */
-    200: PermissionsAnswer;
+    200: TemplateList;
 };
 
-export type GetPermissionsResponse = GetPermissionsResponses[keyof GetPermissionsResponses];
+export type ListTemplatesResponse = ListTemplatesResponses[keyof ListTemplatesResponses];
 
-export type LogInData = {
-    body: LoginBody;
+export type CreateTemplateData = {
+    body: TemplateBody;
     path?: never;
     query?: never;
-    url: '/auth/login';
+    url: '/prompts/templates';
 };
 
-export type LogInErrors = {
+export type CreateTemplateErrors = {
     /**
      * There is no answer after serve.answer_s
      */
-    default: ErrorAnswer;
+    default: RestErrorAnswer;
 };
 
-export type LogInError = LogInErrors[keyof LogInErrors];
+export type CreateTemplateError = CreateTemplateErrors[keyof CreateTemplateErrors];
 
-export type LogInResponses = {
+export type CreateTemplateResponses = {
     /**
      * Done
      */
-    200: TokensAnswer;
+    201: TemplateAnswer;
 };
 
-export type LogInResponse = LogInResponses[keyof LogInResponses];
+export type CreateTemplateResponse = CreateTemplateResponses[keyof CreateTemplateResponses];
 
-export type RefreshTokensData = {
-    body: RefreshBody;
-    path?: never;
+export type ActivateTemplateData = {
+    body: ActivateBody;
+    path: {
+        name: string;
+    };
     query?: never;
-    url: '/auth/tokens/refresh';
+    url: '/prompts/templates/{name}/activate';
 };
 
-export type RefreshTokensErrors = {
+export type ActivateTemplateErrors = {
     /**
      * There is no answer after serve.answer_s
      */
-    default: ErrorAnswer;
+    default: RestErrorAnswer;
 };
 
-export type RefreshTokensError = RefreshTokensErrors[keyof RefreshTokensErrors];
+export type ActivateTemplateError = ActivateTemplateErrors[keyof ActivateTemplateErrors];
 
-export type RefreshTokensResponses = {
+export type ActivateTemplateResponses = {
     /**
      * Done
      */
-    200: TokensAnswer;
+    200: AliasAnswer;
 };
 
-export type RefreshTokensResponse = RefreshTokensResponses[keyof RefreshTokensResponses];
+export type ActivateTemplateResponse = ActivateTemplateResponses[keyof ActivateTemplateResponses];
 
-export type LogOutData = {
-    body: RefreshBody;
-    path?: never;
+export type WithdrawTemplateData = {
+    body: WithdrawBody;
+    path: {
+        name: string;
+    };
     query?: never;
-    url: '/auth/logout';
+    url: '/prompts/templates/{name}/withdraw';
 };
 
-export type LogOutErrors = {
+export type WithdrawTemplateErrors = {
     /**
      * There is no answer after serve.answer_s
      */
-    default: ErrorAnswer;
+    default: RestErrorAnswer;
 };
 
-export type LogOutError = LogOutErrors[keyof LogOutErrors];
+export type WithdrawTemplateError = WithdrawTemplateErrors[keyof WithdrawTemplateErrors];
 
-export type LogOutResponses = {
+export type WithdrawTemplateResponses = {
     /**
      * Done
      */
-    204: void;
+    200: TemplateAnswer;
 };
 
-export type LogOutResponse = LogOutResponses[keyof LogOutResponses];
+export type WithdrawTemplateResponse = WithdrawTemplateResponses[keyof WithdrawTemplateResponses];
 
-export type ListPublicKeysData = {
+export type EvaluatePromptData = {
     body?: never;
     path?: never;
-    query?: never;
-    url: '/.well-known/jwks.json';
+    query?: {
+        name?: string;
+        version?: number | null;
+        /**
+         * compare with this version on equal questions
+         */
+        against?: number | null;
+        /**
+         * only answers of this policy
+         */
+        policy?: string | null;
+        /**
+         * only tasks of this scenario
+         */
+        scenario?: string | null;
+    };
+    url: '/prompts/evaluate';
 };
 
-export type ListPublicKeysResponses = {
+export type EvaluatePromptErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type EvaluatePromptError = EvaluatePromptErrors[keyof EvaluatePromptErrors];
+
+export type EvaluatePromptResponses = {
     /**
      * Done
      */
-    200: JwksAnswer;
+    200: PromptEvaluation;
 };
 
-export type ListPublicKeysResponse = ListPublicKeysResponses[keyof ListPublicKeysResponses];
+export type EvaluatePromptResponse = EvaluatePromptResponses[keyof EvaluatePromptResponses];
+
+export type OptimizePromptData = {
+    body: OptimizeBody;
+    headers?: {
+        /**
+         * a request that is sent again with it has its effect once
+         */
+        'Idempotency-Key'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/prompts/optimize';
+};
+
+export type OptimizePromptErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type OptimizePromptError = OptimizePromptErrors[keyof OptimizePromptErrors];
+
+export type OptimizePromptResponses = {
+    /**
+     * Done
+     */
+    201: TrainingJob;
+};
+
+export type OptimizePromptResponse = OptimizePromptResponses[keyof OptimizePromptResponses];
+
+export type ListFineTuningJobsData = {
+    body?: never;
+    path?: never;
+    query?: {
+        after?: string | null;
+        limit?: number;
+    };
+    url: '/v1/fine_tuning/jobs';
+};
+
+export type ListFineTuningJobsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type ListFineTuningJobsError = ListFineTuningJobsErrors[keyof ListFineTuningJobsErrors];
+
+export type ListFineTuningJobsResponses = {
+    /**
+     * Done
+     */
+    200: FineTuningJobList;
+};
+
+export type ListFineTuningJobsResponse = ListFineTuningJobsResponses[keyof ListFineTuningJobsResponses];
+
+export type CreateFineTuningJobData = {
+    body: CreateFineTuningBody;
+    headers?: {
+        /**
+         * a request that is sent again with it has its effect once
+         */
+        'Idempotency-Key'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/fine_tuning/jobs';
+};
+
+export type CreateFineTuningJobErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type CreateFineTuningJobError = CreateFineTuningJobErrors[keyof CreateFineTuningJobErrors];
+
+export type CreateFineTuningJobResponses = {
+    /**
+     * Done
+     */
+    200: FineTuningJob;
+};
+
+export type CreateFineTuningJobResponse = CreateFineTuningJobResponses[keyof CreateFineTuningJobResponses];
+
+export type GetFineTuningJobData = {
+    body?: never;
+    path: {
+        job_id: string;
+    };
+    query?: never;
+    url: '/v1/fine_tuning/jobs/{job_id}';
+};
+
+export type GetFineTuningJobErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type GetFineTuningJobError = GetFineTuningJobErrors[keyof GetFineTuningJobErrors];
+
+export type GetFineTuningJobResponses = {
+    /**
+     * Done
+     */
+    200: FineTuningJob;
+};
+
+export type GetFineTuningJobResponse = GetFineTuningJobResponses[keyof GetFineTuningJobResponses];
+
+export type ListFineTuningEventsData = {
+    body?: never;
+    path: {
+        job_id: string;
+    };
+    query?: {
+        after?: string | null;
+        limit?: number;
+    };
+    url: '/v1/fine_tuning/jobs/{job_id}/events';
+};
+
+export type ListFineTuningEventsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type ListFineTuningEventsError = ListFineTuningEventsErrors[keyof ListFineTuningEventsErrors];
+
+export type ListFineTuningEventsResponses = {
+    /**
+     * Done
+     */
+    200: FineTuningEventList;
+};
+
+export type ListFineTuningEventsResponse = ListFineTuningEventsResponses[keyof ListFineTuningEventsResponses];
+
+export type ListFineTuningCheckpointsData = {
+    body?: never;
+    path: {
+        job_id: string;
+    };
+    query?: {
+        after?: string | null;
+        limit?: number;
+    };
+    url: '/v1/fine_tuning/jobs/{job_id}/checkpoints';
+};
+
+export type ListFineTuningCheckpointsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type ListFineTuningCheckpointsError = ListFineTuningCheckpointsErrors[keyof ListFineTuningCheckpointsErrors];
+
+export type ListFineTuningCheckpointsResponses = {
+    /**
+     * Done
+     */
+    200: FineTuningCheckpointList;
+};
+
+export type ListFineTuningCheckpointsResponse = ListFineTuningCheckpointsResponses[keyof ListFineTuningCheckpointsResponses];
+
+export type PauseFineTuningJobData = {
+    body?: never;
+    headers?: {
+        /**
+         * a request that is sent again with it has its effect once
+         */
+        'Idempotency-Key'?: string;
+    };
+    path: {
+        job_id: string;
+    };
+    query?: never;
+    url: '/v1/fine_tuning/jobs/{job_id}/pause';
+};
+
+export type PauseFineTuningJobErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type PauseFineTuningJobError = PauseFineTuningJobErrors[keyof PauseFineTuningJobErrors];
+
+export type PauseFineTuningJobResponses = {
+    /**
+     * Done
+     */
+    200: FineTuningJob;
+};
+
+export type PauseFineTuningJobResponse = PauseFineTuningJobResponses[keyof PauseFineTuningJobResponses];
+
+export type ResumeFineTuningJobData = {
+    body?: never;
+    headers?: {
+        /**
+         * a request that is sent again with it has its effect once
+         */
+        'Idempotency-Key'?: string;
+    };
+    path: {
+        job_id: string;
+    };
+    query?: never;
+    url: '/v1/fine_tuning/jobs/{job_id}/resume';
+};
+
+export type ResumeFineTuningJobErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type ResumeFineTuningJobError = ResumeFineTuningJobErrors[keyof ResumeFineTuningJobErrors];
+
+export type ResumeFineTuningJobResponses = {
+    /**
+     * Done
+     */
+    200: FineTuningJob;
+};
+
+export type ResumeFineTuningJobResponse = ResumeFineTuningJobResponses[keyof ResumeFineTuningJobResponses];
+
+export type CancelFineTuningJobData = {
+    body?: never;
+    headers?: {
+        /**
+         * a request that is sent again with it has its effect once
+         */
+        'Idempotency-Key'?: string;
+    };
+    path: {
+        job_id: string;
+    };
+    query?: never;
+    url: '/v1/fine_tuning/jobs/{job_id}/cancel';
+};
+
+export type CancelFineTuningJobErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type CancelFineTuningJobError = CancelFineTuningJobErrors[keyof CancelFineTuningJobErrors];
+
+export type CancelFineTuningJobResponses = {
+    /**
+     * Done
+     */
+    200: FineTuningJob;
+};
+
+export type CancelFineTuningJobResponse = CancelFineTuningJobResponses[keyof CancelFineTuningJobResponses];
+
+export type CreateTuningJobData = {
+    body: PeftBody;
+    headers?: {
+        /**
+         * a request that is sent again with it has its effect once
+         */
+        'Idempotency-Key'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/finetune/peft';
+};
+
+export type CreateTuningJobErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type CreateTuningJobError = CreateTuningJobErrors[keyof CreateTuningJobErrors];
+
+export type CreateTuningJobResponses = {
+    /**
+     * Done
+     */
+    201: TrainingJob;
+};
+
+export type CreateTuningJobResponse = CreateTuningJobResponses[keyof CreateTuningJobResponses];
+
+export type StartSelfplayData = {
+    body: SelfPlayBody;
+    headers?: {
+        /**
+         * a request that is sent again with it has its effect once
+         */
+        'Idempotency-Key'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/run';
+};
+
+export type StartSelfplayErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type StartSelfplayError = StartSelfplayErrors[keyof StartSelfplayErrors];
+
+export type StartSelfplayResponses = {
+    /**
+     * Done
+     */
+    201: SelfPlayRunAnswer;
+};
+
+export type StartSelfplayResponse = StartSelfplayResponses[keyof StartSelfplayResponses];
+
+export type ListReviewQueueData = {
+    body?: never;
+    path?: never;
+    query?: {
+        /**
+         * only runs of this policy
+         */
+        policy?: string | null;
+        /**
+         * runs at most
+         */
+        limit?: number;
+    };
+    url: '/curation/queue';
+};
+
+export type ListReviewQueueErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type ListReviewQueueError = ListReviewQueueErrors[keyof ListReviewQueueErrors];
+
+export type ListReviewQueueResponses = {
+    /**
+     * Done
+     */
+    200: ReviewQueue;
+};
+
+export type ListReviewQueueResponse = ListReviewQueueResponses[keyof ListReviewQueueResponses];
+
+export type JudgeRunData = {
+    body: VerdictBody;
+    path: {
+        run_id: string;
+    };
+    query?: never;
+    url: '/runs/{run_id}/verdict';
+};
+
+export type JudgeRunErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type JudgeRunError = JudgeRunErrors[keyof JudgeRunErrors];
+
+export type JudgeRunResponses = {
+    /**
+     * Done
+     */
+    200: RecordedVerdict;
+};
+
+export type JudgeRunResponse = JudgeRunResponses[keyof JudgeRunResponses];
+
+export type ListDatasetsData = {
+    body?: never;
+    path?: never;
+    query?: {
+        /**
+         * default: all of them
+         */
+        dataset?: string | null;
+    };
+    url: '/datasets';
+};
+
+export type ListDatasetsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type ListDatasetsError = ListDatasetsErrors[keyof ListDatasetsErrors];
+
+export type ListDatasetsResponses = {
+    /**
+     * Done
+     */
+    200: DatasetListAnswer;
+};
+
+export type ListDatasetsResponse = ListDatasetsResponses[keyof ListDatasetsResponses];
+
+export type CheckRowsData = {
+    body: CheckBody;
+    path?: never;
+    query?: never;
+    url: '/data/check';
+};
+
+export type CheckRowsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type CheckRowsError = CheckRowsErrors[keyof CheckRowsErrors];
+
+export type CheckRowsResponses = {
+    /**
+     * Done
+     */
+    200: CheckedRowsAnswer;
+};
+
+export type CheckRowsResponse = CheckRowsResponses[keyof CheckRowsResponses];
+
+export type IngestRowsData = {
+    body: StepsBody;
+    path?: never;
+    query?: never;
+    url: '/data/ingest';
+};
+
+export type IngestRowsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type IngestRowsError = IngestRowsErrors[keyof IngestRowsErrors];
+
+export type IngestRowsResponses = {
+    /**
+     * Done
+     */
+    201: CleanedRowsAnswer;
+};
+
+export type IngestRowsResponse = IngestRowsResponses[keyof IngestRowsResponses];
+
+export type CleanRowsData = {
+    body: StepsBody;
+    path?: never;
+    query?: never;
+    url: '/data/clean';
+};
+
+export type CleanRowsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type CleanRowsError = CleanRowsErrors[keyof CleanRowsErrors];
+
+export type CleanRowsResponses = {
+    /**
+     * Done
+     */
+    201: CleanedRowsAnswer;
+};
+
+export type CleanRowsResponse = CleanRowsResponses[keyof CleanRowsResponses];
+
+export type GenerateRowsData = {
+    body: GeneratedRowsBody;
+    path?: never;
+    query?: never;
+    url: '/data/synthetic/generate';
+};
+
+export type GenerateRowsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type GenerateRowsError = GenerateRowsErrors[keyof GenerateRowsErrors];
+
+export type GenerateRowsResponses = {
+    /**
+     * Done
+     */
+    201: CleanedRowsAnswer;
+};
+
+export type GenerateRowsResponse = GenerateRowsResponses[keyof GenerateRowsResponses];
