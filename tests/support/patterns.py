@@ -21,10 +21,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.import_graph import PACKAGES
 from tests.support.thoroughness import FULL
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("schemas", "streams", "gateway", "trainer", "streamward")
+
 METHODS = ("search", "match", "fullmatch", "finditer", "findall", "sub", "subn", "split")
 ALL_MATCHES = frozenset({"finditer", "findall", "sub", "subn", "split"})
 LONGEST = (64 if FULL else 16) * 1024

@@ -28,7 +28,7 @@ def cores(folder: Path, before: str) -> list[Path]:
 
 def test_a_process_that_knows_secrets_leaves_no_core_file(tmp_path: Path) -> None:
     (tmp_path / "knows").mkdir()
-    assert cores(tmp_path / "knows", "from streams.access import core_files; core_files.leave_none()") == []
+    assert cores(tmp_path / "knows", "from streams.processes import core_files; core_files.leave_none()") == []
     if (
         not PATTERN.exists()
         or PATTERN.read_text().strip() != "core"
