@@ -13,6 +13,8 @@ PLUGIN = Plugin(
     },
     recounts="plugins.jobs.recount:RECOUNTS",
     views="plugins.jobs.jobs_view:VIEWS",
+    metrics="plugins.jobs.controller.gauges:METRICS",
+    alerts="plugins.jobs.controller.gauges:ALERTS",
     extends={"jobs": "plugins.jobs.orders.rl_training:TYPES"},
     controllers={"jobs": ("jobs", "run")},
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from typing import Literal
 
-from streams.observability import catalog
+from plugins.jobs.controller.gauges import JOB_STEP_AGE
 from streams.observability.catalog import Metric
 from streams.observability.metrics import OFF, Meter
 
@@ -84,10 +84,10 @@ class TuningMetrics:
         """Report that nothing more is done for a job here."""
         self._newest = None
         self._meter.add(ATTEMPTS, policy, outcome)
-        for metric in (DONE, catalog.JOB_STEP_AGE):
+        for metric in (DONE, JOB_STEP_AGE):
             self._meter.set(metric, None, policy)
 
     def _report(self) -> None:
         """Set the age. Called in the metrics server's thread."""
         if (newest := self._newest) is not None:
-            self._meter.set(catalog.JOB_STEP_AGE, time.monotonic() - newest[1], newest[0])
+            self._meter.set(JOB_STEP_AGE, time.monotonic() - newest[1], newest[0])

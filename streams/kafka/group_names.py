@@ -13,7 +13,6 @@ records may therefore not be members of one group, and both answers follow from 
 | `agents run` | `agents-AGENT@POLICY`, `agents-AGENT@@FLEET` | tasks of other agents and policies |
 | `train` | `trainer-POLICY`, `trainer-@FLEET` with fleet.policies | batches of other policies |
 | `serve`, the only one of a log | `serve` | nothing |
-| `jobs run` | `jobs` | jobs of another kind |
 | `improve curate` | `curate-PURPOSE-POLICY` | runs of other policies and purposes |
 | `improve datasets follow` | `datasets-NAME` | other data sets |
 """
@@ -27,7 +26,6 @@ from dataclasses import dataclass
 from streams.settings.model import Fleet
 
 STREAMS, SCORING, SERVER = "streams", "scoring", "serve"
-JOBS = "jobs"
 COMMITTING = (STREAMS, SCORING, "policy-", "agents-", "trainer-")
 """Groups that have commits; a prefix that ends in a dash is followed by what the members serve."""
 BEGINNINGS = (*(name for name in COMMITTING if name.endswith("-")), "curate-", "datasets-")

@@ -27,9 +27,9 @@ LOOP: tuple[str, ...] = ("streams", "policy", "scoring", "train")
 """The processes of the loop, by the name of their command."""
 READERS: tuple[str, ...] = (*LOOP, "agents")
 """Those that read as a consumer group: the loop, and `agents run`."""
-SERVED: tuple[str, ...] = (*READERS, "archive", "serve", "jobs")
-"""Those that serve metrics.port: these, `admin archive sync --follow`, the server of agents, and the controller of
-jobs. Processes of plugins do, too."""
+SERVED: tuple[str, ...] = (*READERS, "archive", "serve")
+"""Those that serve metrics.port: these, `admin archive sync --follow`, and the server of agents. Processes of plugins
+do, too."""
 
 
 class Metric(NamedTuple):
@@ -67,7 +67,7 @@ EVENTS_OUT = Metric(
     "counter",
     ("stage", "topic"),
     "Records written.",
-    (*READERS, "serve", "jobs"),
+    (*READERS, "serve"),
 )
 PROCESSING = Metric(
     "streamward_processing_seconds",
@@ -122,7 +122,7 @@ REBALANCES = Metric(
     "counter",
     ("stage",),
     "Assignments of partitions.",
-    ("streams", "policy", "scoring", "agents", "jobs"),
+    ("streams", "policy", "scoring", "agents"),
 )
 
 SPANS_DROPPED = Metric(
@@ -495,84 +495,6 @@ AGENT_TASK_AGE = Metric(
     ("agent",),
     "Age of the oldest of them, by its timestamp; 0 without any.",
     ("agents",),
-)
-
-# --- jobs run ---------------------------------------------------------------------------------------------------------
-
-JOBS = Metric(
-    "streamward_jobs",
-    "gauge",
-    ("policy", "status"),
-    "Jobs of the assigned partitions, by status.",
-    ("jobs",),
-    "a job",
-)
-JOB_AGE = Metric(
-    "streamward_job_event_age_seconds",
-    "gauge",
-    ("policy",),
-    "Time since the newest event of the running job, by that record's timestamp; 0 without one.",
-    ("jobs",),
-    "a job",
-)
-JOB_ITERATIONS = Metric(
-    "streamward_job_iterations",
-    "gauge",
-    ("policy",),
-    "Completed iterations of the running job; 0 without one.",
-    ("jobs",),
-    "a job",
-)
-JOB_DONE = Metric(
-    "streamward_job_done_ratio",
-    "gauge",
-    ("policy",),
-    "Completed share of its iterations.",
-    ("jobs",),
-    "a job",
-)
-JOB_SPENT = Metric(
-    "streamward_jobs_spent_usd",
-    "gauge",
-    ("policy",),
-    "Cost of all jobs of the assigned partitions; 0 without prices.",
-    ("jobs",),
-    "a job",
-)
-JOB_BUDGET = Metric(
-    "streamward_job_budget_spent_ratio",
-    "gauge",
-    ("policy",),
-    "Spent share of the running job's budget; 0 without a job or a budget.",
-    ("jobs",),
-    "a job",
-)
-TENANT_SPENT = Metric(
-    "streamward_tenant_month_spent_usd",
-    "gauge",
-    ("tenant",),
-    "Cost of a tenant's jobs in this month (UTC), by their events.",
-    ("jobs",),
-    "a job",
-)
-TENANT_MONTH = Metric(
-    "streamward_tenant_month_spent_ratio",
-    "gauge",
-    ("tenant",),
-    "Spent share of jobs.tenant_month_usd; 0 without a limit.",
-    ("jobs",),
-    "a job",
-)
-
-# --- processes of plugins -------------------------------------------------------------------------------------------
-
-JOB_STEP_AGE = Metric(
-    "streamward_job_step_age_seconds",
-    "gauge",
-    ("policy",),
-    "Time since the newest step of the job in progress, or its start; no series without one.",
-    (),
-    "a job that a plugin does",
 )
 
 # --- admin archive sync --follow --------------------------------------------------------------------------------------

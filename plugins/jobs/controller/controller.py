@@ -39,7 +39,6 @@ from streams.errors import EventError
 from streams.kafka import times
 from streams.kafka.admin import offsets, offsets_at
 from streams.kafka.client import POLL_S
-from streams.kafka.group_names import JOBS
 from streams.kafka.key_membership import KeyMembership
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader, read
@@ -104,7 +103,7 @@ class JobController:
         self._reader = PartitionReader(settings, starts, outage=outage)
         self._producer = Producer(settings, outage=outage, stage=STAGE)
         self._metrics, self._next_closing = JobMetrics(outage.meter), 0.0
-        self._members = KeyMembership(settings, JOBS, "jobs", outage, self._on_gain)
+        self._members = KeyMembership(settings, STAGE, "jobs", outage, self._on_gain)
 
     def __enter__(self) -> Self:
         return self

@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, get_args
 
+from plugins.jobs.controller import gauges
 from plugins.jobs.fold.monthly_spending import MonthBudget
 from plugins.jobs.fold.state import JobState, JobStatus
 from streams.kafka import times
-from streams.observability import catalog
 from streams.observability.catalog import Metric
 from streams.observability.metrics import Meter
 
 LOOK_EVERY_S = 1.0
-OF_RUNNING = (catalog.JOB_AGE, catalog.JOB_ITERATIONS, catalog.JOB_DONE, catalog.JOB_BUDGET)
+OF_RUNNING = (gauges.JOB_AGE, gauges.JOB_ITERATIONS, gauges.JOB_DONE, gauges.JOB_BUDGET)
 """The metrics of a policy's running job, of which there is at most one."""
 
 Figures = Mapping[tuple[Metric, tuple[str, ...]], float]
@@ -40,18 +40,18 @@ def figures(jobs: Iterable[WatchedJob], now_ms: int) -> Figures:
     for job, event_ms, cost_usd in jobs:
         policy = (job.policy,)
         for status in get_args(JobStatus):
-            values.setdefault((catalog.JOBS, (job.policy, status)), 0)
-        for metric in (*OF_RUNNING, catalog.JOB_SPENT):
+            values.setdefault((gauges.JOBS, (job.policy, status)), 0)
+        for metric in (*OF_RUNNING, gauges.JOB_SPENT):
             values.setdefault((metric, policy), 0.0)
-        values[catalog.JOBS, (job.policy, job.status)] += 1
-        values[catalog.JOB_SPENT, policy] += cost_usd or 0.0
+        values[gauges.JOBS, (job.policy, job.status)] += 1
+        values[gauges.JOB_SPENT, policy] += cost_usd or 0.0
         if job.status != "running":
             continue
         budget = job.spec.max_budget_usd
-        values[catalog.JOB_AGE, policy] = max(0.0, (now_ms - event_ms) / 1000)
-        values[catalog.JOB_ITERATIONS, policy] = job.iteration
-        values[catalog.JOB_DONE, policy] = job.iteration / job.spec.iterations
-        values[catalog.JOB_BUDGET, policy] = 0.0 if cost_usd is None or budget is None else cost_usd / budget
+        values[gauges.JOB_AGE, policy] = max(0.0, (now_ms - event_ms) / 1000)
+        values[gauges.JOB_ITERATIONS, policy] = job.iteration
+        values[gauges.JOB_DONE, policy] = job.iteration / job.spec.iterations
+        values[gauges.JOB_BUDGET, policy] = 0.0 if cost_usd is None or budget is None else cost_usd / budget
     return values
 
 
@@ -59,8 +59,8 @@ def month_figures(months: Iterable[MonthBudget]) -> Figures:
     """Return what each tenant has spent. Every controller reads all jobs, so it says that of all tenants."""
     values: dict[tuple[Metric, tuple[str, ...]], float] = {}
     for month in months:
-        values[catalog.TENANT_SPENT, (month.tenant,)] = month.spent_usd
-        values[catalog.TENANT_MONTH, (month.tenant,)] = month.spent_usd / month.limit_usd if month.limit_usd else 0.0
+        values[gauges.TENANT_SPENT, (month.tenant,)] = month.spent_usd
+        values[gauges.TENANT_MONTH, (month.tenant,)] = month.spent_usd / month.limit_usd if month.limit_usd else 0.0
     return values
 
 

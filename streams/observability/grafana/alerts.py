@@ -125,8 +125,6 @@ FAILED_RUNS = share(
 UNUSABLE_ACTIONS = share(
     _rate(catalog.SERVE_ACTIONS, window="30m", use="unusable"), _rate(catalog.SERVE_ACTIONS, window="30m")
 )
-JOB_SILENT = f"{largest(select(catalog.JOB_STEP_AGE), 'policy')} or {largest(select(catalog.JOB_AGE), 'policy')}"
-"""Time since a job's newest event; for one that a plugin does since its newest step, if its process answers."""
 LOST_CALLS = share(
     _rate(catalog.SERVE_TURNS, window="15m", fate="~not_delivered|failed"), _rate(catalog.SERVE_TURNS, window="15m")
 )
@@ -245,21 +243,6 @@ ALERTS = (
     Alert(
         "AdapterRefused", "warning", "0m", Limit(_refusals_in_an_hour(), ">", 0),
         "{{ $value | humanize }} versions were not served: {{ $labels.reason }}.",
-    ),
-    # --- jobs ---
-    Alert(
-        "JobStuck", "warning", "5m", Limit(or_zero(JOB_SILENT), ">", 7200),
-        "The job of `{{ $labels.policy }}` has made no progress for {{ $value | humanizeDuration }}.",
-    ),
-    Alert(
-        "BudgetNearlySpent", "warning", "0m",
-        Limit(or_zero(largest(select(catalog.JOB_BUDGET), "policy")), ">", 0.9),
-        "The running job of `{{ $labels.policy }}` has spent {{ $value | humanizePercentage }} of its budget.",
-    ),
-    Alert(
-        "MonthNearlySpent", "warning", "0m",
-        Limit(or_zero(largest(select(catalog.TENANT_MONTH), "tenant")), ">", 0.9),
-        "Tenant `{{ $labels.tenant }}` has spent {{ $value | humanizePercentage }} of its monthly limit.",
     ),
 )  # fmt: skip
 """In the order of docs/operations.md."""

@@ -217,16 +217,6 @@ RUNS = (
     _panel("Tasks without a run", "short", (total(select(catalog.AGENT_TASKS), "agent"), "{{agent}}")),
     _panel("Age of the oldest of them", "s", (largest(select(catalog.AGENT_TASK_AGE), "agent"), "{{agent}}")),
 )
-JOBS = (
-    _panel("Jobs", "short", (or_zero(total(select(catalog.JOBS), "policy", "status")), "{{policy}} {{status}}")),
-    _gauge("Iterations of the job that runs", "short", catalog.JOB_ITERATIONS, zero=True),
-    _gauge("How far it is", "percentunit", catalog.JOB_DONE, zero=True),
-    _panel("Since its newest event or step", "s", (or_zero(alerts.JOB_SILENT), "{{policy}}")),
-    _panel("Spent by all jobs", "currencyUSD", (or_zero(total(select(catalog.JOB_SPENT), "policy")), "{{policy}}")),
-    _gauge("Share of its budget", "percentunit", catalog.JOB_BUDGET, zero=True),
-    _gauge("Spent this month", "currencyUSD", catalog.TENANT_SPENT, label="tenant", zero=True),
-    _gauge("Share of the month's budget", "percentunit", catalog.TENANT_MONTH, label="tenant", zero=True),
-)
 FLEET = (
     _gauge("Waiting work, by policy", "short", catalog.FLEET_WAITING),
     _gauge("Age of the oldest waiting work", "s", catalog.FLEET_WAITING_SECONDS),
@@ -342,7 +332,6 @@ TRAINING = Dashboard(
                 TOKENS,
             ),
         ),
-        PanelRow("For which job?", JOBS),
     ),
 )
 POLICY = Dashboard(

@@ -29,9 +29,9 @@ not cause 503. A stream worker is healthy while its event loop runs: its own wat
 `serve` also `engine` (loaded, and its last request did not fail); for `agents run` also `server` (it answered the last
 request); and with `schemas.registry_url` for every process `schema_registry` (its ids are known;
 [schemas.md](schemas.md)). The 503 names missing conditions. `streamward audit --follow` has its own address
-(`--listen`) and no `/readyz`; `streamward admin archive sync --follow` and `streamward jobs run` are monitored like the
-loop, as are processes of plugins, such as `improve datasets follow` (a build may take an hour) and `tune --jobs`, which
-may take an hour until the first step of a job.
+(`--listen`) and no `/readyz`; `streamward admin archive sync --follow` is monitored like the loop, as are processes of
+plugins, such as `jobs run`, `improve datasets follow` (a build may take an hour) and `tune --jobs`, which may take an
+hour until the first step of a job.
 
 Dashboards, alerts and runbooks: [operations.md](operations.md).
 
@@ -55,12 +55,7 @@ def _sections() -> Iterator[str]:
         ("scoring",): "Scoring",
     }
     titles |= {("train",): "Trainer", ("audit",): "The audit", ("serve",): "The server of agents"}
-    titles |= {
-        ("agents",): "Runs of agents",
-        ("jobs",): "Jobs",
-        (): "Processes of plugins that do jobs",
-        ("archive",): "The archive",
-    }
+    titles |= {("agents",): "Runs of agents", ("archive",): "The archive"}
     rest = [metric for metric in of_core() if metric.processes not in titles]
     for processes, title in titles.items():
         yield f"\n## {title}\n\n{_table([metric for metric in of_core() if metric.processes == processes])}"
@@ -77,7 +72,7 @@ def _table(metrics: list[Metric], *, by_process: bool = False) -> str:
     rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
     for metric in metrics:
         labels = ", ".join(f"`{label}`" for label in metric.labels) or "–"
-        notes = [f"On {', '.join(metric.processes)}."] if by_process else []
+        notes = [f"On {', '.join(metric.processes)}."] if by_process and metric.processes else []
         notes += [f"No series before {metric.needs}."] if metric.needs else []
         about = " ".join([metric.about, *notes]).replace("|", "\\|")
         rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {about} |")

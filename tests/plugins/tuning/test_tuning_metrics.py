@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from plugins.jobs.controller.gauges import JOB_STEP_AGE
 from plugins.tuning import tuning_metrics
 from plugins.tuning.tuning_metrics import TuningMetrics
-from streams.observability.catalog import JOB_STEP_AGE
 from streams.observability.metrics import Meter
 from tests.support.scrape import parse
 
