@@ -108,6 +108,7 @@ class AgentProtocols:
         sends={**QUESTION, "max_tokens": 64},
         example=chat.EXAMPLE,
         tools={"ask": "Ask a version of a policy."},
+        toolsets=("policy",),
     )
     async def create_chat_completion(self, request: Request, raw: bytes) -> Reply[ChatCompletion] | StreamingResponse:
         """Answer a conversation."""

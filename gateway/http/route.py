@@ -183,6 +183,8 @@ class Route:
     """An example of the answer."""
     tools: Mapping[str, str | MethodTool] = field(default_factory=dict)
     """Its names as MCP tools, and their descriptions; empty: the route's description. Of JSON-RPC: its methods."""
+    toolsets: tuple[str, ...] = ("log",)
+    """The sets of MCP that have these tools."""
     name: str = ""
     description: str = ""
     arguments: tuple[str, ...] = ()

@@ -157,7 +157,14 @@ class PublishedAdapters:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    @REST.get("/adapters", may="adapters.read", ids=LISTED, at_once=AT_ONCE, tools={"list_versions": ""})
+    @REST.get(
+        "/adapters",
+        may="adapters.read",
+        ids=LISTED,
+        at_once=AT_ONCE,
+        tools={"list_versions": ""},
+        toolsets=("log", "control"),
+    )
     def list_adapters(self, request: Request, query: AdaptersQuery) -> AdapterList:
         """List policies, their versions, and who serves."""
         shared = self._settings.policy.name
@@ -170,6 +177,7 @@ class PublishedAdapters:
         sends={"version": 8, "expected": 7, "reason": "it answers more questions"},
         example=DECISION,
         tools={"promote": ""},
+        toolsets=("log", "control"),
     )
     def promote_adapter(self, request: Request, policy: str, body: DecisionBody) -> AdapterDecisionAnswer:
         """Make a version primary."""
@@ -182,6 +190,7 @@ class PublishedAdapters:
         sends={"version": 8, "reason": "it answers fewer questions"},
         example=DECISION.model_copy(update={"kind": "rejected"}),
         tools={"reject": ""},
+        toolsets=("log", "control"),
     )
     def reject_adapter(self, request: Request, policy: str, body: DecisionBody) -> AdapterDecisionAnswer:
         """Take a version out of service, or keep it out."""
@@ -211,6 +220,7 @@ class PublishedAdapters:
         sends={"expected": 8, "reason": "it answers fewer questions"},
         example=DECISION.model_copy(update={"kind": "rolled_back"}),
         tools={"roll_back": ""},
+        toolsets=("log", "control"),
     )
     def rollback_adapter(self, request: Request, policy: str, body: RollbackBody) -> AdapterDecisionAnswer:
         """Return to an older version."""

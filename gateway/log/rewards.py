@@ -163,6 +163,7 @@ class OutsideRewards:
             recorded_at="streamward.rewards[3]@1042",
         ),
         tools={"record_reward": ""},
+        toolsets=("log", "scoring"),
     )
     async def give_reward(self, request: Request, body: RewardBody) -> RewardAnswer:
         """Write a score of exactly one answer."""

@@ -75,6 +75,7 @@ class ScorerTrials:
         sends={"scorer": "exact", "texts": ["11", "12"], "answer": 11},
         example=TriedScores(object="list", scorer="exact", data=[RIGHT]),
         tools={"score": ""},
+        toolsets=("log", "scoring"),
     )
     async def try_scorer(self, request: Request, body: ScoreBody) -> TriedScores:
         """Say what a scorer gives texts, and write nothing."""

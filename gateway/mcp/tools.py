@@ -22,17 +22,11 @@ from gateway.rooms.routes import ROUTES
 from schemas.events import Tool
 from schemas.faults import excerpt_of
 from schemas.json_arguments import from_json_texts
-from streams.access.roles import ALLOWED, Action
+from streams.access.roles import Action, allowed_to
 from streams.errors import CallError
 from streams.plugins.toolsets import OWN_TOOLSETS
 
-TOOLSETS_OF: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("jobs", "adapters"), ("log", "control")),
-    **dict.fromkeys(("scores", "rewards"), ("log", "scoring")),
-    "chat": ("policy",),
-}
-"""The sets that have a tool, by what its action is about; of everything else the log alone."""
-UNCHANGING = ALLOWED["viewer"] | {"scores.try"}
+UNCHANGING = allowed_to("viewer") | {"scores.try"}
 LISTS = {"submit_tasks": "tasks"}
 NOT_FOR_TOOLS = frozenset({"stream", "stream_options"})
 """Fields of a body that a tool does not have: it answers once."""
@@ -53,7 +47,7 @@ class LogTool:
     @property
     def toolsets(self) -> tuple[str, ...]:
         """The sets that have it."""
-        return TOOLSETS_OF.get(self.may.partition(".")[0], ("log",))
+        return self.route.toolsets
 
     @property
     def changes(self) -> bool:

@@ -75,7 +75,7 @@ class OwnPermissions:
             roles=["viewer"],
             tenant=None,
             agent_id=None,
-            actions=["models.read", "jobs.read", "files.read", "agents.read"],
+            actions=["models.read", "files.read", "agents.read"],
         ),
     )
     async def get_permissions(self, request: Request) -> Reply[PermissionsAnswer]:

@@ -15,6 +15,11 @@ PLUGIN = Plugin(
     views="plugins.jobs.jobs_view:VIEWS",
     metrics="plugins.jobs.controller.gauges:METRICS",
     alerts="plugins.jobs.controller.gauges:ALERTS",
+    actions={
+        "jobs.read": ("viewer", "submitter", "trainer", "promoter"),
+        "jobs.order": ("submitter", "trainer"),
+        "jobs.command": ("trainer",),
+    },
     extends={"jobs": "plugins.jobs.orders.rl_training:TYPES"},
     controllers={"jobs": ("jobs", "run")},
 )

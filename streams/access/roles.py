@@ -2,7 +2,7 @@
 
     principal, action, tenant and agent of the object ──► decide ──► Decision: allowed or not, and why
 
-Each of the five roles is a set of the 22 actions and of those that plugins declare, with rules for tenants and agents,
+Each of the five roles is a set of the 19 actions and of those that plugins declare, with rules for tenants and agents,
 and keys that are bound to an agent have one more set: the whole table fits one screen. casbin took 195 µs a decision, a
 set 0.1 µs, so casbin's answers would have to be cached in a table like this one.
 
@@ -20,7 +20,6 @@ from streams.plugins.installed import plugin_entries
 
 CoreAction = Literal[
     "models.read",
-    "jobs.read",
     "files.read",
     "agents.read",
     "groups.read",
@@ -34,8 +33,6 @@ CoreAction = Literal[
     "scores.try",
     "runs.write",
     "files.write",
-    "jobs.order",
-    "jobs.command",
     "agents.write",
     "letters.decide",
     "runs.judge",
@@ -51,16 +48,16 @@ ROLES: tuple[AccessRole, ...] = get_args(AccessRole)
 """From the least to the most, except that a promoter releases what trainers train, and neither does both."""
 
 _LOOKS: frozenset[Action] = frozenset(
-    {"models.read", "jobs.read", "files.read", "agents.read", "groups.read", "adapters.read", "log.query", "log.read"}
+    {"models.read", "files.read", "agents.read", "groups.read", "adapters.read", "log.query", "log.read"}
 )
 _ASKS: frozenset[Action] = _LOOKS | {
     *("chat.call", "feedback.give", "tasks.submit", "rewards.give", "scores.try"),
-    *("runs.write", "files.write", "jobs.order"),
+    *("runs.write", "files.write"),
 }
 ALLOWED: dict[AccessRole, frozenset[Action]] = {
     "viewer": _LOOKS,
     "submitter": _ASKS,
-    "trainer": _ASKS | {"jobs.command", "agents.write", "letters.decide", "runs.judge"},
+    "trainer": _ASKS | {"agents.write", "letters.decide", "runs.judge"},
     "promoter": _LOOKS | {"adapters.promote"},
     "admin": frozenset(ACTIONS),
 }

@@ -22,7 +22,7 @@ from gateway.mcp.log_toolbox import DATA
 from gateway.mcp.toolbox import MOST_CHARACTERS
 from gateway.mcp.tools import TOOLS, tools_of
 from schemas.events import AccessRole, RequestEvent, Task
-from streams.access.roles import ALLOWED, ROLES
+from streams.access.roles import ROLES, allowed_to
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.settings.model import Settings
@@ -80,12 +80,12 @@ def texts(result: Any) -> list[str]:
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_is_shown_the_tools_that_its_routes_let_it_use(guarded: Guarded, role: AccessRole) -> None:
     listed = guarded.call(role, lambda client: client.list_tools())
-    assert [tool.name for tool in listed.tools] == [tool.name for tool in tools_of("log", ALLOWED[role])]
+    assert [tool.name for tool in listed.tools] == [tool.name for tool in tools_of("log", allowed_to(role))]
 
 
 @pytest.mark.parametrize("role", [role for role in ROLES if role != "admin"])
 def test_a_tool_that_is_not_shown_cannot_be_called_by_its_name(guarded: Guarded, role: AccessRole) -> None:
-    denied = [tool for tool in TOOLS if "log" in tool.toolsets and tool.may not in ALLOWED[role]]
+    denied = [tool for tool in TOOLS if "log" in tool.toolsets and tool.may not in allowed_to(role)]
     filled = {"task_id": "x", "run_id": "x", "policy": "sums", "job_id": "x"}
 
     async def call_all(client: Client) -> list[Any]:
@@ -119,7 +119,7 @@ def test_a_list_that_is_kept_is_asked_for_each_time_and_a_revoked_key_gets_none(
         answers = [listed(key.text).json()["result"]["tools"] for key in (*keys, *keys)]
         assert answers[:3] == answers[3:] and answers[0] == answers[2]
         for role, tools in zip(("viewer", "submitter"), answers, strict=False):
-            assert [tool["name"] for tool in tools] == [tool.name for tool in tools_of("log", ALLOWED[role])]
+            assert [tool["name"] for tool in tools] == [tool.name for tool in tools_of("log", allowed_to(role))]
         wrong = listed(keys[0].text, {"cursor": 7}).json()
         assert wrong["error"]["code"] == -32602
         person.revoke(keys[0].key_id, actor="ann", reason="lost")
@@ -197,7 +197,7 @@ def test_both_revisions_are_spoken_and_unknown_ones_are_refused(guarded: Guarded
     earlier = post(EARLIER, LIST)
     assert modern.status_code == earlier.status_code == 200, (modern.text, earlier.text)
     names = [[tool["name"] for tool in answer.json()["result"]["tools"]] for answer in (modern, earlier)]
-    assert names[0] == names[1] == [tool.name for tool in tools_of("log", ALLOWED["viewer"])]
+    assert names[0] == names[1] == [tool.name for tool in tools_of("log", allowed_to("viewer"))]
     assert post("2099-01-01", LIST).status_code == 400
     without_key = httpx.post(f"{guarded.url}/mcp", json=LIST, timeout=300)
     assert (without_key.status_code, "WWW-Authenticate" in without_key.headers) == (401, True)
@@ -264,7 +264,7 @@ def test_a_request_without_a_version_is_answered_as_of_the_earlier_revision(guar
         answer = post(guarded, None, "tools/list", params)
         assert answer.status_code == 200, answer.text
         assert [tool["name"] for tool in answer.json()["result"]["tools"]] == [
-            tool.name for tool in tools_of("log", ALLOWED["viewer"])
+            tool.name for tool in tools_of("log", allowed_to("viewer"))
         ]
 
 
@@ -406,7 +406,7 @@ def test_the_command_offers_the_same_tools_on_standard_input_and_output(guarded:
             return [tool.name for tool in listed.tools], texts(result)
 
     names, shown = asyncio.run(run())
-    assert names == [tool.name for tool in tools_of("log", ALLOWED["trainer"])]
+    assert names == [tool.name for tool in tools_of("log", allowed_to("trainer"))]
     assert shown[0] == DATA and json.loads(shown[1])["object"] == "list"
 
 

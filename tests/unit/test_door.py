@@ -22,7 +22,7 @@ from gateway.http.route import Interface, May, RouteTable, routes_of
 from gateway.rooms.routes import ROOMS, ROUTES, TABLE, OwnPermissions
 from plugins.jobs.api import rpc as jobs
 from schemas.events import ANONYMOUS, AccessRole, problems
-from streams.access.roles import ALLOWED, ROLES, allowed_to, decide
+from streams.access.roles import ROLES, allowed_to, decide
 from streams.settings.model import Serve, Settings
 from tests.support.callers import AGENTS_MAY, BEARER, KEY, KEY_ID, PERSON, SECRET, Known, Written
 from tests.support.rooms import every_room
@@ -115,7 +115,7 @@ def test_who_asks_is_told_what_they_may_do() -> None:
     assert (said["k"].pop("who"), said["p"].pop("who")) == (f"key {KEY_ID}", "user ann")
     assert said["k"] == said["p"]
     assert (said["p"]["roles"], said["p"]["tenant"]) == (["promoter"], "red")
-    assert set(said["p"]["actions"]) == ALLOWED["promoter"] - OF_ALL_TENANTS, "the door refuses those to a tenant"
+    assert set(said["p"]["actions"]) == allowed_to("promoter") - OF_ALL_TENANTS, "the door refuses those to a tenant"
     assert http.get("/auth/permissions").status_code == 401
     assert http.post("/auth/login", json={}).status_code == 404, "nobody logs in without a signing key"
 
@@ -173,7 +173,7 @@ def test_a_key_of_an_agent_acts_as_that_agent_by_path_and_by_header_only() -> No
 @pytest.mark.parametrize("role", ROLES)
 def test_a_key_of_an_agent_gets_403_for_what_is_no_agents_whoever_it_says_it_is(role: AccessRole, tenant: Any) -> None:
     http = client(Known(role, agent_id="calc", tenant=tenant))
-    may = ALLOWED[role] & AGENTS_MAY - (OF_ALL_TENANTS if tenant else set())
+    may = allowed_to(role) & AGENTS_MAY - (OF_ALL_TENANTS if tenant else set())
     for header, allowed in (
         ({}, may - {"feedback.give"}),  # in the name of the agent `default`, as no other is in the path
         ({"X-Agent-ID": "calc"}, may),

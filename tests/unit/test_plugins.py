@@ -280,7 +280,7 @@ def test_the_roles_that_an_action_of_a_plugin_names_have_it_and_admin_has_all(mo
     ("actions", "says"),
     [
         ({"thumbs.give": ("all",)}, "thumbs.give is for all; expected some of viewer"),
-        ({"jobs.read": ()}, "another act"),
+        ({"files.read": ()}, "another act"),
     ],
 )
 def test_an_action_that_cannot_be_is_refused(

@@ -115,7 +115,13 @@ class BuiltDatasets:
         self._settings = settings
 
     @REST.get(
-        "/datasets", may="adapters.read", refuses=(), at_once=AT_ONCE, example=EXAMPLE, tools={"list_datasets": ""}
+        "/datasets",
+        may="adapters.read",
+        refuses=(),
+        at_once=AT_ONCE,
+        example=EXAMPLE,
+        tools={"list_datasets": ""},
+        toolsets=("log", "control"),
     )
     def list_datasets(self, request: Request, query: DatasetsQuery) -> DatasetListAnswer:
         """List the builds of data sets, and where they were sent."""

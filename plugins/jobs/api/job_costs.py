@@ -11,6 +11,7 @@ from starlette.requests import Request
 from gateway.http.body import Answer, PathQuery
 from gateway.http.principal import tenant_of
 from gateway.http.route import REST
+from plugins.jobs.api import job_rights
 from plugins.jobs.api.tenant_jobs import OpenJobs
 from plugins.jobs.log import spending
 from streams.errors import CallError, SettingsError
@@ -71,7 +72,9 @@ class JobCosts:
     def __init__(self, log: OpenJobs) -> None:
         self._log = log
 
-    @REST.get("/costs", may="jobs.read", refuses=(), example=EXAMPLE, tools={"costs": ""})
+    @REST.get(
+        "/costs", may=job_rights.READ, refuses=(), example=EXAMPLE, tools={"costs": ""}, toolsets=("log", "control")
+    )
     def list_costs(self, request: Request, query: CostsQuery) -> CostList:
         """Sum the usage and cost of jobs and training calls; a key of a tenant sees its own."""
         try:

@@ -17,6 +17,7 @@ from starlette.requests import Request
 
 from gateway.http.body import Body
 from gateway.http.route import IDEMPOTENCY_KEY, LARGE_BODY, REST, idempotency_key
+from plugins.jobs.api import job_rights
 from plugins.jobs.api.answers import (
     IterationFigures,
     ToolFigures,
@@ -100,7 +101,7 @@ class TrainingJobs:
 
     @REST.post(
         "/finetune/jobs",
-        may="jobs.order",
+        may=job_rights.ORDER,
         further={path: action for kind in job_types() for path, action in kind.further.items()},
         takes=TRAINING_ORDER,
         **LARGE_BODY,
@@ -115,6 +116,7 @@ class TrainingJobs:
         },
         example=TRAINING_JOB,
         tools={"start_job": ""},
+        toolsets=("log", "control"),
     )
     def create_training_job(self, request: Request, body: OrderBody) -> TrainingJob:
         """Order a job that trains a policy by rewards, or tunes it on chosen answers or preferences."""
@@ -129,17 +131,23 @@ class TrainingJobs:
 
     @REST.get(
         "/finetune/jobs/{job_id}/status",
-        may="jobs.read",
+        may=job_rights.READ,
         ids=JOBS_LISTED,
         example=TRAINING_JOB,
         tools={"job_status": ""},
+        toolsets=("log", "control"),
     )
     def get_training_job(self, request: Request, job_id: str) -> TrainingJob:
         """Look at a job."""
         return training_job(self._jobs_of(request).whole(job_id))
 
     @REST.get(
-        "/rl/training/{job_id}/metrics", may="jobs.read", ids=JOBS_LISTED, example=METRICS, tools={"job_metrics": ""}
+        "/rl/training/{job_id}/metrics",
+        may=job_rights.READ,
+        ids=JOBS_LISTED,
+        example=METRICS,
+        tools={"job_metrics": ""},
+        toolsets=("log", "control"),
     )
     def get_training_metrics(self, request: Request, job_id: str) -> TrainingMetrics:
         """Return the figures of a job, iteration by iteration."""

@@ -24,6 +24,7 @@ from gateway.http.jsonrpc import INVALID_PARAMS, RpcError, RpcMethod
 from gateway.http.principal import principal_of
 from gateway.http.request_record import RecordedCall, RequestRecord, record_of
 from gateway.http.route import LARGE_BODY, Interface, MethodTool
+from plugins.jobs.api import job_rights
 from plugins.jobs.api.answers import RpcOutcome
 from plugins.jobs.api.tenant_jobs import OpenJobs, TenantJobs, jobs_of
 from plugins.jobs.fold.job_answers import JobAnswers, answers, tool_accuracy, tool_accuracy_by_version
@@ -48,14 +49,14 @@ NOT_FOUND, REFUSED, UNREACHABLE, FORBIDDEN = -32001, -32002, -32003, -32403
 """Codes of our own: no such job or agent; a rule or another command forbids it; the log does not answer; the key may
 not."""
 ACTIONS: dict[str, Action] = {
-    "training.start_grpo": "jobs.order",
-    "training.get_status": "jobs.read",
-    "training.evaluate": "jobs.command",
-    "training.export_trajectories": "jobs.read",
-    "training.list_jobs": "jobs.read",
-    "training.cancel": "jobs.command",
-    "training.pause": "jobs.command",
-    "training.resume": "jobs.command",
+    "training.start_grpo": job_rights.ORDER,
+    "training.get_status": job_rights.READ,
+    "training.evaluate": job_rights.COMMAND,
+    "training.export_trajectories": job_rights.READ,
+    "training.list_jobs": job_rights.READ,
+    "training.cancel": job_rights.COMMAND,
+    "training.pause": job_rights.COMMAND,
+    "training.resume": job_rights.COMMAND,
 }
 """What each method does. To evaluate is to ask the policy for answers, at the job's cost."""
 PAGE = 100
@@ -247,6 +248,7 @@ class JsonRpc:
                 "Measure a version that a job made on the questions that the job holds out.",
             )
         },
+        toolsets=("log", "control"),
     )
     async def call_jsonrpc(self, request: Request, raw: bytes) -> Response:
         """Call methods of jobs in JSON-RPC 2.0, one or a batch of them."""

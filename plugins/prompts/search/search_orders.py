@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from gateway.http.body import Body
 from gateway.http.route import IDEMPOTENCY_KEY, LARGE_BODY, REST, idempotency_key
+from plugins.jobs.api import job_rights
 from plugins.jobs.api.answers import OrderedConfig, TrainingJob
 from plugins.jobs.api.tenant_jobs import OpenJobs, TenantJobs, jobs_of
 from plugins.jobs.api.training_job import TRAINING_JOB, training_job
@@ -59,7 +60,7 @@ class PromptSearches:
 
     @REST.post(
         "/prompts/optimize",
-        may="jobs.order",
+        may=job_rights.ORDER,
         further=MOVES_ALIAS,
         **LARGE_BODY,
         ids="GET /prompts/templates lists prompts, GET /adapters lists policies",

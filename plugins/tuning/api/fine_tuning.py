@@ -21,6 +21,7 @@ from starlette.requests import Request
 from gateway.http.body import Body, PathQuery, read, read_query
 from gateway.http.pagination import page
 from gateway.http.route import IDEMPOTENCY_KEY, OPENAI, idempotency_key
+from plugins.jobs.api import job_rights
 from plugins.jobs.api.tenant_jobs import OpenJobs, TenantJobs, jobs_of
 from plugins.jobs.fold.state import JobState
 from plugins.jobs.log.job_log import JobCommandKind
@@ -102,7 +103,7 @@ def _with_status(status: str) -> FineTuningJob:
 
 
 COMMAND: dict[str, Any] = {
-    "may": "jobs.command",
+    "may": job_rights.COMMAND,
     "answers": FineTuningJob,
     "refuses": (400, 404, 408, 409, 413),
     "parameters": (IDEMPOTENCY_KEY,),
@@ -148,7 +149,7 @@ class FineTuning:
 
     @OPENAI.post(
         "/fine_tuning/jobs",
-        may="jobs.order",
+        may=job_rights.ORDER,
         parameters=(IDEMPOTENCY_KEY,),
         sends={
             "model": FINE_TUNING_JOB.model,
@@ -177,7 +178,7 @@ class FineTuning:
 
     @OPENAI.get(
         "/fine_tuning/jobs",
-        may="jobs.read",
+        may=job_rights.READ,
         query=JobsQuery,
         example=FineTuningJobList(**page([FINE_TUNING_JOB], None, 20)),
     )
@@ -189,14 +190,14 @@ class FineTuning:
         listed = [view.job(job, events) for job, events in jobs_with_events if metadata.fits(events)]
         return FineTuningJobList(**page(listed, query.after, query.limit))
 
-    @OPENAI.get("/fine_tuning/jobs/{job_id}", may="jobs.read", example=FINE_TUNING_JOB)
+    @OPENAI.get("/fine_tuning/jobs/{job_id}", may=job_rights.READ, example=FINE_TUNING_JOB)
     def get_fine_tuning_job(self, request: Request, job_id: str) -> FineTuningJob:
         """Look at a job."""
         jobs = self._jobs_of(request)
         return _answer(jobs, jobs.whole(job_id))
 
     @OPENAI.get(
-        "/fine_tuning/jobs/{job_id}/events", may="jobs.read", example=FineTuningEventList(**page([EVENT], None, 20))
+        "/fine_tuning/jobs/{job_id}/events", may=job_rights.READ, example=FineTuningEventList(**page([EVENT], None, 20))
     )
     def list_fine_tuning_events(self, request: Request, job_id: str, query: EventsQuery) -> FineTuningEventList:
         """List what happened to a job, the newest first."""
@@ -206,7 +207,7 @@ class FineTuning:
 
     @OPENAI.get(
         "/fine_tuning/jobs/{job_id}/checkpoints",
-        may="jobs.read",
+        may=job_rights.READ,
         example=FineTuningCheckpointList(**page([CHECKPOINT], None, 10)),
     )
     def list_fine_tuning_checkpoints(

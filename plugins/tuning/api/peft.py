@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from gateway.http.body import Body
 from gateway.http.route import IDEMPOTENCY_KEY, REST, idempotency_key
+from plugins.jobs.api import job_rights
 from plugins.jobs.api.answers import OrderedConfig, TrainingJob
 from plugins.jobs.api.tenant_jobs import OpenJobs, TenantJobs, jobs_of
 from plugins.jobs.api.training_job import TRAINING_JOB, training_job
@@ -50,7 +51,7 @@ class PeftJobs:
 
     @REST.post(
         "/finetune/peft",
-        may="jobs.order",
+        may=job_rights.ORDER,
         ids="GET /v1/files lists files, GET /adapters lists policies",
         status=201,
         parameters=(IDEMPOTENCY_KEY,),

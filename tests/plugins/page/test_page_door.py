@@ -26,7 +26,7 @@ from plugins.page.views import plugin_list
 from plugins.page.views.job_list import list_jobs
 from schemas.events import AccessRole
 from streams.access.credentials import TokenPair
-from streams.access.roles import ALLOWED, ROLES
+from streams.access.roles import ROLES, allowed_to
 from streams.errors import LogError, LoginRefused, NotFoundError, RefusedError, SettingsError
 from streams.settings.model import Archive, Serve, Settings, Topics
 from streams.tools.query.view_list import ViewList
@@ -420,7 +420,7 @@ def test_a_role_decides_what_it_may_and_its_event_says_so(
         ("/page/policies/red.coach", FORM, "adapters.promote"),
         ("/page/dead-letters", {"what": "drop", "letter": "abcdef", "reason": "no use"}, "letters.decide"),
     ):
-        may = action in ALLOWED[role]
+        may = action in allowed_to(role)
         assert ('<form class="decide"' in http.get(path).text) == may
         answer = http.post(path, data=form, headers={"Origin": HERE})
         assert answer.status_code == (303 if may else 403), answer.text

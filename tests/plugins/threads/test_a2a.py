@@ -15,7 +15,7 @@ from gateway.rooms.routes import ROUTES
 from plugins.threads.a2a.agent_tasks import PUSH_METHODS
 from plugins.threads.acp.thread_interfaces import A2A, A2A_CARDS
 from schemas.events import AccessRole, AgentEvent, ThreadEvent, Tool, Turn
-from streams.access.roles import ALLOWED, ROLES
+from streams.access.roles import ROLES, allowed_to
 from streams.kafka import admin
 from streams.stages.agents.runs.registration import register
 from tests.plugins.threads.thread_server import SCRIPT, SLOW, Client, Served, served_with_keys
@@ -251,7 +251,7 @@ DENIED = [
     for route in ROUTES
     if route.interface in (A2A, A2A_CARDS)
     for role in ROLES
-    if route.may is not None and route.may not in ALLOWED[role]
+    if route.may is not None and route.may not in allowed_to(role)
 ]
 
 

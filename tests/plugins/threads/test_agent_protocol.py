@@ -15,7 +15,7 @@ import pytest
 from gateway.rooms.routes import ROUTES, TABLE
 from plugins.threads.acp.thread_interfaces import ACP
 from schemas.events import AccessRole, MemoryEvent, ThreadEvent, Turn
-from streams.access.roles import ALLOWED, ROLES
+from streams.access.roles import ROLES, allowed_to
 from streams.kafka import admin
 from tests.plugins.threads.thread_server import SCRIPT, SLOW, Client, Served, served_with_keys
 from tests.strangers import exchanges
@@ -248,7 +248,7 @@ DENIED = [
     for route in ROUTES
     if route.interface is ACP
     for role in ROLES
-    if route.may is not None and route.may not in ALLOWED[role]
+    if route.may is not None and route.may not in allowed_to(role)
 ]
 
 
