@@ -30,10 +30,10 @@ from plugins.prompts.versions.prompt_log import PromptLog, PromptText
 from schemas.events import Message
 from streams.settings.model import Settings
 from streams.stages.tasks.generators import SHAPED
-from tests.benchmarks.learning import settings_in
 from tests.benchmarks.loop import node
 from tests.benchmarks.side_by_side import say
 from tests.plugins.jobs.benchmarks.jobs import Programs
+from tests.plugins.jobs.benchmarks.learning import settings_in
 from tests.support.processes import command, environment
 
 EXAMPLES = (("1 + 2 =", "3"), ("5 + 4 =", "9"))
