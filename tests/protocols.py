@@ -13,25 +13,15 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from gateway.agents.anthropic import CountTokensBody, MessagesBody
-from gateway.agents.chat import ChatBody
-from gateway.agents.completions import CompletionsBody
-from gateway.agents.feedback import FeedbackBody
-from gateway.agents.responses_body import ResponsesBody
-from gateway.http.body import Body, use
-from plugins.tuning.api.fine_tuning_body import CreateFineTuningBody
+from gateway.http.body import use
+from gateway.rooms.routes import TABLE
 from tests.generated_page import write_or_check
 
 PAGE = Path(__file__).parents[1] / "docs" / "protocols.md"
-BODIES: dict[str, type[Body]] = {
-    "chat/completions": ChatBody,
-    "completions": CompletionsBody,
-    "responses": ResponsesBody,
-    "messages": MessagesBody,
-    "messages/count_tokens": CountTokensBody,
-    "feedback": FeedbackBody,
-    "fine_tuning/jobs": CreateFineTuningBody,
-}
+PATHS = (
+    *("chat/completions", "completions", "responses", "messages", "messages/count_tokens", "feedback"),
+    "fine_tuning/jobs",  # of a plugin
+)
 BEGIN = """# Protocols: what becomes of each parameter
 
 An agent speaks OpenAI's chat completions, completions or responses, or Anthropic's messages; `feedback` is Streamward's
@@ -67,8 +57,10 @@ Behind a conversation that ends with the model's own message comes another messa
 def page() -> str:
     """Return the page."""
     parts = [BEGIN]
-    for path, body in BODIES.items():
-        rows = [f"| `{name}` | {what} | {why} |" for name, what, why in parameters(body)]
+    for path in PATHS:
+        if (match := TABLE.find("POST", f"/v1/{path}")) is None:
+            continue  # its plugin is left out
+        rows = [f"| `{name}` | {what} | {why} |" for name, what, why in parameters(match.route.takes)]
         parts.append("\n".join([f"## POST {path}\n", "| parameter | | |", "|---|---|---|", *rows]) + "\n")
     return "\n".join(parts)
 

@@ -25,7 +25,6 @@ from websockets.sync.client import connect
 from gateway.http.mcp_paths import MCP_PATHS
 from gateway.http.route import Route
 from gateway.rooms.routes import SOCKETS
-from plugins.tuning.api.fine_tuning_answers import FINE_TUNING_JOB
 from streams.kafka import admin
 from streams.settings.model import Settings
 from tests.support.agent_server import settings_of
@@ -75,7 +74,7 @@ class Attacked(NamedTuple):
 
     def send(self, method: str, path: str, body: WorstBody) -> None:
         """Send a body; what is answered does not matter here."""
-        raw = body.raw.replace(FINE_TUNING_JOB.training_file.encode(), self.file_id.encode())
+        raw = re.sub(rb"file-[0-9a-f]{64}", self.file_id.encode(), body.raw)
         with contextlib.suppress(httpx.TransportError):
             httpx.request(method, self.url + path, content=raw, headers=self.headers | dict(body.headers), timeout=300)
 

@@ -19,10 +19,9 @@ from gateway.agents import anthropic, chat, responses
 from gateway.agents.caller import Caller
 from gateway.http.body import read, read_fields
 from gateway.log.tasks import TaskBody, task_of
-from plugins.tuning.api.fine_tuning_body import _query
 from schemas.events import Message, Task, Tool, ToolCall
 from streams.arrow.file_rows import json_lines, rows
-from streams.errors import CallError, JobRequestError
+from streams.errors import CallError
 from streams.settings.model import Model, Settings
 from streams.stages.tasks.line_task import Reading
 from streams.stages.tasks.lines import Checked, check_rows
@@ -260,16 +259,7 @@ def test_ids_of_lines_without_oddities_are_those_that_they_always_had() -> None:
     assert task_in(checked).task_id == "ea78e82e-7364-5ebf-a998-878b93d55cf1"
 
 
-# --- questions, and the other protocols -------------------------------------------------------------------------------
-
-
-def test_a_question_of_a_job_is_read_as_every_other_message() -> None:
-    assert _query({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}) == "a"
-    for messages, words in REFUSED:
-        if words.startswith("messages[0]") or "no field messages[0]" in words:
-            with pytest.raises(JobRequestError) as refusal:
-                _query({"messages": messages})
-            assert words in str(refusal.value)
+# --- the other protocols ----------------------------------------------------------------------------------------------
 
 
 IMAGE = "[0].content[0] is not supported: it is of type {kind}, and the model reads and writes text alone"

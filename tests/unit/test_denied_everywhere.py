@@ -1,6 +1,6 @@
-"""What REST denies a key is denied by every other way in: each route, each tool of each set, each method, each role.
+"""What REST denies a key is denied by every other way in: each route, each tool of each set, each role.
 
-    TABLE, TOOLS, JSON-RPC's methods, A2A's methods ──► every principal ──► REST's answer and the other one ──► the same
+    TABLE, TOOLS ──► every principal ──► REST's answer and the other one ──► the same
 
 All of it is generated from the tables that the server uses, so that a route, tool or method that is added is tested.
 One without a right fails here, and so does a route that changes what takes another right than its own.
@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import product
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import pytest
@@ -37,13 +37,12 @@ from gateway.http.route import Route, routes_of
 from gateway.mcp.log_toolbox import LogToolBox
 from gateway.mcp.mcp_mount import McpMount
 from gateway.mcp.mcp_server import build_server
-from gateway.mcp.tools import TOOLS, LogTool, tools_of
+from gateway.mcp.tools import TOOLS, LogTool, RpcTool
 from gateway.rooms.routes import PARTS, PLUGIN_ROOMS, ROOMS, TABLE, OwnPermissions
-from plugins.jobs.api import rpc
 from schemas.events import AccessRole
 from streams.access.roles import ROLES, Action
 from streams.plugins.toolsets import OWN_TOOLSETS
-from streams.settings.model import Serve, Settings
+from streams.settings.model import Serve
 from tests.support.callers import BEARER, Known
 
 T = TypeVar("T")
@@ -78,15 +77,16 @@ each_principal = pytest.mark.parametrize("principal", PRINCIPALS, ids=lambda pri
 
 
 @asynccontextmanager
-async def server(known: Known) -> Any:
-    """Yield a client of a server with its door, tables and MCP, whose other routes say that they were reached."""
-    mount, nothing = McpMount(), cast(Any, None)
-    rooms = Application([OwnPermissions(), rpc.JsonRpc(Settings(), nothing)], version="0", max_body_bytes=1_000_000)
-    mount.add_to(rooms)
-    served = {"/auth/permissions", "/jsonrpc", "/api/v1/jsonrpc", *MCP_PATHS}
+async def server(known: Known, room: object = None) -> Any:
+    """Yield a client of a server with its door, tables, MCP and this room; its other routes say that they were
+    reached."""
+    mount, served = McpMount(), [OwnPermissions(), *filter(None, [room])]
+    app_of_rooms = Application(served, version="0", max_body_bytes=1_000_000)
+    mount.add_to(app_of_rooms)
+    answered = {path for each in served for route in routes_of(type(each)) for path in route.paths} | MCP_PATHS.keys()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await (rooms if scope["path"] in served else REACHED)(scope, receive, send)
+        await (app_of_rooms if scope["path"] in answered else REACHED)(scope, receive, send)
 
     mount.server = Door(app, TABLE, known, KeyLimits(NO_LIMITS))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(mount.server), base_url="http://127.0.0.1") as http:
@@ -94,9 +94,9 @@ async def server(known: Known) -> Any:
     await mount.close()
 
 
-def using(principal: Principal, use: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
+def using(principal: Principal, use: Callable[[httpx.AsyncClient], Awaitable[T]], room: object = None) -> T:
     async def run() -> T:
-        async with server(principal.known) as http:
+        async with server(principal.known, room) as http:
             http.headers.update(principal.headers)
             return await use(http)
 
@@ -106,7 +106,7 @@ def using(principal: Principal, use: Callable[[httpx.AsyncClient], Awaitable[T]]
 def denial(answer: Any) -> str | None:
     """Return the message with which REST or JSON-RPC denies something, or the first of several; None if it does not."""
     error = (answer[0] if isinstance(answer, list) else answer).get("error", {})
-    if error.get("code") == rpc.FORBIDDEN:
+    if error.get("message") == "permission_denied":
         return str(error["data"]["message"])
     return str(error["message"]) if error.get("code") == "permission_denied" else None
 
@@ -166,10 +166,10 @@ async def status_of(app: ASGIApp, method: str, path: str, headers: dict[str, str
 
 CHANGES: dict[str, tuple[Action, ...]] = {
     "streams.adapters.decisions.decide": ("adapters.promote",),
-    "jobs.start": ("jobs.order",),
     "self._log.tasks.submit": ("tasks.submit",),
 }
 """What routes call to change something, and what a role has to allow for it, whichever route calls it."""
+EVERY_ROOM = [*ROOMS, *PLUGIN_ROOMS, *(room for part in PARTS for room in part.ROOMS)]
 
 
 def calls_of(room: type, name: str, seen: set[str]) -> Iterator[str]:
@@ -198,7 +198,7 @@ def calls_of(room: type, name: str, seen: set[str]) -> Iterator[str]:
 
 
 def test_a_route_asks_for_the_right_to_everything_that_it_changes() -> None:
-    check_rights([*ROOMS, *PLUGIN_ROOMS, *(room for part in PARTS for room in part.ROOMS)], CHANGES)
+    check_rights(EVERY_ROOM, CHANGES)
 
 
 def check_rights(rooms: Iterable[type], changes: Mapping[str, tuple[Action, ...]]) -> None:
@@ -248,6 +248,10 @@ def test_a_field_that_has_more_done_is_refused_to_whom_that_is_denied_and_the_re
 # --- tools ------------------------------------------------------------------------------------------------------------
 
 
+OF_ROUTES = [tool for tool in TOOLS if not isinstance(tool, RpcTool)]
+"""Those that a route decides; one that is a method of JSON-RPC is decided by its room, in the tests of its plugin."""
+
+
 def arguments_of(tool: LogTool) -> dict[str, Any]:
     return {tool.list_name: [{}]} if tool.list_name else dict.fromkeys(tool.input_schema["required"], "x")
 
@@ -274,7 +278,7 @@ def test_a_tool_is_denied_over_http_in_the_words_of_its_route_and_not_listed_the
     async def compare(http: httpx.AsyncClient) -> None:
         listing = await by_mcp(http, path, "tools/list", {})
         allowed = []
-        for tool in TOOLS:
+        for tool in OF_ROUTES:
             answer = await by_mcp(http, path, "tools/call", {"name": tool.name, "arguments": arguments_of(tool)})
             if toolset not in tool.toolsets:
                 assert f"there is no tool '{tool.name}'" in answer["error"]["message"], "another set has it"
@@ -285,7 +289,8 @@ def test_a_tool_is_denied_over_http_in_the_words_of_its_route_and_not_listed_the
                 assert denial(json.loads(result["content"][-1]["text"])) is None, tool.name
             else:
                 assert result["isError"] and refusal in result["content"][-1]["text"], tool.name
-        assert [tool["name"] for tool in listing["result"]["tools"]] == allowed
+        names = {tool.name for tool in OF_ROUTES}
+        assert [tool["name"] for tool in listing["result"]["tools"] if tool["name"] in names] == allowed
 
     using(principal, compare)
 
@@ -297,7 +302,7 @@ def test_a_tool_is_denied_on_standard_input_and_output_too(principal: Principal,
         http.headers.pop("x-agent-id", None)  # `streamward mcp` names no agent
         async with Client(build_server(LogToolBox(http, toolset), BEARER)) as client:
             listed = {tool.name for tool in (await client.list_tools()).tools}
-            for tool in tools_of(toolset):
+            for tool in (tool for tool in OF_ROUTES if toolset in tool.toolsets):
                 refusal = await by_rest(http, tool)
                 result: Any = await client.call_tool(tool.name, arguments_of(tool))
                 text = result.content[-1].text
@@ -358,42 +363,3 @@ METHODS = {
 def test_every_method_of_the_mcp_server_is_one_whose_rights_are_tested() -> None:
     methods = set(build_server(LogToolBox(httpx.AsyncClient(timeout=300)), {})._request_handlers)
     assert methods == set(METHODS)
-
-
-# --- JSON-RPC and A2A -------------------------------------------------------------------------------------------------
-
-RPC_TWINS = {
-    "training.start_grpo": "POST /finetune/jobs",
-    "training.get_status": "GET /finetune/jobs/{job_id}/status",
-    "training.list_jobs": "GET /fine_tuning/jobs",
-    "training.cancel": "POST /fine_tuning/jobs/{job_id}/cancel",
-    "training.pause": "POST /fine_tuning/jobs/{job_id}/pause",
-    "training.resume": "POST /fine_tuning/jobs/{job_id}/resume",
-    "training.evaluate": "jobs.command",
-    "training.export_trajectories": "jobs.read",
-}
-"""The route that does the same; where there is none, the action."""
-
-
-def routes_by_name() -> dict[str, Route]:
-    return {f"{route.method} {route.path}": route for route in TABLE.routes}
-
-
-def test_a_method_of_json_rpc_needs_what_the_route_needs_that_does_the_same() -> None:
-    routes = routes_by_name()
-    needs = {name: twin if "." in twin else routes[twin].may for name, twin in RPC_TWINS.items()}
-    assert needs == rpc.ACTIONS
-
-
-@each_principal
-def test_a_method_of_json_rpc_is_denied_where_its_route_is(principal: Principal) -> None:
-    key = principal.known.key
-
-    async def compare(http: httpx.AsyncClient) -> None:
-        for method, action in rpc.ACTIONS.items():
-            body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {}}
-            answer = (await http.post("/jsonrpc", json=body)).json()
-            decision = decide_at_door(key, action, principal.agent_id)
-            assert (denial(answer) is None) == decision.allowed, (method, answer)
-
-    using(principal, compare)

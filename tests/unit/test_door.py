@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
@@ -15,14 +15,12 @@ from starlette.testclient import TestClient
 
 from gateway.http.application import Application
 from gateway.http.door import UNLISTED, Door
-from gateway.http.jsonrpc import METHOD_NOT_FOUND
 from gateway.http.limits import KeyLimits
 from gateway.http.principal import OF_ALL_TENANTS
 from gateway.http.route import Interface, May, RouteTable, routes_of
 from gateway.rooms.routes import ROOMS, ROUTES, TABLE, OwnPermissions
-from plugins.jobs.api import rpc as jobs
 from schemas.events import ANONYMOUS, AccessRole, problems
-from streams.access.roles import ROLES, allowed_to, decide
+from streams.access.roles import ROLES, allowed_to
 from streams.settings.model import Serve, Settings
 from tests.support.callers import AGENTS_MAY, BEARER, KEY, KEY_ID, PERSON, SECRET, Known, Written
 from tests.support.rooms import every_room
@@ -134,13 +132,12 @@ def test_a_key_may_have_the_prefix_that_an_interface_declares_and_no_other() -> 
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Basic abc"}, {"x-api-key": KEY[:-1] + "t"}])
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/jsonrpc", "/rl/agents", "/nowhere"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/rl/agents", "/nowhere"])
 def test_without_a_key_nothing_is_reached_and_each_protocol_says_so(path: str, headers: dict[str, str]) -> None:
     answer = client(Known("admin")).post(path, headers=headers)
     assert answer.status_code == 401 and answer.headers["www-authenticate"].startswith("Bearer")
     assert "s" * 42 not in answer.text
     body = answer.json()
-    assert ("jsonrpc" in body) == (path == "/jsonrpc")
     assert (body.get("type") == "error") == (path == "/v1/messages")
     assert ("timestamp" in body["error"]) == (path == "/rl/agents")
 
@@ -149,7 +146,7 @@ def test_without_a_key_nothing_is_reached_and_each_protocol_says_so(path: str, h
     ("method", "path"),
     [
         ("POST", "/rl/environments"),
-        ("POST", "/v1/fine_tuning/jobs/j/cancel"),
+        ("POST", "/adapters/sums/promote"),
         ("POST", "/adapters/sums/promote"),
         ("GET", "/nowhere"),
     ],
@@ -184,37 +181,13 @@ def test_a_key_of_an_agent_gets_403_for_what_is_no_agents_whoever_it_says_it_is(
         assert {answer.status_code for answer in answers.values()} <= {200, 403}
 
 
-def test_a_key_of_an_agent_calls_no_method_of_jobs() -> None:
-    nothing: Any = None
-    app = Application([jobs.JsonRpc(Settings(), nothing)], version="0", max_body_bytes=10_000)
-    http = TestClient(Door(app, TABLE, Known("admin", agent_id="calc"), KeyLimits(Serve())))
-    calls = [{"jsonrpc": "2.0", "method": name, "params": {}, "id": name} for name in jobs.ACTIONS]
-    answers = http.post("/jsonrpc", headers=BEARER | {"X-Agent-ID": "calc"}, json=calls).json()
-    assert [answer["error"]["code"] for answer in answers] == [jobs.FORBIDDEN] * len(calls)
-
-
 @pytest.mark.parametrize("headers", [BEARER, PERSON])
 def test_who_is_of_a_tenant_reaches_nothing_that_tenants_share(headers: dict[str, str]) -> None:
     http = client(Known("admin", tenant="red"))
-    for path in ("/v1/chat/completions", "/v1/files", "/v1/fine_tuning/jobs/j/cancel", "/tasks", "/rewards", "/score"):
+    for path in ("/v1/chat/completions", "/v1/files", "/tasks", "/rewards", "/score"):
         assert http.post(path, headers=headers).status_code == 200
     for path in ("/agents/calc/trajectories/t/begin", "/rl/agents", "/rl/environments", "/query", "/nowhere"):
         assert http.post(path, headers=headers).status_code == 403
-
-
-def test_json_rpc_is_decided_call_by_call_and_in_a_batch_too() -> None:
-    nothing: Any = None
-    app = Application([jobs.JsonRpc(Settings(), nothing)], version="0", max_body_bytes=10_000)
-    calls = [{"jsonrpc": "2.0", "method": name, "params": {}, "id": name} for name in (*jobs.ACTIONS, "training.no")]
-    for role in ROLES:
-        http = TestClient(Door(app, TABLE, Known(role), KeyLimits(Serve())))
-        found = {one["id"]: one.get("error", {}) for one in http.post("/jsonrpc", headers=BEARER, json=calls).json()}
-        for name, action in jobs.ACTIONS.items():
-            may = decide(Known(role).key, action).allowed
-            assert (found[name].get("code") != jobs.FORBIDDEN) == may, (role, name)
-            assert may or "is for: " in found[name]["data"]["message"]
-        assert found["training.no"]["code"] == METHOD_NOT_FOUND
-    assert set(jobs.ACTIONS) == set(jobs.JobsOverHttp(Settings(), nothing, None).methods(None))
 
 
 def test_every_request_leaves_an_event_that_says_who_did_what_and_why_not() -> None:
@@ -224,20 +197,20 @@ def test_every_request_leaves_an_event_that_says_who_did_what_and_why_not() -> N
         Door(reached(), TABLE, known, KeyLimits(Serve(auth="keys", key_per_s=0.001, key_burst=2)), written)
     )
     http.get("/v1/models?after=planted", headers=BEARER | {"traceparent": trace, "X-Agent-ID": "calc"})
-    http.post(f"/v1/fine_tuning/jobs/{KEY}/cancel", headers=BEARER, content=b"a body")
+    http.post(f"/adapters/{KEY}/promote", headers=BEARER, content=b"a body")
     http.get("/v1/models", headers=BEARER)
     http.get("/v1/models", headers={"Authorization": f"Bearer {KEY}x"})
     found = [(one.subject_id, one.action, one.status, one.allowed) for one in written.events]
     assert found == [
         (KEY_ID, "models.read", 200, True),
-        (KEY_ID, "jobs.command", 403, False),
+        (KEY_ID, "adapters.promote", 403, False),
         (KEY_ID, "models.read", 429, False),
         (ANONYMOUS, "models.read", 401, False),
     ]
     first, denied, _, anonymous = written.events
     assert (first.role, first.tenant, first.agent_id, first.traceparent) == ("submitter", "red", "calc", trace)
     assert (first.method, first.resource) == ("GET", "/v1/models")
-    assert "jobs.command is for: trainer, admin" in denied.reason and anonymous.role is None
+    assert "adapters.promote is for: promoter, admin" in denied.reason and anonymous.role is None
     assert not any(list(problems(one)) for one in written.events)
     for hidden in (SECRET, "planted", "a body"):
         assert hidden not in repr(written.events)
@@ -247,22 +220,6 @@ def test_every_request_leaves_an_event_that_says_who_did_what_and_why_not() -> N
         assert SECRET not in written.events[-1].resource and "_…" in written.events[-1].resource
     http.get("/v1/models", headers=PERSON)
     assert (written.events[-1].subject_id, written.events[-1].role) == ("user ann", "submitter")
-
-
-def test_each_call_of_a_batch_leaves_an_event_of_its_own() -> None:
-    written, nothing = Written(), cast(Any, None)
-    app = Application([jobs.JsonRpc(Settings(), nothing)], version="0", max_body_bytes=10_000)
-    calls = [
-        {"jsonrpc": "2.0", "method": f"training.{name}", "params": {"job_id": "j1"}, "id": 1}
-        for name in ("list_jobs", "pause")
-    ]
-    TestClient(Door(app, TABLE, Known("viewer"), KeyLimits(Serve()), written)).post(
-        "/jsonrpc", headers=BEARER, json=calls
-    )
-    assert [(one.method, one.action, one.resource, one.allowed) for one in written.events] == [
-        ("training.list_jobs", "jobs.read", "/jsonrpc j1", True),
-        ("training.pause", "jobs.command", "/jsonrpc j1", False),
-    ]
 
 
 def test_where_events_are_required_nothing_is_answered_while_none_can_be_written() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -11,14 +10,13 @@ import pytest
 
 from gateway.http.body import read_fields
 from gateway.log.tasks import TaskBody, task_of
-from plugins.jobs.orders import request
 from schemas.events import Message, Task, ToolCall
 from streams.cli.task_file import unanswerable
 from streams.engines.base_model import load_base
 from streams.engines.local.transformers_engine import TransformersEngine
 from streams.engines.prompt_check import unanswerable_prompts
 from streams.engines.protocol import SamplingRequest
-from streams.errors import CallError, JobRequestError
+from streams.errors import CallError
 from streams.settings.load import load
 from streams.settings.model import Settings
 from tests.support.factories import task
@@ -46,13 +44,6 @@ def by_http(settings: Settings, asked: Task) -> None:
     task_of(body, settings, tenant=None, actor="a", now_ms=0)
 
 
-def by_job(settings: Settings, asked: Task) -> None:
-    queries = [{"query": message.content, "expected_outcome": "1"} for message in asked.messages]
-    config = {"n_iterations": 1, "held_out_share": 0}
-    job = request.read_request({"agent_id": "default", "training_queries": queries, "config": config})
-    request.order(job, settings, policies=["default"], agents={})
-
-
 def test_a_prompt_longer_than_the_context_is_refused_at_every_entrance(tmp_path: Path) -> None:
     settings = settings_for(tmp_path / "tiny")
     long, short = (
@@ -63,14 +54,9 @@ def test_a_prompt_longer_than_the_context_is_refused_at_every_entrance(tmp_path:
     ]
     assert "1 prompt cannot be answered by model.base" in str(unanswerable(settings, [short, long]))
     assert unanswerable(settings, [short]) is None
-    entrances: list[tuple[Callable[[Settings, Task], None], type[Exception]]] = [
-        (by_http, CallError),
-        (by_job, JobRequestError),
-    ]
-    for entrance, error in entrances:
-        entrance(settings, short)
-        with pytest.raises(error, match=r"model.base .* cannot answer it: .*context"):
-            entrance(settings, long)
+    by_http(settings, short)
+    with pytest.raises(CallError, match=r"model.base .* cannot answer it: .*context"):
+        by_http(settings, long)
 
 
 def test_messages_that_the_template_refuses_are_named_with_its_own_words(tmp_path: Path) -> None:

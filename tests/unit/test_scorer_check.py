@@ -14,10 +14,9 @@ from gateway.http.door import Door
 from gateway.http.limits import KeyLimits
 from gateway.rooms.routes import TABLE
 from gateway.server import log_rooms
-from plugins.jobs.orders import request
 from schemas.events import RewardSource
 from streams.cli.task_file import check_tasks
-from streams.errors import EventError, JobRequestError, SettingsError
+from streams.errors import EventError, SettingsError
 from streams.scorers.scorer_check import doubtful_scorer, unusable_scorer
 from streams.settings.model import Scoring, Serve, Settings
 from streams.stages.scoring.trial import load_scorers
@@ -54,13 +53,6 @@ def source(name: str) -> RewardSource:
     return RewardSource(name=name)
 
 
-def by_job(settings: Settings, name: str) -> None:
-    config = {"n_iterations": 1, "held_out_share": 0, "reward_sources": [name]}
-    queries = [{"query": "q", "expected_outcome": "a"}]
-    job = request.read_request({"agent_id": "default", "training_queries": queries, "config": config})
-    request.order(job, settings, policies=["default"], agents={})
-
-
 def by_http(settings: Settings, name: str) -> dict[str, Any]:
     nothing: Any = None
     app = Application(log_rooms(settings, nothing), version="0", max_body_bytes=100_000)
@@ -76,8 +68,6 @@ def test_a_function_that_cannot_be_loaded_is_refused_at_every_entrance(name: str
     settings = settings_for(name)
     with pytest.raises(EventError, match=f"nothing was submitted: .*{words}"):
         check_tasks(settings, [task(reward_sources=(source(name),))])
-    with pytest.raises(JobRequestError, match=f"reward_sources: .*{words}"):
-        by_job(settings, name)
     with pytest.raises(SettingsError, match=words):
         load_scorers(settings.scoring, [source(name)])
     error = by_http(settings, name)

@@ -34,6 +34,7 @@ from streams.adapters.serving import TRANSITIONS as ADAPTER_TRANSITIONS
 from streams.adapters.versions import AdapterState
 from streams.evaluation import paired, suite_tasks as evaluation
 from streams.settings.model import Batches
+from streams.stages.tasks.episodes import episode_player
 
 STAGE = "jobs"
 """Actors of events that no person decides: the controller, and the process that tunes."""
@@ -181,6 +182,7 @@ def start_event(job: JobState, adapters: AdapterState, groups_next: int) -> JobE
 
 def refused_event(job: JobState, reason: str) -> JobEvent:
     """Return the end of a queued job that has no task to send."""
+    trial = episode_player().trial or "a plugin that has episodes"
     return JobEvent(
         event_id=derive_id(job.job_id, "failed", job.sequence),
         job_id=job.job_id,
@@ -192,8 +194,7 @@ def refused_event(job: JobState, reason: str) -> JobEvent:
         actor=STAGE,
         reason=reason,
         code=NOT_ASKED,
-        suggested_action="`streamward agents environments try` plays an environment; order the job again once it "
-        "passes there",
+        suggested_action=f"{trial} plays an environment; order the job again once it passes there",
     )
 
 

@@ -1,8 +1,7 @@
-"""What HTTP clients upload: forms, and files of questions with a grader."""
+"""What HTTP clients upload: forms."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tests.fuzz.target import Check, target
@@ -19,48 +18,6 @@ def forms(folder: Path) -> Check:
         for part in parts(f"multipart/form-data; boundary={BOUNDARY}", data):
             assert part.content in data
             assert part.name.encode().decode() == part.name
-        return None
-
-    return check
-
-
-@target("training-files", "lines", light=300)
-def training_files(folder: Path) -> Check:
-    """A file to train on is a job with a question a line, or an error with its line. The first line is the grader."""
-    from gateway.http.body import read
-    from plugins.tuning.api.fine_tuning_body import CreateFineTuningBody, FineTuningOrder
-    from streams.adapters.training_files import lines_of
-    from streams.settings.model import Settings
-
-    def check(data: bytes) -> str | None:
-        grader, *lines = lines_of(data)
-        method = {"type": "reinforcement", "reinforcement": {"grader": grader.value}}
-        asked = {"model": "default", "training_file": "f", "method": method, "config": {"held_out_share": 0}}
-        order = FineTuningOrder(read(CreateFineTuningBody, json.dumps(asked).encode()), lines).job(Settings())
-        assert len(order.spec.questions) == len(lines)
-        return None
-
-    return check
-
-
-@target("tuning-orders", light=300)
-def tuning_orders(folder: Path) -> Check:
-    """An order to tune is a job that can be recorded, or an error with its parameter."""
-    from gateway.http.body import read
-    from plugins.tuning.api.peft import PeftBody
-    from plugins.tuning.api.tuning_orders import tuning
-    from schemas.serde import encode
-    from streams.adapters.versions import empty
-    from streams.settings.model import Adapters, Settings
-    from tests.support.factories import job_event
-
-    settings = Settings(adapters=Adapters(store=str(folder / "adapters")))
-
-    def check(data: bytes) -> str | None:
-        body = read(PeftBody, data)
-        given = {"policy": body.agent_id, "method": body.method, "config": body.config or {}, "tenant": body.tenant}
-        order = tuning(given, None, settings, empty, names={"policy": "agent_id"})
-        encode(job_event("created", spec=order.spec, policy=order.policy, tenant=order.tenant))
         return None
 
     return check

@@ -58,7 +58,7 @@ SITUATIONS: tuple[Situation, ...] = (
         tests=(
             f"{DENIED}::test_a_tool_is_denied_over_http_in_the_words_of_its_route_and_not_listed_then",
             f"{DENIED}::test_a_tool_is_denied_on_standard_input_and_output_too",
-            f"{DENIED}::test_a_method_of_json_rpc_is_denied_where_its_route_is",
+            "tests/plugins/jobs/test_job_rights.py::test_a_method_of_json_rpc_is_denied_where_its_route_is",
             f"{DENIED}::test_a_route_answers_whom_its_right_allows_under_each_of_its_paths",
             f"{MCP}::test_a_name_that_would_lead_to_another_route_is_the_name_of_nothing",
         ),

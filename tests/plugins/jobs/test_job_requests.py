@@ -18,6 +18,7 @@ from streams.settings.model import Batches, Guard, Jobs, Settings
 from streams.stages.agents.runs.registration import KnownAgent
 from tests.support.factories import job_event, job_spec
 from tests.support.gates import gated
+from tests.unit import test_prompt_check as prompt_check, test_scorer_check as scorer_check
 
 SETTINGS = Settings(batches=Batches(groups=4))
 QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(20)]
@@ -166,3 +167,30 @@ def test_a_job_on_a_held_out_question_is_refused_and_one_that_may_be_says_who_or
     assert state is not None and train_task(state, 1, 0, 0).metadata[CONTAMINATION_ALLOWED_BY] == "ann"
     plain = fold(None, job_event("created", spec=allowed.spec))
     assert plain is not None and CONTAMINATION_ALLOWED_BY not in train_task(plain, 1, 0, 0).metadata
+
+
+def test_a_prompt_longer_than_the_context_is_refused_as_at_every_entrance(tmp_path: Path) -> None:
+    settings = prompt_check.settings_for(tmp_path / "tiny")
+
+    def ask(text: str) -> None:
+        queries, config = [{"query": text, "expected_outcome": "1"}], {"n_iterations": 1, "held_out_share": 0}
+        job = read_request({"agent_id": "default", "training_queries": queries, "config": config})
+        order(job, settings, policies=["default"], agents={})
+
+    ask("7")
+    with pytest.raises(JobRequestError, match=r"model.base .* cannot answer it: .*context"):
+        ask("7 " * 5000)
+
+
+@pytest.mark.parametrize(("name", "words"), scorer_check.BAD.items())
+def test_a_scorer_that_cannot_be_loaded_is_refused_as_at_every_entrance(
+    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for module in ("my_scorers", "statistics"):
+        Path(f"{module}.py").write_text(scorer_check.MARKED)
+    config = {"n_iterations": 1, "held_out_share": 0, "reward_sources": [name]}
+    queries = [{"query": "q", "expected_outcome": "a"}]
+    job = read_request({"agent_id": "default", "training_queries": queries, "config": config})
+    with pytest.raises(JobRequestError, match=f"reward_sources: .*{words}"):
+        order(job, scorer_check.settings_for(name), policies=["default"], agents={})

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from gateway.http.body import read
 from plugins.jobs.orders.request import JobOrder
-from plugins.tuning.api.fine_tuning_body import ORDERED, CreateFineTuningBody, FineTuningOrder
+from plugins.tuning.api.fine_tuning_body import ORDERED, CreateFineTuningBody, FineTuningOrder, _query
 from plugins.tuning.api.graders import Grading, read_grader
 from schemas.events import RewardSource
 from streams.adapters.training_files import FileLine
@@ -19,6 +19,7 @@ from streams.errors import CallError, JobRequestError
 from streams.scorers.registry import SCORERS, blend, parts
 from streams.settings.model import Batches, Policy, Settings, Trainer
 from tests.support.factories import response, task
+from tests.unit.test_conversation import REFUSED
 
 SETTINGS = Settings(batches=Batches(groups=4), policy=Policy(name="sums", engine="scripted"), trainer=Trainer(seed=7))
 EQ = {
@@ -310,3 +311,12 @@ def test_a_grader_that_no_scorer_serves_is_refused(given_: dict[str, Any], param
 def test_a_field_that_a_line_lacks_is_named() -> None:
     with pytest.raises(JobRequestError, match=r"a\.b: expected a text or a whole number to compare with, got None"):
         read_grader(check("eq", "{{item.a.b}}"), "g").answer({"a": {"c": "x"}})
+
+
+def test_a_question_of_a_job_is_read_as_every_other_message() -> None:
+    assert _query({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}) == "a"
+    for messages, words in REFUSED:
+        if words.startswith("messages[0]") or "no field messages[0]" in words:
+            with pytest.raises(JobRequestError) as refusal:
+                _query({"messages": messages})
+            assert words in str(refusal.value)
