@@ -5,11 +5,10 @@
     /                         where every group is, what waits for what
     /groups                   the list of groups         /tasks/ID           a task's answers compared
     /policies                 all, and one: versions,    /runs, /runs/ID     what was run, turn by turn
-      /policies/NAME            decisions, curves        /jobs, /jobs/ID     jobs, and what they cost
+      /policies/NAME            decisions, curves        /curation/queue     runs that wait for a person
     /dead-letters             what could not be used     /live, /sql         records as they are written; a statement
-    /curation/queue           runs that wait for a person
     /records/TOPIC/P/OFFSET   one record, all of it      /tokens/P/OFFSET    a response's tokens, how likely each was
-    /lists/NAME               a list of a plugin's
+    /lists/NAME               a list of a plugin's       /jobs, …            sections of plugins: view_section.py
 
 streams/tools/views decides what is shown; this module only renders it. `streamward page` is read-only. In the server of
 agents (mount.py) a principal may decide about versions, dead letters and runs, if its role allows, after a login where
@@ -40,14 +39,13 @@ from gateway.log.query_body import MOST
 from plugins.page import chart, live, login
 from plugins.page.decision_forms import DecisionForm, decide_posted_letter, decide_posted_version
 from plugins.page.origin import PageGuard
-from plugins.page.render import Renderer
+from plugins.page.render import Renderer, sections
 from plugins.page.review import ReviewQueuePage
 from plugins.page.views import (
     answer_tokens,
     bounded_query,
     dead_letters,
     group_list,
-    job_list,
     log_record,
     overlays,
     overview,
@@ -55,12 +53,14 @@ from plugins.page.views import (
     policy_versions,
     record_line,
 )
-from plugins.page.views.curves import OVER, Over
+from plugins.page.views.curves import OVER
 from streams.errors import CallError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.tools.query.view_list import view_lists
 from streams.tools.views import explanation, run_list
+from streams.tools.views.curve import Over
 from streams.tools.views.log_view import LogReader, LogSnapshot, LogView
 from streams.tools.views.side_by_side import TokenTexts
+from streams.tools.views.view_section import ViewPage
 
 STATIC = Path(__file__).parent / "static"
 STATUS: tuple[tuple[type[StreamwardError], HTTPStatus], ...] = (
@@ -129,8 +129,11 @@ def _pages(view: LogView, renderer: Renderer, review: ReviewQueuePage, texts: To
         Route("/curves", partial(_curves, view)),
         page("/runs", "runs.html", _runs),
         page("/runs/{answer_id:path}", "run.html", by_path(run_list.find_run)),
-        Route("/jobs", partial(_jobs, view, renderer)),
-        Route("/jobs/{job_id:path}", partial(_job, view, renderer)),
+        *(
+            Route(f"/{section.path}{shown.path}", partial(_of_section, view, renderer, shown))
+            for section in sections()
+            for shown in section.pages
+        ),
         page("/dead-letters", "letters.html", _letters),
         page("/curation/queue", "review.html", review.read),
         page("/live", "live.html", by_path(record_line.newest_records)),
@@ -252,13 +255,9 @@ def _curves(view: LogView, request: Request) -> Response:
     return JSONResponse({drawing.figure.key: chart.uplot_data(drawing, over, base) for drawing in charts})
 
 
-def _jobs(view: LogView, renderer: Renderer, request: Request) -> Response:
-    return renderer.html(request, "jobs.html", job_list.list_jobs(LogReader(view, principal_of(request))))
-
-
-def _job(view: LogView, renderer: Renderer, request: Request) -> Response:
+def _of_section(view: LogView, renderer: Renderer, shown: ViewPage, request: Request) -> Response:
     log = LogReader(view, principal_of(request))
-    return renderer.html(request, "job.html", job_list.find_job(log, request.path_params["job_id"]))
+    return renderer.html(request, shown.template, shown.read(log, **request.path_params))
 
 
 def _sql(view: LogView, renderer: Renderer, request: Request) -> Response:

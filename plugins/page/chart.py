@@ -15,8 +15,9 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from plugins.page.views.curves import COLOURS, Curve, CurveChart, CurvePoint, Over
+from plugins.page.views.curves import COLOURS
 from streams.output import moment
+from streams.tools.views.curve import Curve, CurveChart, CurvePoint, Over
 from streams.tools.views.visible_text import visible
 
 WIDTH, HEIGHT = 440, 220

@@ -6,12 +6,12 @@ view ──► its fields by name ──► template; each value cut and made vi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -21,9 +21,11 @@ from plugins.page import chart
 from plugins.page.views.curves import OVER, suite_title
 from streams.access.roles import Action, Principal
 from streams.output import cell, moment as as_moment
+from streams.plugins.installed import extensions
 from streams.tools.query.view_list import view_lists
 from streams.tools.views import rights
 from streams.tools.views.places import PLACE_NOTES
+from streams.tools.views.view_section import ViewSection
 from streams.tools.views.visible_text import cut, visible
 
 SECTIONS = (
@@ -31,15 +33,22 @@ SECTIONS = (
     ("groups", "Groups"),
     ("policies", "Policies"),
     ("runs", "Runs"),
-    ("jobs", "Jobs"),
     ("curation/queue", "Review"),
     ("dead-letters", "Dead letters"),
     ("live", "Live"),
     ("sql", "SQL"),
 )
 """Path and name of each link in the head of every page."""
+LAST_BEFORE_PLUGINS = "runs"
+"""The section after which the links of plugins' sections are."""
 WHOLE_LOG_SECTIONS = ("live", "sql")
 """Sections with the records of all tenants."""
+
+
+@cache
+def sections() -> tuple[ViewSection, ...]:
+    """Return the sections that plugins add. Raises SettingsError if one cannot be loaded."""
+    return extensions("page")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,8 @@ class Visitor:
         """Path and name of the sections that this visitor may see: ours, then the lists of plugins."""
         is_whole = self.principal is None or self.principal.tenant is None
         ours = [(path, name) for path, name in SECTIONS if is_whole or path not in WHOLE_LOG_SECTIONS]
+        place = 1 + [path for path, _ in ours].index(LAST_BEFORE_PLUGINS)
+        ours[place:place] = [(section.path, section.title) for section in sections()]
         return [*ours, *((f"lists/{entry.name}", entry.title) for entry in view_lists().values())]
 
     def may(self, action: Action) -> bool:
@@ -94,7 +105,7 @@ class Renderer:
 def environment() -> Environment:
     """Return the template environment: every printed value goes through `as_text`, and is then escaped."""
     env = Environment(
-        loader=PackageLoader("plugins.page"),
+        loader=ChoiceLoader([PackageLoader(name) for name in ("plugins.page", *(each.package for each in sections()))]),
         autoescape=True,
         finalize=as_text,
         undefined=StrictUndefined,

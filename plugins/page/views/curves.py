@@ -11,25 +11,21 @@ Each figure is a statement that `streamward query` can run, too. Several policie
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
 
 from streams.evaluation.intervals import wilson
 from streams.evaluation.suite import JOB_SUITE
 from streams.tools.query.views import literal
+from streams.tools.views.curve import HELD_OUT, Curve, CurveChart, CurvePoint, Figure, Over
 from streams.tools.views.group_outcome import NOTHING_REASON_SQL
 from streams.tools.views.log_view import LogSnapshot, Row
 from streams.tools.views.task import outcomes_sql
 
-Over = Literal["version", "time", "hours"]
-"""The horizontal axis of curves; hours: since the first point of their policy."""
 OVER: Mapping[Over, str] = {"version": "by version", "time": "over time", "hours": "since the start"}
 LARGEST = 1e300
 """Of what is drawn: the distance of two larger numbers is infinite. NaN is below nothing."""
 COLOURS = 6
 """Colours that look different from each other."""
-GroupsOf = Literal["answered", "made", ""]
-"""The groups that a point is computed from: its version answered them, or was made of them; or none."""
 
 TRAINED_SQL = """FROM adapters WHERE policy = {} AND kind = 'trained'
     QUALIFY row_number() OVER (PARTITION BY version ORDER BY _offset) = 1"""
@@ -135,64 +131,6 @@ QUALIFY row_number() OVER (PARTITION BY suite, version ORDER BY _offset DESC) = 
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------
-
-
-class CurvePoint(NamedTuple):
-    """A value of one version, and the ends of its band."""
-
-    version: int
-    value: float
-    low: float
-    high: float
-    time_ms: int = 0
-    """Of the newest record that it was made of."""
-
-    def without_band(self) -> CurvePoint:
-        """Return the value alone."""
-        return self._replace(low=self.value, high=self.value)
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """A line, with a band."""
-
-    name: str
-    """Different from the other lines of its chart; `` for the only one."""
-    points: list[CurvePoint] = field(default_factory=list)
-    policy: str | None = None
-    """The policy of the groups that a point is computed from; None: they are in another log."""
-    start_ms: int = 0
-    """When the first point of its policy was made."""
-    colour: int = 0
-    """The number of its colour: that of its policy where there are several, in every chart."""
-    is_dashed: bool = False
-    """Whether another curve has its colour."""
-
-    def x(self, point: CurvePoint, over: Over) -> float:
-        """Return where a point is: its version, its time in seconds, or the hours since the start."""
-        if over == "version":
-            return point.version
-        return point.time_ms / 1000 if over == "time" else (point.time_ms - self.start_ms) / 3_600_000
-
-
-class Figure(NamedTuple):
-    """The figure of a chart."""
-
-    key: str
-    title: str
-    about: str = ""
-    """A sentence on its values."""
-    groups: GroupsOf = ""
-    is_share: bool = False
-    """Whether its values are from 0 to 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class CurveChart:
-    """Curves of one figure."""
-
-    figure: Figure
-    curves: list[Curve]
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,10 +253,6 @@ def _no_lines(log: LogSnapshot, policy: str) -> Lines:
     return {}
 
 
-HELD_OUT = Figure(
-    "held_out", "Held-out score", "Right answers on tasks that are never trained on, with Wilson's 95 % interval.",
-    is_share=True,
-)  # fmt: skip
 SECTIONS: Mapping[str, Sequence[tuple[Figure, LinesOf]]] = {
     "Reward and held-out score": (
         (HELD_OUT, _score_lines),

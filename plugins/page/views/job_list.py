@@ -14,7 +14,6 @@ from plugins.jobs.fold.all_jobs import AllJobs, FoldedEvent
 from plugins.jobs.fold.questions import suite_name
 from plugins.jobs.fold.state import JobEvaluation, JobState
 from plugins.jobs.log import job_view, spending
-from plugins.page.views.curves import HELD_OUT, Curve, CurveChart, CurvePoint, Figure
 from schemas import json_text
 from schemas.events import JobEvent
 from streams.errors import NotFoundError
@@ -22,7 +21,9 @@ from streams.evaluation.intervals import wilson
 from streams.kafka.topics import topics
 from streams.output import moment
 from streams.tools.archive import history
+from streams.tools.views.curve import HELD_OUT, Curve, CurveChart, CurvePoint, Figure
 from streams.tools.views.log_view import LogReader, Row
+from streams.tools.views.view_section import ViewPage, ViewSection
 
 COSTS_BY: tuple[spending.CostName, ...] = ("tenant", "month", "policy")
 STEP_ROWS = 100
@@ -273,3 +274,13 @@ def _fold(log: LogReader, jobs: AllJobs) -> Iterator[FoldedEvent]:
     for record in source.read({tp: low for tp, (low, _) in bounds.items()}, ends):
         if (folded := jobs.take(record)) is not None:
             yield folded
+
+
+SECTIONS = (
+    ViewSection(
+        "jobs",
+        "Jobs",
+        "plugins.page",
+        (ViewPage("", "jobs.html", list_jobs), ViewPage("/{job_id:path}", "job.html", find_job)),
+    ),
+)

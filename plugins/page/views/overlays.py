@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from plugins.page.views.curves import COLOURS, ChartSection, Curve, CurveChart, Over, read_sections
+from plugins.page.views.curves import COLOURS, ChartSection, read_sections
 from schemas.events import ExperimentEvent
 from schemas.faults import nearest
 from schemas.serde import Poison
@@ -20,6 +20,7 @@ from streams.errors import NotFoundError, SettingsError
 from streams.tools.archive import history
 from streams.tools.replay import experiments
 from streams.tools.replay.experiments import Experiment
+from streams.tools.views.curve import Curve, CurveChart, Over
 from streams.tools.views.log_view import LogSnapshot, LogView
 
 MOST_OVERLAYS = COLOURS - 1

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plugins.page.views.curves import TRAINED_SQL, Over, answered_sql, suite_scores, train_groups
+from plugins.page.views.curves import TRAINED_SQL, answered_sql, suite_scores, train_groups
 from plugins.page.views.overlays import CurveOverlay, read_experiments, read_overlay
 from plugins.page.views.question_flips import QuestionTable, read_questions
 from schemas.events import AdapterEvent
@@ -21,6 +21,7 @@ from streams.adapters.serving import Serving, Status, refusal, step_in_place
 from streams.errors import NotFoundError
 from streams.tools.query.views import literal
 from streams.tools.replay.experiments import Experiment
+from streams.tools.views.curve import Over
 from streams.tools.views.log_view import LogSnapshot, Row, RowPage
 
 PAGE_SIZE = 100

@@ -13,12 +13,12 @@ from starlette.testclient import TestClient
 
 from plugins.page import app, chart, export
 from plugins.page.views import curves, overlays, policy_versions
-from plugins.page.views.curves import Curve, CurveChart, CurvePoint, Figure
 from plugins.page.views.question_flips import read_questions
 from schemas.events import ExperimentEvent, derive_id
 from streams.settings.model import Archive, Settings
 from streams.tools.query.session import Session
 from streams.tools.replay import experiments
+from streams.tools.views.curve import Curve, CurveChart, CurvePoint, Figure
 from streams.tools.views.log_view import LogView
 from streams.tools.views.rights import LogRights
 from tests.plugins.page.test_page import Words, words
