@@ -18,6 +18,6 @@ PLUGIN = Plugin(
     commands={
         "page": PluginCommand("plugins.page.commands:page", "Serve a web page of the log.", section="Look at the log")
     },
-    extends={"page": "plugins.page.views.job_list:SECTIONS"},
+    extends={"page": "plugins.jobs.job_pages:SECTIONS"},
     companions={"page": "plugins.page.commands:demo_companion"},
 )

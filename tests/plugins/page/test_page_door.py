@@ -17,13 +17,13 @@ from starlette.testclient import TestClient
 from gateway.http.door import Door
 from gateway.http.limits import KeyLimits
 from gateway.rooms.routes import TABLE
+from plugins.jobs.job_pages import list_jobs
 from plugins.page import app, cookie as entrance, decision_forms, render
 from plugins.page.cookie import PAGE_ROUTES, LoginCookie, PageEntrance
 from plugins.page.forms import SentForm
 from plugins.page.login import PagePeople
 from plugins.page.mount import PageMount, mount
 from plugins.page.views import plugin_list
-from plugins.page.views.job_list import list_jobs
 from schemas.events import AccessRole
 from streams.access.credentials import TokenPair
 from streams.access.roles import ROLES, allowed_to

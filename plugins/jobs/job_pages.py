@@ -280,7 +280,7 @@ SECTIONS = (
     ViewSection(
         "jobs",
         "Jobs",
-        "plugins.page",
+        "plugins.jobs",
         (ViewPage("", "jobs.html", list_jobs), ViewPage("/{job_id:path}", "job.html", find_job)),
     ),
 )
