@@ -20,6 +20,6 @@ PLUGIN = Plugin(
         "jobs.order": ("submitter", "trainer"),
         "jobs.command": ("trainer",),
     },
-    extends={"jobs": "plugins.jobs.orders.rl_training:TYPES"},
+    extends={"jobs": "plugins.jobs.orders.rl_training:TYPES", "page": "plugins.jobs.job_pages:SECTIONS"},
     controllers={"jobs": ("jobs", "run")},
 )

@@ -12,12 +12,11 @@ from streams.plugins.plugin import Plugin, PluginCommand
 
 PLUGIN = Plugin(
     name="page",
-    requires=("improve", "jobs"),
+    requires=("improve",),
     settings="plugins.page.settings:Page",
     serves="plugins.page.mount:PagePart",
     commands={
         "page": PluginCommand("plugins.page.commands:page", "Serve a web page of the log.", section="Look at the log")
     },
-    extends={"page": "plugins.jobs.job_pages:SECTIONS"},
     companions={"page": "plugins.page.commands:demo_companion"},
 )
