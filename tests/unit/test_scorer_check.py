@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ def source(name: str) -> RewardSource:
 
 
 def by_http(settings: Settings, name: str) -> dict[str, Any]:
-    nothing: Any = None
+    nothing: Any = SimpleNamespace(states=None)
     app = Application(log_rooms(settings, nothing), version="0", max_body_bytes=100_000)
     http = TestClient(Door(app, TABLE, Known("admin"), KeyLimits(Serve())))
     answer = http.post("/tasks", headers=BEARER, json={"input": "q", "answer": "a", "reward_sources": [name]})
