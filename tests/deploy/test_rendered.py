@@ -25,6 +25,7 @@ import httpx
 import pytest
 import yaml
 
+from plugins.jobs.controller.gauges import JOBS
 from schemas.events import Message, RewardSource, Sampling
 from streams import output
 from streams.kafka.registry.server import serve as serve_schemas
@@ -265,7 +266,7 @@ def test_a_job_that_is_ordered_in_a_pod_is_done(release: Release) -> None:
     }
     order = ("jobs", "start", "default", "--queries", "-", "--iterations", "1", "--config", json.dumps(config))
     (job,) = release.told(*order, stdin=queries)
-    until(lambda: release.total("jobs", catalog.JOBS, status="completed") == 1, "its end", folder=release.host.folder)
+    until(lambda: release.total("jobs", JOBS, status="completed") == 1, "its end", folder=release.host.folder)
     assert release.told("jobs", "watch", job["job_id"])[-1]["kind"] == "completed"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from plugins.jobs.controller.controller import JobController
+from plugins.jobs.controller.gauges import JOBS
 from plugins.jobs.fold.state import JobState, fold
 from plugins.jobs.log.job_log import JobCommand, JobLog
 from plugins.jobs.orders.request import JobOrder
@@ -169,7 +170,7 @@ def test_a_job_waits_for_the_one_before_it_of_its_policy(made: Settings) -> None
 
             def counted() -> dict[str, float]:
                 controller.step()
-                found = parse(meter.text()).family(catalog.JOBS.name)
+                found = parse(meter.text()).family(JOBS.name)
                 return {one.labels["status"]: one.value for one in found if one.labels["policy"] == "queued"}
 
             until(lambda: (found := counted()).get("running") == found.get("cancelled") == 1, "both in the metrics")
