@@ -43,7 +43,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from streams.kafka.node import process as broker
-from streams.settings.model import Broker, Settings
+from streams.settings.load import section_types
+from streams.settings.model import Broker
 
 ROOT = Path(__file__).parents[1]
 FIRST = "README.md"
@@ -185,7 +186,7 @@ def run_page(name: str, folder: Path, *, more: str, limit_s: float) -> Iterator[
 def _is_settings(step: Step) -> bool:
     """Return whether a file has settings and leaves it open where the log is."""
     sections = tomllib.loads(step.command) if step.file is not None and step.file.endswith(".toml") else {}
-    return bool(sections) and sections.keys() <= Settings.model_fields.keys() - {"kafka"}
+    return bool(sections) and sections.keys() <= section_types().keys() - {"kafka"}
 
 
 def _run_step(step: Step, folder: Path, bash: Callable[[str], tuple[int, str]], port: int, judge: str) -> Ran:
