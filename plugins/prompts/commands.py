@@ -87,7 +87,7 @@ def prompts_show(call: AppContext, reference: str, values: str | None, output: O
     from plugins.prompts.versions.prompt_use import PromptReference
     from streams.cli.runtime import json_object
 
-    states = prompt_log.read(call.settings)
+    states = prompt_log.PROMPTS.read(call.settings)
     parsed = PromptReference.parse(reference)
     if "@" not in reference and parsed.name in states:
         parsed = PromptReference(parsed.name, version=len(states[parsed.name].versions))
@@ -169,7 +169,7 @@ def prompts_optimize(
         "config": config,
         "tenant": tenant,
     }
-    ordered = search_request.order(search_request.read_request(body), settings, prompt_log.read(settings))
+    ordered = search_request.order(search_request.read_request(body), settings, prompt_log.PROMPTS.read(settings))
     with JobLog(settings) as jobs:
         job = jobs.start(ordered, actor=user_name(), key=None)
     if not order_only:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from plugins.prompts.versions import prompt_use
-from plugins.prompts.versions.prompt_log import PromptLog, existing
+from plugins.prompts.versions.prompt_log import PromptLog
 from plugins.prompts.versions.prompt_use import PromptReference
 from schemas.events import PromptUse, Task
 from streams.access.tenants.tenant_names import named
@@ -31,7 +31,7 @@ class PromptStep(LineStep):
         return value | {"name": named(tenant, value["name"])}
 
     def find(self, value: PromptLine, unit: str | None) -> PromptUse:
-        reference, states = PromptReference.parse(value.name), existing(self._registries(PromptLog))
+        reference, states = PromptReference.parse(value.name), self._registries(PromptLog)
         version = prompt_use.resolve(states, reference, unit or "")
         target = states[reference.name].aliases.get(reference.alias or "")
         if unit is None and target is not None and target.version is None:
@@ -42,7 +42,7 @@ class PromptStep(LineStep):
         return prompt_use.use(version, reference, value.variables)
 
     def candidates(self, value: PromptLine) -> Iterator[PromptUse]:
-        reference, states = PromptReference.parse(value.name), existing(self._registries(PromptLog))
+        reference, states = PromptReference.parse(value.name), self._registries(PromptLog)
         for version in reversed(states[reference.name].versions if reference.name in states else ()):
             if reference.version in (None, version.number):
                 with suppress(EventError):  # this version has other variables

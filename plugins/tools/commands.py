@@ -58,7 +58,7 @@ def tools_list(call: AppContext, output: Output) -> None:
             "state": _state(entry),
             "about": tool.description,
         }
-        for entry in tool_log.read(call.settings).values()
+        for entry in tool_log.TOOLS.read(call.settings).values()
         for name, tool in (entry.names.items() or [(entry.tool_id, Tool(name="", description="our own server"))])
     ]
     columns = [show.Column("tool", "tool_id"), *(show.Column(title, title) for title in ("kind", "endpoint", "state"))]
@@ -77,7 +77,7 @@ def tools_show(call: AppContext, name: str, output: Output) -> None:
     from streams import output as show
     from streams.errors import NotFoundError
 
-    entries = tool_log.read(call.settings)
+    entries = tool_log.TOOLS.read(call.settings)
     if name not in entries:
         raise NotFoundError(f"there is no entry {name[:140]!r}; {nearest(name, entries)}")
     entry = entries[name]

@@ -53,6 +53,8 @@ class RegistryShape(Generic[E, S]):
     refusal: Callable[[S, E], str | None]
     """Returns why an event does not change a thing in this state; None if it takes effect."""
     fold: Callable[[S, E, Coordinates], S]
+    is_there: Callable[[S], bool] = lambda _: True
+    """Whether a name in this state exists; of others only the events do, as of one that was removed."""
 
     def take(self, states: dict[str, S], event: E, at: Coordinates) -> None:
         """Fold an event into the state of the name that it is about."""
@@ -61,15 +63,19 @@ class RegistryShape(Generic[E, S]):
         states[name] = self.fold(before, event, at)
 
     def read(self, settings: Settings) -> dict[str, S]:
-        """Return the states of this log as they are now, by name; records that are not events of the topic are skipped.
-        Raises NotFoundError if the topic does not exist, LogError.
+        """Return the states of what exists in this log now, by name; records that are not events of the topic are
+        skipped. Raises NotFoundError if the topic does not exist, LogError.
         """
         partitions, states = topics(settings.topics)[self.label].partitions, dict[str, S]()
         for record in read_topic(settings, self.label):
             event = record.decode_placed(self.event, partitions)
             if not isinstance(event, Poison):
                 self.take(states, event, record.at)
-        return dict(sorted(states.items()))
+        return self.existing(states)
+
+    def existing(self, states: Mapping[str, S]) -> dict[str, S]:
+        """Return the states of what exists, in the order of names."""
+        return {name: state for name, state in sorted(states.items()) if self.is_there(state)}
 
 
 class FollowedStates(FollowedTopic, Generic[E, S]):
@@ -83,10 +89,10 @@ class FollowedStates(FollowedTopic, Generic[E, S]):
 
     @property
     def states(self) -> Mapping[str, S]:
-        """The state of every name that has events, by name. Raises LogError once the log cannot be read."""
+        """The state of everything that exists, by name. Raises LogError once the log cannot be read."""
         with self._changed:
             self._raise_error()
-            return dict(sorted(self._states.items()))
+            return self._shape.existing(self._states)
 
     def state(self, name: str) -> S:
         """Return a state after the records that were read. Raises LogError once the log cannot be read."""

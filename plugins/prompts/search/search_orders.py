@@ -106,6 +106,6 @@ def order(jobs: TenantJobs, body: Any) -> JobOrder:
     }
     search = search_request.read_request(fields)
     name = None if agent is None else body.agent_id
-    search_order = search_request.order(search, jobs.settings, prompt_log.read(jobs.settings), agent=name)
+    search_order = search_request.order(search, jobs.settings, prompt_log.PROMPTS.read(jobs.settings), agent=name)
     jobs.check_scorers(search_order)
     return search_order

@@ -58,7 +58,13 @@ class Activation:
 
 
 PROMPTS = RegistryShape(
-    "prompts", "prompt", PromptEvent, lambda name: PromptState(prompt=name), refusal, prompt_state.fold
+    "prompts",
+    "prompt",
+    PromptEvent,
+    lambda name: PromptState(prompt=name),
+    refusal,
+    prompt_state.fold,
+    is_there=lambda state: bool(state.versions),
 )
 
 
@@ -70,11 +76,6 @@ class PromptLog(Registry[PromptEvent, PromptState]):
     def __init__(self, settings: Settings) -> None:
         """Raises NotFoundError without the topic, LogError if the broker does not answer."""
         super().__init__(settings, PROMPTS)
-
-    @property
-    def states(self) -> Mapping[str, PromptState]:
-        """Every prompt that has a version, by its name. Raises LogError once the log cannot be read."""
-        return existing(super().states)
 
     def get(self, prompt: str) -> PromptState:
         """Return a prompt. Raises NotFoundError."""
@@ -162,16 +163,6 @@ def event_of(state: PromptState, kind: PromptKind, *, actor: str, reason: str, n
         actor=actor,
         reason=reason,
     )
-
-
-def read(settings: Settings) -> dict[str, PromptState]:
-    """Return the prompts of this log by name, as it is now. Raises NotFoundError without the topic, LogError."""
-    return existing(PROMPTS.read(settings))
-
-
-def existing(states: Mapping[str, PromptState]) -> dict[str, PromptState]:
-    """Return the prompts that have a version."""
-    return {name: state for name, state in states.items() if state.versions}
 
 
 def _check_known(state: PromptState, version: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from plugins.environments.environment_step import NamedEnvironment
-from plugins.tools.registry.tool_log import ToolLog, existing
+from plugins.tools.registry.tool_log import ToolLog
 from plugins.tools.registry.tool_state import ToolState, check_trusted, find
 from schemas.events import Task
 from streams.access.tenants.tenant_names import named, own_of
@@ -31,7 +31,7 @@ class ToolIdsStep(LineStep):
         return [named(tenant, tool_id) for tool_id in value]
 
     def complete(self, task: Task, value: list[str]) -> CompletedTask:
-        entries = own_of(self._tenant, existing(self._registries(ToolLog)))
+        entries = own_of(self._tenant, self._registries(ToolLog))
         by_name = {tool.name: tool.name for tool in task.tools}
         tools, references = [*task.tools], []
         for tool_id in value:
@@ -48,7 +48,7 @@ class ToolIdsStep(LineStep):
 def environment_of_entry(name: str, registries: Registries) -> NamedEnvironment | None:
     """Return the environment of an entry; None if none has this name. Raises RefusedError, LogError."""
     try:
-        entry = existing(registries(ToolLog)).get(name)
+        entry = registries(ToolLog).get(name)
     except NotFoundError:
         return None
     if entry is None or entry.environment is None:

@@ -6,7 +6,6 @@ add, note, accept, remove ──► event with the sequence it expects ──►
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -37,7 +36,15 @@ class EntryOrder(NamedTuple):
     max_turns: int | None = None
 
 
-TOOLS = RegistryShape("tools", "tool", ToolEvent, lambda name: ToolState(tool_id=name), refusal, tool_state.fold)
+TOOLS = RegistryShape(
+    "tools",
+    "tool",
+    ToolEvent,
+    lambda name: ToolState(tool_id=name),
+    refusal,
+    tool_state.fold,
+    is_there=lambda state: state.added is not None,
+)
 
 
 class ToolLog(Registry[ToolEvent, ToolState]):
@@ -49,21 +56,16 @@ class ToolLog(Registry[ToolEvent, ToolState]):
         """Raises NotFoundError without the topic, LogError if the broker does not answer."""
         super().__init__(settings, TOOLS)
 
-    @property
-    def entries(self) -> Mapping[str, ToolState]:
-        """All entries, by name. Raises LogError once the log cannot be read."""
-        return existing(self.states)
-
     def get(self, tool_id: str) -> ToolState:
         """Return an entry that exists. Raises NotFoundError."""
         state = self.state(tool_id)
         if state.added is None:
-            raise NotFoundError(f"there is no entry {tool_id[:140]!r}; {nearest_own(tool_id, self.entries)}")
+            raise NotFoundError(f"there is no entry {tool_id[:140]!r}; {nearest_own(tool_id, self.states)}")
         return state
 
     def find(self, tool_id: str) -> RegisteredTool:
         """Return a tool by its id. Raises NotFoundError."""
-        return find(self.entries, tool_id)
+        return find(self.states, tool_id)
 
     def add(self, order: EntryOrder, offer: Offer, decision: RegistryDecision) -> ToolState:
         """Add an entry, and return it; one that is the same already is returned as it is.
@@ -71,7 +73,7 @@ class ToolLog(Registry[ToolEvent, ToolState]):
         Raises EventError for one that cannot be, RefusedError if there is another of its name, LogError.
         """
         state, name = self.state(order.tool_id), order.tool_id.casefold()
-        if twin := next((each for each in self.entries if each.casefold() == name and each != order.tool_id), None):
+        if twin := next((each for each in self.states if each.casefold() == name and each != order.tool_id), None):
             raise RefusedError(f"there is {twin}, from which {order.tool_id} differs in case alone; take another name")
         added = state.added
         if added is not None and state.seen is not None:
@@ -129,16 +131,6 @@ def event_of(state: ToolState, kind: ToolKind, decision: RegistryDecision, *, no
         actor=decision.actor,
         reason=decision.reason,
     )
-
-
-def read(settings: Settings) -> dict[str, ToolState]:
-    """Return the entries of this log by name, as it is now. Raises NotFoundError without the topic, LogError."""
-    return existing(TOOLS.read(settings))
-
-
-def existing(states: Mapping[str, ToolState]) -> dict[str, ToolState]:
-    """Return the entries that were added and not removed."""
-    return {name: state for name, state in states.items() if state.added is not None}
 
 
 def _fields(offer: Offer) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class EnvironmentTrials:
     )
     def list_environments(self, request: Request) -> KeptEnvironments:
         """List the environments of the registry."""
-        entries = own_of(tenant_of(request), self._log.registry(ToolLog).entries).values()
+        entries = own_of(tenant_of(request), self._log.registry(ToolLog).states).values()
         return KeptEnvironments(object="list", data=[_row(entry) for entry in entries if entry.environment is not None])
 
     @REST.post(

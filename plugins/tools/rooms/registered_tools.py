@@ -155,7 +155,7 @@ class RegisteredTools:
     @REST.get("/mcp/tools", may="agents.read", refuses=(), at_once=AT_ONCE, example=ROWS)
     def list_tools(self, request: Request) -> ToolRows:
         """List tools by their ids."""
-        return _rows(own_of(tenant_of(request), self._tools.entries).values())
+        return _rows(own_of(tenant_of(request), self._tools.states).values())
 
     @REST.post(
         "/mcp/tools",
@@ -253,7 +253,7 @@ class RegisteredTools:
             agent = named(principal.tenant, principal.agent_id)
             if name not in _tools_of_agent(self._settings, agent):
                 raise denied(request, "chat.call", f"agent {agent} is not registered with tool {name}", "tool_id")
-        return find(own_of(tenant_of(request), self._tools.entries), name)
+        return find(own_of(tenant_of(request), self._tools.states), name)
 
     def _call(self, tool: RegisteredTool, arguments: Mapping[str, Any]) -> ToolResult:
         with _call_errors("arguments"):

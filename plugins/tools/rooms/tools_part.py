@@ -91,5 +91,5 @@ def record_own_tools(log: ToolLog, toolsets: Mapping[str, tuple[Tool, ...]]) -> 
 
 def report_changes(log: ToolLog, meter: Meter) -> None:
     """Set the gauge of each entry: 1 if its newest description is not the accepted one."""
-    for name, entry in log.entries.items():
+    for name, entry in log.states.items():
         meter.set(TOOLS_CHANGED, 0.0 if entry.is_trusted else 1.0, name)

@@ -88,7 +88,7 @@ def versions(settings: Settings, *contents: str, alias: str | None = "production
 def ordered(settings: Settings, jobs: JobLog, method: str = "pairs", **config: Any) -> JobState:
     questions = QUESTIONS if method != "live" or config.get("share") is None else []
     body = {"policy": "default", "prompt": "sums", "method": method, "questions": questions, "config": config}
-    order = search_request.order(search_request.read_request(body), settings, prompt_log.read(settings))
+    order = search_request.order(search_request.read_request(body), settings, prompt_log.PROMPTS.read(settings))
     return jobs.start(order, actor="ann", key=None)
 
 
@@ -111,7 +111,7 @@ def test_the_better_of_given_prompts_is_found_reported_on_a_third_split_and_gets
         job = ordered(made, jobs, alias="production", max_answers=150)
         done = run(made, job.job_id)
     assert (done.status, done.metrics["gain"] > 0.3, done.metrics["test_gain"] > 0.3) == ("completed", True, True)
-    state = prompt_log.read(made)["sums"]
+    state = prompt_log.PROMPTS.read(made)["sums"]
     assert state.aliases["production"].version == 3
     assert state.reports[job.job_id].metrics.items() <= done.metrics.items()
     assert max(asked.values()) == 1
@@ -220,7 +220,7 @@ def test_a_live_search_shares_an_alias_by_thread_stops_by_itself_and_is_continue
             activate(made, log, refused)
         done = run(made, job.job_id)
     assert (done.status, done.metrics["test_gain"] > 0.3) == ("completed", True), done.reason
-    state = prompt_log.read(made)["sums"]
+    state = prompt_log.PROMPTS.read(made)["sums"]
     assert state.aliases["production"].version == 3 and done.metrics["answers"] < 400
     events = [event for _, event in read(made, PromptEvent) if event.job_id == job.job_id]
     kinds = [event.kind for event in events]
@@ -282,13 +282,13 @@ def test_a_cancelled_live_search_gives_its_alias_back_and_a_job_that_trains_wait
             stop.wait(0.05)
         stop.set()
         looking.join()
-    moved = prompt_log.read(made)["sums"].aliases["production"]
+    moved = prompt_log.PROMPTS.read(made)["sums"].aliases["production"]
     assert (moved.version, "enough" in moved.event.reason) == (1, True)
 
 
 def test_a_live_search_that_a_policy_trains_against_fails_by_name(made: Settings) -> None:
     versions(made, "One.", "Two.")
-    trained = prompt_use.use(prompt_log.read(made)["sums"].versions[0], PromptReference.parse("sums"), {})
+    trained = prompt_use.use(prompt_log.PROMPTS.read(made)["sums"].versions[0], PromptReference.parse("sums"), {})
     with JobLog(made) as jobs, Producer(made) as producer:
         producer.send(job_event("created", spec=job_spec(prompt_version=trained), policy="other"))
         producer.flush()
@@ -298,7 +298,7 @@ def test_a_live_search_that_a_policy_trains_against_fails_by_name(made: Settings
         "failed",
         True,
     )
-    assert prompt_log.read(made)["sums"].aliases["production"].version == 1
+    assert prompt_log.PROMPTS.read(made)["sums"].aliases["production"].version == 1
 
 
 def propose(request: str) -> str:
@@ -329,7 +329,7 @@ def test_reflection_is_resumed_without_paying_twice_and_accepts_no_text_twice(ma
         prompt_worker.run(made, stop=stop, until_done=job.job_id)
         watching.join()
         done = run(made, job.job_id)
-    state = prompt_log.read(made)["sums"]
+    state = prompt_log.PROMPTS.read(made)["sums"]
     assert (done.status, max(asked.values())) == ("completed", 1)
     requests = [event.reflection.request_digest for _, event in read(made, PromptEvent) if event.reflection]
     assert len(requests) == len(set(requests)) > 0

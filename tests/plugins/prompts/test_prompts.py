@@ -51,7 +51,7 @@ def test_writers_at_once_number_their_versions_without_a_gap_and_the_same_text_o
     with PromptLog(made) as one, PromptLog(made) as other, ThreadPoolExecutor(8) as pool:
         wanted = texts(*(f"Say {number % 6}." for number in range(12)))
         list(pool.map(lambda pair: (one, other)[pair[0] % 2].create(pair[1]), enumerate(wanted)))
-    [state] = prompt_log.read(made).values()
+    [state] = prompt_log.PROMPTS.read(made).values()
     assert [version.number for version in state.versions] == list(range(1, 7))
     assert {version.messages[0].content for version in state.versions} == {f"Say {number}." for number in range(6)}
     audited = invoke(made, "audit")
@@ -283,7 +283,7 @@ def test_an_alias_is_moved_by_those_alone_who_may_promote_whichever_route_they_a
         assert (runs_code.status_code, "code.run" in runs_code.text) == (403, True), runs_code.text
         assert ask("trainer", "/prompts/optimize", search | {"config": {}}).status_code == 201
         assert ask("admin", "/prompts/optimize", search).status_code == 201
-    [state] = prompt_log.read(settings).values()
+    [state] = prompt_log.PROMPTS.read(settings).values()
     assert (len(state.versions), state.aliases["production"].version) == (2, 1)
     refusals = [event for _, event in read(settings, RequestEvent) if not event.allowed]
     assert {event.action for event in refusals} == {"adapters.promote", "code.run"} and len(refusals) == 19

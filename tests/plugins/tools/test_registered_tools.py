@@ -180,7 +180,7 @@ def test_a_name_that_differs_from_another_in_case_alone_is_refused(registry: Reg
     assert typed.exit_code == 4 and "there is twin" in typed.stderr
     trial = registry.http("POST", "/rl/environments", {"environment": "guess", "name": "TWIN"})
     assert (trial.status_code, "there is twin" in error(trial)) == (409, True)
-    assert "TWIN" not in tool_log.read(registry.settings)
+    assert "TWIN" not in tool_log.TOOLS.read(registry.settings)
 
 
 def test_a_tool_that_ends_its_process_is_an_answer_that_says_so(registry: Registry) -> None:
@@ -401,7 +401,7 @@ def test_what_cannot_be_a_tool_is_refused_in_the_same_words_everywhere(
     typed = registry.command("agents", "tools", "add", body["tool_id"], body["endpoint"], *words)
     assert typed.exit_code != 0
     assert problem in " ".join(typed.stderr.split())
-    assert "bad" not in tool_log.read(registry.settings)
+    assert "bad" not in tool_log.TOOLS.read(registry.settings)
 
 
 @pytest.mark.parametrize("role", [role for role in ROLES if role != "admin"])
@@ -469,7 +469,7 @@ def test_a_server_writes_what_it_offers_once_and_an_other_list_alarms_until_it_i
 
 
 def test_a_server_that_starts_has_written_its_tools(registry: Registry) -> None:
-    entries = tool_log.read(registry.settings)
+    entries = tool_log.TOOLS.read(registry.settings)
     assert entries["mcp:log"].is_trusted and entries["mcp:log"].accepted_by == "serve"
     assert "mcp:log" not in {row["entry"] for row in registry.http("GET", "/mcp/tools").json()["data"]}
 
@@ -483,7 +483,7 @@ def test_a_task_that_names_tools_has_their_descriptions_and_says_which_were_acce
     assert sent.status_code == 201, sent.text
     [task] = [task for _, task in read(registry.settings, Task) if task.task_id == "named"]
     assert [tool.description for tool in task.tools] == ["Multiply."]
-    accepted = tool_log.read(registry.settings)["times"].accepted
+    accepted = tool_log.TOOLS.read(registry.settings)["times"].accepted
     assert accepted is not None and task.metadata[TOOL_IDS] == f"times@{accepted.digest[:16]}"
     for ids, problem in (
         (["tmies"], "there is no tool 'tmies'; did you mean times"),
