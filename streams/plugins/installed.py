@@ -113,6 +113,23 @@ def extensions(name: str) -> tuple[Any, ...]:
     return tuple(item for plugin, _, _ in load_plugins() for item in plugin.load_all(plugin.extends.get(name)))
 
 
+def load_only(reference_of: Callable[[Plugin], str | None], does: str) -> Any | None:
+    """Return the object that one loaded plugin declares; None if none does. `does`: what it is for, `read data sets`.
+
+    Raises SettingsError if several declare one, or if it cannot be imported.
+    """
+    declared = [(plugin, ref) for plugin, _, _ in load_plugins() if (ref := reference_of(plugin)) is not None]
+    if len(declared) > 1:
+        raise SettingsError(f"plugins {' and '.join(plugin.name for plugin, _ in declared)} both {does}")
+    return declared[0][0].load(declared[0][1]) if declared else None
+
+
+def installed_with(declares: Callable[[Plugin], bool]) -> str | None:
+    """Return the name of an installed plugin that declares something, loaded or not; None if none does."""
+    plugins = (installation.load().plugin for installation in installations())
+    return next((plugin.name for plugin in plugins if declares(plugin)), None)
+
+
 def plugin_entries(
     entries: Callable[[Plugin], Mapping[str, T]], noun: str, of_core: Collection[str]
 ) -> dict[str, tuple[Plugin, T]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from streams.plugins.installed import installations, load_plugins
+from streams.plugins.installed import installed_with, load_plugins
 from streams.plugins.plugin import Plugin
 
 
@@ -23,10 +23,9 @@ def load_public(name: str, of_core: Sequence[str]) -> Any:
     if name in names:
         plugin, reference = names[name]
         return plugin.load(reference)
-    installed = [] if name.startswith("_") else installations()
-    for plugin in (installation.load().plugin for installation in installed):
-        if name in _names([plugin]):
-            raise AttributeError(f"streamward.{name} is of plugin {plugin.name}, which is not loaded (plugins.load)")
+    owner = None if name.startswith("_") else installed_with(lambda plugin: name in _names([plugin]))
+    if owner is not None:
+        raise AttributeError(f"streamward.{name} is of plugin {owner}, which is not loaded (plugins.load)")
     raise AttributeError(f"no {name!r} in streamward; it has {', '.join([*of_core, *names])} and __version__")
 
 

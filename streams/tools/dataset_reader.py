@@ -11,9 +11,9 @@ from functools import cache
 from typing import Protocol
 
 from schemas.events import DatasetEvent, TuningMethod
-from streams.errors import RefusedError, SettingsError
+from streams.errors import RefusedError
 from streams.kafka.history import History
-from streams.plugins.installed import load_plugins
+from streams.plugins.installed import load_only
 from streams.settings.model import Settings
 from streams.tools.audit.facts import AuditFinding
 from trainer.examples.tuned_examples import DatasetExamples
@@ -56,10 +56,8 @@ class _NoDatasets:
 @cache
 def dataset_reader() -> DatasetReader:
     """Return that of the loaded plugins; without one, it refuses every data set. Raises SettingsError for two."""
-    declared = [(plugin, plugin.datasets) for plugin, _, _ in load_plugins() if plugin.datasets is not None]
-    if len(declared) > 1:
-        raise SettingsError(f"plugins {' and '.join(plugin.name for plugin, _ in declared)} both read data sets")
-    return declared[0][0].load(declared[0][1])() if declared else _NoDatasets()
+    reader: DatasetReader = (load_only(lambda plugin: plugin.datasets, "read data sets") or _NoDatasets)()
+    return reader
 
 
 def texts_of(settings: Settings, history: History) -> DatasetTexts:

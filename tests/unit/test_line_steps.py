@@ -71,11 +71,11 @@ def test_the_order_in_which_steps_are_declared_changes_no_task(monkeypatch: pyte
 
 def test_a_field_without_a_step_is_refused_with_the_plugin_that_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     declared(monkeypatch, {})
-    monkeypatch.setattr(line_steps, "installations", list)
+    monkeypatch.setattr(installed, "installations", list)
     [bad] = check(tool_ids=["sums"]).problems
     assert bad.error == "tool_ids: no installed plugin reads it"
     greeters = InstalledPlugin(Plugin(name="greeters", line_steps={"prompt_version": "a:Step"}), "greeters", "1")
-    monkeypatch.setattr(line_steps, "installations", lambda: [type("One", (), {"load": lambda _: greeters})()])
+    monkeypatch.setattr(installed, "installations", lambda: [type("One", (), {"load": lambda _: greeters})()])
     [bad] = check(prompt_version="greet").problems
     assert bad.error == "prompt_version: plugin greeters, which reads it, is not loaded (plugins.load)"
     with pytest.raises(EventError, match="plugin greeters"):

@@ -214,7 +214,7 @@ def test_a_data_set_is_refused_where_no_plugin_reads_it_and_two_that_would_are(
     done = run_with(tmp_path, *check)
     assert done.returncode == 4 and "data set 'good': no plugin that builds data sets is loaded" in done.stderr
     twice = of(Plugin(name="a", datasets="a:read"), Plugin(name="b", datasets="b:read"))
-    monkeypatch.setattr(readers, "load_plugins", lambda: twice)
+    monkeypatch.setattr(installed, "load_plugins", lambda: twice)
     with pytest.raises(SettingsError, match="plugins a and b both read data sets"):
         readers.dataset_reader.__wrapped__()
 
@@ -240,7 +240,7 @@ def test_an_environment_is_refused_where_no_plugin_plays_it_and_two_that_would_a
     assert sent.returncode == 1
     assert "environment: plugin environments, which reads it, is not loaded (plugins.load)" in sent.stderr
     twice = of(Plugin(name="a", episodes="a:play"), Plugin(name="b", episodes="b:play"))
-    monkeypatch.setattr(players, "load_plugins", lambda: twice)
+    monkeypatch.setattr(installed, "load_plugins", lambda: twice)
     with pytest.raises(SettingsError, match="plugins a and b both play environments"):
         players.episode_player.__wrapped__()
 

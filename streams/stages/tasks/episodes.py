@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from schemas.events import EpisodeStart, Message, RewardSource, Task, Tool
 from streams.errors import SettingsError
-from streams.plugins.installed import load_plugins
+from streams.plugins.installed import load_only
 from streams.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -102,10 +102,8 @@ class _NoEpisodes:
 @cache
 def episode_player() -> EpisodePlayer:
     """Return that of the loaded plugins; without one, it refuses every environment. Raises SettingsError for two."""
-    declared = [(plugin, plugin.episodes) for plugin, _, _ in load_plugins() if plugin.episodes is not None]
-    if len(declared) > 1:
-        raise SettingsError(f"plugins {' and '.join(plugin.name for plugin, _ in declared)} both play environments")
-    return declared[0][0].load(declared[0][1])() if declared else _NoEpisodes()
+    player: EpisodePlayer = (load_only(lambda plugin: plugin.episodes, "play environments") or _NoEpisodes)()
+    return player
 
 
 def name_of_episode(name: str, seed: int) -> Message:

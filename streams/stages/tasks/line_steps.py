@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from schemas.events import Task
 from streams.errors import EventError, NotFoundError, RefusedError, SettingsError
 from streams.kafka.named_states import Registry
-from streams.plugins.installed import installations, plugin_entries
-from streams.plugins.plugin import Plugin
+from streams.plugins.installed import installed_with, plugin_entries
 from streams.settings.model import Settings
 
 FIELDS = ("prompt_version", "tool_ids", "environment")
@@ -121,11 +120,6 @@ def _steps() -> dict[str, type[LineStep]]:
 def _step(field: str) -> type[LineStep]:
     if field in _steps():
         return _steps()[field]
-    plugins = [installation.load().plugin for installation in installations()]
-    raise EventError(
-        next((_not_loaded(plugin) for plugin in plugins if field in plugin.line_steps), "no installed plugin reads it")
-    )
-
-
-def _not_loaded(plugin: Plugin) -> str:
-    return f"plugin {plugin.name}, which reads it, is not loaded (plugins.load)"
+    name = installed_with(lambda plugin: field in plugin.line_steps)
+    not_loaded = f"plugin {name}, which reads it, is not loaded (plugins.load)"
+    raise EventError("no installed plugin reads it" if name is None else not_loaded)
