@@ -62,7 +62,8 @@ async def with_prompt(
             whole = _after(use, call)
             if whole is not None and await recorder.is_continued(whole):
                 return whole
-        use = steps.find("prompt_version", line, call.trajectory_id or user or opening(call.messages).hex())
+        unit = call.trajectory_id or user or opening(call.messages).hex()
+        use = await asyncio.to_thread(steps.find, "prompt_version", line, unit)  # may follow the prompts anew
         return replace(call, messages=after_prompt(use, call.messages), prompt_version=use)
     except NotFoundError as exc:
         raise CallError("not_found", str(exc), "prompt") from exc

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from schemas.events import EpisodeStart, PromptUse, Task, Tool, derive_id
+from gateway.agents.named_prompts import PromptParameter, with_prompt
+from schemas.events import EpisodeStart, Message, PromptUse, Sampling, Task, Tool, derive_id
 from streams.arrow.file_rows import json_lines
 from streams.errors import EventError, SettingsError
 from streams.plugins import installed
 from streams.plugins.installed import InstalledPlugin
 from streams.plugins.plugin import Plugin
 from streams.settings.model import Topics
+from streams.stages.agents.recording.calls import ModelCall
 from streams.stages.tasks import line_steps
 from streams.stages.tasks.line_steps import CompletedTask, LineStep, LineSteps
 from streams.stages.tasks.line_task import Reading
@@ -87,3 +90,25 @@ def test_a_step_of_an_unknown_field_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(installed, "load_plugins", lambda: (stranger,))
     with pytest.raises(SettingsError, match="thumbs is no field that a step completes; there are prompt_version, "):
         line_steps._steps.__wrapped__()
+
+
+class InThread(LineStep):
+    """Follows its registry, which may take a minute."""
+
+    def find(self, value: Any, unit: str | None) -> PromptUse:
+        with pytest.raises(RuntimeError):
+            asyncio.get_running_loop()
+        return PromptUse(name=value.name, version=1, messages=())
+
+
+def test_the_prompt_of_a_call_is_found_in_a_thread_while_the_server_answers_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    declared(monkeypatch, {"prompt_version": InThread})
+    asked = (Message(role="user", content="hi"),)
+    call = ModelCall(
+        agent_id="a", model="p", protocol="chat", messages=asked, sampling=Sampling(max_tokens=1), request_digest=""
+    )
+    unused: Any = None
+    found = asyncio.run(with_prompt(call, PromptParameter(id="greet"), LineSteps(), unused, None, "ann"))
+    assert found.prompt_version == PromptUse(name="greet", version=1, messages=())
