@@ -7,13 +7,13 @@ a generator, or questions and a model ──► synthesize: the same files
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import AppContext, json_object, output_option, pass_call
+from streams.cli.runtime import AppContext, json_object, output_option, pass_call, several
 from streams.cli.task_file import map_option
 from streams.errors import SettingsError
 
@@ -23,47 +23,37 @@ if TYPE_CHECKING:
     from plugins.data.cleaning.steps import DataRow
     from streams.output import Output
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 
 @click.group()
 def data() -> None:
     """Check, clean and make the rows that a policy is trained on."""
 
 
-def _source_options(command: F) -> F:
-    for option in (
-        map_option,
-        click.option("--split", default=None, help="Split of a data set's folder."),
-        click.option(
-            "--suite",
-            "suites",
-            type=click.Path(path_type=Path, dir_okay=False),
-            multiple=True,
-            metavar="FILE",
-            help="Suite whose questions must not be in the rows, in addition to guard.suite. May be repeated.",
-        ),
-        click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE..."),
-    ):
-        command = option(command)
-    return command
+_source_options = several(
+    click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE..."),
+    click.option(
+        "--suite",
+        "suites",
+        type=click.Path(path_type=Path, dir_okay=False),
+        multiple=True,
+        metavar="FILE",
+        help="Suite whose questions must not be in the rows, in addition to guard.suite. May be repeated.",
+    ),
+    click.option("--split", default=None, help="Split of a data set's folder."),
+    map_option,
+)
 
 
-def _write_options(command: F) -> F:
-    for option in (
-        click.option(
-            "--to", "folder", required=True, type=click.Path(path_type=Path, file_okay=False), help="New folder."
-        ),
-        click.option(
-            "--step",
-            "steps",
-            multiple=True,
-            metavar="NAME[=JSON]",
-            help="Take this step, with these options. May be repeated; the order counts.",
-        ),
-    ):
-        command = option(command)
-    return command
+_write_options = several(
+    click.option(
+        "--step",
+        "steps",
+        multiple=True,
+        metavar="NAME[=JSON]",
+        help="Take this step, with these options. May be repeated; the order counts.",
+    ),
+    click.option("--to", "folder", required=True, type=click.Path(path_type=Path, file_okay=False), help="New folder."),
+)
 
 
 @data.command("check")

@@ -9,14 +9,14 @@ A retry helps only once the cause is fixed.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import AppContext, output_option, pass_call, user_name
+from streams.cli.runtime import AppContext, output_option, pass_call, several, user_name
 from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 DUMPED_BYTES = 4096
 """Bytes to dump of a payload that is not an event; --raw writes all of them."""
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 
 @click.group()
 def dlq() -> None:
@@ -40,23 +38,18 @@ def dlq() -> None:
     """
 
 
-def _filters(command: F) -> F:
-    """Add the options that choose dead letters; the command gets `reason`, `stage`, `topic` and `since`."""
-    for option in (
-        click.option(
-            "--since",
-            metavar="TIME",
-            default=None,
-            help="Only those written since this time or age.",
-        ),
-        click.option(
-            "--topic", metavar="TOPIC", default=None, help="Only about records of this topic, by label or name."
-        ),
-        click.option("--stage", metavar="STAGE", default=None, help="Only those of this stage."),
-        click.option("--reason", metavar="REASON", default=None, help="Only with this reason."),
-    ):
-        command = option(command)
-    return command
+_filters = several(
+    click.option("--reason", metavar="REASON", default=None, help="Only with this reason."),
+    click.option("--stage", metavar="STAGE", default=None, help="Only those of this stage."),
+    click.option("--topic", metavar="TOPIC", default=None, help="Only about records of this topic, by label or name."),
+    click.option(
+        "--since",
+        metavar="TIME",
+        default=None,
+        help="Only those written since this time or age.",
+    ),
+)
+"""Adds the options that choose dead letters; the command gets `reason`, `stage`, `topic` and `since`."""
 
 
 def _matching(
@@ -255,20 +248,17 @@ def _text(data: bytes) -> str:
 # --- deciding ---------------------------------------------------------------------------------------------------------
 
 
-def _deciding(command: F) -> F:
-    """Add the arguments that `retry` and `drop` share."""
-    for option in (
-        output_option,
-        click.option("--dry-run", is_flag=True, help="Print what would happen, and write nothing."),
-        click.option("--why", "note", metavar="TEXT", default="", help="Reason to record with your name."),
-        click.option(
-            "--all-matching", is_flag=True, help="Decide about all open ones that match the filters, instead of LETTER."
-        ),
-        _filters,
-        click.argument("names", metavar="[LETTER]...", nargs=-1),
-    ):
-        command = option(command)
-    return command
+_deciding = several(
+    click.argument("names", metavar="[LETTER]...", nargs=-1),
+    _filters,
+    click.option(
+        "--all-matching", is_flag=True, help="Decide about all open ones that match the filters, instead of LETTER."
+    ),
+    click.option("--why", "note", metavar="TEXT", default="", help="Reason to record with your name."),
+    click.option("--dry-run", is_flag=True, help="Print what would happen, and write nothing."),
+    output_option,
+)
+"""Adds the arguments that `retry` and `drop` share."""
 
 
 @dlq.command("retry")

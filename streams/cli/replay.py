@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,6 +26,7 @@ from streams.cli.runtime import (
     json_object,
     output_option,
     pass_call,
+    several,
     source_option,
     until_stopped,
 )
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from streams.tools.replay.replay_context import Report
     from streams.tools.replay.run_replay import ReplayRequest
 
-F = TypeVar("F", bound=Callable[..., Any])
 OPTIONS = (
     click.argument("name"),
     click.option("--policy", default=None, metavar="NAME", help="Policy of the tasks.  [default: policy.name]"),
@@ -95,11 +95,8 @@ OPTIONS = (
 )
 
 
-def _request_options(command: F) -> F:
-    """Add the arguments that `plan` and `run` share."""
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
+_request_options = several(*OPTIONS)
+"""Adds the arguments that `plan` and `run` share."""
 
 
 @click.group()

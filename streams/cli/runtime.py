@@ -41,6 +41,19 @@ INTERRUPTED = 130
 """128 + SIGINT, as shells count."""
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def several(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return a decorator that adds these options and arguments to a command, in the order of its help."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
 reason_option = click.option("--reason", default="asked for", show_default=True, help="Why; it is recorded.")
 actor_option = click.option("--actor", metavar="NAME", help="Actor to record.  [default: your user name]")
 

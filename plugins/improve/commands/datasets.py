@@ -5,9 +5,8 @@ verdicts ──► build ──► a folder, and DatasetEvent ──► list, sh
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +16,7 @@ from streams.cli.runtime import (
     begin,
     output_option,
     pass_call,
+    several,
     source_option,
     until_stopped,
     user_name,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from streams.output import Output
     from streams.tools.archive.history import Source
 
-F = TypeVar("F", bound=Callable[..., Any])
 SHOWN = 12
 """Digits of a digest in a list."""
 
@@ -38,49 +37,42 @@ def datasets() -> None:
     """Build data sets of promoted runs, and rebuild them."""
 
 
-def rule_options(command: F) -> F:
-    """Add the options that decide which runs a data set has."""
-    for option in reversed(
-        (
-            click.option("--policy", default=None, metavar="NAME", help="Runs of this policy.  [default: policy.name]"),
-            click.option("--tenant", default=None, help="Runs of this tenant.  [default: those of no tenant]"),
-            click.option("--scenario", default=None, metavar="NAME", help="Only runs of this scenario."),
-            click.option("--since", default=None, metavar="TIME", help="Verdicts from this time on: ISO 8601, or age."),
-            click.option("--until", default=None, metavar="TIME", help="Verdicts before this time."),
-            click.option("--eval", "eval_share", type=float, default=0.1, show_default=True, help="Share of eval."),
-            click.option(
-                "--near-duplicate",
-                type=float,
-                default=0.8,
-                show_default=True,
-                metavar="SHARE",
-                help="Questions that are alike by this share are on one side.",
-            ),
-            click.option(
-                "--max-scenario-share", type=float, default=1.0, show_default=True, help="Most rows of a scenario."
-            ),
-            click.option(
-                "--max-machine-share",
-                type=float,
-                default=1.0,
-                show_default=True,
-                help="Most rows that no person promoted.",
-            ),
-            click.option("--seed", type=int, default=0, show_default=True, help="Seed of split and shares."),
-            click.option(
-                "--to",
-                "root",
-                type=click.Path(path_type=Path, file_okay=False),
-                default=None,
-                metavar="DIR",
-                help="Write into a folder here that is named by the newest verdict.  [default: improve.datasets]",
-            ),
-            allow_option,
-            click.option("--reason", default="ordered", show_default=True, help="Why; it is recorded."),
-        )
-    ):
-        command = option(command)
-    return command
+rule_options = several(
+    click.option("--policy", default=None, metavar="NAME", help="Runs of this policy.  [default: policy.name]"),
+    click.option("--tenant", default=None, help="Runs of this tenant.  [default: those of no tenant]"),
+    click.option("--scenario", default=None, metavar="NAME", help="Only runs of this scenario."),
+    click.option("--since", default=None, metavar="TIME", help="Verdicts from this time on: ISO 8601, or age."),
+    click.option("--until", default=None, metavar="TIME", help="Verdicts before this time."),
+    click.option("--eval", "eval_share", type=float, default=0.1, show_default=True, help="Share of eval."),
+    click.option(
+        "--near-duplicate",
+        type=float,
+        default=0.8,
+        show_default=True,
+        metavar="SHARE",
+        help="Questions that are alike by this share are on one side.",
+    ),
+    click.option("--max-scenario-share", type=float, default=1.0, show_default=True, help="Most rows of a scenario."),
+    click.option(
+        "--max-machine-share",
+        type=float,
+        default=1.0,
+        show_default=True,
+        help="Most rows that no person promoted.",
+    ),
+    click.option("--seed", type=int, default=0, show_default=True, help="Seed of split and shares."),
+    click.option(
+        "--to",
+        "root",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=None,
+        metavar="DIR",
+        help="Write into a folder here that is named by the newest verdict.  [default: improve.datasets]",
+    ),
+    allow_option,
+    click.option("--reason", default="ordered", show_default=True, help="Why; it is recorded."),
+)
+"""Adds the options that decide which runs a data set has."""
 
 
 @datasets.command("build")
