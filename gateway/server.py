@@ -172,17 +172,17 @@ def build_application(server: Server) -> ASGIApp:
     if auth is not None:
         rooms.append(OwnPermissions())
     app = make_application(settings, rooms, keys=auth is not None)
-    for part in server.base.parts:
+    for part in base.parts:
         part.add_to(app)
     server.mcp.add_to(app)
     guarded: ASGIApp = OwnMachine(app, TABLE)
     server.mcp.server = app
     if auth is not None:
         server.mcp.server = guarded = Door(app, TABLE, auth.principals, KeyLimits(rule), auth.requests)
-    for part in server.base.parts:
+    for part in base.parts:
         guarded = part.in_front(guarded)
     held = HeldPlace(TimeLimits(guarded, TABLE, rule), TABLE, lambda: server.place.is_held)
-    for part in server.base.parts:
+    for part in base.parts:
         part.reach(held)
     return held
 

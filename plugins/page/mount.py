@@ -72,7 +72,7 @@ class PageMount:
         hosts: Collection[str] = LOOPBACK
         if (auth := self._authentication()) is not None:
             cookie = LoginCookie.of(auth)
-            people = PagePeople(auth.logins, cookie, auth.issuer if auth.logins is not None else "", auth.public_url)
+            people = PagePeople(auth.logins, cookie, auth.issuer, auth.public_url)
             hosts = ()
         view = LogView(settings)
         self._view, self._app = view, create_app(view, hosts=hosts, people=people, decides=True, texts=self._texts)

@@ -47,7 +47,7 @@ class PeoplePart(ServerPart):
                 principals=keys,
                 requests=requests,
                 logins=logins,
-                issuer=rule.oidc_issuer,
+                issuer="" if logins is None else rule.oidc_issuer,
                 public_url=rule.public_url,
                 over_tls=url.startswith("https://"),
                 session_s=int(rule.session_h * HOUR_S),

@@ -1,4 +1,4 @@
-"""A chart as whoever draws it gets it: a figure, and its curves by version or time."""
+"""A chart as data: a figure, and its curves by version or by time. A plugin makes one, and the page draws it."""
 
 from __future__ import annotations
 
