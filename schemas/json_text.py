@@ -43,6 +43,14 @@ def parse(text: str | bytes, *, most_values: int | None = None) -> Any:
     return value
 
 
+def parse_or_text(text: str) -> Any:
+    """Return the value of a text that is JSON, else the text."""
+    try:
+        return parse(text)
+    except ValueError:
+        return text
+
+
 def may_be_infinite(text: str | bytes) -> bool:
     """Return whether a text may have a number that JSON does not allow; `check_finite` then checks the value."""
     return _MAY_BE_INFINITE.search(_decode(text)) is not None

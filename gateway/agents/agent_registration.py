@@ -17,10 +17,11 @@ from gateway.http.body import Answer, Body, compact
 from gateway.http.principal import AGENT_NAME, tenant_of
 from gateway.http.route import IDEMPOTENCY_KEY, REST, idempotency_key
 from gateway.log.named_code import check_scorers
-from gateway.log.tool_answer import ToolAnswer, json_or_text, shown_tools
+from gateway.log.tool_answer import ToolAnswer, shown_tools
 from schemas.conventions import TOOL_IDS
 from schemas.conversation import ToolSchema
 from schemas.events import AgentEvent, AgentType, RewardSource, Task, Tool
+from schemas.json_text import parse_or_text
 from streams.access.tenants.tenant_names import named
 from streams.adapters.versions import known_policies, read_state
 from streams.errors import CallError, EventError, NotFoundError
@@ -228,11 +229,11 @@ def _agent(event: AgentEvent) -> RegisteredAgent:
         name=event.name,
         type=event.type,
         model_id=event.model_id,
-        memory_config=json_or_text(event.memory_config),
+        memory_config=parse_or_text(event.memory_config),
         capabilities=list(event.capabilities),
         tools=shown_tools(event.tools),
         reward_sources=[
-            OrderedSource(name=source.name, weight=source.weight, settings=json_or_text(source.settings))
+            OrderedSource(name=source.name, weight=source.weight, settings=parse_or_text(source.settings))
             for source in event.reward_sources
         ],
         prompt=event.prompt,

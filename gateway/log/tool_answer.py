@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.http.body import Answer
-from schemas import json_text
 from schemas.events import Tool
+from schemas.json_text import parse_or_text
 
 
 class ToolAnswer(Answer):
@@ -21,14 +21,6 @@ class ToolAnswer(Answer):
 def shown_tools(tools: Sequence[Tool]) -> list[ToolAnswer]:
     """Return tools as answers have them."""
     return [
-        ToolAnswer(name=tool.name, description=tool.description, parameters=json_or_text(tool.parameters))
+        ToolAnswer(name=tool.name, description=tool.description, parameters=parse_or_text(tool.parameters))
         for tool in tools
     ]
-
-
-def json_or_text(text: str) -> Any:
-    """Return what JSON text says; what is none stays text."""
-    try:
-        return json_text.parse(text)
-    except ValueError:
-        return text

@@ -216,11 +216,7 @@ def _source_text(source: Mapping[str, Any]) -> str:
     'exact × 0.5 (case: false)'
     """
     weight = "" if source["weight"] == 1 else f" × {source['weight']:g}"
-    try:
-        settings = json_text.parse(source["settings"])
-    except ValueError:
-        settings = source["settings"]
-    text = _text(settings)
+    text = _text(json_text.parse_or_text(source["settings"]))
     return f"{source['name']}{weight}{f' ({text})' if text else ''}"
 
 

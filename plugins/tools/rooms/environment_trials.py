@@ -16,7 +16,7 @@ from gateway.http.body import Body, Whole, compact
 from gateway.http.principal import actor_of, tenant_of
 from gateway.http.route import REST
 from gateway.log.open_log import AT_ONCE, OpenLog
-from gateway.log.tool_answer import json_or_text, shown_tools
+from gateway.log.tool_answer import shown_tools
 from plugins.environments.environment_pool import EnvironmentPool
 from plugins.environments.episodes.environment import Observation
 from plugins.environments.episodes.trial_episode import TrialEpisode, handwritten_actions, try_twice
@@ -26,6 +26,7 @@ from plugins.tools.registry.tool_log import RegistryDecision, ToolLog
 from plugins.tools.registry.tool_state import Offer, ToolState
 from plugins.tools.rooms.environment_answers import KeptEnvironment, KeptEnvironments, ShownMessage, TriedEnvironment
 from schemas.events import EpisodeStart, Message
+from schemas.json_text import parse_or_text
 from schemas.tool_text import offer_digest
 from streams.access.tenants.tenant_names import named, own_of
 from streams.errors import CallError, CallErrorKind, EventError
@@ -125,7 +126,7 @@ def _row(entry: ToolState) -> KeptEnvironment:
     return KeptEnvironment(
         name=entry.tool_id,
         environment=start.name,
-        settings=json_or_text(start.settings),
+        settings=parse_or_text(start.settings),
         seed=start.seed,
         max_turns=entry.added.max_turns,
         version=offer.version,

@@ -90,7 +90,7 @@ def top_names(row: Mapping[str, Any], column: str) -> set[str]:
 def as_messages(value: Any) -> Any:
     """Return messages, also those in JSON text, and ShareGPT's, {"from", "value"}; anything else as it is."""
     if isinstance(value, str) and value.lstrip().startswith("["):
-        value = _record_in(value)
+        value = json_text.parse_or_text(value)
     if not isinstance(value, list) or not all(isinstance(turn, Mapping) and "from" in turn for turn in value):
         return value
     return [
@@ -127,7 +127,7 @@ def map_options(columns: Mapping[str, str]) -> str:
 def _step(value: Any, step: str, column: str) -> Any:
     """Return the value at a step of a path. Raises ValueError."""
     if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
-        value = _record_in(value)
+        value = json_text.parse_or_text(value)
     if isinstance(value, Mapping):
         if step not in value:
             raise ValueError(f"this line has no {in_quotes(column)}; {nearest(step, map(in_quotes, value))}")
@@ -142,14 +142,6 @@ def _step(value: Any, step: str, column: str) -> Any:
         return boxed
     kind = f"a list of {len(value)}" if isinstance(value, list) else f"{str(value)[:60]!r}"
     raise ValueError(f"this line has no {in_quotes(column)}: there is no {in_quotes(step)} in {kind}")
-
-
-def _record_in(cell: str) -> Any:
-    """Return the record or list that a cell of a CSV file holds as JSON, else the cell."""
-    try:
-        return json_text.parse(cell)
-    except ValueError:
-        return cell
 
 
 def _last_boxed(text: str) -> str | None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from schemas import json_text
 from schemas.events import Message, Tool
+from schemas.json_text import parse_or_text
 
 
 def message_of(message: Message, *, for_template: bool = False) -> dict[str, Any]:
@@ -23,7 +23,9 @@ def message_of(message: Message, *, for_template: bool = False) -> dict[str, Any
     if message.tool_call_id is not None:
         value["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
-        calls = ((call, _json(call.arguments) if for_template else call.arguments) for call in message.tool_calls)
+        calls = (
+            (call, parse_or_text(call.arguments) if for_template else call.arguments) for call in message.tool_calls
+        )
         value["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
             for call, arguments in calls
@@ -33,13 +35,9 @@ def message_of(message: Message, *, for_template: bool = False) -> dict[str, Any
 
 def tool_of(tool: Tool) -> dict[str, Any]:
     """Return a tool that may be called."""
-    function = {"name": tool.name, "description": tool.description, "parameters": _json(tool.parameters)}
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": parse_or_text(tool.parameters),
+    }
     return {"type": "function", "function": function}
-
-
-def _json(text: str) -> object:
-    """Return the value of a text that is JSON, else the text."""
-    try:
-        return json_text.parse(text)
-    except ValueError:
-        return text
