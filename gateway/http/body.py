@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -77,6 +77,11 @@ class NamedOnly(Body):
 
     model_config = ConfigDict(extra="ignore")
     type: str
+
+
+def given(fields: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the fields of an object that are not null; null is what is not given."""
+    return {name: value for name, value in (fields or {}).items() if value is not None}
 
 
 def _whole(value: object) -> object:

@@ -121,6 +121,10 @@ class TenantJobs:
         may_name = partial(may_know, self.tenant)
         return {name: agent for name, agent in agents.items() if may_name(name) and self._may_train(agent.policy)}
 
+    def policy_of(self, name: str) -> str:
+        """Return the policy of a registered agent, or the name of a policy as it is. Raises LogError."""
+        return self.agents[name].policy if name in self.agents else name
+
     def adapters(self, policy: str) -> AdapterState:
         """Return what the log knows of a policy's adapters. Raises NotFoundError for another tenant's, LogError."""
         self._check_policy(policy)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 from starlette.requests import Request
 
-from gateway.http.body import Body
+from gateway.http.body import Body, given
 from gateway.http.route import IDEMPOTENCY_KEY, LARGE_BODY, REST, idempotency_key
 from plugins.jobs.api import job_rights
 from plugins.jobs.api.answers import OrderedConfig, TrainingJob
@@ -88,12 +88,11 @@ def order(jobs: TenantJobs, body: Any) -> JobOrder:
     """
     if body.prompt is None:
         raise CallError("invalid", "prompt is missing: name the prompt to find a better version of", "prompt")
-    config = {name: value for name, value in (body.config or {}).items() if value is not None}
+    config = given(body.config)
     if "endpoint" in config:  # a server would ask whatever address it is sent, or run a function
         problem = "config.endpoint is the deployment's over HTTP (scoring.judge_url): leave it out"
         raise CallError("invalid", problem, "config.endpoint")
-    agent = jobs.agents.get(body.agent_id)
-    policy = body.agent_id if agent is None else agent.policy
+    policy = jobs.policy_of(body.agent_id)
     if policy not in jobs.policies():
         raise CallError("not_found", f"agent_id: there is no policy and no agent {body.agent_id[:80]!r}", "agent_id")
     fields = {
@@ -105,7 +104,7 @@ def order(jobs: TenantJobs, body: Any) -> JobOrder:
         "tenant": jobs.tenant or body.tenant,
     }
     search = search_request.read_request(fields)
-    name = None if agent is None else body.agent_id
+    name = body.agent_id if body.agent_id in jobs.agents else None
     search_order = search_request.order(search, jobs.settings, prompt_log.PROMPTS.read(jobs.settings), agent=name)
     jobs.check_scorers(search_order)
     return search_order

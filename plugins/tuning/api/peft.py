@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 from starlette.requests import Request
 
-from gateway.http.body import Body
+from gateway.http.body import Body, given
 from gateway.http.route import IDEMPOTENCY_KEY, REST, idempotency_key
 from plugins.jobs.api import job_rights
 from plugins.jobs.api.answers import OrderedConfig, TrainingJob
@@ -71,9 +71,8 @@ class PeftJobs:
 
 def order(jobs: TenantJobs, body: Any) -> JobOrder:
     """Return the job that is ordered, of a PeftBody or an order with TuningFields. Raises as `tuning_orders.tuning`."""
-    config = {name: value for name, value in (body.config or {}).items() if value is not None}
-    agent = jobs.agents.get(body.agent_id)
-    policy = body.agent_id if agent is None else agent.policy
+    config = given(body.config)
+    policy = jobs.policy_of(body.agent_id)
     fields = {"policy": policy, "method": body.method or "sft", "config": config, "tenant": body.tenant}
     tuning_order = tuning_orders.tuning(
         fields,
@@ -83,4 +82,4 @@ def order(jobs: TenantJobs, body: Any) -> JobOrder:
         names={"policy": "agent_id"},
         tenant=jobs.tenant,
     )
-    return tuning_order if agent is None else tuning_order.of_agent(body.agent_id)
+    return tuning_order.of_agent(body.agent_id) if body.agent_id in jobs.agents else tuning_order
