@@ -79,7 +79,7 @@ class NamedOnly(Body):
     type: str
 
 
-def given(fields: Mapping[str, Any] | None) -> dict[str, Any]:
+def without_nulls(fields: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the fields of an object that are not null; null is what is not given."""
     return {name: value for name, value in (fields or {}).items() if value is not None}
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, model_validator
 from starlette.requests import Request
 
-from gateway.http.body import Answer, Body, given, read_fields
+from gateway.http.body import Answer, Body, read_fields, without_nulls
 from gateway.http.principal import actor_of, tenant_of
 from gateway.http.route import LARGE_BODY, REST
 from gateway.log.named_code import check_named
@@ -93,7 +93,7 @@ def task_of(
 
     Raises CallError that says what is wrong with it.
     """
-    fields = given(sent)
+    fields = without_nulls(sent)
     if not fields.get("policy"):
         fields["policy"] = settings.policy.name
     if tenant is not None:

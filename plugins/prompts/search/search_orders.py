@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 from starlette.requests import Request
 
-from gateway.http.body import Body, given
+from gateway.http.body import Body, without_nulls
 from gateway.http.route import IDEMPOTENCY_KEY, LARGE_BODY, REST, idempotency_key
 from plugins.jobs.api import job_rights
 from plugins.jobs.api.answers import OrderedConfig, TrainingJob
@@ -88,7 +88,7 @@ def order(jobs: TenantJobs, body: Any) -> JobOrder:
     """
     if body.prompt is None:
         raise CallError("invalid", "prompt is missing: name the prompt to find a better version of", "prompt")
-    config = given(body.config)
+    config = without_nulls(body.config)
     if "endpoint" in config:  # a server would ask whatever address it is sent, or run a function
         problem = "config.endpoint is the deployment's over HTTP (scoring.judge_url): leave it out"
         raise CallError("invalid", problem, "config.endpoint")

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from gateway.http.body import Body, Whole, given
+from gateway.http.body import Body, Whole, without_nulls
 from plugins.jobs.fold.state import split
 from plugins.jobs.orders import request as requests
 from plugins.jobs.orders.request import MOST_ITERATIONS, JobOrder
@@ -207,7 +207,7 @@ class FineTuningOrder:
         return questions
 
     def _config(self, grading: Grading, settings: Settings) -> dict[str, Any]:
-        config = given(self.body.config)
+        config = without_nulls(self.body.config)
         parameters = self._method.hyperparameters or ReinforcementHyperparameters()
         for option, name, value in (
             ("batch_size", "batch_size", _number(parameters.batch_size)),

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 from starlette.requests import Request
 
-from gateway.http.body import Body, given
+from gateway.http.body import Body, without_nulls
 from gateway.http.route import IDEMPOTENCY_KEY, REST, idempotency_key
 from plugins.jobs.api import job_rights
 from plugins.jobs.api.answers import OrderedConfig, TrainingJob
@@ -71,7 +71,7 @@ class PeftJobs:
 
 def order(jobs: TenantJobs, body: Any) -> JobOrder:
     """Return the job that is ordered, of a PeftBody or an order with TuningFields. Raises as `tuning_orders.tuning`."""
-    config = given(body.config)
+    config = without_nulls(body.config)
     policy = jobs.policy_of(body.agent_id)
     fields = {"policy": policy, "method": body.method or "sft", "config": config, "tenant": body.tenant}
     tuning_order = tuning_orders.tuning(

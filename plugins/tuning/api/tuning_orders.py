@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gateway.http.body import given
+from gateway.http.body import without_nulls
 from plugins.jobs.orders.request import JobOrder
 from plugins.tuning.api import tuning_request
 from plugins.tuning.api.fine_tuning_body import (
@@ -41,7 +41,7 @@ def fine_tuning(
     check_order(body, settings)
     kind = body.method.type
     method, section = METHODS[kind], f"method.{kind}.hyperparameters"
-    config = given(body.config)
+    config = without_nulls(body.config)
     named = _hyperparameters(body)
     parameters = {"epochs": "n_epochs", "batch": "batch_size"} | ({"beta": "beta"} if kind == "dpo" else {})
     for option, name in parameters.items():
