@@ -35,6 +35,7 @@ PLUGIN = Plugin(
         ),
     },
     serves="plugins.improve.rooms.improve_part:ImprovePart",
+    actions={"runs.judge": ("trainer",)},
     recounts="plugins.improve.audit:RECOUNTS",
     datasets="plugins.improve.datasets.dataset_reading:LogDatasets",
     metrics="plugins.improve.improve_metrics:METRICS",

@@ -22,7 +22,7 @@ from streams.kafka.topics import topics
 from streams.output import moment
 from streams.tools.archive import history
 from streams.tools.views.curve import HELD_OUT, Curve, CurveChart, CurvePoint, Figure
-from streams.tools.views.log_view import LogReader, Row
+from streams.tools.views.log_view import LogReader, LogView, Row
 from streams.tools.views.view_section import ViewPage, ViewSection
 
 COSTS_BY: tuple[spending.CostName, ...] = ("tenant", "month", "policy")
@@ -272,11 +272,9 @@ def _fold(log: LogReader, jobs: AllJobs) -> Iterator[FoldedEvent]:
             yield folded
 
 
-SECTIONS = (
-    ViewSection(
-        "jobs",
-        "Jobs",
-        "plugins.jobs",
-        (ViewPage("", "jobs.html", list_jobs), ViewPage("/{job_id:path}", "job.html", find_job)),
-    ),
-)
+def job_pages(_: LogView) -> tuple[ViewPage, ...]:
+    """Return the pages of jobs."""
+    return (ViewPage("", "jobs.html", list_jobs), ViewPage("/{job_id:path}", "job.html", find_job))
+
+
+SECTIONS = (ViewSection("jobs", "Jobs", "plugins.jobs", job_pages),)

@@ -19,4 +19,5 @@ PLUGIN = Plugin(
         "page": PluginCommand("plugins.page.commands:page", "Serve a web page of the log.", section="Look at the log")
     },
     companions={"page": "plugins.page.commands:demo_companion"},
+    extends={"page": "plugins.page.review:SECTIONS"},
 )

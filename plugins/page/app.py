@@ -5,8 +5,8 @@
     /                         where every group is, what waits for what
     /groups                   the list of groups         /tasks/ID           a task's answers compared
     /policies                 all, and one: versions,    /runs, /runs/ID     what was run, turn by turn
-      /policies/NAME            decisions, curves        /curation/queue     runs that wait for a person
-    /dead-letters             what could not be used     /live, /sql         records as they are written; a statement
+      /policies/NAME            decisions, curves        /live, /sql         records as they are written; a statement
+    /dead-letters             what could not be used
     /records/TOPIC/P/OFFSET   one record, all of it      /tokens/P/OFFSET    a response's tokens, how likely each was
     /lists/NAME               a list of a plugin's       /jobs, …            sections of plugins: view_section.py
 
@@ -34,13 +34,17 @@ from starlette.staticfiles import StaticFiles
 
 from gateway.http import errors
 from gateway.http.own_machine import LOOPBACK
-from gateway.http.principal import principal_of
 from gateway.log.query_body import MOST
 from plugins.page import chart, live, login
-from plugins.page.decision_forms import DecisionForm, decide_posted_letter, decide_posted_version
+from plugins.page.decision_forms import (
+    DecisionForm,
+    ShowsPage,
+    decide_posted_letter,
+    decide_posted_version,
+    reader_of,
+)
 from plugins.page.origin import PageGuard
 from plugins.page.render import Renderer, sections
-from plugins.page.review import ReviewQueuePage
 from plugins.page.views import (
     answer_tokens,
     bounded_query,
@@ -60,7 +64,7 @@ from streams.tools.views import explanation, run_list
 from streams.tools.views.curve import Over
 from streams.tools.views.log_view import LogReader, LogSnapshot, LogView
 from streams.tools.views.side_by_side import TokenTexts
-from streams.tools.views.view_section import ViewPage
+from streams.tools.views.view_section import PageForm, ViewPage
 
 STATIC = Path(__file__).parent / "static"
 STATUS: tuple[tuple[type[StreamwardError], HTTPStatus], ...] = (
@@ -90,11 +94,10 @@ def create_app(
     `texts`: a tokenizer, for answers that were made with it. Raises SettingsError for a wrong list of a plugin.
     """
     view_lists()
-    renderer, review = Renderer(decides=decides, asks_login=people is not None), ReviewQueuePage(view)
+    renderer = Renderer(decides=decides, asks_login=people is not None)
     app = Starlette(
         routes=[
-            *_pages(view, renderer, review, texts),
-            *(_forms(view, renderer, review) if decides else ()),
+            *_pages(view, renderer, texts, decides=decides),
             *(login.routes(people, renderer) if people is not None else ()),
         ],
         exception_handlers={
@@ -107,52 +110,48 @@ def create_app(
     return app
 
 
-def _pages(view: LogView, renderer: Renderer, review: ReviewQueuePage, texts: TokenTexts | None) -> list[BaseRoute]:
-    def page(path: str, template: str, read: ReadView) -> Route:
-        def answer(request: Request) -> Response:
-            with LogReader(view, principal_of(request)).snapshot() as log:
-                data = read(log, request)
-            return renderer.html(request, template, data, as_of=log.as_of)
+def _pages(view: LogView, renderer: Renderer, texts: TokenTexts | None, *, decides: bool) -> list[BaseRoute]:
+    def routes(path: str, show: ShowsPage, form: PageForm | None) -> list[BaseRoute]:
+        shown: list[BaseRoute] = [Route(path, lambda request: show(reader_of(view, request), request))]
+        sent = [Route(path, DecisionForm(form, show).route(view), methods=["POST"])] if form and decides else []
+        return shown + sent
 
-        return Route(path, answer)
+    def page(path: str, template: str, read: ReadView, form: PageForm | None = None) -> list[BaseRoute]:
+        def show(log: LogReader, request: Request, status: HTTPStatus = HTTPStatus.OK, **fields: object) -> Response:
+            with log.snapshot() as snapshot:
+                data = read(snapshot, request)
+            return renderer.html(request, template, data, status, as_of=snapshot.as_of, **fields)
+
+        return routes(path, show, form)
 
     def by_path(find: Callable[..., object], **options: Any) -> ReadView:
         return lambda log, request: find(log, **request.path_params, **options)
 
+    version = PageForm("adapters.promote", decide_posted_version)
+    letter = PageForm("letters.decide", decide_posted_letter)
     return [
-        page("/", "overview.html", by_path(overview.read_overview)),
-        page("/groups", "groups.html", _groups),
-        page("/tasks/{task_id:path}", "task.html", by_path(explanation.find_explained, texts=texts)),
-        page("/tokens/{partition:int}/{offset:int}", "tokens.html", by_path(answer_tokens.find_tokens, texts=texts)),
-        page("/policies", "policies.html", by_path(policy_versions.list_policies)),
-        page("/policies/{policy:path}", "policy.html", _policy),
+        *page("/", "overview.html", by_path(overview.read_overview)),
+        *page("/groups", "groups.html", _groups),
+        *page("/tasks/{task_id:path}", "task.html", by_path(explanation.find_explained, texts=texts)),
+        *page("/tokens/{partition:int}/{offset:int}", "tokens.html", by_path(answer_tokens.find_tokens, texts=texts)),
+        *page("/policies", "policies.html", by_path(policy_versions.list_policies)),
+        *page("/policies/{policy:path}", "policy.html", _policy, version),
         Route("/curves", partial(_curves, view)),
-        page("/runs", "runs.html", _runs),
-        page("/runs/{answer_id:path}", "run.html", by_path(run_list.find_run)),
-        *(
-            Route(f"/{section.path}{shown.path}", partial(_of_section, view, renderer, shown))
-            for section in sections()
-            for shown in section.pages
-        ),
-        page("/dead-letters", "letters.html", _letters),
-        page("/curation/queue", "review.html", review.read),
-        page("/live", "live.html", by_path(record_line.newest_records)),
+        *page("/runs", "runs.html", _runs),
+        *page("/runs/{answer_id:path}", "run.html", by_path(run_list.find_run)),
+        *page("/dead-letters", "letters.html", _letters, letter),
+        *page("/live", "live.html", by_path(record_line.newest_records)),
         Route("/live/events", live.LiveLog(view).stream),
         Route("/sql", partial(_sql, view, renderer)),
-        page("/lists/{name}", "list.html", _list),
-        page("/records/{label}/{partition:int}/{offset:int}", "record.html", by_path(log_record.find_record)),
+        *page("/lists/{name}", "list.html", _list),
+        *page("/records/{label}/{partition:int}/{offset:int}", "record.html", by_path(log_record.find_record)),
         Mount("/static", StaticFiles(directory=STATIC)),
-    ]
-
-
-def _forms(view: LogView, renderer: Renderer, review: ReviewQueuePage) -> list[Route]:
-    version = DecisionForm("adapters.promote", "policy.html", decide_posted_version, _policy)
-    letter = DecisionForm("letters.decide", "letters.html", decide_posted_letter, _letters)
-    verdict = DecisionForm("runs.judge", "review.html", review.decide, review.read)
-    return [
-        Route("/curation/queue", verdict.route(view, renderer), methods=["POST"]),
-        Route("/policies/{policy:path}", version.route(view, renderer), methods=["POST"]),
-        Route("/dead-letters", letter.route(view, renderer), methods=["POST"]),
+        *(
+            route
+            for section in sections()
+            for shown in section.pages(view)
+            for route in routes(f"/{section.path}{shown.path}", partial(_of_section, renderer, shown), shown.form)
+        ),
     ]
 
 
@@ -248,22 +247,30 @@ def _letters(log: LogSnapshot, request: Request) -> dead_letters.LetterList:
 
 def _curves(view: LogView, request: Request) -> Response:
     over, base = _over(request), str(request.scope.get("root_path", ""))
-    with LogReader(view, principal_of(request)).snapshot() as log:
+    with reader_of(view, request).snapshot() as log:
         policy = request.query_params.get("policy", "")
         overlay = overlays.read_overlay(log, policy, _laid_over(request), over)
     charts = [drawing for section in overlay.sections for drawing in section.charts]
     return JSONResponse({drawing.figure.key: chart.uplot_data(drawing, over, base) for drawing in charts})
 
 
-def _of_section(view: LogView, renderer: Renderer, shown: ViewPage, request: Request) -> Response:
-    log = LogReader(view, principal_of(request))
-    return renderer.html(request, shown.template, shown.read(log, **request.path_params))
+def _of_section(
+    renderer: Renderer,
+    shown: ViewPage,
+    log: LogReader,
+    request: Request,
+    status: HTTPStatus = HTTPStatus.OK,
+    **fields: object,
+) -> Response:
+    query = {name: request.query_params.get(name, "") for name in shown.query}
+    data = shown.read(log, **request.path_params, **query)
+    return renderer.html(request, shown.template, data, status, **fields)
 
 
 def _sql(view: LogView, renderer: Renderer, request: Request) -> Response:
     if request.headers.get("sec-fetch-site") == "cross-site":
         raise RefusedError("another site asked for this statement; open it from the page itself")
-    log = LogReader(view, principal_of(request))
+    log = reader_of(view, request)
     answer = bounded_query.answer_statement(log, request.query_params.get("q", ""), limit=MOST)
     return renderer.html(request, "sql.html", answer)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
@@ -22,74 +22,78 @@ from starlette.responses import RedirectResponse, Response
 
 from gateway.http.principal import actor_of, principal_of
 from gateway.http.request_record import RecordedCall, record_of
-from plugins.page.forms import SentForm, read_form
-from plugins.page.render import Renderer
+from plugins.page.forms import read_form
 from schemas.events import AdapterKind
-from streams.access.roles import Action
 from streams.access.tenants.tenant_names import is_of
 from streams.adapters.decisions import ProposedDecision, decide, read_history, rollback_target
-from streams.errors import EventError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
+from streams.errors import EventError, LogError, NotFoundError, RefusedError, SettingsError
 from streams.settings.model import Settings
 from streams.tools.dead_letters import letters as dead_letters, redrive
 from streams.tools.dead_letters.letters import Verdict
 from streams.tools.views import rights
-from streams.tools.views.log_view import LogReader, LogSnapshot, LogView
+from streams.tools.views.log_view import LogReader, LogView
+from streams.tools.views.view_section import PageForm, SentForm
 
 KINDS: dict[str, AdapterKind] = {"promote": "promoted", "reject": "rejected", "rollback": "rolled_back"}
 VERDICTS: dict[str, Verdict] = {"retry": "retried", "drop": "dropped"}
 UNKNOWN = "Whether it was written is not known: look at the page again before you decide anew"
 
 
+class ShowsPage(Protocol):
+    """Answers with the page of a request; `fields`: more for its template."""
+
+    def __call__(
+        self, log: LogReader, request: Request, status: HTTPStatus = HTTPStatus.OK, **fields: object
+    ) -> Response: ...
+
+
+def reader_of(view: LogView, request: Request) -> LogReader:
+    """Return the log as the visitor of a request sees it."""
+    return LogReader(view, principal_of(request), actor=actor_of(request))
+
+
 class DecisionForm(NamedTuple):
-    """A form that changes something, with the template of its page."""
+    """A form and its page."""
 
-    action: Action
-    template: str
-    decide: Callable[[LogReader, Request, SentForm], None]
-    read_page: Callable[[LogSnapshot, Request], object]
+    form: PageForm
+    show: ShowsPage
 
-    def route(self, view: LogView, renderer: Renderer) -> Callable[[Request], Awaitable[Response]]:
+    def route(self, view: LogView) -> Callable[[Request], Awaitable[Response]]:
         """Return the function that answers when the form is sent.
 
-        It raises HTTPException if the principal may not decide, and errors of `read_page`.
+        It raises HTTPException if the principal may not decide, and errors of `show`.
         """
-
-        def show_again(log: LogReader, request: Request, form: SentForm, exc: StreamwardError) -> Response:
-            status = HTTPStatus.BAD_REQUEST if isinstance(exc, SettingsError) else HTTPStatus.CONFLICT
-            with log.snapshot() as snapshot:
-                page = self.read_page(snapshot, request)
-            fields = {"as_of": snapshot.as_of, "sent": form, "failed": str(exc)}
-            return renderer.html(request, self.template, page, status, **fields)
+        action, decide = self.form
 
         async def answer(request: Request) -> Response:
-            form, log = await read_form(request), LogReader(view, principal_of(request))
-            decision = rights.may(log.principal, self.action)
+            form, log = await read_form(request), reader_of(view, request)
+            decision = rights.may(log.principal, action)
             if (record := record_of(request)) is not None:
-                record.calls.append(RecordedCall(request.method, self.action, decision, form.word("version")[:20]))
+                record.calls.append(RecordedCall(request.method, action, decision, form.word("version")[:20]))
             if not decision.allowed:
                 raise HTTPException(HTTPStatus.FORBIDDEN, decision.why)
             try:
-                await run_in_threadpool(self.decide, log, request, form)
+                await run_in_threadpool(decide, log, form, **request.path_params)
             except (SettingsError, RefusedError, NotFoundError, EventError) as exc:
                 view.outdate()
-                return await run_in_threadpool(show_again, log, request, form, exc)
+                status = HTTPStatus.BAD_REQUEST if isinstance(exc, SettingsError) else HTTPStatus.CONFLICT
+                return await run_in_threadpool(self.show, log, request, status, sent=form, failed=str(exc))
             view.outdate()
             return RedirectResponse(quote(request.scope["path"], safe="/") + "#decisions", HTTPStatus.SEE_OTHER)
 
         return answer
 
 
-def decide_posted_version(log: LogReader, request: Request, form: SentForm) -> None:
+def decide_posted_version(log: LogReader, form: SentForm, *, policy: str) -> None:
     """Decide about a version of the policy in the path. Raises as `decide_version`."""
-    policy = request.path_params["policy"]
     if not is_of(log.rights.tenant, policy):
         raise NotFoundError(f"the log knows no policy {policy[:80]!r}")
-    decide_version(log.view.settings, policy, form, actor_of(request))
+    decide_version(log.view.settings, policy, form, log.actor)
 
 
-def decide_posted_letter(log: LogReader, request: Request, form: SentForm) -> None:
+def decide_posted_letter(log: LogReader, form: SentForm) -> None:
     """Decide about a dead letter. Raises as `decide_letter`."""
-    decide_letter(log.view.settings, form, actor_of(request))
+    decide_letter(log.view.settings, form, log.actor)
 
 
 def decide_version(settings: Settings, policy: str, form: SentForm, actor: str) -> None:

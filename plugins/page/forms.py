@@ -11,35 +11,10 @@ from starlette.requests import Request
 
 from gateway.http.intake import Intake
 from streams.errors import SettingsError
+from streams.tools.views.view_section import SentForm
 
 MAX_BYTES = 64 * 1024
 MAX_FIELDS = 20
-LONGEST_REASON = 2_000
-"""Characters of a reason."""
-
-
-class SentForm(dict[str, str]):
-    """The fields of a form, by name."""
-
-    def word(self, name: str) -> str:
-        """Return a field without surrounding space; empty if it was not sent."""
-        return self.get(name, "").strip()
-
-    def number(self, name: str) -> int:
-        """Return a whole number. Raises SettingsError."""
-        text = self.word(name)
-        if not text.isdecimal() or len(text) > 9:
-            raise SettingsError(f"{name}: expected a whole number, got {text[:80]!r}")
-        return int(text)
-
-    def reason(self, name: str) -> str:
-        """Return the reason of a decision. Raises SettingsError if it is missing or too long."""
-        text = self.word(name)
-        if not text:
-            raise SettingsError("there is no reason; say why, since it is recorded in the log")
-        if len(text) > LONGEST_REASON:
-            raise SettingsError(f"the reason has {len(text):,} characters; give {LONGEST_REASON:,} at most")
-        return text
 
 
 async def read_form(request: Request) -> SentForm:

@@ -33,7 +33,6 @@ SECTIONS = (
     ("groups", "Groups"),
     ("policies", "Policies"),
     ("runs", "Runs"),
-    ("curation/queue", "Review"),
     ("dead-letters", "Dead letters"),
     ("live", "Live"),
     ("sql", "SQL"),

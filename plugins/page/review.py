@@ -3,18 +3,16 @@
     curation ──► runs that wait for a person ──► the first, or the one in the address ──► transcript, gates
     form ──► still the verdict that was shown? ──► CurationLog.decide ──► the next run
 
-The page does not contain the judge's verdict until its reader has decided: people who know it tend to repeat it, and
-agreement would measure that. Afterwards it is shown next to the reader's.
+A section of the page, if that is loaded. It does not contain the judge's verdict until its reader has decided: people
+who know it tend to repeat it, and agreement would measure that. Afterwards it is shown next to the reader's.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from starlette.requests import Request
-
-from gateway.http.principal import actor_of
 from plugins.improve.curation import curation_view
 from plugins.improve.curation.curation_log import CurationLog, PersonDecision
 from plugins.improve.curation.run_lookup import find_newest_run, find_run
@@ -22,11 +20,12 @@ from plugins.improve.curation.verdicts import PlacedVerdict
 from plugins.improve.datasets import dataset_log
 from plugins.improve.datasets.dataset_log import DatasetLog
 from plugins.improve.datasets.dataset_view import newest_builds
-from plugins.page.forms import SentForm
+from plugins.improve.rooms.run_verdicts import JUDGE
 from schemas.events import RunVerdict
 from streams.errors import NotFoundError, SettingsError
 from streams.tools.archive import history
 from streams.tools.views.log_view import LogReader, LogSnapshot, LogView
+from streams.tools.views.view_section import PageForm, SentForm, ViewPage, ViewSection
 
 DECISIONS: dict[str, RunVerdict] = {"promote": "promote", "reject": "reject"}
 
@@ -49,6 +48,8 @@ class ReviewPage:
     """The machine's verdict on the same run."""
     datasets: list[dict[str, Any]]
     """The newest build of each data set, as `dataset_view.newest_builds`."""
+    as_of: datetime
+    """Of the log that the transcript is from."""
 
 
 class ReviewQueuePage:
@@ -57,13 +58,16 @@ class ReviewQueuePage:
     def __init__(self, view: LogView) -> None:
         self._log = CurationLog(view.settings, view.source)
 
-    def read(self, log: LogSnapshot, request: Request) -> ReviewPage:
+    def read(self, log: LogReader, *, run: str) -> ReviewPage:
         """Return the page of a visitor: the run in the address, if it waits, else the first."""
+        with log.snapshot() as snapshot:
+            return self._read(snapshot, log.actor, run)
+
+    def _read(self, log: LogSnapshot, actor: str, wanted: str) -> ReviewPage:
         tenant = log.rights.tenant
         queue = [placed for placed in self._log.review_queue() if tenant in (None, placed.event.tenant)]
-        wanted = request.query_params.get("run", "")
         place = next((n for n, placed in enumerate(queue) if placed.event.answer_id == wanted), 0)
-        decided, machine = self._log.newest_of(actor_of(request))
+        decided, machine = self._log.newest_of(actor)
         rest = queue[place + 1 :] or queue[:place]
         return ReviewPage(
             waiting=len(queue),
@@ -73,13 +77,14 @@ class ReviewQueuePage:
             decided=None if decided is None else curation_view.verdict(decided),
             machine=None if machine is None else curation_view.verdict(machine),
             datasets=newest_builds(self._datasets(log), None if tenant is None else (tenant,)),
+            as_of=log.as_of,
         )
 
     def _datasets(self, log: LogSnapshot) -> DatasetLog:
         settings = log.view.settings
         return dataset_log.read_history(settings, history.of(settings, log.view.source))
 
-    def decide(self, log: LogReader, request: Request, form: SentForm) -> None:
+    def decide(self, log: LogReader, form: SentForm) -> None:
         """Write the verdict in a form.
 
         Raises SettingsError for an incomplete form, NotFoundError for a run that its sender may not see, RefusedError
@@ -90,9 +95,7 @@ class ReviewQueuePage:
             raise SettingsError(f"verdict: expected one of {', '.join(DECISIONS)}, got {form.word('verdict')[:80]!r}")
         reason = form.reason("reason")
         case = find_newest_run(log, history.of(log.view.settings, log.view.source), form.word("run"))
-        decision = PersonDecision(
-            verdict=verdict, actor=actor_of(request), reason=reason, expect=form.word("expected") or None
-        )
+        decision = PersonDecision(verdict=verdict, actor=log.actor, reason=reason, expect=form.word("expected") or None)
         self._log.decide(case, decision)
 
 
@@ -103,3 +106,12 @@ def _transcript(log: LogSnapshot, placed: PlacedVerdict) -> list[dict[str, Any]]
     except NotFoundError:  # retention has deleted it, or the snapshot is older than its end
         log.view.outdate()
         return None
+
+
+def review_pages(view: LogView) -> tuple[ViewPage, ...]:
+    """Return the page of the queue of one log."""
+    queue = ReviewQueuePage(view)
+    return (ViewPage("", "review.html", queue.read, query=("run",), form=PageForm(JUDGE, queue.decide)),)
+
+
+SECTIONS = (ViewSection("curation/queue", "Review", "plugins.page", review_pages),)

@@ -2,7 +2,7 @@
 
     principal, action, tenant and agent of the object ──► decide ──► Decision: allowed or not, and why
 
-Each of the five roles is a set of the 19 actions and of those that plugins declare, with rules for tenants and agents,
+Each of the five roles is a set of the 18 actions and of those that plugins declare, with rules for tenants and agents,
 and keys that are bound to an agent have one more set: the whole table fits one screen. casbin took 195 µs a decision, a
 set 0.1 µs, so casbin's answers would have to be cached in a table like this one.
 
@@ -35,7 +35,6 @@ CoreAction = Literal[
     "files.write",
     "agents.write",
     "letters.decide",
-    "runs.judge",
     "adapters.promote",
     "code.run",
 ]
@@ -57,7 +56,7 @@ _ASKS: frozenset[Action] = _LOOKS | {
 ALLOWED: dict[AccessRole, frozenset[Action]] = {
     "viewer": _LOOKS,
     "submitter": _ASKS,
-    "trainer": _ASKS | {"agents.write", "letters.decide", "runs.judge"},
+    "trainer": _ASKS | {"agents.write", "letters.decide"},
     "promoter": _LOOKS | {"adapters.promote"},
     "admin": frozenset(ACTIONS),
 }

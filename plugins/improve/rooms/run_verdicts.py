@@ -20,11 +20,13 @@ from gateway.log.open_log import AT_ONCE, OpenLog
 from plugins.improve.curation import curation_view
 from plugins.improve.curation.curation_log import CurationLog, PersonDecision
 from schemas.events import RATIONALE_CHARACTERS, RunVerdict
+from streams.access.roles import PluginAction
 from streams.errors import CallError, RefusedError
 from streams.kafka.history import LogHistory
 from streams.settings.model import Settings
 
 MOST_RUNS = 100
+JUDGE = PluginAction("runs.judge")
 
 
 class VerdictBody(Body):
@@ -141,7 +143,7 @@ class VerdictRoutes:
 
     @REST.post(
         "/runs/{run_id}/verdict",
-        may="runs.judge",
+        may=JUDGE,
         at_once=AT_ONCE,
         ids="GET /curation/queue lists runs that wait for a person",
         sends={"verdict": "promote", "reason": "it is right"},

@@ -195,8 +195,9 @@ class LogView:
 class LogReader:
     """The log as one visitor sees it."""
 
-    def __init__(self, view: LogView, principal: Principal | None = None) -> None:
-        self.view, self.principal, self.rights = view, principal, LogRights.of(principal)
+    def __init__(self, view: LogView, principal: Principal | None = None, *, actor: str = "") -> None:
+        """`actor`: who is recorded for what the visitor decides."""
+        self.view, self.principal, self.actor, self.rights = view, principal, actor, LogRights.of(principal)
 
     @contextmanager
     def snapshot(self) -> Iterator[LogSnapshot]:

@@ -19,6 +19,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from plugins.page import app, chart, export
+from plugins.page.render import sections
 from plugins.page.views import answer_tokens, curves, group_list, overview, policy_versions, record_line
 from plugins.page.views.bounded_query import answer_statement
 from plugins.page.views.record_line import RecordLine
@@ -56,14 +57,13 @@ ROUTES = (
     "/policies",
     "/policies/default",
     "/runs",
-    "/jobs",
     "/dead-letters",
-    "/curation/queue",
     "/live",
     "/sql",
     "/sql?q=FROM+tasks",
     "/records/groups/0/0",
     "/tokens/0/0",
+    *(f"/{section.path}" for section in sections()),
 )
 
 

@@ -20,7 +20,6 @@ from gateway.rooms.routes import TABLE
 from plugins.jobs.job_pages import list_jobs
 from plugins.page import app, cookie as entrance, decision_forms, render
 from plugins.page.cookie import PAGE_ROUTES, LoginCookie, PageEntrance
-from plugins.page.forms import SentForm
 from plugins.page.login import PagePeople
 from plugins.page.mount import PageMount, mount
 from plugins.page.views import plugin_list
@@ -31,6 +30,7 @@ from streams.errors import LogError, LoginRefused, NotFoundError, RefusedError, 
 from streams.settings.model import Archive, Serve, Settings, Topics
 from streams.tools.query.view_list import ViewList
 from streams.tools.views.log_view import LogReader, LogView
+from streams.tools.views.view_section import SentForm
 from tests.plugins.page.test_page import Words, linked_pages
 from tests.support.callers import BEARER, Caller, Known, Written
 from tests.support.factories import T0
