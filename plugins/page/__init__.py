@@ -12,12 +12,10 @@ from streams.plugins.plugin import Plugin, PluginCommand
 
 PLUGIN = Plugin(
     name="page",
-    requires=("improve",),
     settings="plugins.page.settings:Page",
     serves="plugins.page.mount:PagePart",
     commands={
         "page": PluginCommand("plugins.page.commands:page", "Serve a web page of the log.", section="Look at the log")
     },
     companions={"page": "plugins.page.commands:demo_companion"},
-    extends={"page": "plugins.page.review:SECTIONS"},
 )

@@ -2,7 +2,7 @@
 
     page_log ──► an archive ──► `streamward page` ──► browse.py, in .venv-page ──► pictures, and what is wrong
     a server with keys, an issuer of others (people.py) ──► log_in.py, there too ──► the same
-    a server with runs that wait for a person (judged_runs.py) ──► review.py, there too ──► the same
+    tests/plugins/NAME/browser of each other plugin ──► what it does on its own pages
 
 Says loudly, with exit code 1, if it cannot run.
 """
@@ -21,7 +21,6 @@ from pathlib import Path
 from plugins.page.settings import Page
 from streams.settings.load import to_env
 from streams.settings.model import Archive, Settings
-from tests.plugins.page.browser.judged_runs import reviewed
 from tests.plugins.page.browser.people import PERSON, guarded
 from tests.support.factories import T0
 from tests.support.log import page_log
@@ -66,19 +65,23 @@ def main() -> int:
         with guarded(Path(folder)) as address:
             enter = [str(PYTHON), str(Path(__file__).parent / "log_in.py"), address, PERSON, str(pictures), str(AXE)]
             code = code or subprocess.run(enter, env=os.environ | {"CHROMIUM": browser}).returncode
-        return code or _review(Path(folder) / "review", pictures, browser)
+        return code or _look_at_plugins(pictures, browser)
 
 
 def _addresses(log: Path) -> list[str]:
     return ADDRESS.findall(log.read_text(encoding="utf-8"))
 
 
-def _review(folder: Path, pictures: Path, browser: str) -> int:
-    """Return the exit code of the browser that decides runs."""
-    folder.mkdir()
-    with reviewed(folder) as address:
-        look = [str(PYTHON), str(Path(__file__).parent / "review.py"), address, str(pictures), str(AXE)]
-        return subprocess.run(look, env=os.environ | {"CHROMIUM": browser}).returncode
+def _look_at_plugins(pictures: Path, browser: str) -> int:
+    """Run what other plugins do on their pages; return the highest exit code."""
+    own = Path(__file__).parent
+    paths = {"PAGE_PYTHON": str(PYTHON), "AXE": str(AXE), "CHROMIUM": browser}
+    env = os.environ | paths | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(own)))}
+    folders = [file.parent for file in sorted(ROOT.glob("tests/plugins/*/browser/__main__.py")) if file.parent != own]
+    modules = [".".join(folder.relative_to(ROOT).parts) for folder in folders]
+    return max(
+        (subprocess.run([sys.executable, "-m", name, str(pictures)], env=env).returncode for name in modules), default=0
+    )
 
 
 if __name__ == "__main__":

@@ -114,4 +114,4 @@ def review_pages(view: LogView) -> tuple[ViewPage, ...]:
     return (ViewPage("", "review.html", queue.read, query=("run",), form=PageForm(JUDGE, queue.decide)),)
 
 
-SECTIONS = (ViewSection("curation/queue", "Review", "plugins.page", review_pages),)
+SECTIONS = (ViewSection("curation/queue", "Review", "plugins.improve", review_pages),)
