@@ -2,9 +2,9 @@
 
     python -m tests.histories [--name NAME]
 
-Run it when a version was raised. A history that is there is never written again: what it holds was decided, and to
-overwrite it would be to forget that. With --name another one is recorded beside those of the current versions, e.g.
-after tests/support/log/in_memory.py has learned a new trouble.
+Run it when a version was raised or a formula was added: it records the histories that are missing. One that exists is
+never written again: what it holds was decided, and to overwrite it would be to forget that. With --name another one is
+recorded beside those of the current versions, e.g. after tests/support/log/in_memory.py has learned a new trouble.
 
 Not covered: whether the decisions are right. That is for the other tests; this only keeps them.
 """
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest has it: the modu
 
 from schemas.events import AdvantagedGroup, Coordinates
 from schemas.serde import encode
-from streams.advantage_formulas import FORMULA_VERSION
+from streams.advantage_formulas import FORMULA_VERSION, FORMULAS
 from streams.kafka.record import Record
 from streams.settings.model import Advantages, Batches, Settings, Topics
 from streams.stages.batches import RULE_VERSION
@@ -41,6 +41,7 @@ RULES = {
     "rloo": (Advantages(formula="rloo", min_group=3), Batches(groups=2, zero_variance="keep")),
     "batch_std": (Advantages(formula="batch_std", eps=0.0, ddof=0), Batches(groups=1, max_policy_lag=3)),
 }
+"""Settings under which a formula's history is recorded. One without an entry has the defaults, in batches of 2."""
 
 
 def main(arguments: list[str]) -> int:
@@ -49,15 +50,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--name", help="record another history beside those of the current versions")
     given = parser.parse_args(arguments)
     suffix = f"-{given.name}{SUFFIX}" if given.name else SUFFIX
-    paths = {formula: FOLDER / f"{formula}-{FORMULA_VERSION}.{RULE_VERSION}{suffix}" for formula in RULES}
-    if there := [path.name for path in paths.values() if path.exists()]:
+    paths = {formula: FOLDER / f"{formula}-{FORMULA_VERSION}.{RULE_VERSION}{suffix}" for formula in FORMULAS}
+    missing = {formula: path for formula, path in paths.items() if not path.exists()}
+    if not missing:
         print(
-            f"{', '.join(there)}: recorded already under formula version {FORMULA_VERSION} and batch rule version "
-            f"{RULE_VERSION}. When a decision changes, raise the version; for another log beside them give --name NAME",
+            f"{', '.join(path.name for path in paths.values())}: recorded already under formula version "
+            f"{FORMULA_VERSION} and batch rule version {RULE_VERSION}. When a decision changes, raise the version; for "
+            "another log beside them give --name NAME",
             file=sys.stderr,
         )
         return 4
-    for number, (formula, path) in enumerate(paths.items()):
+    for number, (formula, path) in enumerate(missing.items()):
         history = recorded(formula, seed=number)
         save(history, path)
         print(f"{path.name}: {len(history.decided)} decisions, {path.stat().st_size} bytes")
@@ -66,7 +69,7 @@ def main(arguments: list[str]) -> int:
 
 def recorded(formula: str, *, seed: int) -> History:
     """Return the history of a log with every trouble in it, under the rules of one formula."""
-    advantages, batches = RULES[formula]
+    advantages, batches = RULES.get(formula, (Advantages(formula=formula), Batches(groups=2, max_policy_lag=1)))
     topics = Topics(prefix="", max_record_bytes=2048)
     settings = Settings(topics=topics, advantages=advantages, batches=batches)
     log = Log([(), (), *((trouble,) for trouble in TROUBLES), *TOGETHER], seed)
