@@ -123,7 +123,7 @@ def _show(settings: Settings, state: AdapterState, suite: Suite, versions: tuple
     ruling = None
     if first.version != state.primary and any(gain["against"] == state.primary for gain in gains):
         primary = state.versions[state.primary]
-        prices = guard.TokenPrices.of(settings.jobs)
+        prices = guard.TokenPrices.of(settings.prices)
         ruling = guard.judge(first, primary, settings.guard, suite.name, suite.thresholds, prices)
     if output == "jsonl":
         judgement = None

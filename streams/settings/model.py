@@ -561,8 +561,7 @@ class Guard(Section):
     max_cost_ratio: float | None = Field(
         None,
         gt=0,
-        description="cost per response by jobs.prompt_usd and jobs.completion_usd, relative to the primary; default: "
-        "not judged",
+        description="cost per response by the prices of [prices], relative to the primary; default: not judged",
     )
     max_recovery_loss: float | None = Field(
         None,
@@ -1033,29 +1032,16 @@ class Serve(Section):
         return self
 
 
-class Jobs(Section):
-    """Default prices of jobs, recorded in each job at its creation."""
+class Prices(Section):
+    """What tokens cost: in the view `runs`, for a limit of the guard, and of jobs, which record them."""
 
     prompt_usd: float | None = Field(None, ge=0, description="USD per million prompt tokens")
     completion_usd: float | None = Field(None, ge=0, description="USD per million sampled tokens")
-    trainer_hour_usd: float | None = Field(None, ge=0, description="USD per hour of training")
-    max_budget_usd: float = Field(100.0, gt=0, description="budget of a job with prices that names none, USD")
-    tenant_month_usd: float = Field(
-        100.0,
-        ge=0,
-        description="spending limit of a tenant per month (UTC), for jobs with prices, USD; 0: no limit",
-    )
 
     @model_validator(mode="after")
-    def _prices_are_whole(self) -> Jobs:
-        prices = (self.prompt_usd, self.completion_usd, self.trainer_hour_usd)
-        if None in prices and any(price is not None for price in prices):
-            raise ValueError("prompt_usd, completion_usd and trainer_hour_usd go together; set all (0 is free) or none")
-        if None in prices and self.max_budget_usd != type(self).model_fields["max_budget_usd"].default:
-            raise ValueError(
-                "max_budget_usd has no effect without prices; set prompt_usd, completion_usd and "
-                "trainer_hour_usd, or leave it out"
-            )
+    def _are_whole(self) -> Prices:
+        if (self.prompt_usd is None) != (self.completion_usd is None):
+            raise ValueError("prompt_usd and completion_usd go together; set both (0 is free) or none")
         return self
 
 
@@ -1141,7 +1127,7 @@ class Settings(Section):
     archive: Archive = Archive()
     schemas: Schemas = Schemas()
     serve: Serve = Serve()
-    jobs: Jobs = Jobs()
+    prices: Prices = Prices()
     metrics: Metrics = Metrics()
     logging: Logging = Logging()
     tracing: Tracing = Tracing()

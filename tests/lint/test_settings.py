@@ -80,7 +80,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "tls_certificate": Path("certificate.pem"),
         "tls_key": Path("key.pem"),
     },
-    "jobs": {"prompt_usd": 0.5, "completion_usd": 0.0, "trainer_hour_usd": 3.25, "max_budget_usd": 7.5},
+    "prices": {"prompt_usd": 0.5, "completion_usd": 0.0},
     "tracing": {"otlp_endpoint": "https://c:4318", "sample_ratio": 0.25, "queue_spans": 7, "timeout_s": 2.5},
     "guard": {
         "suite": Path("suite.yaml"),

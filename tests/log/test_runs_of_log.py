@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from schemas.events import derive_id
-from streams.settings.model import Archive, Jobs, Settings
+from streams.settings.model import Archive, Prices, Settings
 from streams.tools.archive import history, sync
 from streams.tools.query import formats
 from streams.tools.query.finished import FinishedReader
@@ -46,7 +46,7 @@ def test_runs_are_the_same_rows_of_log_and_archive_whoever_reads_them(kafka_boot
         kafka_bootstrap,
         {"partitions": 1, "policy_partitions": 1},
         archive=Archive(store=str(tmp_path / "archive")),
-        jobs=Jobs(prompt_usd=10.0, completion_usd=100.0, trainer_hour_usd=0.0),
+        prices=Prices(prompt_usd=10.0, completion_usd=100.0),
     )
     events = [*direct_answers(), *chat("red.chat"), *walk(5)]
     half = len(events) // 2

@@ -13,7 +13,7 @@ from schemas.events import AdapterEvent, Outcome, OutsideModel, problems
 from schemas.serde import decode, encode
 from streams.adapters.versions import Version
 from streams.errors import SettingsError
-from streams.settings.model import Guard, Jobs, Rollouts, Settings
+from streams.settings.model import Guard, Prices, Rollouts, Settings
 from streams.stages.rollouts import guard
 from streams.stages.rollouts.guard import GuardResult, Thresholds, TokenPrices
 from streams.stages.rollouts.state import rule_of
@@ -305,10 +305,10 @@ def test_cost_is_that_of_the_tokens_read_and_written_and_judged_only_if_the_rule
     assert result.verdict == "reject"
     assert "0.0004 USD against 0.0002 per response, the rule allows 1.5 times as much" in result.reasons[0]
     assert result.metrics["cost_ratio"] == pytest.approx(2.0)
-    assert (result.gate["guard.max_cost_ratio"], result.gate["jobs.completion_usd"]) == ("1.5", "10")
+    assert (result.gate["guard.max_cost_ratio"], result.gate["prices.completion_usd"]) == ("1.5", "10")
     assert guard.judge(dear, cheap, Guard(max_cost_ratio=2.0), SUITE, None, PRICES).verdict == "promote"
     unset = guard.judge(dear, cheap, Guard(), SUITE, None, PRICES)
-    assert unset.verdict == "promote" and not {"guard.max_cost_ratio", "jobs.prompt_usd"} & unset.gate.keys()
+    assert unset.verdict == "promote" and not {"guard.max_cost_ratio", "prices.prompt_usd"} & unset.gate.keys()
 
 
 def test_a_cost_that_is_not_recorded_is_asked_about() -> None:
@@ -329,7 +329,7 @@ def test_a_version_that_gives_up_after_failed_tools_is_rejected(recovered: int, 
 def test_a_cost_gate_without_prices_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"guard.max_cost_ratio is 1.5, and nothing says what tokens cost"):
         rule_of(Settings(guard=Guard(max_cost_ratio=1.5)), None)
-    priced = Settings(guard=Guard(max_cost_ratio=1.5), jobs=Jobs(prompt_usd=1, completion_usd=10, trainer_hour_usd=0))
+    priced = Settings(guard=Guard(max_cost_ratio=1.5), prices=Prices(prompt_usd=1, completion_usd=10))
     assert rule_of(priced, None).prices == PRICES
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from schemas.conventions import FAILED_TOOLS, RatedAnswer, feedback
 from schemas.events import Coordinates, JobPrices, Message, Observed, Reward, ToolCall, Turn, derive_id
-from streams.settings.model import Jobs, Serve, Settings
+from streams.settings.model import Prices, Serve, Settings
 from streams.stages.agents.trajectories.fold import fold
 from streams.tools.query.finished import Finished
 from streams.tools.runs.run_row import FigureRules, FinishedRun, run_row
@@ -164,7 +164,7 @@ def test_the_cost_of_a_judge_is_a_part_of_the_runs_also_where_it_failed() -> Non
 
 def test_prices_and_tools_are_those_of_the_settings() -> None:
     settings = Settings(
-        jobs=Jobs(prompt_usd=1.0, completion_usd=2.0, trainer_hour_usd=0.0),
+        prices=Prices(prompt_usd=1.0, completion_usd=2.0),
         serve=Serve(escalation_tools="to_person, call_boss"),
     )
     assert FigureRules.of(settings) == FigureRules(

@@ -22,7 +22,7 @@ from schemas.events import (
     ToolCall,
     derive_id,
 )
-from streams.settings.model import Jobs
+from streams.settings.model import Prices
 from streams.tools.query.finished import FinishedReader, FinishedSelection
 from streams.tools.query.runs_view import runs_sql
 from streams.tools.runs.run_row import FigureRules, FinishedRun, run_row
@@ -31,7 +31,7 @@ from tests.support.appended import SETTINGS, Appended
 from tests.support.factories import T0, group, member, response, reward, task, trajectory
 from tests.support.thoroughness import examples
 
-PRICED = SETTINGS.model_copy(update={"jobs": Jobs(prompt_usd=10.0, completion_usd=100.0, trainer_hour_usd=0.0)})
+PRICED = SETTINGS.model_copy(update={"prices": Prices(prompt_usd=10.0, completion_usd=100.0)})
 RULES = FigureRules.of(PRICED)
 EVERYTHING = FinishedSelection(unfit=True)
 ALONE: dict[str, Any] = {"sampling_id": None, "slot": None}

@@ -36,8 +36,8 @@ from streams.settings.model import (
     Batches,
     Broker,
     Fleet,
-    Jobs,
     Kafka,
+    Prices,
     Scoring,
     Settings,
 )
@@ -448,10 +448,9 @@ def test_the_content_of_a_file_that_a_variable_names_is_not_shown(tmp_path: Path
     assert "hunter2" not in repr(list(describe(*loaded)))
 
 
-@pytest.mark.parametrize("given", [{"prompt_usd": 1.0}, {"max_budget_usd": 5.0}])
-def test_a_price_alone_and_a_budget_without_prices_are_refused(given: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"go together|no effect without prices"):
-        Jobs.model_validate(given)
+def test_a_price_alone_is_refused() -> None:
+    with pytest.raises(ValueError, match="prompt_usd and completion_usd go together"):
+        Prices(prompt_usd=1.0)
 
 
 @pytest.mark.parametrize(

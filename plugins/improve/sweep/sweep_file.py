@@ -17,7 +17,7 @@
     [tasks]                              which are trained on: options of `streamward replay run`
     since = "2d"
 
-    [budget]                             any of these; without prices, those of [jobs] in the settings
+    [budget]                             any of these; without prices, those of the settings
     max_tokens = 2_000_000
     max_trainer_s = 3600
     max_budget_usd = 5.0
@@ -38,7 +38,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from plugins.jobs.orders.request import PricesConfig, RequestPart, prices_and_budget
+from plugins.jobs.orders.request import PRICE_SETTINGS, PricesConfig, RequestPart, prices_and_budget
 from schemas.events import JobPrices, Task
 from schemas.faults import faults
 from streams.errors import SettingsError
@@ -172,13 +172,13 @@ def sides(sweep: SweepFile, file: Path, settings: Settings) -> tuple[Suite, Suit
 
 
 def limits(sweep: SweepFile, file: Path, settings: Settings) -> SweepLimits:
-    """Return what the sweep may use. Raises SettingsError for a budget in USD without prices."""
+    """Return what the sweep may use. Raises SettingsError for a budget in USD without prices, JobRequestError as
+    `prices_and_budget`."""
     budget = sweep.budget
     prices, default_usd = prices_and_budget(budget.prices, None, settings)
     if prices is None and budget.max_budget_usd is not None:
         raise SettingsError(
-            f"{file}: budget.max_budget_usd is set, and a price is missing: give budget.prices, or set "
-            "jobs.prompt_usd, jobs.completion_usd and jobs.trainer_hour_usd"
+            f"{file}: budget.max_budget_usd is set, and a price is missing: give budget.prices, or set {PRICE_SETTINGS}"
         )
     return SweepLimits(budget.max_tokens, budget.max_trainer_s, budget.max_budget_usd or default_usd, prices)
 

@@ -30,6 +30,7 @@ from plugins.jobs.fold.all_jobs import AllJobs
 from plugins.jobs.fold.monthly_spending import MonthBudget, month_of
 from plugins.jobs.fold.state import JobState, cost_usd
 from plugins.jobs.orders.rl_training import is_by_rewards
+from plugins.jobs.settings import Jobs
 from schemas.conventions import SCORELESS
 from schemas.events import AdapterEvent, AdvantagedGroup, DeadLetter, JobEvent, Task
 from schemas.serde import EncodeError, Poison
@@ -239,7 +240,7 @@ class JobController:
 
     def _months(self, now_ms: int) -> Iterator[MonthBudget]:
         """Yield what each tenant has spent in the month of a time."""
-        months, limit_usd = self._all.months, self._settings.jobs.tenant_month_usd
+        months, limit_usd = self._all.months, self._settings.of_plugin(Jobs).tenant_month_usd
         for tenant in months.tenants:
             month = month_of(now_ms)
             yield MonthBudget(tenant, month, months.figures(tenant, month).cost_usd, limit_usd)
@@ -271,7 +272,7 @@ class JobController:
         return job_reducer.start_event(job, self._versions(job.policy), end)
 
     def _month(self, state: OpenJob) -> MonthBudget | None:
-        limit_usd = self._settings.jobs.tenant_month_usd
+        limit_usd = self._settings.of_plugin(Jobs).tenant_month_usd
         return self._all.months.budget(state.job.tenant, state.last_at, limit_usd)
 
     def close_months(self, now_ms: int) -> None:

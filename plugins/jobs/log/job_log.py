@@ -21,6 +21,7 @@ from plugins.jobs.fold.state import JobState, fold, refusal
 from plugins.jobs.log import spending
 from plugins.jobs.log.spending import CostName
 from plugins.jobs.orders.request import JobOrder
+from plugins.jobs.settings import Jobs
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import JobEvent, derive_id
 from schemas.serde import EncodeError
@@ -100,7 +101,7 @@ class JobLog(FollowedTopic):
     def month(self, tenant: str | None, time_ms: int) -> MonthBudget | None:
         """Return what a tenant may spend in the month of a time; None without a limit."""
         with self._changed:
-            return self._months.budget(tenant, time_ms, self._settings.jobs.tenant_month_usd)
+            return self._months.budget(tenant, time_ms, self._settings.of_plugin(Jobs).tenant_month_usd)
 
     def costs(self, by: Sequence[CostName]) -> list[dict[str, Any]]:
         """Return what was used, as `spending.costs` does."""
@@ -209,7 +210,7 @@ class JobLog(FollowedTopic):
         """Raise RefusedError if the job would take its tenant over what it may spend in this month."""
         if (ordered := fold(None, event)) is None:
             return
-        limit_usd = self._settings.jobs.tenant_month_usd
+        limit_usd = self._settings.of_plugin(Jobs).tenant_month_usd
         assert self._has_months, "it was opened without them"  # noqa: S101
         with self._changed:
             spending.check_month(self._all, ordered, event.created_at, limit_usd)

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from plugins.jobs.fold.questions import train_task
 from plugins.jobs.fold.state import JobState, cost_usd, sides, split
 from plugins.jobs.orders.job_types import estimate
+from plugins.jobs.settings import Jobs
 from schemas.events import (
     MAX_GROUP_SIZE,
     MAX_TURNS,
@@ -50,6 +51,7 @@ from streams.stages.tasks.prompted import named_prompt
 from streams.stages.tasks.suites import of_guard
 from streams.stages.tasks.task_problems import task_problems
 
+PRICE_SETTINGS = "prices.prompt_usd, prices.completion_usd and jobs.trainer_hour_usd"
 MOST_QUERIES = 100_000
 """Most questions of one job; they are in one record, whose size is checked, too."""
 MOST_HELD_OUT = 10_000
@@ -417,24 +419,30 @@ def _each_once(queries: tuple[TrainingQuery, ...]) -> None:
 def prices_and_budget(
     prices: PricesConfig | None, budget_usd: float | None, settings: Settings
 ) -> tuple[JobPrices | None, float | None]:
-    """Return the prices and the budget of a job. Raises JobRequestError for a budget without prices."""
+    """Return the prices and the budget of a job.
+
+    Raises JobRequestError for a budget without prices, or if the settings have the price of training alone.
+    """
     job_prices = _prices(prices, settings)
     if job_prices is None and budget_usd is not None:
         raise JobRequestError(
-            "config.max_budget_usd is set, and a price is missing: give config.prices, or set jobs.prompt_usd, "
-            "jobs.completion_usd and jobs.trainer_hour_usd",
+            f"config.max_budget_usd is set, and a price is missing: give config.prices, or set {PRICE_SETTINGS}",
             "config.prices",
         )
-    return job_prices, settings.jobs.max_budget_usd if job_prices is not None and budget_usd is None else budget_usd
+    if job_prices is not None and budget_usd is None:
+        budget_usd = settings.of_plugin(Jobs).max_budget_usd
+    return job_prices, budget_usd
 
 
 def _prices(config: PricesConfig | None, settings: Settings) -> JobPrices | None:
     if config is not None:
         return JobPrices(**config.model_dump())
-    defaults = (settings.jobs.prompt_usd, settings.jobs.completion_usd, settings.jobs.trainer_hour_usd)
-    prompt, completion, trainer_hour = defaults
-    if prompt is None or completion is None or trainer_hour is None:
+    of_tokens, trainer_hour = settings.prices, settings.of_plugin(Jobs).trainer_hour_usd
+    prompt, completion = of_tokens.prompt_usd, of_tokens.completion_usd
+    if trainer_hour is None:
         return None
+    if prompt is None or completion is None:
+        raise JobRequestError(f"a price is missing: set all of {PRICE_SETTINGS} (0 is free), or none", "config.prices")
     return JobPrices(prompt=prompt, completion=completion, trainer_hour=trainer_hour)
 
 

@@ -40,7 +40,7 @@ from typing import NamedTuple
 from schemas.events import AdapterEvent, Outcome, OutsideModel, Verdict, derive_id
 from streams.adapters.versions import Version
 from streams.evaluation import intervals, paired
-from streams.settings.model import Guard, Jobs
+from streams.settings.model import Guard, Prices
 
 ACTOR = "rollouts"
 STRICTEST: tuple[Verdict, ...] = ("reject", "ask", "promote")
@@ -58,10 +58,11 @@ class TokenPrices(NamedTuple):
     completion: float
 
     @classmethod
-    def of(cls, jobs: Jobs) -> TokenPrices | None:
+    def of(cls, prices: Prices) -> TokenPrices | None:
         """Return the prices in the settings; None if unset."""
-        known = jobs.prompt_usd is not None and jobs.completion_usd is not None
-        return cls(jobs.prompt_usd or 0.0, jobs.completion_usd or 0.0) if known else None
+        if prices.prompt_usd is None or prices.completion_usd is None:
+            return None
+        return cls(prices.prompt_usd, prices.completion_usd)
 
     def cost_usd(self, outcome: Outcome) -> float | None:
         """Return the cost of a response to a task; None if its tokens are not recorded."""
@@ -169,7 +170,7 @@ def effective(rule: Guard, thresholds: Thresholds, prices: TokenPrices | None = 
     values = {name: getattr(rule, name) for name in Guard.model_fields if name != "suite"}
     gate = {f"guard.{name}": str(value) for name, value in values.items() if value is not None}
     if rule.max_cost_ratio is not None and prices is not None:
-        gate |= {"jobs.prompt_usd": f"{prices.prompt:g}", "jobs.completion_usd": f"{prices.completion:g}"}
+        gate |= {"prices.prompt_usd": f"{prices.prompt:g}", "prices.completion_usd": f"{prices.completion:g}"}
     least = {
         f"scenario.{scenario}.{name}": f"{value:g}"
         for scenario, one in sorted(thresholds.items())
@@ -302,7 +303,7 @@ def _cost(
         return
     own, other_prices = prices
     if own is None or other_prices is None:
-        yield _GuardFinding("ask", "the rule limits the cost, and nothing says what tokens cost; set jobs.prompt_usd")
+        yield _GuardFinding("ask", "the rule limits the cost, and nothing says what tokens cost; set prices.prompt_usd")
         return
     pairs = [(own.cost_usd(first), other_prices.cost_usd(second)) for first, second in found]
     costs = [(one, other) for one, other in pairs if one is not None and other is not None]

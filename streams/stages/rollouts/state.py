@@ -62,11 +62,11 @@ def rule_of(settings: Settings, suite: Suite | None) -> RolloutRule:
                 f"guard.{name} has no effect on a canary alone: it is judged on the tasks of guard.suite, which is not "
                 "set. Name a file, or leave the limit out: the canary's decisions show cost and recovery of both arms"
             )
-    prices = TokenPrices.of(settings.jobs)
+    prices = TokenPrices.of(settings.prices)
     if settings.guard.max_cost_ratio is not None and prices is None:
         raise SettingsError(
             f"guard.max_cost_ratio is {settings.guard.max_cost_ratio:g}, and nothing says what tokens cost; set "
-            "jobs.prompt_usd, jobs.completion_usd and jobs.trainer_hour_usd, or leave it out"
+            "prices.prompt_usd and prices.completion_usd, or leave it out"
         )
     return RolloutRule(mode, settings.guard, suite, settings.canary, prices)
 

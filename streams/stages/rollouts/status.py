@@ -69,7 +69,7 @@ class Rollout:
             self.rule = canary.rule_in(event.gate)
 
     def _arms(self, trial: CanaryTrial, rule: Canary, settings: Settings) -> list[dict[str, Any]]:
-        local, versions = TokenPrices.of(settings.jobs), self.state.versions
+        local, versions = TokenPrices.of(settings.prices), self.state.versions
         prices: canary.ArmPrices = {
             "candidate": version_prices(versions[trial.version].outside, local),
             "primary": version_prices(versions[trial.primary].outside, local),

@@ -208,7 +208,7 @@ def runs_sql(settings: Settings, task_ids: Collection[str] | None = None) -> str
     """Return the statement of the view, with the current prices and tool names. `task_ids`: read only these tasks; a
     chat is its own task.
     """
-    prompt, completion = settings.jobs.prompt_usd, settings.jobs.completion_usd
+    prompt, completion = settings.prices.prompt_usd, settings.prices.completion_usd
     cost = "CAST(NULL AS DOUBLE)"
     if prompt is not None and completion is not None:
         tokens = f"a.prompt_tokens * CAST({prompt!r} AS DOUBLE) + a.sampled_tokens * CAST({completion!r} AS DOUBLE)"

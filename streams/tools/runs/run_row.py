@@ -42,10 +42,9 @@ class FigureRules:
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """Return the rules in force."""
-        jobs = settings.jobs
-        prices = None
-        if jobs.prompt_usd is not None and jobs.completion_usd is not None:
-            prices = JobPrices(prompt=jobs.prompt_usd, completion=jobs.completion_usd)
+        of_tokens, prices = settings.prices, None
+        if of_tokens.prompt_usd is not None and of_tokens.completion_usd is not None:
+            prices = JobPrices(prompt=of_tokens.prompt_usd, completion=of_tokens.completion_usd)
         return cls(prices, settings.serve.escalates)
 
 

@@ -48,7 +48,8 @@ method = "sft"
 """
 SETTINGS = {
     "improve": {"gates": "min_completed=1, min_score=1", "promote_by_gates": "*"},
-    "jobs": {"prompt_usd": 0.0, "completion_usd": 0.0, "trainer_hour_usd": 1.0},
+    "prices": {"prompt_usd": 0.0, "completion_usd": 0.0},
+    "jobs": {"trainer_hour_usd": 1.0},
 }
 SERVED: dict[str, Any] = {
     "settings": SETTINGS,

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from plugins.improve.settings import Improve
+from plugins.jobs.settings import Jobs
 from schemas.events import CurationEvent, DatasetEvent, JobEvent, Message, TriggerEvent
 from streams.kafka import admin
-from streams.settings.model import Jobs, Settings
+from streams.settings.model import Prices, Settings
 from tests.plugins.improve.runs import chat_turn, events_of_chat
 from tests.support.processes import read, running, until, write
 
@@ -42,7 +43,8 @@ def test_served_runs_are_judged_collected_and_a_reason_to_retrain_by_one_command
     log = settings.model_copy(
         update={
             "improve": Improve(gates="min_success=1", promote_by_gates="*"),
-            "jobs": Jobs(prompt_usd=0.0, completion_usd=0.0, trainer_hour_usd=1.0, max_budget_usd=1.0),
+            "prices": Prices(prompt_usd=0.0, completion_usd=0.0),
+            "jobs": Jobs(trainer_hour_usd=1.0, max_budget_usd=1.0),
         }
     )
     admin.apply_topics(log)

@@ -11,10 +11,11 @@ from plugins.jobs.fold.questions import train_task
 from plugins.jobs.fold.state import JobUsage, fold, place
 from plugins.jobs.orders.job_types import estimate
 from plugins.jobs.orders.request import JobOrder, order, read_request
+from plugins.jobs.settings import Jobs
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import JobPrices, RewardSource, Sampling
 from streams.errors import ContaminatedError, JobRequestError, NotFoundError, RefusedError
-from streams.settings.model import Batches, Guard, Jobs, Settings
+from streams.settings.model import Batches, Guard, Prices, Settings
 from streams.stages.agents.runs.registration import KnownAgent
 from tests.support.factories import job_event, job_spec
 from tests.support.gates import gated
@@ -138,10 +139,19 @@ def test_the_estimate_is_that_of_a_hand_worked_order() -> None:
 
 
 def test_prices_and_the_budget_come_from_the_settings() -> None:
-    own = Settings(batches=Batches(groups=4), jobs=Jobs(prompt_usd=1.0, completion_usd=2.0, trainer_hour_usd=3.0))
-    spec = asked(own).spec
+    of_tokens = Settings(batches=Batches(groups=4), prices=Prices(prompt_usd=1.0, completion_usd=2.0))
+    spec = asked(of_tokens.model_copy(update={"jobs": Jobs(trainer_hour_usd=3.0)})).spec
     assert spec.prices == JobPrices(prompt=1.0, completion=2.0, trainer_hour=3.0)
     assert spec.max_budget_usd == 100.0
+    assert asked(of_tokens).spec.prices is None
+
+
+def test_the_price_of_training_alone_and_a_budget_without_it_are_refused() -> None:
+    own = Settings(batches=Batches(groups=4)).model_copy(update={"jobs": Jobs(trainer_hour_usd=3.0)})
+    with pytest.raises(JobRequestError, match=r"a price is missing: set all of prices\.prompt_usd"):
+        asked(own)
+    with pytest.raises(ValueError, match="no effect without prices"):
+        Jobs(max_budget_usd=5.0)
 
 
 def test_the_same_request_has_the_same_digest_and_another_has_another() -> None:

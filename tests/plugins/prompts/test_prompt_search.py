@@ -15,6 +15,7 @@ import pytest
 from plugins.jobs.fold.state import JobState
 from plugins.jobs.log.job_log import JobCommand, JobLog
 from plugins.jobs.orders.request import JobConfig, prompt_of
+from plugins.jobs.settings import Jobs
 from plugins.prompts.search import prompt_worker, search_request
 from plugins.prompts.search.activation import activate
 from plugins.prompts.search.live_search import LiveSearch
@@ -25,7 +26,7 @@ from schemas.events import Coordinates, Message, PromptEvent, Task
 from streams.errors import JobRequestError, RefusedError
 from streams.kafka import times
 from streams.kafka.producer import Producer
-from streams.settings.model import Jobs, Settings
+from streams.settings.model import Prices, Settings
 from streams.stages.tasks.prompted import after_prompt
 from tests import skips
 from tests.support.factories import group, job_event, job_spec, member, response, task
@@ -167,8 +168,8 @@ def test_a_search_whose_tasks_expire_without_an_answer_says_what_it_waits_for_an
 
 
 def test_a_search_ends_at_its_budget_by_at_most_what_was_in_flight(made: Settings) -> None:
-    prices = Jobs(prompt_usd=0.0, completion_usd=1e6, trainer_hour_usd=0.0, max_budget_usd=1e9)
-    settings = made.model_copy(update={"jobs": prices})
+    prices, jobs = Prices(prompt_usd=0.0, completion_usd=1e6), Jobs(trainer_hour_usd=0.0, max_budget_usd=1e9)
+    settings = made.model_copy(update={"prices": prices, "jobs": jobs})
     versions(settings, "One.", "Two.")
     with JobLog(settings) as jobs, answering(settings, lambda _: 0.5):
         job = ordered(settings, jobs, max_answers=60, max_tokens=1, max_budget_usd=40.0)

@@ -16,6 +16,7 @@ import pytest
 from gateway.http.application import Application
 from gateway.http.principal import PRINCIPAL
 from plugins.jobs.log.job_log import JobLog
+from plugins.jobs.settings import Jobs
 from plugins.tinker.api import futures, protobuf
 from plugins.tinker.api.call_log import CallLog, OpenCalls
 from plugins.tinker.api.call_part import tinker_rooms
@@ -25,7 +26,7 @@ from schemas.events import TrainingCall, TrainingResult
 from schemas.tokens import Octets
 from streams.adapters import stored_tensors
 from streams.kafka import times
-from streams.settings.model import Adapters, Jobs, Settings
+from streams.settings.model import Adapters, Prices, Settings
 from tests.support.callers import Caller, key
 from tests.support.factories import T0
 from tests.support.log.shared_node import own_topics
@@ -427,8 +428,8 @@ def test_a_tenant_at_its_monthly_limit_is_refused_before_a_call_costs_something_
     settings: Settings,
 ) -> None:
     """Of the month of all tenants: another one continues, and what cost nothing does."""
-    prices = Jobs(prompt_usd=1.0, completion_usd=1.0, trainer_hour_usd=1.0, tenant_month_usd=0.5)
-    priced = settings.model_copy(update={"jobs": prices})
+    prices, jobs = Prices(prompt_usd=1.0, completion_usd=1.0), Jobs(trainer_hour_usd=1.0, tenant_month_usd=0.5)
+    priced = settings.model_copy(update={"prices": prices, "jobs": jobs})
     with serving(priced) as loop:
         models = {}
         for tenant in ("shop", "bakery"):
