@@ -159,7 +159,8 @@ test-strangers: .venv/ready-test .venv-strangers/ready
 clients: .venv-strangers/ready
 	.venv-strangers/bin/python clients/generate.py $(ARGS)
 
-.venv-strangers/ready: requirements.lock $(wildcard tests/strangers/requirements.* tests/strangers/*/requirements.txt tests/strangers/frameworks/openai_go/*) clients/requirements.txt clients/requirements.node
+OF_ONE_SUITE = $(wildcard tests/strangers/*/requirements.txt tests/plugins/*/strangers/requirements.txt)
+.venv-strangers/ready: requirements.lock $(OF_ONE_SUITE) $(wildcard tests/strangers/requirements.* tests/strangers/frameworks/openai_go/*) clients/requirements.txt clients/requirements.node
 	@test -x .venv-strangers/bin/python || $(PYTHON) -m venv .venv-strangers
 	.venv-strangers/bin/python -m pip --disable-pip-version-check install --quiet 'openai[aiohttp]==$(OPENAI)' --requirement tests/strangers/requirements.txt --requirement clients/requirements.txt
 	.venv-strangers/bin/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: --dest .venv-strangers openai==$(OPENAI) mcp==$(MCP)
@@ -167,11 +168,11 @@ clients: .venv-strangers/ready
 	for each in aider openai2; do \
 	    test -x .venv-strangers/$$each/bin/python || $(PYTHON) -m venv .venv-strangers/$$each || exit; \
 	    .venv-strangers/$$each/bin/python -m pip --disable-pip-version-check install --quiet --requirement tests/strangers/requirements.$$each || exit; done
-	for each in tinker lm_evaluation; do \
-	    test -x .venv-strangers/$$each/bin/python || $(PYTHON) -m venv .venv-strangers/$$each || exit; \
-	    .venv-strangers/$$each/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement tests/strangers/$$each/requirements.txt || exit; done
-	$(call BESIDE,.venv-strangers/tinker)
-	$(call BESIDE,.venv-strangers/lm_evaluation)
+	for each in $(patsubst %/requirements.txt,%,$(OF_ONE_SUITE)); do \
+	    home=.venv-strangers/$$(basename $${each%/strangers}); \
+	    test -x $$home/bin/python || $(PYTHON) -m venv $$home || exit; \
+	    $$home/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $$each/requirements.txt || exit; \
+	    $(call BESIDE,$$home); done
 	npm install --silent --no-audit --no-fund --prefix .venv-strangers/node $$(cat tests/strangers/requirements.node clients/requirements.node)
 	cd tests/strangers/frameworks/openai_go && $(CURDIR)/.venv-strangers/bin/go build -o $(CURDIR)/.venv-strangers/openai-go .
 	@touch $@

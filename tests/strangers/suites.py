@@ -12,7 +12,7 @@ fails, with why, and how many pass on the SDK's own server in our mount (mcp_con
 what it reads (mcp_inspector.py). Of the Agent Protocol it has what langgraph-sdk reads, and what schemathesis finds by
 the protocol's document; of A2A what a2a-sdk reads, and of lm-evaluation-harness
 what it finds likely, served and loaded by itself. While schemathesis runs, another caller is answered within a second
-(latency.py). What Tinker's SDK and recipes find is in tinker/findings.json.
+(latency.py). What Tinker's SDK and recipes find is in tests/plugins/tinker/strangers/findings.json.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from streams.settings.model import Settings
+from tests.plugins.threads.strangers import suite as agent_protocol
+from tests.plugins.tinker.strangers import recorded_calls, suite as tinker
 from tests.strangers import agents_of_others, described, exchanges, latency, mcp_conformance, mcp_inspector
-from tests.strangers.agent_protocol import suite as agent_protocol
 from tests.strangers.described import HOME, run
 from tests.strangers.lm_evaluation import suite as harness
 from tests.strangers.proxy import between
 from tests.strangers.stand_ins import mended
-from tests.strangers.tinker import recorded_calls, suite as tinker
 from tests.support.agent_server import serving, settings_of, turns
 
 FOLDER = Path(__file__).parent
-FINDINGS, TINKER_FINDINGS = FOLDER / "findings.json", FOLDER / "tinker" / "findings.json"
+FINDINGS, TINKER_FINDINGS = FOLDER / "findings.json", tinker.HERE / "findings.json"
 MODEL = "sums"
 UNIQUE = re.compile(r"\b(?:file-[0-9a-f]{64}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
 """An id that is another one in each run."""

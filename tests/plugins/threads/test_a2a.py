@@ -18,9 +18,9 @@ from schemas.events import AccessRole, AgentEvent, ThreadEvent, Tool, Turn
 from streams.access.roles import ROLES, allowed_to
 from streams.kafka import admin
 from streams.stages.agents.runs.registration import register
+from tests.plugins.threads.strangers import suite
 from tests.plugins.threads.thread_server import SCRIPT, SLOW, Client, Served, served_with_keys
 from tests.strangers import exchanges
-from tests.strangers.agent_protocol import suite
 from tests.strangers.replay import differences
 from tests.support.agent_server import ServeProcess, audited, settings_of
 from tests.support.processes import read

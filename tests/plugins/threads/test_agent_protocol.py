@@ -17,9 +17,9 @@ from plugins.threads.acp.thread_interfaces import ACP
 from schemas.events import AccessRole, MemoryEvent, ThreadEvent, Turn
 from streams.access.roles import ROLES, allowed_to
 from streams.kafka import admin
+from tests.plugins.threads.strangers import suite
 from tests.plugins.threads.thread_server import SCRIPT, SLOW, Client, Served, served_with_keys
 from tests.strangers import exchanges
-from tests.strangers.agent_protocol import suite
 from tests.strangers.replay import differences
 from tests.support.agent_server import ServeProcess, audited, settings_of
 from tests.support.processes import read

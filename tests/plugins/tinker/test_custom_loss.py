@@ -20,8 +20,8 @@ from tests.support.models.chat_tiny import chat_base
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
 
-RECORDED = json.loads((Path(__file__).parents[2] / "strangers" / "tinker" / "custom_losses.json").read_text())
-"""Written by tests/strangers/tinker/custom_losses.py with the SDK itself."""
+RECORDED = json.loads((Path(__file__).parent / "strangers" / "custom_losses.json").read_text())
+"""Written by tests/plugins/tinker/strangers/custom_losses.py with the SDK itself."""
 
 
 def node(op: str, name: str, target: str, *args: Any, **kwargs: Any) -> dict[str, Any]:

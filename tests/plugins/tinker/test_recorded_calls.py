@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from plugins.tinker.worker import call_worker
+from tests.plugins.tinker.strangers import recorded_calls
+from tests.plugins.tinker.strangers.served import tinker_settings
 from tests.strangers.exchanges import recorded
-from tests.strangers.tinker import recorded_calls
-from tests.strangers.tinker.served import tinker_settings
 from tests.support.agent_server import serving
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]

@@ -1,6 +1,6 @@
 """Custom losses as Tinker's SDK traces, encodes and runs them, for a test to run the same graphs here.
 
-    python tests/strangers/tinker/custom_losses.py > tests/strangers/tinker/custom_losses.json
+    python tests/plugins/tinker/strangers/custom_losses.py > tests/plugins/tinker/strangers/custom_losses.json
 
 Needs tinker and torch in one environment. Each loss is written as a user would write it. The file has its graph as the
 SDK sends it, examples, and what the SDK's own run on the client gives: loss, metrics, the derivative by the logprobs.

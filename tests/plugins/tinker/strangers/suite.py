@@ -21,10 +21,10 @@ from typing import Any
 from schemas.events import AdapterEvent, TrainingResult
 from streams.engines.base_model import folder_of
 from streams.kafka.admin import offsets
+from tests.plugins.tinker.strangers import recipe_data, recorded_calls
+from tests.plugins.tinker.strangers.served import PARTS, Served, tinker_settings
 from tests.strangers.described import HOME
 from tests.strangers.proxy import between
-from tests.strangers.tinker import recipe_data, recorded_calls
-from tests.strangers.tinker.served import PARTS, Served, tinker_settings
 from tests.support.processes import read
 
 HERE = Path(__file__).parent
@@ -66,7 +66,7 @@ class Suite:
 
     def start(self, url: str, program: str, *arguments: str) -> subprocess.Popen[str]:
         """Start a program of this folder."""
-        environment = recipe_data.environment(self.folder / "hf", url, KEY) | {"PYTHONPATH": str(HERE.parents[2])}
+        environment = recipe_data.environment(self.folder / "hf", url, KEY) | {"PYTHONPATH": str(HERE.parents[3])}
         command = [str(PYTHON), "-W", "ignore", str(HERE / program), *arguments]
         return subprocess.Popen(
             command, cwd=self.folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

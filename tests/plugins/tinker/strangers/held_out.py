@@ -13,7 +13,7 @@ from tinker_cookbook import renderers
 from tinker_cookbook.recipes.rl_loop import get_reward
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-from tests.strangers.tinker.recipe import NAME
+from tests.plugins.tinker.strangers.recipe import NAME
 
 SUFFIX = " Provide a numerical answer without units, written inside \\boxed{}."
 PREFIX = [

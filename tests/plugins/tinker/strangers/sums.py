@@ -2,7 +2,7 @@
 
     serve, calls (two threads) ──► rl_loop ──► sampler_weights/final ──► held_out.py      a line of JSON
 
-    python -m tests.strangers.tinker.sums [NAME=VALUE …]          arguments of the recipe
+    python -m tests.plugins.tinker.strangers.sums [NAME=VALUE …]          arguments of the recipe
 
 The aim is 0.9 in twice the time of `make demo` on the same machine.
 """
@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from streams.kafka.node import process as broker
-from tests.strangers.tinker import suite
-from tests.strangers.tinker.served import Served
+from tests.plugins.tinker.strangers import suite
+from tests.plugins.tinker.strangers.served import Served
 
 SETTINGS = ("batch_size=8", "group_size=8", "max_steps=20", "lora_rank=16", "max_tokens=32", "save_every=0",
             "learning_rate=1e-3", "loss_fn=importance_sampling")  # fmt: skip

@@ -11,7 +11,7 @@ import json
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[3] / "docs" / "tinker.md"
+PAGE = Path(__file__).parents[4] / "docs" / "tinker.md"
 
 
 def main() -> None:
