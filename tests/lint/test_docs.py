@@ -25,6 +25,7 @@ from tests.benchmarks.table import BEGIN, END
 from tests.known_failures import __main__ as known_failures
 from tests.strangers.agents_of_others import OPENAI_JAVA
 from tests.strangers.mcp_conformance import UNEXPLAINED
+from tests.strangers.suites import SUITES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(page for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("schemas/*.md")])
@@ -128,6 +129,12 @@ def test_what_suites_of_others_find_is_what_the_page_says() -> None:
     assert f"{own['passed']} of {sum(own.values())} tests pass" in page
     assert found["schemathesis"] == {} and set(found["schemathesis by role"]) == set(ROLES)
     assert not any(found["schemathesis by role"].values()) and not found["clients"]["changed"]
+
+
+def test_a_suite_that_lies_with_a_plugin_is_run_and_has_its_findings_there() -> None:
+    folders = {file.parent for file in (ROOT / "tests" / "plugins").glob("*/strangers/suite.py")}
+    assert {suite.file.parent for suite in SUITES.values()} == folders | {ROOT / "tests" / "strangers"}
+    assert all(suite.file.exists() for suite in SUITES.values())
 
 
 def test_what_the_conformance_suite_finds_is_what_the_page_says_and_each_failure_has_a_reason() -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from streams.kafka.node import process as broker
 from tests.strangers import exchanges
-from tests.strangers.suites import SUITES, Stage
+from tests.strangers.stage import Stage
+from tests.strangers.suites import SUITES
 
 
 def main() -> None:

@@ -9,10 +9,10 @@ passed and what the others were told, for schemathesis each check that failed, f
 said and what its calls are to each other (agents_of_others.py), and for the clients in clients/ what would change if
 they are generated again, and what the example prints (described.py). Of MCP's conformance suite it has each check that
 fails, with why, and how many pass on the SDK's own server in our mount (mcp_conformance.py), and of MCP's inspector
-what it reads (mcp_inspector.py). Of the Agent Protocol it has what langgraph-sdk reads, and what schemathesis finds by
-the protocol's document; of A2A what a2a-sdk reads, and of lm-evaluation-harness
-what it finds likely, served and loaded by itself. While schemathesis runs, another caller is answered within a second
-(latency.py). What Tinker's SDK and recipes find is in tests/plugins/tinker/strangers/findings.json.
+what it reads (mcp_inspector.py), and of lm-evaluation-harness what it finds likely, served and loaded by itself. While
+schemathesis runs, another caller is answered within a second (latency.py).
+
+The suites of a plugin's protocols are in tests/plugins/NAME/strangers, with their findings.
 """
 
 from __future__ import annotations
@@ -22,58 +22,24 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from xml.etree import ElementTree
 
-from streams.settings.model import Settings
-from tests.plugins.threads.strangers import suite as agent_protocol
-from tests.plugins.tinker.strangers import recorded_calls, suite as tinker
 from tests.strangers import agents_of_others, described, exchanges, latency, mcp_conformance, mcp_inspector
 from tests.strangers.described import HOME, run
 from tests.strangers.lm_evaluation import suite as harness
 from tests.strangers.proxy import between
+from tests.strangers.stage import Findings, Stage, Suite
 from tests.strangers.stand_ins import mended
-from tests.support.agent_server import serving, settings_of, turns
+from tests.support.agent_server import serving, turns
 
 FOLDER = Path(__file__).parent
-FINDINGS, TINKER_FINDINGS = FOLDER / "findings.json", tinker.HERE / "findings.json"
 MODEL = "sums"
 UNIQUE = re.compile(r"\b(?:file-[0-9a-f]{64}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
 """An id that is another one in each run."""
-
-Findings = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Where a suite runs, and what it records."""
-
-    bootstrap: str
-    folder: Path
-    recordings: dict[Path, list[dict[str, Any]]] = field(default_factory=dict)
-
-    @property
-    def settings(self) -> Settings:
-        """Settings of a server of its own."""
-        return settings_of(self.bootstrap, self.folder)
-
-    @contextmanager
-    def server(self) -> Iterator[str]:
-        """Yield the address of a server without keys."""
-        with serving(self.settings) as url:
-            yield url
-
-
-class Suite(NamedTuple):
-    """A suite, where its findings are, and whether it needs the machine for itself."""
-
-    run: Callable[[Stage], Findings]
-    file: Path = FINDINGS
-    alone: bool = False
 
 
 def frameworks(stage: Stage) -> Findings:
@@ -102,24 +68,6 @@ def inspector(stage: Stage) -> Findings:
         found = mcp_inspector.inspected(url, stage.folder)
     stage.recordings[mcp_inspector.FILE] = mcp_inspector.in_order(exchanged)
     return {"mcp inspector": found}
-
-
-def threads(stage: Stage) -> Findings:
-    """Walk through threads, runs and the store with langgraph-sdk, then by the document with schemathesis."""
-    with stage.server() as server:
-        with between(server) as (url, exchanged):
-            walked = agent_protocol.langgraph(url)
-        checked = agent_protocol.described(server, stage.folder)
-    stage.recordings[agent_protocol.FILE] = agent_protocol.in_order(exchanged)
-    return {"langgraph-sdk": walked, "agent protocol": checked}
-
-
-def a2a(stage: Stage) -> Findings:
-    """Call an agent with a2a-sdk."""
-    with stage.server() as server, between(server) as (url, exchanged):
-        found = agent_protocol.a2a(url)
-    stage.recordings[agent_protocol.A2A_FILE] = agent_protocol.in_order(exchanged)
-    return {"a2a-sdk": found}
 
 
 def lm_evaluation(stage: Stage) -> Findings:
@@ -216,28 +164,21 @@ def clients(stage: Stage) -> Findings:
         return {"clients": described.clients(keyed, stage.folder)}
 
 
-def _tinker(name: str) -> Suite:
-    def run_part(stage: Stage) -> Findings:
-        found = tinker.PARTS_OF_SUITE[name](stage.bootstrap, stage.folder)
-        if name == "exchanges":
-            stage.recordings[recorded_calls.FILE] = found
-            found = recorded_calls.routes(found)
-        return {name: found}
-
-    return Suite(run_part, TINKER_FINDINGS)
+def _of_plugins() -> Iterator[tuple[str, Suite]]:
+    """Yield the suites of plugins that are in this checkout, by name."""
+    for file in sorted(FOLDER.parent.glob("plugins/*/strangers/suite.py")):
+        yield from import_module(f"tests.plugins.{file.parts[-3]}.strangers.suite").SUITES.items()
 
 
 SUITES: Mapping[str, Suite] = {
-    **{f"tinker-{name}": _tinker(name) for name in tinker.PARTS_OF_SUITE},
+    **dict(_of_plugins()),
     "frameworks": Suite(frameworks),
     "openai": Suite(openai_suites),
-    "threads": Suite(threads),
     "conformance": Suite(conformance),
     "inspector": Suite(inspector),
-    "a2a": Suite(a2a),
     "lm-evaluation": Suite(lm_evaluation),
     "clients": Suite(clients),
     "schemathesis": Suite(schemathesis, alone=True),
     "roles": Suite(roles, alone=True),
 }
-"""In the order in which they begin: those that take longest first."""
+"""In the order in which they begin: those of plugins, then those that take longest."""

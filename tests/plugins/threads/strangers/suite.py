@@ -20,23 +20,33 @@ from typing import Any
 
 from tests.strangers import exchanges
 from tests.strangers.described import HOME, TRUE, Failed, schemathesis
-from tests.strangers.proxy import Exchange
+from tests.strangers.proxy import Exchange, between
 from tests.strangers.replay import UUID
+from tests.strangers.stage import Findings, Stage, Suite
 
 FOLDER = Path(__file__).parent
+FINDINGS = FOLDER / "findings.json"
 DOCUMENT, FILE, A2A_FILE = FOLDER / "openapi.json", FOLDER / "exchanges.jsonl.xz", FOLDER / "a2a.jsonl.xz"
 ANOTHER = re.compile(r"(Test Case ID: \w+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d{4}-\d\d-\d\dT[\d:.]+Z)")
 """What is another one in each run."""
 
 
-def langgraph(url: str) -> dict[str, Any]:
-    """Return what the program with langgraph-sdk read."""
-    return _read_by("langgraph_program.py", f"{url}/acp")
+def threads(stage: Stage) -> Findings:
+    """Walk through threads, runs and the store with langgraph-sdk, then by the document with schemathesis."""
+    with stage.server() as server:
+        with between(server) as (url, exchanged):
+            walked = _read_by("langgraph_program.py", f"{url}/acp")
+        checked = described(server, stage.folder)
+    stage.recordings[FILE] = in_order(exchanged)
+    return {"langgraph-sdk": walked, "agent protocol": checked}
 
 
-def a2a(url: str) -> dict[str, Any]:
-    """Return what the program with a2a-sdk read."""
-    return _read_by("a2a_program.py", url)
+def a2a(stage: Stage) -> Findings:
+    """Call an agent with a2a-sdk."""
+    with stage.server() as server, between(server) as (url, exchanged):
+        found = _read_by("a2a_program.py", url)
+    stage.recordings[A2A_FILE] = in_order(exchanged)
+    return {"a2a-sdk": found}
 
 
 def _read_by(program: str, url: str) -> dict[str, Any]:
@@ -91,3 +101,6 @@ def _numbered(text: str, numbers: dict[str, str]) -> str:
 def _number(answer: str, numbers: dict[str, str]) -> None:
     for uuid in UUID.findall(answer):
         numbers.setdefault(uuid, f"{{id {len(numbers)}}}")
+
+
+SUITES = {"threads": Suite(threads, FINDINGS), "a2a": Suite(a2a, FINDINGS)}

@@ -25,6 +25,7 @@ from tests.plugins.tinker.strangers import recipe_data, recorded_calls
 from tests.plugins.tinker.strangers.served import PARTS, Served, tinker_settings
 from tests.strangers.described import HOME
 from tests.strangers.proxy import between
+from tests.strangers.stage import Findings, Stage, Suite
 from tests.support.processes import read
 
 HERE = Path(__file__).parent
@@ -55,7 +56,7 @@ LAST = 15
 """Lines of a recipe's output that are shown if it fails."""
 
 
-class Suite:
+class Programs:
     """Runs programs of the strangers' environment against one server."""
 
     def __init__(self, bootstrap: str, folder: Path) -> None:
@@ -99,27 +100,27 @@ class Suite:
 
 def walk(bootstrap: str, folder: Path) -> list[Any]:
     """Return what the SDK's methods gave."""
-    suite = Suite(bootstrap, folder)
-    with Served(suite.settings, folder) as served:
-        output, _ = suite.start(served.url, "walk.py").communicate(timeout=PATIENCE_S)
+    programs = Programs(bootstrap, folder)
+    with Served(programs.settings, folder) as served:
+        output, _ = programs.start(served.url, "walk.py").communicate(timeout=PATIENCE_S)
     return [json.loads(line) for line in output.splitlines() if line.startswith("[")]
 
 
 def page(bootstrap: str, folder: Path) -> dict[str, Any]:
     """Return what the program in docs/tinker.md gave."""
-    suite = Suite(bootstrap, folder)
-    with Served(suite.settings, folder) as served:
-        output, _ = suite.start(served.url, "page.py").communicate(timeout=PATIENCE_S)
+    programs = Programs(bootstrap, folder)
+    with Served(programs.settings, folder) as served:
+        output, _ = programs.start(served.url, "page.py").communicate(timeout=PATIENCE_S)
     found = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     return found[0] if found else {"failed": output.splitlines()[-LAST:]}
 
 
 def recipes(bootstrap: str, folder: Path) -> dict[str, str]:
     """Return how each recipe ended."""
-    suite, ends = Suite(bootstrap, folder), dict[str, str]()
-    with Served(suite.settings, folder) as served:
+    programs, ends = Programs(bootstrap, folder), dict[str, str]()
+    with Served(programs.settings, folder) as served:
         for name in RECIPES:
-            process = suite.recipe(served.url, name)
+            process = programs.recipe(served.url, name)
             output, _ = process.communicate(timeout=PATIENCE_S)
             ends[name] = "completed" if process.returncode == 0 else f"exit {process.returncode}"
             if process.returncode:
@@ -129,9 +130,9 @@ def recipes(bootstrap: str, folder: Path) -> dict[str, str]:
 
 def losses(bootstrap: str, folder: Path) -> dict[str, str]:
     """Return whether loss, logprobs and a step of each loss are those that the client computes."""
-    suite = Suite(bootstrap, folder)
-    with Served(suite.settings, folder) as served:
-        output, _ = suite.start(served.url, "losses.py").communicate(timeout=PATIENCE_S)
+    programs = Programs(bootstrap, folder)
+    with Served(programs.settings, folder) as served:
+        output, _ = programs.start(served.url, "losses.py").communicate(timeout=PATIENCE_S)
     apart = json.loads(output.splitlines()[-1])
     print(json.dumps(apart, indent=2), flush=True)
     return {
@@ -142,10 +143,10 @@ def losses(bootstrap: str, folder: Path) -> dict[str, str]:
 
 def exchanges(bootstrap: str, folder: Path) -> list[dict[str, Any]]:
     """Return what is kept of the requests of the SDK's walk and of a recipe."""
-    suite = Suite(bootstrap, folder)
-    with Served(suite.settings, folder) as served, between(served.url) as (url, spoken):
-        suite.start(url, "walk.py").communicate(timeout=PATIENCE_S)
-        suite.recipe(url, RECORDED).communicate(timeout=PATIENCE_S)
+    programs = Programs(bootstrap, folder)
+    with Served(programs.settings, folder) as served, between(served.url) as (url, spoken):
+        programs.start(url, "walk.py").communicate(timeout=PATIENCE_S)
+        programs.recipe(url, RECORDED).communicate(timeout=PATIENCE_S)
         return recorded_calls.compact([*spoken, *recorded_calls.in_json(served.url, list(spoken))])
 
 
@@ -153,21 +154,21 @@ def kills(bootstrap: str, folder: Path, seed: int = 1) -> dict[str, Any]:
     """Return whether a recipe whose server and worker are killed ends with the weights of one that is left alone."""
     drawn, saved, states, exits, kill_at = random.Random(seed), [], [], [], list[int]()
     for name in ("alone", "killed"):
-        suite = Suite(bootstrap, folder / name)
-        with Served(suite.settings, suite.folder) as served:
-            process = suite.recipe(served.url, KILLED)
+        programs = Programs(bootstrap, folder / name)
+        with Served(programs.settings, programs.folder) as served:
+            process = programs.recipe(served.url, KILLED)
             over = threading.Event()
             reading = threading.Thread(target=_read_all, args=(process, over))
             reading.start()
             for count in kill_at:
-                while suite.results() < count and not over.wait(LOOK_S):
+                while programs.results() < count and not over.wait(LOOK_S):
                     pass
                 served.kill(PARTS[drawn.randrange(2)])
             reading.join()
             exits.append(process.wait())
-            saved.append(suite.saved_weights())
-            states.append(suite.states())
-            kill_at = sorted(drawn.sample(range(1, suite.results()), KILLS))
+            saved.append(programs.saved_weights())
+            states.append(programs.states())
+            kill_at = sorted(drawn.sample(range(1, programs.results()), KILLS))
     return {
         "exits": exits,
         "versions": len(saved[0]),
@@ -190,3 +191,17 @@ PARTS_OF_SUITE: Mapping[str, Callable[[str, Path], Any]] = {
     "recipes": recipes,
     "kills": kills,
 }
+
+
+def _part(name: str) -> Suite:
+    def run_part(stage: Stage) -> Findings:
+        found = PARTS_OF_SUITE[name](stage.bootstrap, stage.folder)
+        if name == "exchanges":
+            stage.recordings[recorded_calls.FILE] = found
+            found = recorded_calls.routes(found)
+        return {name: found}
+
+    return Suite(run_part, HERE / "findings.json")
+
+
+SUITES = {f"tinker-{name}": _part(name) for name in PARTS_OF_SUITE}

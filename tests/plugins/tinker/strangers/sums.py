@@ -30,7 +30,7 @@ def main() -> int:
     chosen = dict(each.split("=", 1) for each in (*SETTINGS, *sys.argv[1:]))
     arguments = [f"{name}={value}" for name, value in chosen.items()]
     with tempfile.TemporaryDirectory() as temporary, broker.embedded(Path(temporary) / "kafka") as node:
-        run = suite.Suite(node.bootstrap, Path(temporary) / "sums")
+        run = suite.Programs(node.bootstrap, Path(temporary) / "sums")
         run.settings = run.settings.model_copy(
             update={"trainer": run.settings.trainer.model_copy(update={"threads": THREADS})}
         )
