@@ -80,7 +80,7 @@ chaos: .venv/ready-test
 soak: .venv/ready-test
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--draw $(SEED))
 
-# odd inputs for everything that reads what others wrote; what broke is written into tests/fuzz/corpus
+# odd inputs for everything that reads what others wrote; what broke is written into the corpus
 fuzz: .venv/ready-test
 	@nice -n 19 $(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 

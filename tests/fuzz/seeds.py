@@ -12,6 +12,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from streams.tools.archive.store import Store
 from streams.tools.archive.tables import ArchiveTable, Change
 from streams.tools.dead_letters.letters import Letter, RedriveTarget, decision
 from streams.worker.changelogs import Changelogs, Extent
-from tests.fuzz.target import CORPUS
+from tests.fuzz import targets
+from tests.fuzz.target import TARGETS
 from tests.support import factories
 
 ROOT = Path(__file__).parents[2]
@@ -44,23 +46,6 @@ def _uploads() -> Iterator[tuple[str, str, bytes]]:
         b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nfine-tune\r\n'
         b'--b\r\nContent-Disposition: form-data; name="file"; filename="a%22"\r\nContent-Type: x/y\r\n\r\n{}\n\r\n'
         b"--b--\r\n",
-    )
-    check = {"type": "string_check", "name": "n", "operation": "eq", "input": "{{sample.output_text}}"}
-    equal = {**check, "reference": "<{{item.a.b}} {{ item.n }}>"}
-    contains = {**check, "operation": "ilike", "reference": "four"}
-    formula = "0.5 * x - y / -2"
-    multi = {"type": "multi", "name": "m", "graders": {"x": equal, "y": contains}, "calculate_output": formula}
-    parts = [{"type": "text", "text": "1 + 1"}, {"type": "text", "text": "= ?"}]
-    rows = [{"messages": [{"role": "user", "content": said}], "a": {"b": "2"}, "n": 3} for said in ("2 + 2 =", parts)]
-    for name, grader in (("equal", equal), ("contains", contains), ("multi", multi)):
-        yield "training-files", name, b"\n".join(json.dumps(one).encode() for one in (grader, *rows))
-    chosen = {"min_reward": 0.5, "all": True, "since": "2d", "until": "2026-11-01T12:00", "groups_of": "default"}
-    yield "tuning-orders", "sft", json.dumps({"agent_id": "coach", "config": {"epochs": 2, **chosen}}).encode()
-    pairs = {"beta": 0.3, "margin": 0.1, "start": "default:7", "batch": 4, "purpose": "serve"}
-    yield (
-        "tuning-orders",
-        "dpo",
-        json.dumps({"agent_id": "a", "method": "dpo", "config": pairs, "tenant": "t"}).encode(),
     )
 
 
@@ -106,21 +91,13 @@ def _parquet() -> bytes:
         return path.read_bytes()
 
 
-def _weights() -> bytes:
+def weights() -> bytes:
+    """Return an adapter's weights, as safetensors."""
     import torch
     from safetensors.torch import save
 
     factors = {"lora_A": torch.ones(2, 4), "lora_B": torch.ones(4, 2)}
     return save({f"base_model.model.a.{name}.weight": tensor for name, tensor in factors.items()})
-
-
-def _imports() -> Iterator[tuple[str, str, bytes]]:
-    who = {"framework": "verl", "framework_version": "0.9", "trained_by": "ann", "policy": "p", "parent_version": 4}
-    more = {"batches": [4], "base_digest": "d", "settings": {"lr": 1e-5, "on": True}, "metrics": {"loss": 0.5}}
-    yield "import-recipes", "verl", json.dumps(who | more).encode()
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none", "target_modules": ["q_proj"]}
-    yield "import-configs", "peft", json.dumps(config | {"modules_to_save": None, "rank_pattern": {}}).encode()
-    yield "import-weights", "lora", _weights()
 
 
 def _files() -> list[dict[str, Any]]:
@@ -159,49 +136,8 @@ def _tuning() -> Iterator[tuple[str, str, bytes]]:
     yield "tuning-dpo", "openai", json.dumps(openai).encode()
 
 
-def _rows() -> Iterator[tuple[str, str, bytes]]:
-    """Yield rows of training data in every shape."""
-    user, assistant = {"role": "user", "content": "Who wrote Faust?"}, {"role": "assistant", "content": "Goethe"}
-    call = {"id": "c", "type": "function", "function": {"name": "look_up", "arguments": '{"work": "Faust"}'}}
-    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
-    called = {"role": "assistant", "content": None, "tool_calls": [call], "weight": 0}
-    found = {"role": "tool", "content": "Mail ann@example.org", "tool_call_id": "c"}
-    chat = {"messages": [{"role": "system", "content": "Answer."}, user, called, found, assistant], "tools": [tool]}
-    truth = {"reward_model": {"style": "rule", "ground_truth": "4"}, "extra_info": {"index": 0, "split": "train"}}
-    shapes: list[dict[str, Any]] = [
-        chat,
-        {"messages": [user, assistant | {"weight": 1}]},
-        {"data_source": "sums", "prompt": [{"role": "user", "content": "2 + 2 ="}], "ability": "math", **truth},
-        {"prompt": "2 + 2 =", "chosen": "4", "rejected": "5"},
-        {"input": {"messages": [user]}, "preferred_output": [assistant], "non_preferred_output": [user]},
-        {"instruction": "Translate.", "input": "gut\u200b \u1e9b", "output": "good"},
-        {"question": "Wie geht es dir heute, mein Freund?", "answer": "gut"},
-        {"text": "Once upon a time there was a king."},
-    ]
-    for number, row in enumerate(shapes):
-        line = json.dumps(row).encode()
-        yield "data-lines", f"shape-{number}", line
-        if "messages" in row:
-            yield "chat-files", f"chat-{number}", line
-    yield "data-lines", "mixed", b"\n".join(json.dumps(row).encode() for row in (*shapes, chat))
-    yield "data-csv", "questions", b'question,answer\n"Who wrote ""Faust""?",Goethe\nwho wrote faust,Goethe\n,\n'
-    yield (
-        "data-csv",
-        "chats",
-        b'messages;extra_info\n"' + json.dumps(chat["messages"]).replace('"', '""').encode() + b'";{}\n',
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rows.parquet"
-        pq.write_table(pa.Table.from_pylist([shapes[2]]), path)
-        yield "data-parquet", "verl", path.read_bytes()
-    split = "configs:\n- config_name: default\n  data_files:\n  - {split: train, path: train.jsonl}\n"
-    features = "dataset_info:\n  features:\n  - {name: question, dtype: string}\n  - {name: answer, dtype: string}\n"
-    yield "data-folders", "card", f"---\n{split}{features}---\n\nA set.\n".encode()
-    yield "data-folders", "none", b"A set.\n"
-
-
 def seeds() -> Iterator[tuple[str, str, bytes]]:
-    """Yield (reader, file name, content)."""
+    """Yield (reader, file name, content) of the readers of the core."""
     for event in factories.one_of_each():
         name, payload = type(event).__name__, serde.encode(event)
         yield "events", name, payload
@@ -242,7 +178,6 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
         ],
     }
     yield from _tuning()
-    yield from _rows()
     yield "task-lines", "two", b"\n".join(json.dumps(one).encode() for one in (task, full))
     yield from _uploads()
     yield "task-csv", "two", b'prompt,answer,metadata\n"2 + 3?",5,"{""a"": ""b""}"\n"1, 2?",x,\n'
@@ -266,8 +201,6 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     said = '{"score": 7, "reason": "short and right"}'
     yield "judge", "reply", json.dumps({"choices": [{"message": {"content": said}}]}).encode()
     yield "judge", "wordy", json.dumps({"choices": [{"message": {"content": f"Well, {{x}} then: {said}."}}]}).encode()
-    opinion = json.dumps({"verdict": "reject", "rationale": "It is wrong."})
-    yield "verdict", "reply", json.dumps({"model": "m", "choices": [{"message": {"content": opinion}}]}).encode()
     schema = (ROOT / "schemas" / "avro" / "Task" / "1.avsc").read_text()
     yield "registry", "schema", schema.encode()
     yield "registry", "look-up", json.dumps({"schema": schema}).encode()
@@ -291,8 +224,7 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
         "target_modules": ["a"],
     }
     yield "adapters", "config", json.dumps(config).encode()
-    yield "weights", "lora", _weights()
-    yield from _imports()
+    yield "weights", "lora", weights()
     said = {"id": "r", "version": "exact/1", "value": 1.0, "components": {"a": 0.5}, "rationale": "right", "steps": []}
     failed = {"id": "r", "version": "exact/1", "reason": "exception", "error": "it raised", "again": True}
     for name, last in (("verdict", said), ("failed", failed)):
@@ -303,9 +235,10 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
 
 
 def main() -> None:
-    """Write them all."""
-    for reader, name, content in seeds():
-        path = CORPUS / reader / name
+    """Write them all, those of plugins next to them."""
+    of_plugins = (module.seeds() for module in targets.MODULES if hasattr(module, "seeds"))
+    for reader, name, content in chain(seeds(), *of_plugins):
+        path = TARGETS[reader].folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
 

@@ -25,7 +25,6 @@ from schemas.convert import EncodeError
 from streams.errors import StreamwardError
 from tests.fuzz.mutation import Grammar, mutated
 
-CORPUS = Path(__file__).with_name("corpus")
 LIMIT_S = 5.0
 """CPU time for one input of at most mutation.MAX_BYTES."""
 MEMORY_BYTES = 512 * 1024 * 1024
@@ -51,9 +50,16 @@ class Target:
     """Imports what it needs and returns the check, which may write to the folder it is given."""
 
     @property
+    def folder(self) -> Path:
+        """The folder of its corpus: tests/fuzz/corpus/NAME, or fuzz_corpus/NAME next to the targets of a plugin."""
+        file = Path(self.open.__code__.co_filename)
+        is_of_core = file.parent.name == "targets"
+        return (file.parents[1] / "corpus" if is_of_core else file.with_name("fuzz_corpus")) / self.name
+
+    @property
     def corpus(self) -> dict[str, bytes]:
         """The inputs in the repository by file name: what each began from, and what once broke it."""
-        return {path.name: path.read_bytes() for path in sorted((CORPUS / self.name).iterdir())}
+        return {path.name: path.read_bytes() for path in sorted(self.folder.iterdir())}
 
 
 TARGETS: dict[str, Target] = {}
@@ -167,7 +173,7 @@ def smaller(check: Check, broken: Broken, limit_s: float = 20.0) -> Broken:
 
 def save(name: str, broken: Broken) -> Path:
     """Write an input that broke a reader into its corpus, and return the file."""
-    path = CORPUS / name / f"broke-{hashlib.sha256(broken.data).hexdigest()[:8]}"
+    path = TARGETS[name].folder / f"broke-{hashlib.sha256(broken.data).hexdigest()[:8]}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(broken.data)
     return path

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.fuzz.target import Check, target
@@ -65,3 +67,15 @@ def import_weights(folder: Path) -> Check:
         return None
 
     return check
+
+
+def seeds() -> Iterator[tuple[str, str, bytes]]:
+    """Yield (reader, file name, content)."""
+    from tests.fuzz.seeds import weights
+
+    who = {"framework": "verl", "framework_version": "0.9", "trained_by": "ann", "policy": "p", "parent_version": 4}
+    more = {"batches": [4], "base_digest": "d", "settings": {"lr": 1e-5, "on": True}, "metrics": {"loss": 0.5}}
+    yield "import-recipes", "verl", json.dumps(who | more).encode()
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none", "target_modules": ["q_proj"]}
+    yield "import-configs", "peft", json.dumps(config | {"modules_to_save": None, "rank_pattern": {}}).encode()
+    yield "import-weights", "lora", weights()

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tests.fuzz.target import Check, target
 
@@ -92,3 +99,44 @@ def chat_files(folder: Path) -> Check:
         return "; ".join(problems) or None
 
     return check
+
+
+def seeds() -> Iterator[tuple[str, str, bytes]]:
+    """Yield (reader, file name, content)."""
+    user, assistant = {"role": "user", "content": "Who wrote Faust?"}, {"role": "assistant", "content": "Goethe"}
+    call = {"id": "c", "type": "function", "function": {"name": "look_up", "arguments": '{"work": "Faust"}'}}
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
+    called = {"role": "assistant", "content": None, "tool_calls": [call], "weight": 0}
+    found = {"role": "tool", "content": "Mail ann@example.org", "tool_call_id": "c"}
+    chat = {"messages": [{"role": "system", "content": "Answer."}, user, called, found, assistant], "tools": [tool]}
+    truth = {"reward_model": {"style": "rule", "ground_truth": "4"}, "extra_info": {"index": 0, "split": "train"}}
+    shapes: list[dict[str, Any]] = [
+        chat,
+        {"messages": [user, assistant | {"weight": 1}]},
+        {"data_source": "sums", "prompt": [{"role": "user", "content": "2 + 2 ="}], "ability": "math", **truth},
+        {"prompt": "2 + 2 =", "chosen": "4", "rejected": "5"},
+        {"input": {"messages": [user]}, "preferred_output": [assistant], "non_preferred_output": [user]},
+        {"instruction": "Translate.", "input": "gut\u200b \u1e9b", "output": "good"},
+        {"question": "Wie geht es dir heute, mein Freund?", "answer": "gut"},
+        {"text": "Once upon a time there was a king."},
+    ]
+    for number, row in enumerate(shapes):
+        line = json.dumps(row).encode()
+        yield "data-lines", f"shape-{number}", line
+        if "messages" in row:
+            yield "chat-files", f"chat-{number}", line
+    yield "data-lines", "mixed", b"\n".join(json.dumps(row).encode() for row in (*shapes, chat))
+    yield "data-csv", "questions", b'question,answer\n"Who wrote ""Faust""?",Goethe\nwho wrote faust,Goethe\n,\n'
+    yield (
+        "data-csv",
+        "chats",
+        b'messages;extra_info\n"' + json.dumps(chat["messages"]).replace('"', '""').encode() + b'";{}\n',
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.parquet"
+        pq.write_table(pa.Table.from_pylist([shapes[2]]), path)
+        yield "data-parquet", "verl", path.read_bytes()
+    split = "configs:\n- config_name: default\n  data_files:\n  - {split: train, path: train.jsonl}\n"
+    features = "dataset_info:\n  features:\n  - {name: question, dtype: string}\n  - {name: answer, dtype: string}\n"
+    yield "data-folders", "card", f"---\n{split}{features}---\n\nA set.\n".encode()
+    yield "data-folders", "none", b"A set.\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.fuzz.target import Check, target
@@ -25,3 +27,9 @@ def verdict(folder: Path) -> Check:
         return None
 
     return check
+
+
+def seeds() -> Iterator[tuple[str, str, bytes]]:
+    """Yield (reader, file name, content)."""
+    opinion = json.dumps({"verdict": "reject", "rationale": "It is wrong."})
+    yield "verdict", "reply", json.dumps({"model": "m", "choices": [{"message": {"content": opinion}}]}).encode()

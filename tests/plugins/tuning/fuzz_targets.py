@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.fuzz.target import Check, target
@@ -48,3 +49,24 @@ def tuning_orders(folder: Path) -> Check:
         return None
 
     return check
+
+
+def seeds() -> Iterator[tuple[str, str, bytes]]:
+    """Yield (reader, file name, content)."""
+    check = {"type": "string_check", "name": "n", "operation": "eq", "input": "{{sample.output_text}}"}
+    equal = {**check, "reference": "<{{item.a.b}} {{ item.n }}>"}
+    contains = {**check, "operation": "ilike", "reference": "four"}
+    formula = "0.5 * x - y / -2"
+    multi = {"type": "multi", "name": "m", "graders": {"x": equal, "y": contains}, "calculate_output": formula}
+    parts = [{"type": "text", "text": "1 + 1"}, {"type": "text", "text": "= ?"}]
+    rows = [{"messages": [{"role": "user", "content": said}], "a": {"b": "2"}, "n": 3} for said in ("2 + 2 =", parts)]
+    for name, grader in (("equal", equal), ("contains", contains), ("multi", multi)):
+        yield "training-files", name, b"\n".join(json.dumps(one).encode() for one in (grader, *rows))
+    chosen = {"min_reward": 0.5, "all": True, "since": "2d", "until": "2026-11-01T12:00", "groups_of": "default"}
+    yield "tuning-orders", "sft", json.dumps({"agent_id": "coach", "config": {"epochs": 2, **chosen}}).encode()
+    pairs = {"beta": 0.3, "margin": 0.1, "start": "default:7", "batch": 4, "purpose": "serve"}
+    yield (
+        "tuning-orders",
+        "dpo",
+        json.dumps({"agent_id": "a", "method": "dpo", "config": pairs, "tenant": "t"}).encode(),
+    )
