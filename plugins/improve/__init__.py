@@ -39,6 +39,7 @@ PLUGIN = Plugin(
     recounts="plugins.improve.audit:RECOUNTS",
     datasets="plugins.improve.datasets.dataset_reading:LogDatasets",
     metrics="plugins.improve.improve_metrics:METRICS",
+    groups=("curate-", "datasets-"),
     extends={"page": "plugins.improve.rooms.review_page:SECTIONS"},
     public=(
         "plugins.improve.datasets.curation_service:DatasetCurationHostedService",

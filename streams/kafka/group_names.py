@@ -3,7 +3,8 @@
     stage, policy or fleet, agent, base model ──► GroupScope ──► group: the name    serves: or is the record skipped?
 
 Members of a group share its partitions, so what one of them skips no other reads. Two processes that skip different
-records may therefore not be members of one group, and both answers follow from the same fields here.
+records may therefore not be members of one group, and both answers follow from the same fields here. The groups of a
+plugin begin as it declares (`Plugin.groups`).
 
 | reader | group | skipped |
 |---|---|---|
@@ -13,8 +14,6 @@ records may therefore not be members of one group, and both answers follow from 
 | `agents run` | `agents-AGENT@POLICY`, `agents-AGENT@@FLEET` | tasks of other agents and policies |
 | `train` | `trainer-POLICY`, `trainer-@FLEET` with fleet.policies | batches of other policies |
 | `serve`, the only one of a log | `serve` | nothing |
-| `improve curate` | `curate-PURPOSE-POLICY` | runs of other policies and purposes |
-| `improve datasets follow` | `datasets-NAME` | other data sets |
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from streams.settings.model import Fleet
 STREAMS, SCORING, SERVER = "streams", "scoring", "serve"
 COMMITTING = (STREAMS, SCORING, "policy-", "agents-", "trainer-")
 """Groups that have commits; a prefix that ends in a dash is followed by what the members serve."""
-BEGINNINGS = (*(name for name in COMMITTING if name.endswith("-")), "curate-", "datasets-")
-"""Prefixes of the group names that say what the members serve."""
+BEGINNINGS = tuple(name for name in COMMITTING if name.endswith("-"))
+"""Prefixes of the group names that say what the members serve; those of plugins are declared."""
 _DIGITS = 8
 """Length of a digest in a name."""
 _OF_AGENT = re.compile(r"agents-(?P<agent>.+?)@(?P<policy>@?[^@]+)")
@@ -90,13 +89,3 @@ def agent_in(group: str) -> tuple[str, str | None] | None:
     """Return the agent that a group runs and its policy, None for those of a fleet; None for another group."""
     match = _OF_AGENT.fullmatch(group)
     return None if match is None else (match["agent"], None if match["policy"][0] == "@" else match["policy"])
-
-
-def of_curators(policy: str | None, purpose: str | None) -> str:
-    """Return the group of the curators of runs of a policy and a purpose; None: of all."""
-    return f"curate-{purpose or '*'}-{policy or '*'}"
-
-
-def of_dataset(name: str) -> str:
-    """Return the group of the processes that build a data set again and again."""
-    return f"datasets-{name}"

@@ -18,9 +18,10 @@ from streams.errors import SettingsError
 from streams.references import is_reference
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_NO_REFERENCES = ("name", "requires", "actions", "controllers", "metadata")
+_NO_REFERENCES = ("name", "requires", "actions", "controllers", "groups", "metadata")
 """Fields of a declaration that name no code."""
 _ACTION = re.compile(r"[a-z][a-z_]*\.[a-z][a-z_]*")
+_GROUP = re.compile(r"[a-z][a-z_]*-")
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,8 @@ class Plugin:
     """Sets of tools that MCP offers, at /mcp/NAME, by name: `module:name` of a ToolBox (gateway/mcp/toolbox.py)."""
     controllers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Processes of a loop that waits for other work (`up` without tasks), by name: the words of their commands."""
+    groups: tuple[str, ...] = ()
+    """What the names of its consumer groups begin with, as `curate-`; no tenant's name does."""
     extends: Mapping[str, str] = field(default_factory=dict)
     """What it adds to other plugins, by their name: `module:name` of a tuple of what that plugin describes. Without
     that plugin it is not loaded."""
@@ -173,6 +176,8 @@ class Plugin:
             raise SettingsError(f"plugin {self.name!r}: expected a name of small letters, digits and _")
         if unusable := [action for action in self.actions if not _ACTION.fullmatch(action)]:
             raise SettingsError(f"plugin {self.name}: action {unusable[0]!r}: expected two words, as in thumbs.give")
+        if unusable := [group for group in self.groups if not _GROUP.fullmatch(group)]:
+            raise SettingsError(f"plugin {self.name}: group {unusable[0]!r}: expected a word and a dash, as in curate-")
         if wrong := [reference for reference in self.references() if not is_reference(reference)]:
             raise SettingsError(f"plugin {self.name}: {', '.join(wrong)} is not of the form module:name")
 

@@ -7,7 +7,6 @@ from itertools import product
 
 import pytest
 
-from streams.kafka import group_names
 from streams.kafka.group_names import GroupScope
 from streams.settings.model import Fleet
 
@@ -52,10 +51,3 @@ def test_each_setting_that_decides_what_is_served_changes_the_name_of_the_group(
     changed = "fleet" if field in ("name", "policies") else field
     first, second = GroupScope(fleet=fleet, **one), GroupScope(**({"fleet": fleet} | one | {changed: other[changed]}))  # type: ignore[arg-type]
     assert first.group != second.group
-
-
-def test_curators_and_builders_of_data_sets_that_select_different_ones_are_in_groups_of_their_own() -> None:
-    selections = list(product((None, "pa", "pb"), (None, "serve", "train")))
-    names = [group_names.of_curators(*selection) for selection in selections]
-    names += [group_names.of_dataset(name) for name in ("sums", "talks")]
-    assert len(set(names)) == len(selections) + 2

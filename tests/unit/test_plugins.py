@@ -439,6 +439,7 @@ def test_plugins_that_cannot_be_together_are_refused(plugins: list[Plugin], says
     "wrong",
     [
         *({"name": "A b"}, {"name": "a", "topics": "topics"}, {"name": "a", "actions": {"give": ()}}),
+        {"name": "a", "groups": ("curate",)},
         *({"name": "a", "public": ("rate",)}, {"name": "a", "extends": {"jobs": "types"}}),
         {"name": "a", "commands": {"rate": PluginCommand("rate", "Rate.")}},
         {"name": "a", "engines": {"hands": PluginEngine(help="", package="", install="", agents="agents")}},

@@ -41,7 +41,6 @@ from schemas.events import CurationEvent
 from streams.kafka import times
 from streams.kafka.admin import offsets
 from streams.kafka.client import POLL_S
-from streams.kafka.group_names import of_curators
 from streams.kafka.history import LogHistory
 from streams.kafka.key_membership import KeyMembership
 from streams.kafka.producer import Producer
@@ -92,6 +91,11 @@ def run_once(settings: Settings, selection: FinishedSelection, *, stop: threadin
         return curator.counts
 
 
+def curator_group(policy: str | None, purpose: str | None) -> str:
+    """Return the consumer group of the curators of runs of a policy and a purpose; None: of all."""
+    return f"curate-{purpose or '*'}-{policy or '*'}"
+
+
 class Curator:
     """One curator. Use as a context manager, and call `step` from one thread."""
 
@@ -114,7 +118,7 @@ class Curator:
         self._producer = Producer(settings, outage=outage, stage=STAGE)
         self._finished = FinishedReader(settings, LogHistory(settings, outage), selection)
         self._judges = ThreadPoolExecutor(JUDGE_THREADS, thread_name_prefix="judge")
-        group = of_curators(selection.policy, selection.purpose)
+        group = curator_group(selection.policy, selection.purpose)
         self._members = KeyMembership(settings, group, "curation", outage, self._on_gain)
         self._has_joined = False
 

@@ -24,7 +24,6 @@ from schemas.events import CurationEvent, DatasetEvent
 from streams.errors import ContaminatedError, NotFoundError
 from streams.kafka.admin import outlast
 from streams.kafka.followed import FollowedTopic
-from streams.kafka.group_names import of_dataset
 from streams.kafka.history import History, LogHistory
 from streams.kafka.key_membership import KeyMembership
 from streams.kafka.record import Record, TopicPartition
@@ -66,6 +65,11 @@ def new_promotions(verdicts: Iterable[PlacedVerdict], rule: DatasetRule, last: D
         and placed.at.offset >= read.get((placed.at.topic, placed.at.partition), 0)
         for placed in verdicts
     )
+
+
+def builder_group(dataset: str) -> str:
+    """Return the consumer group of the processes that build a data set again and again."""
+    return f"datasets-{dataset}"
 
 
 class FollowedVerdicts(FollowedTopic):
@@ -112,7 +116,7 @@ class DatasetCurationHostedService:
         self._meter = meter
         self._outage = BrokerOutage(settings.kafka, self._stop, meter)
         self._history: History = LogHistory(settings, self._outage)
-        self._members = KeyMembership(settings, of_dataset(order.name), "datasets", self._outage, self._look_again)
+        self._members = KeyMembership(settings, builder_group(order.name), "datasets", self._outage, self._look_again)
         self._verdicts = FollowedVerdicts(settings, self._outage)
         self._looked_at: dict[TopicPartition, int] | None = None
         """How far verdicts had been read at the last look: without another one, nothing is due."""

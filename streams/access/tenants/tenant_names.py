@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from streams.errors import SettingsError
 from streams.kafka.group_names import BEGINNINGS
+from streams.plugins.installed import load_plugins
 
 T = TypeVar("T")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
@@ -50,9 +51,14 @@ def why_no_log(tenant: str) -> str | None:
         )
     if tenant == EXPERIMENT:
         return f"{tenant!r} is where the logs of experiments begin; use another name"
-    if (begins := next((group for group in BEGINNINGS if tenant.startswith(group)), None)) is not None:
+    if (begins := next((group for group in group_beginnings() if tenant.startswith(group)), None)) is not None:
         return f"{tenant!r} begins with {begins!r}, as consumer groups of this deployment do; use another name"
     return None
+
+
+def group_beginnings() -> tuple[str, ...]:
+    """Return what names of consumer groups begin with, of the core and of the loaded plugins."""
+    return (*BEGINNINGS, *(group for plugin, _, _ in load_plugins() for group in plugin.groups))
 
 
 def own_prefix(topics_prefix: str, tenant: str) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from plugins.improve import PLUGIN
+from plugins.improve.curation.curator import curator_group
+from plugins.improve.datasets.curation_service import builder_group
 from plugins.improve.demo.improve_demo import ImproveDemo, run
 from plugins.improve.demo.improve_run import ImproveOrder, commands
 from plugins.improve.triggers.rule import read_rule
@@ -37,3 +41,10 @@ def test_every_process_gets_the_policy_tenant_and_purpose_of_the_rule(tmp_path: 
     assert words["curate"] == ("improve", "curate", "follow", "--policy", "shop.coach", "--purpose", "eval")
     selection = ("--policy", "shop.coach", "--tenant", "shop", "--new", "7")
     assert words["datasets"] == ("improve", "datasets", "follow", "good", *selection)
+
+
+def test_curators_and_builders_of_data_sets_that_select_different_ones_are_in_groups_of_their_own() -> None:
+    selections = list(product((None, "pa", "pb"), (None, "serve", "train")))
+    names = [*(curator_group(*selection) for selection in selections), *map(builder_group, ("sums", "talks"))]
+    assert len(set(names)) == len(selections) + 2
+    assert all(name.startswith(PLUGIN.groups) for name in names)

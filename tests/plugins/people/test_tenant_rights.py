@@ -22,7 +22,7 @@ from plugins.people.tenants.tenant_rights import (
 from schemas.events import problems
 from streams.access.tenants import tenant_names as tenants
 from streams.errors import SettingsError
-from streams.kafka.group_names import BEGINNINGS, COMMITTING
+from streams.kafka.group_names import COMMITTING
 from streams.kafka.topics import topics
 from streams.settings.model import Topics
 from streams.tools.replay import experiments
@@ -53,7 +53,7 @@ def states(found: set[AclRight], recorded: Mapping[str, tuple[str, ...]] = RECOR
         (BASE, "acme*", "is no name of a tenant"),
         (BASE, "acme_west", "underscore"),
         (BASE, experiments.PREFIX.rstrip("."), "experiments"),
-        *((BASE, f"{group}x", "consumer groups") for group in BEGINNINGS),
+        *((BASE, f"{group}x", "consumer groups") for group in tenants.group_beginnings()),
         ("", "acme", "topics.prefix is ''"),
         ("prod", "acme", "ends with a dot"),
     ],
@@ -71,7 +71,7 @@ def test_no_tenant_s_names_begin_as_another_s_or_as_anything_of_the_deployment(o
     own = tenants.own_prefix(BASE, one)
     assert one == other or not tenants.own_prefix(BASE, other).startswith(own)
     shared = [topic.name for topic in topics(Topics(prefix=BASE)).values()]
-    groups = [f"{BASE}{group}red.coach" for group in (*COMMITTING, *BEGINNINGS)]
+    groups = [f"{BASE}{group}red.coach" for group in (*COMMITTING, *tenants.group_beginnings())]
     logs = [f"{BASE}{experiments.PREFIX}trial.tasks"]
     assert not [name for name in (*shared, *groups, *logs) if name.startswith(own)]
 
