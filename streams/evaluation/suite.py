@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +11,7 @@ from typing import Any
 from schemas.events import Task
 from streams.evaluation.expectations import Expectation
 
-JOB_SUITE = "job/"
-"""Prefix of the suites of jobs, for which the job itself holds out the questions."""
+_OWNED = re.compile(r"([a-z]+)/([\w.-]+)")
 SUCCESS_REWARD = "success_reward"
 """Metadata key of a task: the minimum reward of a right answer, if the source `exact` does not decide it."""
 
@@ -28,6 +28,16 @@ class Suite:
     """Minimum `success` and `mean_reward`, by scenario, with which the guard promotes a version."""
     expectations: Mapping[str, Expectation] = field(default_factory=dict)
     """Expectations about columns of training rows; not part of the name."""
+
+
+def owner_of(suite: str) -> tuple[str, str] | None:
+    """Return the kind and the id of what holds out the questions of a suite by itself; None for any other suite.
+
+    >>> owner_of("job/4adaf3a1-50c7-5e0c-9f3c-2f3a1e9d7c10"), owner_of("sums/n=35/seed=0")
+    (('job', '4adaf3a1-50c7-5e0c-9f3c-2f3a1e9d7c10'), None)
+    """
+    match = _OWNED.fullmatch(suite)
+    return None if match is None else (match[1], match[2])
 
 
 def generated_name(generator: str, count: int, seed: int, options: Mapping[str, Any]) -> str:

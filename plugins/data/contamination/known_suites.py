@@ -19,7 +19,7 @@ from plugins.data.contamination.suite_index import SuiteIndex, SuiteQuestion, qu
 from schemas.events import Task
 from schemas.serde import Poison
 from streams.evaluation.expectations import Expectation
-from streams.evaluation.suite import JOB_SUITE
+from streams.evaluation.suite import owner_of
 from streams.kafka.history import History
 from streams.kafka.record import Record, TopicPartition
 from streams.settings.model import Settings
@@ -88,9 +88,11 @@ class KnownSuites:
         task = record.decode(Task)
         if isinstance(task, Poison) or task.purpose != "eval":
             return
-        suite, index = task.metadata.get(SUITE, JOB_SUITE), task.metadata.get(SUITE_INDEX, "")
+        suite, index = task.metadata.get(SUITE), task.metadata.get(SUITE_INDEX, "")
+        if suite is None or owner_of(suite) is not None or not index.isdecimal():
+            return
         key = (task.policy, suite, index)
-        if suite.startswith(JOB_SUITE) or not index.isdecimal() or key in self._seen:
+        if key in self._seen:
             return
         self._seen.add(key)
         self._of_policy[task.policy] += questions_of_task(task, suite, int(index))

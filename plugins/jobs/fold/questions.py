@@ -16,7 +16,7 @@ from functools import lru_cache
 from plugins.jobs.fold.state import EVALUATION_SLOTS, JobState
 from schemas.conventions import CONTAMINATION_ALLOWED_BY, TOOL_IDS
 from schemas.events import AdvantagedGroup, EpisodeStart, JobEnvironment, Message, Sampling, Task, derive_id
-from streams.evaluation.suite import JOB_SUITE, Suite
+from streams.evaluation.suite import Suite
 from streams.stages.tasks.episodes import name_of_episode
 
 JOB, ITERATION, DRAW = "job", "job_iteration", "job_draw"
@@ -24,8 +24,8 @@ JOB, ITERATION, DRAW = "job", "job_iteration", "job_draw"
 
 
 def suite_name(state: JobState) -> str:
-    """Return what the job's held-out questions are called in `adapters`."""
-    return f"{JOB_SUITE}{state.job_id}"
+    """Return what the job's held-out questions are called in `adapters`: a suite of this owner (suite.py)."""
+    return f"{JOB}/{state.job_id}"
 
 
 def suite(state: JobState) -> Suite:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from streams.evaluation.intervals import wilson
-from streams.evaluation.suite import JOB_SUITE
+from streams.evaluation.suite import owner_of
 from streams.tools.query.views import literal
 from streams.tools.views.curve import HELD_OUT, Curve, CurveChart, CurvePoint, Figure, Over
 from streams.tools.views.group_outcome import NOTHING_REASON_SQL
@@ -142,13 +142,14 @@ class ChartSection:
 
 
 def suite_title(suite: str | None) -> str:
-    """Return a suite's name as a legend has it: that of a job's held-out questions has the job's short id.
+    """Return a suite's name as a legend has it: that of a job's held-out questions is the job with its short id.
 
     >>> suite_title("job/4adaf3a1-50c7-5e0c-9f3c-2f3a1e9d7c10"), suite_title("sums@1f3c9a2b")
     ('job 4adaf3a1', 'sums@1f3c9a2b')
     """
     name = suite or "held out"
-    return f"job {name.removeprefix(JOB_SUITE)[:8]}" if name.startswith(JOB_SUITE) else name
+    owner = owner_of(name)
+    return name if owner is None else f"{owner[0]} {owner[1][:8]}"
 
 
 Lines = dict[str, list[CurvePoint]]
