@@ -18,6 +18,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ import httpx
 import pytest
 import yaml
 
-from plugins.jobs.controller.gauges import JOBS
 from schemas.events import Message, RewardSource, Sampling
 from streams import output
 from streams.kafka.registry.server import serve as serve_schemas
@@ -256,18 +256,9 @@ def test_a_version_is_trained_and_served_by_what_the_chart_renders(release: Rele
         assert all(process.passes(kind) for kind in process.container.probes)
 
 
-def test_a_job_that_is_ordered_in_a_pod_is_done(release: Release) -> None:
-    queries = "".join(json.dumps({"query": f"{number} 7"}) + "\n" for number in range(8))
-    config = {
-        "n_trajectories_per_query": 2,
-        "max_tokens": 8,
-        "held_out_share": 0,
-        "reward_sources": [{"name": LENGTH.name, "settings": json.loads(LENGTH.settings)}],
-    }
-    order = ("jobs", "start", "default", "--queries", "-", "--iterations", "1", "--config", json.dumps(config))
-    (job,) = release.told(*order, stdin=queries)
-    until(lambda: release.total("jobs", JOBS, status="completed") == 1, "its end", folder=release.host.folder)
-    assert release.told("jobs", "watch", job["job_id"])[-1]["kind"] == "completed"
+def test_what_plugins_add_to_a_release_does_its_work(release: Release) -> None:
+    for file in sorted(Path(__file__).parents[1].glob("plugins/*/release_check.py")):
+        import_module(f"tests.plugins.{file.parent.name}.release_check").check(release, LENGTH)
 
 
 def test_the_server_answers_who_has_a_key_and_lets_people_log_in(release: Release) -> None:

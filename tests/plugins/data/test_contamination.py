@@ -26,7 +26,7 @@ from streams.cli.root import cli
 from streams.errors import ContaminatedError
 from streams.rows.question_text import words_of
 from streams.rows.row_texts import RowTexts, row_of_task, texts_of
-from streams.stages.tasks.generators import TaskSpec, generate
+from streams.stages.tasks.generators import OWN, TaskSpec, families_of_plugins, generate
 from tests.support import factories
 
 RNG = random.Random(20261126)
@@ -267,7 +267,7 @@ def test_episodes_are_compared_by_their_parameters_and_not_by_what_they_all_show
 
 
 @pytest.mark.parametrize(
-    ("family", "options"), [("sums", {}), ("sums", {"terms": 3}), ("calculator", {}), ("guess", {}), ("lookup", {})]
+    ("family", "options"), [("sums", {"terms": 3}), *((family, {}) for family in (*OWN, *families_of_plugins()))]
 )
 def test_no_generator_gives_its_own_held_out_questions_away(family: str, options: dict[str, int]) -> None:
     held_out, train = (
