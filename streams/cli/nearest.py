@@ -41,8 +41,9 @@ def name_nearest(exc: click.UsageError) -> None:
     import difflib
 
     below = [path for path, _ in commands_below(group) if path.endswith(f" {unknown[1]}")]
-    near = (below or difflib.get_close_matches(unknown[1], group.commands))[:3]
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(group.commands))}"
+    names = group.list_commands(exc.ctx)
+    near = (below or difflib.get_close_matches(unknown[1], names))[:3]
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(names))}"
     exc.message = f"No such command '{unknown[1]}'; {hint}"
 
 

@@ -72,12 +72,14 @@ class CommandLine(Guarded):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands, section by section."""
         choose_plugins(ctx)
-        return [*(str(command.name) for commands in SECTIONS.values() for command in commands), *plugin_commands()]
+        return [*(str(command.name) for commands in _usable().values() for command in commands), *plugin_commands()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command; one of a plugin is imported now."""
         choose_plugins(ctx)
         command = super().get_command(ctx, cmd_name)
+        if command is not None and not _is_usable(command):
+            return None
         if command is None and (declaration := plugin_commands().get(cmd_name)) is not None:
             command = _load(cmd_name, *declaration)
         for path, group in _core_groups().items():
@@ -92,13 +94,22 @@ class CommandLine(Guarded):
         limit = formatter.width - width - 6
         rows = {
             title: [(f"{command.name:<{width}}", command.get_short_help_str(limit)) for command in commands]
-            for title, commands in SECTIONS.items()
+            for title, commands in _usable().items()
         }
         for name, (_, command) in plugin_commands().items():
             rows.setdefault(command.section, []).append((f"{name:<{width}}", command.help))
         for title, lines in rows.items():
             with formatter.section(title):
                 formatter.write_dl(lines)
+
+
+def _usable() -> dict[str, list[click.Command]]:
+    """Return the commands by section, without groups that have none, since no loaded plugin adds any."""
+    return {title: [command for command in commands if _is_usable(command)] for title, commands in SECTIONS.items()}
+
+
+def _is_usable(command: click.Command) -> bool:
+    return not isinstance(command, click.Group) or bool(command.commands or plugin_commands(str(command.name)))
 
 
 def choose_plugins(ctx: click.Context) -> None:

@@ -219,6 +219,13 @@ def test_a_data_set_is_refused_where_no_plugin_reads_it_and_two_that_would_are(
         readers.dataset_reader.__wrapped__()
 
 
+def test_a_group_to_which_no_loaded_plugin_adds_a_command_is_not_there(tmp_path: Path) -> None:
+    shown = {chosen: run_with(tmp_path, "--set", f"plugins.load={chosen}", "--help").stdout for chosen in ("", "data")}
+    assert ["  improve " in text for text in shown.values()] == [False, True]
+    done = run_with(tmp_path, "--set", "plugins.load=", "improve")
+    assert done.returncode == 2 and "No such command 'improve'; there are adapters, admin" in done.stderr
+
+
 def test_a_suite_is_refused_where_no_gate_looks_for_its_questions(tmp_path: Path) -> None:
     done = run_with(tmp_path, "--set", "plugins.load=", "adapters", "show", "1", "--suite", "later.yaml")
     assert done.returncode == 2 and "--suite later.yaml: no loaded plugin looks for its questions" in done.stderr
