@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from schemas import json_text
-from schemas.event_types import MIB, Millis
+from schemas.event_types import MIB, Int, Millis
 from schemas.message_types import Message, Tool
 from schemas.task_events import Sampling
 
-MemoryKind = Literal["put", "deleted"]
+MemoryKind = Literal["put", "deleted", "skipped", "failed"]
 ThreadKind = Literal[
     "created",
     "changed",
@@ -21,6 +21,7 @@ ThreadKind = Literal[
     "run_cancelled",
     "run_ended",
     "run_deleted",
+    "compacted",
 ]
 BusyStrategy = Literal["reject", "enqueue", "interrupt"]
 RunEnding = Literal["success", "error", "timeout", "interrupted"]
@@ -28,23 +29,33 @@ RunEnding = Literal["success", "error", "timeout", "interrupted"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEvent:
-    """An item of the agents' store was put or deleted. The newest event of a key counts."""
+    """An item of the agents' store was put or deleted, or a rule has put none. The newest put or deletion of a key
+    counts.
+    """
 
     MOST_BYTES: ClassVar[int] = 2 * MIB
-    event_id: Annotated[str, "uuid5(namespace, key, writer, number of its write)"]
+    event_id: Annotated[
+        str, "uuid5(namespace, key, writer, number of its write); by a rule: uuid5(run, remember, verdict)"
+    ]
     namespace: Annotated[str, "key of the record: its labels, joined by dots; a tenant's begins with the tenant"]
     created_at: Millis
     traceparent: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     kind: MemoryKind
-    key: Annotated[str, "of the item, in its namespace"]
+    key: Annotated[str, "of the item, in its namespace; skipped, failed: the run"]
     actor: Annotated[str, "the key, the person or the program that did it"]
     value: Annotated[str | None, "put: JSON object"] = None
+    run_id: Annotated[str | None, "the run that it comes from, by its agent's rule; null: by no rule"] = None
+    verdict_id: Annotated[str | None, "event_id of the verdict on that run; null: its end was enough"] = None
+    answer_turn: Annotated[str | None, "of that run: turn_id of its answer"] = None
+    rule: Annotated[str | None, "prompt NAME@VERSION, or function MODULE:NAME and the sha256 of its file"] = None
+    item_turn: Annotated[str | None, "turn_id of the call that the prompt made; null: there was none"] = None
+    error: Annotated[str | None, "failed: why nothing was put"] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadEvent:
-    """A thread was made, changed or deleted, or a run on it was requested or ended. A thread is the fold of these.
+    """A thread was made, changed, deleted or compacted, or a run on it was requested or ended. A thread is their fold.
 
     What a run did are the turns of the trajectory that has its id.
     """
@@ -56,13 +67,15 @@ class ThreadEvent:
     metadata: dict[str, str] = field(default_factory=dict)
     kind: ThreadKind
     actor: Annotated[str, "the key, the person or the program that did it"]
-    run_id: Annotated[str | None, "run_*: the run, which is the trajectory of this id"] = None
+    run_id: Annotated[str | None, "run_*: the run, the trajectory of this id; compacted: the one that ended"] = None
     agent_id: Annotated[str | None, "created: the only agent that it is for; run_requested: the one that answers"] = (
         None
     )
     labels: Annotated[str | None, "JSON object, what clients call metadata: created, changed, run_requested"] = None
     values: Annotated[str | None, "JSON object, the thread's context: created, changed"] = None
-    checkpoint: Annotated[str | None, "changed: the event after whose state it goes on; null: the newest"] = None
+    checkpoint: Annotated[
+        str | None, "changed: the event after whose state it goes on; compacted: that it is about"
+    ] = None
     stateless: Annotated[bool, "run_requested: of no thread"] = False
     if_busy: Annotated[BusyStrategy | None, "run_requested: what becomes of it while another run goes on"] = None
     model: Annotated[str | None, "run_requested: POLICY, or POLICY@VERSION"] = None
@@ -71,10 +84,17 @@ class ThreadEvent:
     request: Annotated[str | None, "run_requested: JSON object, the rest of what the client sent"] = None
     rolled_back: Annotated[bool, "run_cancelled: the thread forgets its messages, too"] = False
     ending: Annotated[RunEnding | None, "run_ended: how"] = None
-    turn_id: Annotated[str | None, "run_ended: the turn with the answer"] = None
-    error: Annotated[str | None, "run_ended: why there is no answer"] = None
-    messages: Annotated[tuple[Message, ...], "created, changed, run_requested: new ones; run_ended: the answer"] = ()
+    turn_id: Annotated[str | None, "run_ended: the turn with the answer; compacted: with the summary"] = None
+    error: Annotated[str | None, "run_ended: why there is no answer; compacted: why no summary"] = None
+    messages: Annotated[
+        tuple[Message, ...], "created, changed, run_requested: new ones; run_ended: the answer; compacted: the summary"
+    ] = ()
     tools: Annotated[tuple[Tool, ...], "run_requested: what the agent may call"] = ()
+    stands_for: Annotated[
+        Int | None, "compacted: later runs read `messages` for so many of the state's first, its system message aside"
+    ] = None
+    digest: Annotated[str | None, "compacted: sha256 over the sha256 of each of these, as JSON"] = None
+    rule: Annotated[str | None, "compacted: the rule and its version, and the prompt of the summary"] = None
 
 
 MEMORY_LABEL = re.compile(r"[^.\x00-\x1f\x7f]{1,128}")
@@ -105,6 +125,10 @@ def memory_problems(event: MemoryEvent) -> Iterator[str]:
         yield f"key has {len(event.key)} characters; expected 1 to {MOST_KEY_CHARACTERS}"
     if (event.kind == "put") != (event.value is not None):
         yield f"kind is {event.kind} and value is {'null' if event.value is None else 'set'}; put alone has one"
+    if (event.run_id is None) != (event.rule is None):
+        yield f"run_id is {event.run_id!r} and rule is {event.rule!r}; set both or neither"
+    if (event.kind == "failed") != (event.error is not None):
+        yield f"kind is {event.kind} and error is {event.error!r}; failed alone has one"
     yield from _object_problems("value", event.value)
 
 
@@ -114,7 +138,7 @@ _RUN_FIELDS = ("agent_id", "if_busy", "model", "memory_config", "sampling")
 
 def thread_problems(event: ThreadEvent) -> Iterator[str]:
     """Return one sentence for each rule that a thread breaks."""
-    if event.kind.startswith("run_") != (event.run_id is not None):
+    if event.kind.startswith(("run_", "compacted")) != (event.run_id is not None):
         yield f"kind is {event.kind} and run_id is {event.run_id!r}; events of a run alone have one"
     for name in _RUN_FIELDS:
         if event.kind == "run_requested" and getattr(event, name) is None:
@@ -123,14 +147,28 @@ def thread_problems(event: ThreadEvent) -> Iterator[str]:
             yield f"kind is {event.kind} and {name} is set; run_requested alone has one"
     if (event.kind == "run_ended") != (event.ending is not None):
         yield f"kind is {event.kind} and ending is {event.ending}; run_ended alone has one"
-    if (event.ending == "success") != (event.turn_id is not None):
-        yield f"ending is {event.ending} and turn_id {event.turn_id!r}; a run that succeeds alone has a turn"
-    if (event.ending in ("error", "timeout")) != (event.error is not None):
-        yield f"ending is {event.ending} and error is {event.error!r}; a run that fails alone has one"
+    yield from _compaction_problems(event) if event.kind == "compacted" else _ending_problems(event)
     if event.stateless and event.thread_id != event.run_id:
         yield f"thread_id is {event.thread_id} of stateless run {event.run_id}; expected the run's"
     for name in ("labels", "values", "memory_config", "request"):
         yield from _object_problems(name, getattr(event, name))
+
+
+def _ending_problems(event: ThreadEvent) -> Iterator[str]:
+    if (event.ending == "success") != (event.turn_id is not None):
+        yield f"ending is {event.ending} and turn_id {event.turn_id!r}; a run that succeeds alone has a turn"
+    if (event.ending in ("error", "timeout")) != (event.error is not None):
+        yield f"ending is {event.ending} and error is {event.error!r}; a run that fails alone has one"
+
+
+def _compaction_problems(event: ThreadEvent) -> Iterator[str]:
+    if event.rule is None:
+        yield "kind is compacted and rule is null; name the rule and its version"
+    parts = (event.checkpoint, event.turn_id, event.stands_for, event.digest, event.messages or None)
+    if event.error is None and None in parts:
+        yield "a summary has checkpoint, turn_id, stands_for, digest and messages; without one, error says why"
+    if event.error is not None and parts != (None,) * len(parts):
+        yield f"error is {event.error!r}, and there is a summary; set one of them"
 
 
 def _object_problems(name: str, text: str | None) -> Iterator[str]:

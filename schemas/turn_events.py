@@ -11,7 +11,7 @@ from schemas.message_types import Message, Tool
 from schemas.task_events import AgentProgram, Observed, RewardSource, Sampling
 from schemas.tokens import Logprobs, TokenIds
 
-Protocol = Literal["chat", "completions", "responses", "messages", "threads"]
+Protocol = Literal["chat", "completions", "responses", "messages", "threads", "memory"]
 TurnFinish = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 TrajectoryKind = Literal["started", "ended"]
 Ending = Literal["completed", "failed", "timeout", "cancelled"]

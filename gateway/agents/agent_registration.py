@@ -154,7 +154,7 @@ class AgentRegistration:
             name=body.name or body.agent_id,
             type=body.type or "PROMPT_BASED",
             model_id=body.model_id,
-            memory_config=_memory_config(body.memory_config),
+            memory_config=self._memory_config(request, body.memory_config),
             capabilities=tuple(body.capabilities or ()),
             tools=equipped.tools,
             reward_sources=sources,
@@ -192,14 +192,31 @@ class AgentRegistration:
         if (kind := body.type or "PROMPT_BASED") != "PROMPT_BASED":
             problem = f"prompt: an agent of type {kind} answers as it was trained; register a PROMPT_BASED one"
             raise CallError("invalid", problem, "prompt")
+        return self._logged_prompt(request, body.prompt, "prompt")
+
+    def _logged_prompt(self, request: Request, name: str, field: str) -> str:
+        """Return a prompt by its name in the log. Raises CallError if it does not exist, or has variables."""
         try:
-            steps = LineSteps(log_now(self._settings))
-            use = named_prompt(steps, named(tenant_of(request), body.prompt), {}, body.agent_id)
+            use = named_prompt(LineSteps(log_now(self._settings)), named(tenant_of(request), name), {}, "")
         except NotFoundError as exc:
-            raise CallError("not_found", f"prompt: {exc}", "prompt") from exc
+            raise CallError("not_found", f"{field}: {exc}", field) from exc
         except EventError as exc:
-            raise CallError("invalid", f"prompt: {exc}", "prompt") from exc
+            raise CallError("invalid", f"{field}: {exc}", field) from exc
         return f"{use.name}@{use.alias or use.version}"
+
+    def _memory_config(self, request: Request, memory: AgentMemory | None) -> str:
+        """Return what an agent remembers as the log has it. Raises CallError."""
+        fields = {} if memory is None else memory.model_dump(exclude_none=True)
+        for part in ("remember", "compaction"):
+            rule = fields.get(part, {})
+            if "prompt" in rule:
+                rule["prompt"] = self._logged_prompt(request, rule["prompt"], f"memory_config.{part}.prompt")
+        text = compact(fields, "memory_config")
+        try:
+            read_memory(text)
+        except EventError as exc:
+            raise CallError("invalid", str(exc), "memory_config") from exc
+        return text
 
     def _check_model(self, model_id: str) -> None:
         """Raise CallError for a model that there is not."""
@@ -211,16 +228,6 @@ class AgentRegistration:
         if not exists:
             problem = f"model_id: there is no model {model_id[:80]!r}; GET /v1/models lists what is served"
             raise CallError("not_found", problem, "model_id")
-
-
-def _memory_config(memory: AgentMemory | None) -> str:
-    """Return what an agent remembers as the log has it. Raises CallError."""
-    text = compact({} if memory is None else memory.model_dump(exclude_none=True), "memory_config")
-    try:
-        read_memory(text)
-    except EventError as exc:
-        raise CallError("invalid", str(exc), "memory_config") from exc
-    return text
 
 
 def _agent(event: AgentEvent) -> RegisteredAgent:

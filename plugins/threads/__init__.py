@@ -5,6 +5,7 @@ from streams.plugins.plugin import Plugin
 PLUGIN = Plugin(
     name="threads",
     topics="plugins.threads.topics:TOPICS",
+    settings="plugins.threads.settings:Threads",
     serves="plugins.threads.thread_part:ThreadPart",
     recounts="plugins.threads.audit:RECOUNTS",
 )

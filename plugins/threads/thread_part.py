@@ -18,6 +18,10 @@ from plugins.threads.acp.run_execution import ThreadRuns
 from plugins.threads.acp.thread_views import ThreadViews
 from plugins.threads.log.memory_log import MemoryLog
 from plugins.threads.log.task_thread_log import TaskThreadLog
+from plugins.threads.memory.memory_calls import MemoryCalls
+from plugins.threads.memory.remembering import RunFunctions
+from plugins.threads.memory.run_memory import RunMemory
+from plugins.threads.settings import Threads
 from streams.errors import CallError
 from streams.kafka.followed import FollowedOnDemand
 from streams.stages.tasks.line_steps import LineSteps
@@ -35,13 +39,16 @@ class ThreadPart(ServerPart):
         self._task_threads = self._stack.enter_context(FollowedOnDemand(TaskThreadLog, settings))
         runs = ThreadRuns(settings, base.recorder, self._memory.open, LineSteps(base.log.states))
         self._runs = self._stack.enter_context(runs)
+        calls = MemoryCalls(settings, base.recorder, LineSteps(base.log.states))
+        functions = RunFunctions(settings.of_plugin(Threads).references)
+        self._run_memory = self._stack.enter_context(RunMemory(settings, runs, calls, functions, self._memory.open))
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
     def rooms(self) -> list[object]:
         log, runs, auth = self._log, self._runs, self._base.authentication
-        agents = KnownAgents(lambda: log.agents, self._settings.policy.name)
+        agents = KnownAgents(lambda: log.agents, self._settings.policy.name, self._run_memory.fault)
         views = ThreadViews(runs, self._read_task_threads)
         requested = RequestedRuns(runs, views, agents)
         return [
@@ -64,7 +71,9 @@ class ThreadPart(ServerPart):
         await self._runs.resume()
 
     def stop(self) -> None:
+        self._run_memory.stop()
         self._runs.stop()
 
     async def close(self) -> None:
+        await self._run_memory.close()
         await self._runs.close()

@@ -193,8 +193,10 @@ def _obeying(event: Any) -> Any:
             closed = {"kind": "opened", "checkpoint": None} if event.digest is None else {"kind": "restored"}
             return dataclasses.replace(event, epoch=1 + abs(event.epoch) % 9, **closed)
         case MemoryEvent():
-            value = None if event.kind == "deleted" else "{}"
-            return dataclasses.replace(event, namespace="people", key="ann", value=value)
+            value = "{}" if event.kind == "put" else None
+            error = "too long" if event.kind == "failed" else None
+            rule = None if event.run_id is None else "prompt notes@1"
+            return dataclasses.replace(event, namespace="people", key="ann", value=value, error=error, rule=rule)
         case ThreadEvent():
             return _whole_thread_event(event)
         case CallLora():

@@ -26,16 +26,6 @@ class ActivateBody(TypedDict):
     reason: NotRequired[str]
 
 
-class AgentMemory(TypedDict):
-    """
-    What an agent gets to read of its thread and of the store; nothing is left out unless it says so.
-    """
-
-    turns: NotRequired[int | None]
-    namespace: NotRequired[list[str] | None]
-    items: NotRequired[int | None]
-
-
 class AgentTool(TypedDict):
     """
     A function that an agent calls.
@@ -120,6 +110,16 @@ class CleanedRowsAnswer(TypedDict):
     dropped_by: dict[str, int]
     shapes: dict[str, int]
     fates: list[dict[str, Any]]
+
+
+class CompactionRule(TypedDict):
+    """
+    When the beginning of a thread is replaced by a summary, for the model; the thread keeps its messages.
+    """
+
+    over_tokens: int
+    turns: int
+    prompt: str
 
 
 class CostRow(TypedDict):
@@ -985,6 +985,17 @@ class ReinforcementMethod(TypedDict):
     hyperparameters: NotRequired[ReinforcementHyperparameters | None]
 
 
+class RememberRule(TypedDict):
+    """
+    What a run leaves in the store: the answer of a prompt, or of a function, is an item.
+    """
+
+    on: NotRequired[Literal["run", "verdict"]]
+    prompt: NotRequired[str | None]
+    function: NotRequired[str | None]
+    namespace: NotRequired[list[str] | None]
+
+
 class RemovedEntry(TypedDict):
     """
     An entry that is gone.
@@ -1790,21 +1801,17 @@ class AdapterVersion(TypedDict):
     held_out: NotRequired[dict[str, dict[str, float]] | None]
 
 
-class AgentConfig(TypedDict):
+class AgentMemory(TypedDict):
     """
-    What an agent is, as the log has it.
+    What an agent gets to read of its thread and of the store, and what its runs leave there; nothing is left out
+    unless it says so.
     """
 
-    agent_id: str
-    name: NotRequired[str | None]
-    type: NotRequired[Literal["PROMPT_BASED", "FINE_TUNED", "RL_TRAINED"] | None]
-    model_id: str
-    memory_config: NotRequired[AgentMemory | None]
-    capabilities: NotRequired[list[str] | None]
-    tools: NotRequired[list[AgentTool] | None]
-    tool_ids: NotRequired[list[str] | None]
-    reward_sources: NotRequired[list[RewardSourceLine] | None]
-    prompt: NotRequired[str | None]
+    turns: NotRequired[int | None]
+    namespace: NotRequired[list[str] | None]
+    items: NotRequired[int | None]
+    remember: NotRequired[RememberRule | None]
+    compaction: NotRequired[CompactionRule | None]
 
 
 class AssistantTurn(TypedDict):
@@ -2457,6 +2464,23 @@ class AdapterList(TypedDict):
 
     object: Literal["list"]
     data: list[PolicyAdapters]
+
+
+class AgentConfig(TypedDict):
+    """
+    What an agent is, as the log has it.
+    """
+
+    agent_id: str
+    name: NotRequired[str | None]
+    type: NotRequired[Literal["PROMPT_BASED", "FINE_TUNED", "RL_TRAINED"] | None]
+    model_id: str
+    memory_config: NotRequired[AgentMemory | None]
+    capabilities: NotRequired[list[str] | None]
+    tools: NotRequired[list[AgentTool] | None]
+    tool_ids: NotRequired[list[str] | None]
+    reward_sources: NotRequired[list[RewardSourceLine] | None]
+    prompt: NotRequired[str | None]
 
 
 class ChatBody(TypedDict):

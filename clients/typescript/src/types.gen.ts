@@ -133,7 +133,8 @@ export type AgentConfig = {
 };
 
 /**
- * What an agent gets to read of its thread and of the store; nothing is left out unless it says so.
+ * What an agent gets to read of its thread and of the store, and what its runs leave there; nothing is left out
+ * unless it says so.
  */
 export type AgentMemory = {
     /**
@@ -148,6 +149,14 @@ export type AgentMemory = {
      * most of them; default: 100
      */
     items?: number | null;
+    /**
+     * what a run leaves in the store
+     */
+    remember?: RememberRule | null;
+    /**
+     * when the beginning of a thread is summarized
+     */
+    compaction?: CompactionRule | null;
 };
 
 /**
@@ -481,6 +490,24 @@ export type CleanedRowsAnswer = {
     fates: Array<{
         [key: string]: unknown;
     }>;
+};
+
+/**
+ * When the beginning of a thread is replaced by a summary, for the model; the thread keeps its messages.
+ */
+export type CompactionRule = {
+    /**
+     * once the thread's messages, as the model reads them, have more tokens
+     */
+    over_tokens: number;
+    /**
+     * last questions that stay as they are, with what followed
+     */
+    turns: number;
+    /**
+     * NAME@VERSION or NAME@ALIAS: it is asked for the summary
+     */
+    prompt: string;
 };
 
 /**
@@ -2173,6 +2200,28 @@ export type ReinforcementMethod = {
         [key: string]: unknown;
     };
     hyperparameters?: ReinforcementHyperparameters | null;
+};
+
+/**
+ * What a run leaves in the store: the answer of a prompt, or of a function, is an item.
+ */
+export type RememberRule = {
+    /**
+     * run: after each run that succeeds; verdict: each verdict
+     */
+    on?: 'run' | 'verdict';
+    /**
+     * NAME@VERSION or NAME@ALIAS: it is asked for the item
+     */
+    prompt?: string | null;
+    /**
+     * one of the server's threads.functions, MODULE:NAME: it returns the item
+     */
+    function?: string | null;
+    /**
+     * of the items; default: memory_config.namespace
+     */
+    namespace?: Array<string> | null;
 };
 
 /**

@@ -14,7 +14,7 @@ from gateway.http.principal import DEFAULT_AGENT, may_ask, principal_of, tenant_
 from schemas.events import AgentEvent, Tool
 from streams.access.tenants.tenant_names import SEPARATOR, is_of, may_know, named
 from streams.errors import CallError, EventError
-from streams.stages.agents.agent_log import AgentLog, capability_problem, read_memory
+from streams.stages.agents.agent_log import AgentLog, AgentMemory, capability_problem, read_memory
 
 LISTED = "POST /acp/agents/search lists agents"
 """Where the names of agents are found."""
@@ -40,9 +40,13 @@ class AvailableAgent:
 class KnownAgents:
     """The agents of a server."""
 
-    def __init__(self, agents: Callable[[], AgentLog], policy: str) -> None:
-        """`agents` opens those of the log; `policy` is that of the server."""
-        self._agents, self._policy = agents, policy
+    def __init__(
+        self, agents: Callable[[], AgentLog], policy: str, memory_fault: Callable[[AgentMemory], str | None]
+    ) -> None:
+        """`agents` opens those of the log; `policy` is that of the server; `memory_fault` says why the server cannot do
+        what an agent is to remember.
+        """
+        self._agents, self._policy, self._memory_fault = agents, policy, memory_fault
 
     def of(self, request: Request) -> list[AvailableAgent]:
         """Return the agents that a request may run, in order. Raises as `AgentLog`."""
@@ -67,10 +71,11 @@ class KnownAgents:
     def check(self, agent: AvailableAgent) -> None:
         """Raise CallError for an agent whose registration has a setting that this server does not support."""
         try:
-            read_memory(agent.memory_config)
+            fault = self._memory_fault(read_memory(agent.memory_config))
         except EventError as exc:
-            problem = f"agent {agent.agent_id} cannot run: {exc}; register it again"
-            raise CallError("conflict", problem, "agent_id") from exc
+            fault = str(exc)
+        if fault is not None:
+            raise CallError("conflict", f"agent {agent.agent_id} cannot run: {fault}; register it again", "agent_id")
         for capability in agent.capabilities:
             if (reason := capability_problem(capability)) is not None:
                 text = f"agent {agent.agent_id} cannot run: capability {reason}; register it again"

@@ -24,13 +24,13 @@ from gateway.agents.named_prompts import PromptParameter, with_prompt
 from gateway.http import errors
 from plugins.threads.acp.run_frames import StreamPlace, end_id, frames
 from plugins.threads.acp.thread_access import id_of
+from plugins.threads.log.compaction import as_read
 from plugins.threads.log.memory_log import MemoryLog
-from plugins.threads.log.memory_state import with_items
+from plugins.threads.log.memory_state import namespace_of, with_items
 from plugins.threads.log.thread_log import Appended, ThreadLog
 from plugins.threads.log.thread_state import RunState, ThreadState, last_turns
 from schemas import json_text
 from schemas.events import Message, RunEnding, ThreadEvent, derive_id
-from streams.access.tenants.tenant_names import tenant_in
 from streams.errors import CallError, EventError, LogError, NotFoundError
 from streams.kafka import times
 from streams.kafka.followed import FollowedOnDemand
@@ -103,6 +103,8 @@ class ThreadRuns:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._feeds: dict[str, RunFeed] = {}
         self._stopping = False
+        self.listeners: list[Callable[[ThreadState], None]] = []
+        """They get each thread that is read or has changed, in the event loop."""
 
     def __enter__(self) -> ThreadRuns:
         return self
@@ -154,6 +156,8 @@ class ThreadRuns:
 
     def _take(self, state: ThreadState) -> None:
         """Update a thread: answer its run in progress, and no other."""
+        for listener in self.listeners:
+            listener(state)
         for run_id, feed in list(self._feeds.items()):
             if feed.thread_id == state.thread_id:
                 feed.tell()
@@ -249,11 +253,10 @@ class ThreadRuns:
     def _readable_messages(self, run: RunState, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """Return what the model gets to read, as the agent's memory_config says."""
         memory = read_memory(run.request.memory_config or "{}")
-        messages = last_turns(messages, memory.turns)
+        messages = last_turns(as_read(messages, run.compaction), memory.turns)
         if memory.namespace is None:
             return messages
-        tenant = tenant_in(run.thread_id) or tenant_in(run.agent_id)
-        namespace = tuple(memory.namespace) if tenant is None else (tenant, *memory.namespace)
+        namespace = namespace_of(run.tenant, memory.namespace)
         items = self._memory().read(lambda state: list(state.below(namespace)))
         return with_items(messages, iter(items), memory.items or MOST_ITEMS)
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 
 from gateway.http.principal import principal_of, tenant_of
-from plugins.threads.log.memory_state import Labels
+from plugins.threads.log.memory_state import Labels, namespace_of
 from plugins.threads.log.thread_state import ThreadState
 from streams.access.tenants.tenant_names import SEPARATOR, is_of, named
 from streams.errors import CallError
@@ -73,8 +73,7 @@ def logged_namespace(request: Request, labels: Sequence[str]) -> Labels:
     if agent is not None and (not labels or labels[0] != agent):
         problem = f"this key is of agent {agent}, and its namespaces begin with [{agent!r}]"
         raise CallError("permission_denied", problem, "namespace")
-    tenant = tenant_of(request)
-    return tuple(labels) if tenant is None else (tenant, *labels)
+    return namespace_of(tenant_of(request), labels)
 
 
 def own_labels(request: Request, namespace: Labels) -> list[str]:

@@ -4,6 +4,7 @@
     run_ended ──► its turn is in turns ──► the same answer, thread, agent and version,
                                            and it was given to the messages that the thread had
     run_requested ──► each run is on one thread; a turn of a run has a request
+    compacted ──► the summary of its turn, of messages that the thread had; later runs were given it
     changed, by a task ──► the task is in tasks
     actor: a key ──► it names its own tenant's threads and agents
 
@@ -21,9 +22,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from plugins.threads.audit.thread_facts import (
+    OF_MEMORY,
     KeyRights,
     ThreadFact,
     ThreadTurn,
+    digest_of_all,
     request_digest_of,
     take_key,
     tenant_of,
@@ -47,6 +50,8 @@ class RunTurn(NamedTuple):
     turn_id: str
     of_thread: ThreadTurn | None
     """None: it answers no run of a thread."""
+    is_of_memory: bool = False
+    """Whether it was made behind a run, for what its agent remembers."""
 
     def __str__(self) -> str:
         return f"turn {self.turn_id} at {self.at}"
@@ -80,7 +85,7 @@ class ThreadRecount(KeyedRecount[ThreadFact]):
         if isinstance(event, AccessEvent):
             take_key(self._actors, event)
         elif isinstance(event, Turn):
-            turn = RunTurn(record.at, event.turn_id, thread_turn(event))
+            turn = RunTurn(record.at, event.turn_id, thread_turn(event), event.protocol == OF_MEMORY)
             self._turns.setdefault((record.at.partition, event.trajectory_id), []).append(turn)
         else:
             self.keep(event.thread_id, thread_fact(record, event))
@@ -98,7 +103,7 @@ class ThreadRecount(KeyedRecount[ThreadFact]):
         if policy is not None or view.is_cut("threads") or not view.reach.settled:
             return whole  # while servers work, a request may be newer than was read
         for (_, run_id), turns in self._turns.items():
-            turn = next((turn for turn in turns if turn.of_thread is not None), None)
+            turn = next((turn for turn in turns if turn.of_thread is not None and not turn.is_of_memory), None)
             if turn is not None and run_id not in threads_of_runs:
                 whole.find("phantom", turn.at, f"it answers run {run_id}, which was never requested in threads")
         return whole
@@ -140,6 +145,8 @@ class _ThreadCheck:
                 counts["thread events without effect"] += 1
             if event.kind == "run_ended":
                 self._judge_end(event, run)
+            elif event.kind == "compacted" and refusal is None and run is not None:
+                self._judge_compaction(event, run)
             elif event.task_id:
                 self._judge_task(event)
         self._count_open()
@@ -158,6 +165,8 @@ class _ThreadCheck:
                 counts["runs interrupted"] += 1
         elif event.kind == "run_ended":
             counts[f"runs {ENDINGS[event.ending or 'error']}"] += 1
+        elif event.kind == "compacted":
+            counts["summaries of threads" if event.summary is not None else "summaries of threads failed"] += 1
         elif event.kind in ("run_cancelled", "run_deleted"):
             counts["runs interrupted"] += thread.runs[event.run_id].status in ("waiting", "in progress")
         elif event.kind == "deleted":
@@ -228,16 +237,48 @@ class _ThreadCheck:
             self._find(event, "contradictory", problem)
         if not event.turn_id:
             return
-        partition = partition_of(event.run_id, self._view.settings.topics.partitions)
-        turns = self._turns.get((partition, event.run_id), ())
-        answered = next((turn for turn in turns if turn.turn_id == event.turn_id), None)
+        answered = self._turn_of(event, event.run_id)
         if answered is None:
-            if not self._view.is_cut("turns", partition):
-                self._find(event, "phantom", f"turn {event.turn_id} of run {event.run_id} is not in turns")
-        elif answered.of_thread is None:
+            return
+        if answered.of_thread is None or answered.is_of_memory:
             self._find(event, "contradictory", f"{answered} answers no run of a thread")
         else:
             self._judge_turn(event, answered, answered.of_thread, run)
+
+    def _turn_of(self, event: ThreadFact, trajectory_id: str) -> RunTurn | None:
+        """Return the turn that an event names; None, with a finding, if it is not in its trajectory."""
+        partition = partition_of(trajectory_id, self._view.settings.topics.partitions)
+        turns = self._turns.get((partition, trajectory_id), ())
+        turn = next((turn for turn in turns if turn.turn_id == event.turn_id), None)
+        if turn is None and not self._view.is_cut("turns", partition):
+            self._find(event, "phantom", f"turn {event.turn_id} of run {event.run_id} is not in turns")
+        return turn
+
+    def _judge_compaction(self, event: ThreadFact, run: RunCount) -> None:
+        """Find what is wrong with the summary of a thread."""
+        rule, summary = run.request.memory, event.summary
+        if rule.stay is None:
+            self._find(event, "contradictory", f"the agent of run {event.run_id} has no summaries made")
+            return
+        if summary is None:
+            return
+        head = self._thread.head.find(event.checkpoint or 0)
+        messages = [] if head is None else head.messages()
+        rest = messages[summary.stands_for :]
+        begins = int(bool(messages) and messages[0].role == "system")
+        if digest_of_all(messages[begins : summary.stands_for]) != summary.digest:
+            self._find(event, "contradictory", "it stands for other messages than the thread had", needs_beginning=True)
+        elif not rest or rest[0].role != "user" or sum(message.role == "user" for message in rest) < rule.stay:
+            problem = f"it leaves fewer than the last {rule.stay} questions as they were"
+            self._find(event, "contradictory", problem, needs_beginning=True)
+        turn = self._turn_of(event, summary.trajectory_id)
+        made = None if turn is None else turn.of_thread
+        if turn is None:
+            return
+        if made is None or made.agent_id != run.request.agent_id or made.prompt != summary.rule.rpartition(" ")[2]:
+            self._find(event, "contradictory", f"{turn} is not of agent {run.request.agent_id} by {summary.rule}")
+        elif [message.content for message in event.messages[1:]] != [made.reply]:
+            self._find(event, "contradictory", f"its summary is not that of {turn}")
 
     def _judge_turn(self, event: ThreadFact, answered: RunTurn, turn: ThreadTurn, run: RunCount | None) -> None:
         thread_id = self._story.key
@@ -262,16 +303,17 @@ class _ThreadCheck:
         if version.isdecimal() and turn.version != int(version):
             problem = f"version {turn.version} gave {answered}, and the run was requested of {request.model}"
             self._find(event, "contradictory", problem)
-        if run.reads is not None and not _could_read(turn, run.reads, request):
+        if run.reads is not None and not _could_read(turn, run.reads, run):
             problem = f"{answered} was given to other messages than the thread had"
             self._find(event, "contradictory", problem, needs_beginning=True)
 
 
-def _could_read(turn: ThreadTurn, head: HeadState, request: ThreadFact) -> bool:
+def _could_read(turn: ThreadTurn, head: HeadState, run: RunCount) -> bool:
     """Return whether a turn was given to the messages of a thread, as the agent's memory_config leaves them."""
-    expected = head.last_turns(request.memory.turns)
+    memory = run.request.memory
+    expected = head.last_turns(memory.turns) if run.compaction is None else head.after(run.compaction)
     reading = turn.read_of(expected.length)
     if reading is None:
         return True
-    is_same_system = request.memory.has_items or reading.system == expected.system
+    is_same_system = memory.has_items or reading.system == expected.system
     return is_same_system and reading.rest == expected.rest

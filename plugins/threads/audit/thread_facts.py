@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import sha256
 from sys import intern
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from schemas import json_text
 from schemas.conventions import TASK_PARTS, THREAD, THREAD_TASK
@@ -20,7 +20,9 @@ from streams.tools.audit.record_digests import content_digest, digest
 
 OF_THREADS = "threads"
 """The protocol of turns that answer runs of threads."""
-OWN_IDS = ("run_cancelled", "run_ended", "run_deleted")
+OF_MEMORY = "memory"
+"""The protocol of turns with what an agent remembers: items of the store, and summaries."""
+OWN_IDS = ("run_cancelled", "run_ended", "run_deleted", "compacted")
 """Kinds of events with ids derived from their thread and run."""
 DERIVED = "5"
 """The version of a UUID that is derived from names, where its text has it; random ones have another."""
@@ -33,7 +35,7 @@ class MessageFact(NamedTuple):
 
     role: str
     content: int
-    """A digest of all of it."""
+    """The sha256 of all of it, as JSON."""
 
 
 class ThreadReading(NamedTuple):
@@ -91,6 +93,18 @@ class ThreadFact(NamedTuple):
     """changed: the task that said it; empty: none did."""
     task_parts: frozenset[tuple[str, str]]
     """Of that task, what the thread then has."""
+    summary: SummaryFact | None
+    """compacted, unless that failed."""
+
+
+class SummaryFact(NamedTuple):
+    """The messages that a summary stands for, and where it was made."""
+
+    stands_for: int
+    digest: str
+    rule: str
+    trajectory_id: str
+    """Of the call that made it."""
 
 
 class MemoryRule(NamedTuple):
@@ -98,6 +112,8 @@ class MemoryRule(NamedTuple):
 
     turns: int | None = None
     has_items: bool = False
+    stay: int | None = None
+    """The last questions that no summary stands for; None: the agent has none made."""
 
 
 class ThreadTurn(NamedTuple):
@@ -112,6 +128,8 @@ class ThreadTurn(NamedTuple):
     """A digest of the message."""
     reading: ThreadReading | None
     """All that the model read; None: another turn has the beginning of it."""
+    prompt: str = ""
+    """NAME@VERSION; empty: none."""
     after_prompt: tuple[MessageFact, ...] = ()
     """With a prompt: the messages of it, which are not told apart here, and those of the thread."""
 
@@ -181,12 +199,20 @@ def thread_fact(record: Record, event: ThreadEvent) -> ThreadFact:
         messages=tuple(_message_facts(event.messages)),
         task_id=task_id or "",
         task_parts=frozenset() if task_id is None else frozenset((task_id, part) for part in parts.split()),
+        summary=_summary(event),
     )
 
 
+def _summary(event: ThreadEvent) -> SummaryFact | None:
+    if event.kind != "compacted" or event.error is not None:
+        return None
+    trajectory_id = derive_id(event.run_id, "compacted", event.checkpoint, event.stands_for)
+    return SummaryFact(event.stands_for or 0, event.digest or "", event.rule or "", trajectory_id)
+
+
 def thread_turn(turn: Turn) -> ThreadTurn | None:
-    """Return what a turn says of the run that it answers; None if it answers none."""
-    if turn.protocol != OF_THREADS:
+    """Return what a turn says of a run that it answers, or that it was made for; None if it is of none."""
+    if turn.protocol not in (OF_THREADS, OF_MEMORY):
         return None
     facts = tuple(_message_facts(turn.messages)) if turn.parent_id is None else None
     return ThreadTurn(
@@ -194,8 +220,9 @@ def thread_turn(turn: Turn) -> ThreadTurn | None:
         version=turn.adapter_version,
         request_digest=turn.request_digest,
         thread_id=turn.metadata.get(THREAD),
-        reply=digest(turn.reply),
+        reply=_content_of(turn.reply),
         reading=None if facts is None else ThreadReading().extend(facts),
+        prompt=intern(turn.prompt_version or ""),
         after_prompt=() if facts is None or turn.prompt_version is None else facts,
     )
 
@@ -206,7 +233,24 @@ def request_digest_of(thread_id: str, run_id: str) -> str:
 
 
 def _message_facts(messages: Iterable[Message]) -> Iterable[MessageFact]:
-    return (MessageFact(intern(message.role), digest(message)) for message in messages)
+    return (MessageFact(intern(message.role), _content_of(message)) for message in messages)
+
+
+def _content_of(message: Message) -> int:
+    """Return the sha256 of a message as JSON, without the fields that are not set."""
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    fields |= {name: text for name in ("name", "tool_call_id") if (text := getattr(message, name)) is not None}
+    if message.tool_calls:
+        fields["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    return int(sha256(json_text.one_line(fields).encode()).hexdigest(), 16)
+
+
+def digest_of_all(messages: Iterable[MessageFact]) -> str:
+    """Return the digest that a summary names of the messages that it stands for."""
+    return sha256("\n".join(f"{message.content:064x}" for message in messages).encode()).hexdigest()
 
 
 def _memory_rule(text: str | None) -> MemoryRule:
@@ -215,7 +259,6 @@ def _memory_rule(text: str | None) -> MemoryRule:
         fields = json_text.parse(text or "{}")
     except ValueError:
         return MemoryRule()
-    turns = fields.get("turns")
-    if turns is None and "namespace" not in fields:
-        return MemoryRule()
-    return MemoryRule(turns if isinstance(turns, int) else None, fields.get("namespace") is not None)
+    turns, compaction = fields.get("turns"), fields.get("compaction")
+    stay = compaction.get("turns") if isinstance(compaction, dict) else None
+    return MemoryRule(turns if isinstance(turns, int) else None, fields.get("namespace") is not None, stay)

@@ -58,6 +58,19 @@ class HeadState:
             state = state.parent
         return state
 
+    def messages(self) -> list[MessageFact]:
+        """Return every message, the oldest first."""
+        states: list[HeadState] = [self]
+        while (parent := states[-1].parent) is not None:
+            states.append(parent)
+        return [message for state in reversed(states) for message in state.added]
+
+    def after(self, compaction: ThreadFact) -> ThreadReading:
+        """Return the messages as they are read after a summary of the first of them."""
+        messages, stands_for = self.messages(), compaction.summary.stands_for if compaction.summary else 0
+        system = [message for message in messages[:1] if message.role == "system"]
+        return ThreadReading().extend([*system, *compaction.messages, *messages[stands_for:]])
+
     def last_turns(self, turns: int | None) -> ThreadReading:
         """Return the messages from the question `turns` questions ago, after the system's first one."""
         if turns is None or self.questions <= turns:
@@ -87,6 +100,8 @@ class RunCount:
     status: RunStatus = "waiting"
     reads: HeadState | None = None
     """The thread when it began."""
+    compaction: ThreadFact | None = None
+    """The summary of its first messages that was in force then."""
     is_again: bool = False
     """Whether it was requested before, and deleted: then it gets the answer that it had."""
 
@@ -111,6 +126,8 @@ class ThreadCount:
     """What it has of tasks, by task and part; deleting it forgets none."""
     active: str | None = None
     waiting: list[str] = field(default_factory=list)
+    compactions: list[ThreadFact] = field(default_factory=list)
+    """Those that took effect, in order, and failed attempts."""
 
     # --- what changes nothing -----------------------------------------------------------------------------------------
 
@@ -155,6 +172,10 @@ class ThreadCount:
             return RACE
         if event.kind == "run_ended":
             return None if self.active == run_id else RACE
+        if event.kind == "compacted":
+            is_second = any(earlier.run_id == run_id for earlier in self.compactions)
+            is_gone = event.checkpoint is not None and self.head.find(event.checkpoint) is None
+            return RACE if is_second or is_gone else None
         return RACE if event.kind == "run_cancelled" and run.status in ("ended", "interrupted") else None
 
     # --- what takes effect --------------------------------------------------------------------------------------------
@@ -172,7 +193,7 @@ class ThreadCount:
             case "changed":
                 self._change(event)
             case "deleted":
-                self.exists, self.active, self.waiting, self.runs = False, None, [], {}
+                self.exists, self.active, self.waiting, self.runs, self.compactions = False, None, [], {}, []
             case "run_requested":
                 self._request(event)
             case "run_ended":
@@ -192,6 +213,8 @@ class ThreadCount:
                 self._close(event.run_id, "interrupted")
                 del self.runs[event.run_id]
                 self._begin_next()
+            case "compacted":
+                self.compactions.append(event)
 
     def _change(self, event: ThreadFact) -> None:
         self.task_parts |= event.task_parts
@@ -214,6 +237,8 @@ class ThreadCount:
         run = self.runs[run_id]
         self.head = self.head.extend(run.request)
         run.reads, run.status, self.active = self.head, "in progress", run_id
+        made = (event for event in reversed(self.compactions) if event.checkpoint is not None)
+        run.compaction = next((event for event in made if self.head.find(event.checkpoint or 0) is not None), None)
         self.begun[run_id] = run
 
     def _begin_next(self) -> None:

@@ -61,6 +61,16 @@ class MemoryLog(FollowedTopic):
         self.get(namespace, key)
         self._write(event)
 
+    def has_done(self, event_id: str) -> bool:
+        """Return whether a rule has written this event. Raises LogError."""
+        return self.read(lambda state: state.has_done(event_id))
+
+    def write(self, event: MemoryEvent) -> None:
+        """Write the event of a rule. Raises EventError for one that cannot be one, LogError."""
+        if problem := next(problems(event), None):
+            raise EventError(problem)
+        self._write(event)
+
     def _event(self, namespace: Labels, key: str, value: str | None, actor: str) -> MemoryEvent:
         name = ".".join(namespace)
         event = MemoryEvent(

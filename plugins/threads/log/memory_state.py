@@ -1,9 +1,10 @@
 """The agents' store, as the fold of its events.
 
     memory: put, deleted ──► take ──► items by namespace and key
+            skipped, failed ──► what a rule has done after a run, as its puts: once
 
-The newest event of a key counts. A namespace is a path of labels, joined by dots in events, so labels have no dots.
-Items are in the order of their keys, not of their writes.
+The newest put or deletion of a key counts. A namespace is a path of labels, joined by dots in events, so labels have no
+dots. Items are in the order of their keys, not of their writes.
 
 Not covered: semantic search, and expiry of items.
 """
@@ -48,9 +49,17 @@ class MemoryState:
 
     def __init__(self) -> None:
         self._items: dict[Labels, dict[str, MemoryItem]] = {}
+        self._of_rules: set[str] = set()
+        """Ids of the events that rules wrote."""
 
     def take(self, event: MemoryEvent) -> None:
-        """Take in an event, in the order of its partition."""
+        """Take in an event, in the order of its partition. A copy of one that a rule wrote changes nothing."""
+        if event.event_id in self._of_rules:
+            return
+        if event.rule is not None:
+            self._of_rules.add(event.event_id)
+        if event.kind not in ("put", "deleted"):
+            return
         namespace = tuple(event.namespace.split("."))
         items = self._items.setdefault(namespace, {})
         before = items.get(event.key)
@@ -61,6 +70,10 @@ class MemoryState:
             items[event.key] = MemoryItem(namespace, event.key, event.value, created_at, event.created_at)
         if not items:
             del self._items[namespace]
+
+    def has_done(self, event_id: str) -> bool:
+        """Return whether a rule has written this event."""
+        return event_id in self._of_rules
 
     def get(self, namespace: Labels, key: str) -> MemoryItem | None:
         """Return an item; None if not found."""
@@ -81,6 +94,11 @@ class MemoryState:
     def namespaces(self, prefix: Labels = (), suffix: Labels = ()) -> list[Labels]:
         """Return the namespaces with items that begin and end with these labels, in order."""
         return sorted(name for name in self._items if _begins(name, prefix) and _begins(name[::-1], suffix[::-1]))
+
+
+def namespace_of(tenant: str | None, labels: Sequence[str]) -> Labels:
+    """Return the name of a tenant's namespace in the log; None: of nobody's."""
+    return tuple(labels) if tenant is None else (tenant, *labels)
 
 
 def _begins(labels: Sequence[str], prefix: Sequence[str]) -> bool:

@@ -1,7 +1,8 @@
 """A thread: a conversation with agents, as the fold of its events.
 
     threads[id]: created, changed, deleted ──────────────────────────┐
-                 run_requested, run_cancelled, run_ended, run_deleted ┴──► fold ──► ThreadState
+                 run_requested, run_cancelled, run_ended, run_deleted ┤
+                 compacted ───────────────────────────────────────────┴──► fold ──► ThreadState
 
 A thread has one run in progress at a time. A run waits until the one before it has ended; then its messages join the
 thread, and its answer does when it ends. Of two concurrent requests, the first in the partition runs, and the other is
@@ -21,6 +22,7 @@ from typing import Any, Literal
 
 from schemas.conventions import TASK_PARTS, THREAD_TASK
 from schemas.events import Message, Sampling, ThreadEvent, Tool, derive_id
+from streams.access.tenants.tenant_names import tenant_in
 from streams.stages.agents.agent_log import object_of
 
 RunStatus = Literal["pending", "success", "error", "timeout", "interrupted"]
@@ -73,6 +75,8 @@ class RunState:
     updated_at: int
     checkpoint: ThreadCheckpoint | None = None
     """The thread with its messages: what the agent gets to read; None while it waits."""
+    compaction: ThreadEvent | None = None
+    """The summary that it reads for the first of them; None: it reads them all."""
     answer: tuple[ThreadMessage, ...] = ()
     turn_id: str | None = None
     error: str | None = None
@@ -91,6 +95,11 @@ class RunState:
     def agent_id(self) -> str:
         """The agent that answers."""
         return self.request.agent_id or ""
+
+    @property
+    def tenant(self) -> str | None:
+        """The tenant whose run it is; None: nobody's."""
+        return tenant_in(self.thread_id) or tenant_in(self.agent_id)
 
     @property
     def sampling(self) -> Sampling:
@@ -134,6 +143,15 @@ class ThreadState:
     """What it has of tasks, or had when it was deleted."""
     task_agents: tuple[str, ...] = ()
     """The agents or policies of those tasks."""
+    compactions: tuple[ThreadEvent, ...] = ()
+    """Its summaries, and the attempts that failed, in order; at most one after each run."""
+
+    def compaction_of(self, state: ThreadCheckpoint) -> ThreadEvent | None:
+        """Return the newest summary that is about the beginning of one of its states; None if none is."""
+        if not self.compactions:
+            return None
+        line = {earlier.checkpoint_id for earlier in state.line()}
+        return next((event for event in reversed(self.compactions) if event.checkpoint in line), None)
 
     @property
     def status(self) -> ThreadStatus:
@@ -189,6 +207,16 @@ def refusal(state: ThreadState | None, event: ThreadEvent) -> str | None:
         return f"run {event.run_id} is not in progress: it is {run.status}"
     if event.kind == "run_cancelled" and run.status != "pending":
         return f"run {event.run_id} has ended: {run.status}"
+    if event.kind == "compacted":
+        return _why_not_compacted(state, event)
+    return None
+
+
+def _why_not_compacted(state: ThreadState, event: ThreadEvent) -> str | None:
+    if any(event.run_id == earlier.run_id for earlier in state.compactions):
+        return f"the thread was compacted after run {event.run_id} already"
+    if event.error is None and all(event.checkpoint != earlier.checkpoint_id for earlier in state.head.line()):
+        return f"the thread has no checkpoint {event.checkpoint}"
     return None
 
 
@@ -262,9 +290,8 @@ def _change(state: ThreadState, event: ThreadEvent) -> ThreadState:
 
 def _delete(state: ThreadState, event: ThreadEvent) -> ThreadState:
     head = ThreadCheckpoint(event.event_id, event.created_at, None, (), {})
-    return replace(
-        state, deleted=True, labels={}, head=head, runs={}, active=None, waiting=(), last=None, task_agents=()
-    )
+    emptied: dict[str, Any] = {"runs": {}, "active": None, "waiting": (), "last": None}
+    return replace(state, deleted=True, labels={}, head=head, task_agents=(), compactions=(), **emptied)
 
 
 def _request(state: ThreadState, event: ThreadEvent) -> ThreadState:
@@ -285,7 +312,7 @@ def _begin(state: ThreadState, run_id: str, now: int) -> ThreadState:
     head = ThreadCheckpoint(
         run.request.event_id, now, state.head, _messages(run.request), state.head.values, run_id=run_id
     )
-    run = replace(run, checkpoint=head, updated_at=now)
+    run = replace(run, checkpoint=head, compaction=state.compaction_of(head), updated_at=now)
     return replace(state, head=head, active=run_id, runs={**state.runs, run_id: run})
 
 
@@ -329,6 +356,10 @@ def _forget(state: ThreadState, event: ThreadEvent) -> ThreadState:
     return _next(replace(state, runs=kept, last=None if state.last == run_id else state.last), event)
 
 
+def _compact(state: ThreadState, event: ThreadEvent) -> ThreadState:
+    return replace(state, compactions=(*state.compactions, event))
+
+
 def _without(state: ThreadState, run_id: str) -> ThreadState:
     """Return a thread without a run, and without the run's messages if nothing follows them."""
     checkpoint = state.runs[run_id].checkpoint
@@ -346,6 +377,7 @@ _APPLY = {
     "run_cancelled": _cancel,
     "run_ended": _end,
     "run_deleted": _forget,
+    "compacted": _compact,
 }
 
 

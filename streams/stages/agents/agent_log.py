@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from schemas import json_text
 from schemas.events import MEMORY_LABEL, AgentEvent, Coordinates
 from schemas.faults import OutsideObject, faults
 from streams.errors import EventError
 from streams.kafka.named_states import FollowedStates, RegistryShape
+from streams.references import REFERENCE
 from streams.settings.model import Settings
 
 MOST_ITEMS = 100
@@ -31,14 +32,59 @@ PROTOCOL_CAPABILITIES = ("ap.io.messages", "ap.io.streaming")
 Label = Annotated[str, Field(pattern=rf"^{MEMORY_LABEL.pattern}$")]
 
 
+Prompt = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class RememberRule(OutsideObject):
+    """What a run leaves in the store: the answer of a prompt, or of a function, is an item."""
+
+    on: Literal["run", "verdict"] = Field("run", description="run: after each run that succeeds; verdict: each verdict")
+    prompt: Prompt | None = Field(None, description="NAME@VERSION or NAME@ALIAS: it is asked for the item")
+    function: Annotated[str, Field(pattern=f"^{REFERENCE}$")] | None = Field(
+        None, description="one of the server's threads.functions, MODULE:NAME: it returns the item"
+    )
+    namespace: list[Label] | None = Field(
+        None, min_length=1, description="of the items; default: memory_config.namespace"
+    )
+
+    @model_validator(mode="after")
+    def _has_one_maker(self) -> Self:
+        if (self.prompt is None) == (self.function is None):
+            raise ValueError("set one of prompt and function")
+        return self
+
+
+class CompactionRule(OutsideObject):
+    """When the beginning of a thread is replaced by a summary, for the model; the thread keeps its messages."""
+
+    over_tokens: int = Field(ge=1, description="once the thread's messages, as the model reads them, have more tokens")
+    turns: int = Field(ge=1, le=10_000, description="last questions that stay as they are, with what followed")
+    prompt: Prompt = Field(description="NAME@VERSION or NAME@ALIAS: it is asked for the summary")
+
+
 class AgentMemory(OutsideObject):
-    """What an agent gets to read of its thread and of the store; nothing is left out unless it says so."""
+    """What an agent gets to read of its thread and of the store, and what its runs leave there; nothing is left out
+    unless it says so.
+    """
 
     turns: int | None = Field(None, ge=1, le=10_000, description="the thread's last questions, with what followed")
     namespace: list[Label] | None = Field(
         None, min_length=1, description="of the store: its items are given with a run"
     )
     items: int | None = Field(None, ge=1, le=MOST_ITEMS, description=f"most of them; default: {MOST_ITEMS}")
+    remember: RememberRule | None = Field(None, description="what a run leaves in the store")
+    compaction: CompactionRule | None = Field(None, description="when the beginning of a thread is summarized")
+
+    @property
+    def fault(self) -> str | None:
+        """Why these cannot take effect together; None if they can."""
+        if self.items is not None and self.namespace is None:
+            return "memory_config.items needs a namespace; name the one whose items the agent gets"
+        if self.remember is not None and (self.remember.namespace or self.namespace) is None:
+            return "memory_config.remember needs a namespace; name the one that gets its items"
+        if self.turns is not None and self.compaction is not None:
+            return "memory_config.turns leaves out what memory_config.compaction would summarize; use one of them"
+        return None
 
 
 def read_memory(text: str) -> AgentMemory:
@@ -48,8 +94,8 @@ def read_memory(text: str) -> AgentMemory:
         memory = AgentMemory.model_validate(fields)
     except ValidationError as exc:
         raise EventError(next(faults(exc, AgentMemory, fields, "memory_config")).text) from exc
-    if memory.items is not None and memory.namespace is None:
-        raise EventError("memory_config.items needs a namespace; name the one whose items the agent gets")
+    if (fault := memory.fault) is not None:
+        raise EventError(fault)
     return memory
 
 

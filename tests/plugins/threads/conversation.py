@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from plugins.threads.log.compaction import REQUEST, RULE, as_read, cuts, digest_of, summary_source
 from plugins.threads.log.thread_state import RunState, ThreadState, fold, last_turns, refusal
 from schemas.events import AccessEvent, Event, MemoryEvent, Message, ThreadEvent, Turn, derive_id
 from streams.stages.agents.agent_log import read_memory
@@ -24,6 +25,8 @@ OPEN = "2f0c1f0c-0000-4000-8000-000000000002"
 """A thread of nobody's."""
 RED_KEY, CALC_KEY = "key 0011", "key 0022"
 """Of tenant red; of its agent calc."""
+SUMMARIZED = '{"compaction": {"over_tokens": 1, "turns": 1, "prompt": "summary@2"}}'
+"""Of an agent whose threads are compacted."""
 
 
 def actor_on(thread_id: str) -> str:
@@ -68,7 +71,7 @@ def turn_of(run: RunState, reply: str, **changes: Any) -> Turn:
         "protocol": "threads",
         "request_digest": hashlib.sha256(request).hexdigest(),
         "reply": assistant(reply),
-        "messages": last_turns(read, read_memory(run.request.memory_config or "{}").turns),
+        "messages": last_turns(as_read(read, run.compaction), read_memory(run.request.memory_config or "{}").turns),
     }
     return turn(**whole | changes)
 
@@ -134,6 +137,37 @@ class Conversations:
 
     def ending(self, thread_id: str, run_id: str, **changes: Any) -> ThreadEvent:
         return thread_event("run_ended", thread_id, run_id, actor="serve", **changes)
+
+    def compact(self, thread_id: str = RED, summary: str = "Sums.", **changes: Any) -> ThreadEvent | None:
+        """Write a summary of all but the last turns, with its turn, after the run that ended last; None: too short."""
+        state = self.states[thread_id]
+        assert state is not None and state.last is not None
+        run = state.runs[state.last]
+        rule = read_memory(run.request.memory_config or "{}").compaction
+        messages, before = tuple(one.message for one in state.messages), state.compaction_of(state.head)
+        count = None if rule is None else next(cuts(messages, rule, before), None)
+        if count is None:
+            return None
+        trajectory_id = derive_id(run.run_id, "compacted", state.head.checkpoint_id, count)
+        prompt = "summary@2"
+        made = turn(
+            turn_id=derive_id(trajectory_id, "turn"), trajectory_id=trajectory_id, task_id=trajectory_id,
+            agent_id=run.agent_id, sampling_id=None, slot=None, protocol="memory", reply=assistant(summary),
+            messages=summary_source(messages, count, before), prompt_version=prompt,
+        )  # fmt: skip
+        started = trajectory(
+            "started", trajectory_id=trajectory_id, task_id=trajectory_id, agent_id=run.agent_id, purpose="serve",
+            sampling_id=None, slot=None, group_size=None,
+        )  # fmt: skip
+        event = thread_event(
+            "compacted", thread_id, run.run_id, actor="serve", checkpoint=state.head.checkpoint_id,
+            stands_for=count, digest=digest_of(messages[:count]), rule=f"{RULE} {prompt}", turn_id=made.turn_id,
+            messages=(user(REQUEST), assistant(summary)),
+        )  # fmt: skip
+        event = replace(event, **changes)
+        for each in (started, made, event):
+            self.write(each)
+        return event
 
     def about_run(self, kind: Any, number: int, thread_id: str = RED, **changes: Any) -> str | None:
         """Cancel or delete a run."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from schemas.events import Event
-from tests.plugins.threads.conversation import CALC_KEY, RED_KEY, item, keys
+from schemas.events import Event, derive_id
+from tests.plugins.threads.conversation import CALC_KEY, RED_KEY, Conversations, item, keys, run_name
+from tests.support.agent_calls import assistant
+from tests.support.factories import T0, trajectory, turn
 from tests.support.log.whole_run import recounted, wrong
 
 
@@ -67,6 +70,67 @@ def test_keys_write_what_is_their_own_and_who_has_no_tenant_writes_everything() 
     assert wrong(*keys(), own[0]) == [] and wrong(*keys(), own[1]) == []
     assert wrong(*keys(), item(namespace="anything", actor="api")) == []
     assert wrong(*keys(), item(namespace="anything", actor="key 0099")) == []
+
+
+REMEMBERS = '{"namespace": ["people"], "remember": {"prompt": "notes@1"}}'
+
+
+def remembered(*runs: dict[str, Any]) -> list[Event]:
+    """Return runs of an agent with a rule, each with the event that it left and the call that made it, changed so."""
+    made = Conversations(list[Event](keys()))
+    made.create()
+    for number, changes in enumerate(runs):
+        run_id = run_name(number)
+        made.request(number, memory_config=REMEMBERS)
+        made.answer()
+        event_id = derive_id(run_id, "remember", "")
+        reply = '{"key": "ann", "value": {"number": 2}}'
+        call = turn(
+            turn_id=derive_id(event_id, "turn"), trajectory_id=event_id, task_id=event_id, agent_id="red.calc",
+            sampling_id=None, slot=None, protocol="memory", prompt_version="notes@1", reply=assistant(reply),
+        )  # fmt: skip
+        evidence = {"run_id": run_id, "answer_turn": derive_id(run_id, "turn"), "rule": "prompt notes@1"}
+        whole = {"event_id": event_id, "actor": "serve", "item_turn": call.turn_id, "value": '{"number": 2}'}
+        made.events += [
+            trajectory(
+                "started", trajectory_id=event_id, task_id=event_id, agent_id="red.calc", purpose="serve",
+                sampling_id=None, slot=None, group_size=None,
+            ),
+            call,
+            item(**evidence | whole | changes),
+        ]  # fmt: skip
+    return made.events
+
+
+FAILED = {"kind": "failed", "value": None, "error": "it is no JSON"}
+
+
+def test_what_runs_have_left_is_counted_by_its_outcome_and_a_copy_counts_once() -> None:
+    events = remembered({}, {"kind": "skipped", "value": None, "key": run_name(1)}, {**FAILED, "key": run_name(2)})
+    report = recounted(*events, replace(events[-1], created_at=T0 + 900))
+    assert report.wrong == [] and len(report.of("repeated")) == 1
+    text = "3 = 1 remembered + 1 skipped + 1 failed + 0 open"
+    assert ("runs to remember", text, True) in report.equations()
+    assert "1 open" in str(
+        [text for name, text, _ in recounted(*events[:-1]).equations() if name == "runs to remember"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"run_id": run_name(9)}, "is not in threads with a rule to remember"),
+        ({"event_id": derive_id("another")}, "its id is not that of its run and verdict"),
+        ({"namespace": "red.others"}, "wrote it to red.others, and the run has prompt notes for red.people"),
+        ({"rule": "prompt other@1"}, "and the run has prompt notes for red.people"),
+        ({"answer_turn": derive_id("none")}, "its evidence is turn"),
+        ({"item_turn": derive_id("none")}, "was made for it, and it names"),
+        ({"value": '{"number": 3}'}, "its item is not that of turn"),
+    ],
+)
+def test_what_no_rule_can_have_left_is_named(changes: dict[str, Any], problem: str) -> None:
+    [finding] = recounted(*remembered(changes)).wrong
+    assert finding.category == "contradictory" and problem in finding.what
 
 
 def test_nothing_is_claimed_where_retention_has_deleted_the_beginning() -> None:

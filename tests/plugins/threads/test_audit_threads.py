@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 from hypothesis import given, strategies as st
 
+from plugins.threads.log.compaction import digest_of
 from schemas.events import Event, Message, ThreadEvent, Turn, derive_id
 from streams.kafka.record import partition_of
 from streams.tools.audit.facts import Reach
@@ -22,8 +23,10 @@ from tests.plugins.threads.conversation import (
     OPEN,
     RED,
     RED_KEY,
+    SUMMARIZED,
     Conversations,
     conversation,
+    keys,
     run_name,
     turn_of,
 )
@@ -98,6 +101,7 @@ def test_events_that_came_too_late_change_nothing_and_are_no_mistake() -> None:
 
 STEPS = (
     *("create", "ask", "ask", "ask", "enqueue", "interrupt", "remember", "alone", "answer", "answer", "late", "twice"),
+    *("summarized", "compact", "compact"),
     *("cancel", "roll back", "forget", "delete", "say", "context", "go back", "again", "task"),
 )
 
@@ -112,6 +116,58 @@ def test_whatever_servers_write_is_clean(steps: list[tuple[str, int, bool]]) -> 
     report = recounted(*made.events, settled=False)
     assert named(report) == "", steps
     assert all(holds for _, _, holds in report.equations())
+
+
+def compacted(**changes: Any) -> list[Event]:
+    """Return a thread of two runs, compacted after the second, with a run that reads the summary."""
+    made = Conversations(list[Event](keys()))
+    made.create(messages=(system("Add."),))
+    for number in range(2):
+        made.request(number, f"{number} + {number} =", memory_config=SUMMARIZED)
+        made.answer(reply=str(2 * number))
+    assert made.compact(**changes) is not None
+    made.request(2, "2 + 2 =", memory_config=SUMMARIZED)
+    made.answer(reply="4")
+    return list(made.events)
+
+
+def test_a_compacted_thread_is_counted_and_later_runs_read_its_summary() -> None:
+    report = recounted(*compacted())
+    assert named(report) == "" and report.counts["summaries of threads"] == 1
+    answers = [event for event in compacted() if isinstance(event, Turn) and event.protocol == "threads"]
+    contents = [message.content for message in answers[-1].messages]
+    assert contents == ["Add.", "Summarize our conversation so far.", "Sums.", "1 + 1 =", "2", "2 + 2 ="]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"digest": "0" * 64}, "it stands for other messages than the thread had"),
+        ({"rule": "last-turns/1 summary@3"}, "is not of agent red.calc by last-turns/1 summary@3"),
+        ({"messages": (user("Summarize."), assistant("Nothing."))}, "its summary is not that of turn"),
+        ({"turn_id": derive_id("none")}, "is not in turns"),
+    ],
+)
+def test_a_forged_summary_is_named(changes: dict[str, Any], problem: str) -> None:
+    [(_, what)] = wrong(compacted(**changes))
+    assert problem in what
+
+
+def test_a_summary_that_leaves_too_few_questions_is_named() -> None:
+    said = (user("0 + 0 ="), assistant("0"), user("1 + 1 ="), assistant("2"))
+    problems = [what for _, what in wrong(compacted(stands_for=5, digest=digest_of(said)))]
+    assert "it leaves fewer than the last 1 questions as they were" in problems
+
+
+def test_a_run_that_was_given_the_whole_thread_after_its_summary_is_named() -> None:
+    events, whole = compacted(), list[Event]()
+    for event in events:
+        if isinstance(event, Turn) and event.trajectory_id == run_name(2):
+            said = [user("0 + 0 ="), assistant("0"), user("1 + 1 ="), assistant("2"), user("2 + 2 =")]
+            event = replace(event, messages=(system("Add."), *said))
+        whole.append(event)
+    [(_, what)] = wrong(whole)
+    assert "was given to other messages than the thread had" in what
 
 
 def take_step(made: Conversations, step: str, choice: int, thread_id: str) -> None:
@@ -129,6 +185,14 @@ def take_step(made: Conversations, step: str, choice: int, thread_id: str) -> No
     elif step == "remember":
         text = '{"turns": 1}' if choice % 2 else '{"turns": 2}'
         made.request(number, thread_id=thread_id, memory_config=text, if_busy="enqueue")
+    elif step == "summarized":
+        made.request(number, thread_id=thread_id, memory_config=SUMMARIZED, if_busy="enqueue")
+    elif step == "compact":
+        for said in range(3 if state.active is None and not state.deleted else 0):
+            if said == 2:
+                made.compact(thread_id, str(number))
+            made.request(number + 1000 + said, thread_id=thread_id, memory_config=SUMMARIZED)
+            made.answer(thread_id, str(said))
     elif step == "answer":
         if state.active is not None:
             made.end(state.runs[state.active], str(choice))

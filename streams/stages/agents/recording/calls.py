@@ -1,6 +1,7 @@
 """A model call and its answer, independent of any protocol.
 
-    chat, completions, responses, messages, threads ──► ModelCall ──► recorder ──► CallInProgress ──► Begun, Delta, Done
+    chat, completions, responses, messages, threads, memory
+        ──► ModelCall ──► recorder ──► CallInProgress ──► Begun, Delta, Done
 
 Each protocol of `gateway/` translates its requests into a `ModelCall` and these pieces into its answers; the recorder
 does the rest. One call has one `Begun`, any number of `Delta`, and one `Done` for each choice. A `Done` comes only
@@ -21,7 +22,7 @@ from streams.stages.agents.trajectories.call_chains import Digests
 
 NO_HISTORY = Digests((), ())
 
-CallProtocol = Literal["chat", "completions", "responses", "messages", "threads"]
+CallProtocol = Literal["chat", "completions", "responses", "messages", "threads", "memory"]
 
 
 @dataclass(frozen=True, kw_only=True)
