@@ -337,3 +337,11 @@ OUTSIDE = {
     "certificate",
 }
 """What the values of the matrix name and the chart does not make."""
+
+
+def component(case: str, kind: str, name: str) -> Object:
+    """Return the one object of a kind that belongs to a component."""
+    (found,) = [
+        one for one in of_kind(case, kind) if one["metadata"]["labels"].get("app.kubernetes.io/component") == name
+    ]
+    return found
