@@ -15,6 +15,7 @@ import gc
 import inspect
 import logging
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -60,6 +61,19 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
         atexit.register(gc.unfreeze)  # or DuckDB's client prints what is not collected at the end
         gc.enable()
+
+
+ROOT = Path(__file__).parents[1]
+NEEDED = re.compile(r"^from (?:tests\.)?plugins\.(\w+)", re.MULTILINE)
+"""The plugin of each import of a test file."""
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out a file whose imports need a plugin that this checkout lacks (`tests.house --without`)."""
+    if collection_path.suffix != ".py" or not collection_path.is_relative_to(ROOT / "tests"):
+        return None
+    needed = NEEDED.findall(collection_path.read_text(encoding="utf-8"))
+    return any(not (ROOT / "plugins" / name).is_dir() for name in needed) or None
 
 
 ASYNC_TEST_S = 20.0

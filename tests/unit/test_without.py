@@ -9,7 +9,7 @@ import pytest
 
 from streams.plugins.installed import InstalledPlugin, load_plugins
 from streams.plugins.plugin import Plugin
-from tests import without
+from tests import conftest, without
 from tests.without import FILE_NAME, LINK, ROOT, copy_without, files_without, removed_with
 
 
@@ -51,3 +51,15 @@ def test_a_page_of_the_copy_names_no_command_and_no_test_of_what_is_gone(tmp_pat
         assert f"streamward {command}" not in (tmp_path / name / "README.md").read_text()
         assert f"tests/plugins/{name}/" not in (tmp_path / name / "docs" / "security.md").read_text()
     assert named
+
+
+def test_a_test_file_is_left_out_if_it_imports_a_plugin_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conftest, "ROOT", tmp_path)
+    (tmp_path / "plugins" / "here").mkdir(parents=True)
+    (tmp_path / "tests").mkdir()
+    files = {name: tmp_path / "tests" / f"test_{name}.py" for name in ("here", "gone")}
+    for name, file in files.items():
+        file.write_text(f"import pytest\n\nfrom tests.plugins.{name}.logs import log\n")
+    assert {name: conftest.pytest_ignore_collect(file) for name, file in files.items()} == {"here": None, "gone": True}

@@ -17,7 +17,6 @@ from starlette.testclient import TestClient
 from gateway.http.door import Door
 from gateway.http.limits import KeyLimits
 from gateway.rooms.routes import TABLE
-from plugins.jobs.job_pages import list_jobs
 from plugins.page import app, cookie as entrance, decision_forms, render
 from plugins.page.cookie import PAGE_ROUTES, LoginCookie, PageEntrance
 from plugins.page.login import PagePeople
@@ -29,7 +28,7 @@ from streams.access.roles import ROLES, allowed_to
 from streams.errors import LogError, LoginRefused, NotFoundError, RefusedError, SettingsError
 from streams.settings.model import Archive, Serve, Settings, Topics
 from streams.tools.query.view_list import ViewList
-from streams.tools.views.log_view import LogReader, LogView
+from streams.tools.views.log_view import LogView
 from streams.tools.views.view_section import SentForm
 from tests.plugins.page.test_page import Words, linked_pages
 from tests.support.callers import BEARER, Caller, Known, Written
@@ -382,14 +381,6 @@ def test_who_may_what_and_who_asked_is_read_by_an_admin_alone(view: LogView) -> 
     for role in ROLES:
         record = AtThePage(view, role).get("/page/records/access/0/0", headers=BEARER)
         assert (record.status_code == 200) == (role == "admin"), role
-
-
-def test_costs_and_jobs_are_those_of_the_tenant(view: LogView) -> None:
-    person = Known("viewer", tenant="red").person
-    own = list_jobs(LogReader(view, person))
-    assert [job["policy"] for job in own.jobs] == ["red.coach"]
-    assert {cost["tenant"] for cost in own.costs} <= {"red"}
-    assert len(list_jobs(LogReader(view)).jobs) == 2
 
 
 # --- what each may decide ---------------------------------------------------------------------------------------------
