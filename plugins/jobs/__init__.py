@@ -5,7 +5,7 @@ from streams.plugins.plugin import Plugin, PluginCommand
 PLUGIN = Plugin(
     name="jobs",
     topics="plugins.jobs.topics:TOPICS",
-    settings="plugins.jobs.settings:Jobs",
+    settings="plugins.jobs.orders.job_settings:Jobs",
     serves="plugins.jobs.job_part:JobPart",
     commands={
         "jobs": PluginCommand(

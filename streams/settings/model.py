@@ -1033,7 +1033,7 @@ class Serve(Section):
 
 
 class Prices(Section):
-    """What tokens cost: in the view `runs`, for a limit of the guard, and of jobs, which record them."""
+    """Prices of tokens, for the view `runs`, for a limit of the guard, and for jobs, which record them."""
 
     prompt_usd: float | None = Field(None, ge=0, description="USD per million prompt tokens")
     completion_usd: float | None = Field(None, ge=0, description="USD per million sampled tokens")

@@ -17,8 +17,8 @@ READERS = {
     "SoleMember",
 }
 """Classes that join a group; its name, or a GroupScope, is their second argument."""
-STAGES = ("policy-@", "agents-", "trainer-@", "curate-", "datasets-")
-"""How the names of groups begin."""
+STAGES = ("policy-@", "agents-", "trainer-@")
+"""How the names of groups of the core begin."""
 
 
 def test_only_one_function_makes_a_console_and_nothing_reads_markup() -> None:

@@ -29,8 +29,8 @@ from plugins.jobs.controller.job_reducer import STAGE, Effect, OpenJob
 from plugins.jobs.fold.all_jobs import AllJobs
 from plugins.jobs.fold.monthly_spending import MonthBudget, month_of
 from plugins.jobs.fold.state import JobState, cost_usd
+from plugins.jobs.orders.job_settings import Jobs
 from plugins.jobs.orders.rl_training import is_by_rewards
-from plugins.jobs.settings import Jobs
 from schemas.conventions import SCORELESS
 from schemas.events import AdapterEvent, AdvantagedGroup, DeadLetter, JobEvent, Task
 from schemas.serde import EncodeError, Poison

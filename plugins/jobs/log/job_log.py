@@ -20,8 +20,8 @@ from plugins.jobs.fold.monthly_spending import MonthBudget, TenantMonths
 from plugins.jobs.fold.state import JobState, fold, refusal
 from plugins.jobs.log import spending
 from plugins.jobs.log.spending import CostName
+from plugins.jobs.orders.job_settings import Jobs
 from plugins.jobs.orders.request import JobOrder
-from plugins.jobs.settings import Jobs
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import JobEvent, derive_id
 from schemas.serde import EncodeError

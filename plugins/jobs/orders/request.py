@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from plugins.jobs.fold.questions import train_task
 from plugins.jobs.fold.state import JobState, cost_usd, sides, split
+from plugins.jobs.orders.job_settings import Jobs
 from plugins.jobs.orders.job_types import estimate
-from plugins.jobs.settings import Jobs
 from schemas.events import (
     MAX_GROUP_SIZE,
     MAX_TURNS,

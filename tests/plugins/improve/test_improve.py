@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plugins.improve.settings import Improve
-from plugins.jobs.settings import Jobs
+from plugins.jobs.orders.job_settings import Jobs
 from schemas.events import CurationEvent, DatasetEvent, JobEvent, Message, TriggerEvent
 from streams.kafka import admin
 from streams.settings.model import Prices, Settings

@@ -9,9 +9,9 @@ import pytest
 
 from plugins.jobs.fold.questions import train_task
 from plugins.jobs.fold.state import JobUsage, fold, place
+from plugins.jobs.orders.job_settings import Jobs
 from plugins.jobs.orders.job_types import estimate
 from plugins.jobs.orders.request import JobOrder, order, read_request
-from plugins.jobs.settings import Jobs
 from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import JobPrices, RewardSource, Sampling
 from streams.errors import ContaminatedError, JobRequestError, NotFoundError, RefusedError

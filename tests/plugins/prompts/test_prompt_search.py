@@ -14,8 +14,8 @@ import pytest
 
 from plugins.jobs.fold.state import JobState
 from plugins.jobs.log.job_log import JobCommand, JobLog
+from plugins.jobs.orders.job_settings import Jobs
 from plugins.jobs.orders.request import JobConfig, prompt_of
-from plugins.jobs.settings import Jobs
 from plugins.prompts.search import prompt_worker, search_request
 from plugins.prompts.search.activation import activate
 from plugins.prompts.search.live_search import LiveSearch

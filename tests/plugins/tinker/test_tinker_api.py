@@ -16,7 +16,7 @@ import pytest
 from gateway.http.application import Application
 from gateway.http.principal import PRINCIPAL
 from plugins.jobs.log.job_log import JobLog
-from plugins.jobs.settings import Jobs
+from plugins.jobs.orders.job_settings import Jobs
 from plugins.tinker.api import futures, protobuf
 from plugins.tinker.api.call_log import CallLog, OpenCalls
 from plugins.tinker.api.call_part import tinker_rooms
