@@ -151,7 +151,11 @@ from schemas.sample_events import (
 from schemas.task_events import AgentProgram, EpisodeStart, Observed, RewardSource, Sampling, Task, task_problems
 from schemas.thread_events import (
     MEMORY_LABEL,
+    CallDecision,
+    CallWait,
     MemoryEvent,
+    PausedCall,
+    RunCall,
     RunEnding,
     ThreadEvent,
     ThreadKind,

@@ -18,13 +18,20 @@ ThreadKind = Literal[
     "changed",
     "deleted",
     "run_requested",
+    "run_answered",
+    "call_begun",
+    "call_ended",
+    "run_paused",
+    "run_resumed",
     "run_cancelled",
     "run_ended",
     "run_deleted",
     "compacted",
 ]
 BusyStrategy = Literal["reject", "enqueue", "interrupt"]
-RunEnding = Literal["success", "error", "timeout", "interrupted"]
+RunEnding = Literal["success", "error", "timeout", "interrupted", "max_turns", "max_tokens", "budget"]
+CallWait = Literal["results", "consent", "unfinished"]
+"""What a call waits for: the client's result, a person's consent, or a person who knows whether it was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,20 +61,56 @@ class MemoryEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThreadEvent:
-    """A thread was made, changed, deleted or compacted, or a run on it was requested or ended. A thread is their fold.
+class RunCall:
+    """A call of a registered tool, which the server makes for a run."""
 
-    What a run did are the turns of the trajectory that has its id.
+    call_id: Annotated[str, "as the model's answer has it"]
+    tool_id: Annotated[str, "of the registry"]
+    arguments: Annotated[str, "JSON object"]
+    digest: Annotated[str | None, "sha256 of the accepted description; null: it was refused before it was found"] = None
+    attempt: Annotated[Int, "how often it had begun before"] = 0
+    idempotent: Annotated[bool, "whether its entry says that it may be made again"] = False
+    duration_ms: Annotated[Int | None, "call_ended: how long it took; null: it was not made"] = None
+    error: Annotated[str | None, "call_ended: why its result is none, in a word; null: it has one"] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PausedCall:
+    """A call that a run waits for."""
+
+    call_id: str
+    waits_for: CallWait
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallDecision:
+    """What a person decided about a call."""
+
+    call_id: str
+    allowed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadEvent:
+    """A thread was made, changed, deleted or compacted, or a run on it was requested, did something, or ended.
+
+    A thread is the fold of these. What the model read and sampled are the turns of the trajectory with the run's id.
     """
 
-    event_id: Annotated[str, "created, changed, run_requested: random; the others: uuid5(thread, run, kind)"]
+    event_id: Annotated[
+        str,
+        "created, changed, run_requested, run_resumed: random; the others: uuid5(thread, run, kind), and for a step "
+        "what it is about",
+    ]
     thread_id: Annotated[str, "key of the record, a tenant's with the tenant and a dot before it; without one, run_id"]
     created_at: Millis
     traceparent: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     kind: ThreadKind
     actor: Annotated[str, "the key, the person or the program that did it"]
-    run_id: Annotated[str | None, "run_*: the run, the trajectory of this id; compacted: the one that ended"] = None
+    run_id: Annotated[
+        str | None, "run_*, call_*: the run, the trajectory of this id; compacted: the one that ended"
+    ] = None
     agent_id: Annotated[str | None, "created: the only agent that it is for; run_requested: the one that answers"] = (
         None
     )
@@ -84,17 +127,28 @@ class ThreadEvent:
     request: Annotated[str | None, "run_requested: JSON object, the rest of what the client sent"] = None
     rolled_back: Annotated[bool, "run_cancelled: the thread forgets its messages, too"] = False
     ending: Annotated[RunEnding | None, "run_ended: how"] = None
-    turn_id: Annotated[str | None, "run_ended: the turn with the answer; compacted: with the summary"] = None
+    turn_id: Annotated[
+        str | None,
+        "run_answered, run_ended: the turn with the answer; call_*, run_paused: of the answer with the call; "
+        "compacted: with the summary",
+    ] = None
     error: Annotated[str | None, "run_ended: why there is no answer; compacted: why no summary"] = None
-    messages: Annotated[
-        tuple[Message, ...], "created, changed, run_requested: new ones; run_ended: the answer; compacted: the summary"
-    ] = ()
-    tools: Annotated[tuple[Tool, ...], "run_requested: what the agent may call"] = ()
+    prompt_tokens: Annotated[Int | None, "run_answered: tokens that the model read"] = None
+    completion_tokens: Annotated[Int | None, "run_answered: tokens that were sampled"] = None
+    call: Annotated[RunCall | None, "call_begun, call_ended: the call"] = None
     stands_for: Annotated[
         Int | None, "compacted: later runs read `messages` for so many of the state's first, its system message aside"
     ] = None
     digest: Annotated[str | None, "compacted: sha256 over the sha256 of each of these, as JSON"] = None
     rule: Annotated[str | None, "compacted: the rule and its version, and the prompt of the summary"] = None
+    messages: Annotated[
+        tuple[Message, ...],
+        "created, changed, run_requested: new ones; run_answered, run_ended: the answer; call_ended, run_resumed: "
+        "results of calls; compacted: the summary",
+    ] = ()
+    tools: Annotated[tuple[Tool, ...], "run_requested: what the agent may call; its metadata has the server's"] = ()
+    waits: Annotated[tuple[PausedCall, ...], "run_paused: the calls that wait"] = ()
+    decisions: Annotated[tuple[CallDecision, ...], "run_resumed: what a person decided"] = ()
 
 
 MEMORY_LABEL = re.compile(r"[^.\x00-\x1f\x7f]{1,128}")
@@ -138,7 +192,7 @@ _RUN_FIELDS = ("agent_id", "if_busy", "model", "memory_config", "sampling")
 
 def thread_problems(event: ThreadEvent) -> Iterator[str]:
     """Return one sentence for each rule that a thread breaks."""
-    if event.kind.startswith(("run_", "compacted")) != (event.run_id is not None):
+    if event.kind.startswith(("run_", "call_", "compacted")) != (event.run_id is not None):
         yield f"kind is {event.kind} and run_id is {event.run_id!r}; events of a run alone have one"
     for name in _RUN_FIELDS:
         if event.kind == "run_requested" and getattr(event, name) is None:
@@ -148,6 +202,7 @@ def thread_problems(event: ThreadEvent) -> Iterator[str]:
     if (event.kind == "run_ended") != (event.ending is not None):
         yield f"kind is {event.kind} and ending is {event.ending}; run_ended alone has one"
     yield from _compaction_problems(event) if event.kind == "compacted" else _ending_problems(event)
+    yield from _step_problems(event)
     if event.stateless and event.thread_id != event.run_id:
         yield f"thread_id is {event.thread_id} of stateless run {event.run_id}; expected the run's"
     for name in ("labels", "values", "memory_config", "request"):
@@ -155,9 +210,11 @@ def thread_problems(event: ThreadEvent) -> Iterator[str]:
 
 
 def _ending_problems(event: ThreadEvent) -> Iterator[str]:
-    if (event.ending == "success") != (event.turn_id is not None):
-        yield f"ending is {event.ending} and turn_id {event.turn_id!r}; a run that succeeds alone has a turn"
-    if (event.ending in ("error", "timeout")) != (event.error is not None):
+    has_turn = event.ending == "success" or event.kind in ("run_answered", "call_begun", "call_ended", "run_paused")
+    if has_turn != (event.turn_id is not None):
+        expected = "an answer and what is done for it have a turn, and nothing else"
+        yield f"kind is {event.kind}, ending {event.ending} and turn_id {event.turn_id!r}; {expected}"
+    if (event.ending not in (None, "success", "interrupted")) != (event.error is not None):
         yield f"ending is {event.ending} and error is {event.error!r}; a run that fails alone has one"
 
 
@@ -169,6 +226,20 @@ def _compaction_problems(event: ThreadEvent) -> Iterator[str]:
         yield "a summary has checkpoint, turn_id, stands_for, digest and messages; without one, error says why"
     if event.error is not None and parts != (None,) * len(parts):
         yield f"error is {event.error!r}, and there is a summary; set one of them"
+
+
+def _step_problems(event: ThreadEvent) -> Iterator[str]:
+    """Yield what is wrong with the fields of a run's steps."""
+    if event.kind.startswith("call_") != (event.call is not None):
+        yield f"kind is {event.kind}, and call is {'null' if event.call is None else 'set'}; events of a call have one"
+    if event.call is not None:
+        yield from _object_problems("call.arguments", event.call.arguments)
+    if (event.kind == "run_paused") != bool(event.waits):
+        yield f"kind is {event.kind}, and {len(event.waits)} calls wait; run_paused alone has some"
+    if event.decisions and event.kind != "run_resumed":
+        yield f"kind is {event.kind}, and it has decisions; run_resumed alone may have some"
+    if event.kind == "run_answered" and None in (event.prompt_tokens, event.completion_tokens):
+        yield "kind is run_answered, and its tokens are null; count them"
 
 
 def _object_problems(name: str, text: str | None) -> Iterator[str]:

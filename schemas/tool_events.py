@@ -39,6 +39,8 @@ class ToolEvent:
     version: Annotated[str | None, "added, changed: of the server or environment; null: it names none"] = None
     environment: Annotated[EpisodeStart | None, "added: set exactly when it is one"] = None
     max_turns: Annotated[Int | None, "added: most actions of an episode that names it; null: the default"] = None
+    idempotent: Annotated[bool, "added: a call may be made again if its answer was lost"] = False
+    needs_consent: Annotated[bool, "added: a run asks a person before it calls one of its tools"] = False
     tools: Annotated[tuple[Tool, ...], "added, changed: what is offered"] = ()
     messages: Annotated[tuple[Message, ...], "added, changed: what an environment shows first"] = ()
 

@@ -37,6 +37,9 @@ class FindsPrincipals(Protocol):
         """Return the owner of a key or access token; a text says why it is none, `UNKNOWN` if it may be a key that was
         just created. Raises LogError."""
 
+    def of_actor(self, actor: str) -> Principal | str:
+        """Return the owner of events by this actor as it is now; a text says why it may do nothing. Raises LogError."""
+
     def catch_up(self) -> None:
         """Return once every key in the log is known. Raises LogError."""
 

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from gateway.http.authentication import Authentication, LoginLanding
 from gateway.http.route import Route
 from gateway.log.open_log import OpenLog
+from gateway.log.run_tools import RunTools
 from schemas.events import Tool
 from streams.engines.rendering.rendering import Rendering
 from streams.errors import SettingsError
@@ -49,6 +50,11 @@ class ServerBase:
         if auth is None and self.settings.serve.auth == "keys":
             raise SettingsError("serve.auth=keys, and no part of this server knows keys")
         return auth
+
+    @property
+    def run_tools(self) -> RunTools | None:
+        """The registered tools that runs call, once every part is entered; None: no part has any."""
+        return next(filter(None, (part.run_tools() for part in self.parts)), None)
 
     def part(self, kind: type[P]) -> P:
         """Return the part of another plugin, which the caller's plugin requires."""
@@ -83,6 +89,10 @@ class ServerPart:
 
     def authentication(self) -> Authentication | None:
         """Return how the door knows callers, where the settings ask for keys. One plugin's part at most has this."""
+        return None
+
+    def run_tools(self) -> RunTools | None:
+        """Return the registered tools that runs of agents call. One plugin's part at most has this."""
         return None
 
     def in_front(self, app: ASGIApp) -> ASGIApp:

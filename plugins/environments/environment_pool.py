@@ -148,6 +148,11 @@ class SandboxedEnvironment:
         result: StepResult = self._process.call("step", {"action": asdict(action)}, "result", RESULT)
         return result
 
+    def kill(self) -> None:
+        """End its process: a call in progress fails. Any thread may call it."""
+        self._process.is_usable = False
+        self._process.kill()
+
 
 class _EnvironmentProcess(WorkerProcess):
     """The process of one environment."""

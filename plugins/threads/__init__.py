@@ -1,11 +1,13 @@
 """Threads of agents, which the Agent Protocol and A2A serve, and the store in which agents keep what they learn."""
 
-from streams.plugins.plugin import Plugin
+from streams.plugins.plugin import Plugin, PluginCommand
 
 PLUGIN = Plugin(
     name="threads",
     topics="plugins.threads.topics:TOPICS",
-    settings="plugins.threads.settings:Threads",
+    commands={"agents chat": PluginCommand("plugins.threads.chat_command:chat", "Chat with a registered agent.")},
+    views="plugins.threads.run_calls_view:VIEWS",
+    settings="plugins.threads.log.thread_settings:Threads",
     serves="plugins.threads.thread_part:ThreadPart",
     recounts="plugins.threads.audit:RECOUNTS",
 )

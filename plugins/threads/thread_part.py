@@ -14,14 +14,15 @@ from plugins.threads.acp.acp_store import AcpStore
 from plugins.threads.acp.acp_threads import AcpThreads
 from plugins.threads.acp.known_agents import KnownAgents
 from plugins.threads.acp.requested_runs import RequestedRuns
+from plugins.threads.acp.run_actions import CallPlaces
 from plugins.threads.acp.run_execution import ThreadRuns
 from plugins.threads.acp.thread_views import ThreadViews
 from plugins.threads.log.memory_log import MemoryLog
 from plugins.threads.log.task_thread_log import TaskThreadLog
+from plugins.threads.log.thread_settings import Threads
 from plugins.threads.memory.memory_calls import MemoryCalls
 from plugins.threads.memory.remembering import RunFunctions
 from plugins.threads.memory.run_memory import RunMemory
-from plugins.threads.settings import Threads
 from streams.errors import CallError
 from streams.kafka.followed import FollowedOnDemand
 from streams.stages.tasks.line_steps import LineSteps
@@ -37,7 +38,7 @@ class ThreadPart(ServerPart):
         self._base, self._log, self._stack = base, base.log, ExitStack()
         self._memory = self._stack.enter_context(FollowedOnDemand(MemoryLog, settings))
         self._task_threads = self._stack.enter_context(FollowedOnDemand(TaskThreadLog, settings))
-        runs = ThreadRuns(settings, base.recorder, self._memory.open, LineSteps(base.log.states))
+        runs = ThreadRuns(settings, base.recorder, self._memory.open, LineSteps(base.log.states), self._call_places)
         self._runs = self._stack.enter_context(runs)
         calls = MemoryCalls(settings, base.recorder, LineSteps(base.log.states))
         functions = RunFunctions(settings.of_plugin(Threads).references)
@@ -59,6 +60,9 @@ class ThreadPart(ServerPart):
             A2aCards(agents, "" if auth is None else auth.public_url),
             A2aTasks(runs, requested, agents),
         ]
+
+    def _call_places(self) -> CallPlaces:
+        return CallPlaces(self._base.run_tools, self._base.authentication)
 
     def _read_task_threads(self) -> TaskThreadLog:
         """Return every thread that a task names. Raises as `TaskThreadLog`, and CallError while tasks are read."""

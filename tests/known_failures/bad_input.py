@@ -8,6 +8,8 @@ from tests.known_failures.rows import CALLS, FOLD, LOG, OF_TEMPLATES, PARAMETERS
 
 RECORDER, RUNS, PROCESSES = f"{LOG}recorder.py", f"{LOG}agent_runs.py", f"{UNIT}agent_processes.py"
 REFUSED = f"{SERVED}::test_bad_input_gets_an_error_in_the_words_of_the_protocol_and_leaves_nothing_in_the_log"
+ACTING = "tests/plugins/threads/test_acting_runs.py"
+AUDIT_THREADS = "tests/plugins/threads/test_audit_threads.py"
 """One call of each kind in every protocol, and then a good one, which is answered and is the only turn in the log."""
 
 
@@ -139,5 +141,17 @@ INPUTS = (
         answer="the answer",
         log="a separate chain, with the reason",
         tests=(OF_TEMPLATES, f"{RENDER}::test_template_that_changes_history_is_a_reason"),
+    ),
+    BadInput(
+        what="a tool that fails, hangs, or ends with the server that calls it for a run",
+        answer="the model reads why; after a kill the call is made again only if its tool is idempotent, or a person "
+        "says that it was not made",
+        log="`call_ended` with the error; a call without an end, and the run waits",
+        tests=(
+            f"{ACTING}::test_a_tool_that_fails_is_a_result_that_the_model_reads",
+            f"{ACTING}::test_a_cancelled_run_stops_the_call_in_progress",
+            f"{ACTING}::test_after_kill_9_in_mid_call_no_step_is_lost_and_none_is_made_twice",
+            f"{AUDIT_THREADS}::test_a_step_that_is_dropped_or_made_twice_is_missed",
+        ),
     ),
 )

@@ -61,6 +61,9 @@ class Known:
             return "this is no key of Streamward; expected sw_<id>_<secret>"
         return self.key if sent == KEY and not self.is_unread else UNKNOWN
 
+    def of_actor(self, actor: str) -> Caller | str:
+        return next((each for each in (self.key, self.person) if each.who == actor), f"{actor} is no key and no user")
+
     def catch_up(self) -> None:
         self.readings += 1
         self.is_unread = self.is_gone

@@ -556,7 +556,7 @@ def memory_event(**changes: Any) -> MemoryEvent:
 def thread_event(kind: ThreadKind, thread_id: str = "t", run_id: str = "r", **changes: Any) -> ThreadEvent:
     """Return an event of thread `t`, or of its run `r`: of agent `calc`, with one question or one answer."""
     whole: dict[str, Any] = {"event_id": derive_id(thread_id, run_id, kind), "created_at": T0 + 60, "actor": "api"}
-    if kind.startswith(("run_", "compacted")):
+    if kind.startswith(("run_", "call_", "compacted")):
         whole["run_id"] = run_id
     if kind == "run_requested":
         whole |= {"agent_id": "calc", "if_busy": "reject", "model": "p", "memory_config": "{}", "sampling": Sampling()}

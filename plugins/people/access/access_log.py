@@ -97,6 +97,15 @@ class AccessLog(FollowedTopic):
         claims = tokens.verify(self._public_keys, sent, times.now_ms())
         return claims if isinstance(claims, str) else self._person(claims)
 
+    def of_actor(self, actor: str) -> AccessKey | User | str:
+        """Return the key or the user of this name, as `who` has it, or why it is none. Raises LogError as `find`."""
+        self._raise_error()
+        kind, _, name = actor.partition(" ")
+        owner = self._keys.get(name) if kind == "key" else self._users.get(name) if kind == "user" else None
+        if owner is None:
+            return f"{actor[: users.LONGEST]} is no key and no user"
+        return owner.why_refused(times.now_ms()) or owner
+
     def _person(self, claims: tokens.Claims) -> User | str:
         session, user = self._sessions.get(claims.session_id), self._users.get(claims.user_id)
         if session is None or user is None or session.user_id != claims.user_id:

@@ -3,8 +3,8 @@
     GET /a2a/{agent_id}/.well-known/agent-card.json ──► KnownAgents ──► card
 
 A card promises what its reader may do and no more: a key that may not call the agent gets none, and there is none of an
-agent that cannot answer here. The client runs the tools of an agent, and A2A has no message for their results, so
-that an agent with tools is one.
+agent that cannot answer here. The server calls the registered tools of an agent; a task waits for the results of
+others, and for consent, as `TASK_STATE_INPUT_REQUIRED`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from gateway.http import errors
 from gateway.http.principal import principal_of
 from plugins.threads.acp.known_agents import LISTED, AvailableAgent, KnownAgents
 from plugins.threads.acp.thread_interfaces import A2A_CARDS
-from streams.errors import CallError
 from streams.files import program_version
 
 PROTOCOL_VERSION = "1.0"
-TEXT = "text/plain"
+TEXT, JSON = "text/plain", "application/json"
 NOT_STORED = {"Cache-Control": "no-store"}
 """Another key gets another card."""
 
@@ -46,9 +45,6 @@ async def callable_agent(agents: KnownAgents, request: Request, agent_id: str) -
     """Return an agent that a request may call over A2A. Raises CallError."""
     agent = await errors.apart(agents.get, request, agent_id)
     agents.check(agent)
-    if agent.tools:
-        problem = f"agent {agent_id[:80]} calls tools that its client runs, and A2A has no message for their results"
-        raise CallError("conflict", problem, "agent_id", way_out="call it over /acp")
     return agent
 
 
@@ -64,7 +60,7 @@ def _card(agent: AvailableAgent, url: str, *, has_keys: bool) -> dict[str, Any]:
         "supportedInterfaces": [interface],
         "version": program_version(),
         "capabilities": {"streaming": True, "pushNotifications": False, "extendedAgentCard": False},
-        "defaultInputModes": [TEXT],
+        "defaultInputModes": [TEXT, JSON] if agent.tools else [TEXT],
         "defaultOutputModes": [TEXT],
         "skills": [_skill(agent, name) for name in ("conversation", *agent.capabilities)],
     }

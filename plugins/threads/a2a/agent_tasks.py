@@ -32,6 +32,7 @@ from plugins.threads.a2a.task_bodies import (
     CancelTaskParameters,
     ListTasksParameters,
     SendMessageParameters,
+    SentMessage,
     TaskParameters,
 )
 from plugins.threads.acp.known_agents import LISTED, AvailableAgent, KnownAgents
@@ -168,14 +169,12 @@ class AgentMethods:
         message = parameters.message
         if parameters.configuration.push is not None:
             raise task_error(PUSH_NOT_SUPPORTED, NO_PUSH)
+        if message.task_id is not None:
+            return await self._resume(message)
         if not all(part.is_text for part in message.parts):
             raise task_error(CONTENT_NOT_SUPPORTED, "message.parts has more than text; this agent reads nothing else")
         if not parameters.configuration.takes_text:
             raise task_error(CONTENT_NOT_SUPPORTED, "acceptedOutputModes has no text/plain, which this agent answers")
-        if message.task_id is not None:
-            run = await self._find(message.task_id)
-            problem = f"task {run.run_id} takes no further message; send it with the contextId alone"
-            raise task_error(UNSUPPORTED, problem)
         names = (self._agent.logged, actor_of(self._request), message.context_id or "", message.message_id)
         body = RunBody(
             agent_id=self._agent.agent_id,
@@ -187,6 +186,16 @@ class AgentMethods:
         )
         origin = RunOrigin(derive_id("a2a task", *names), message.message_id)
         return await self._requested.request(self._request, body, origin)
+
+    async def _resume(self, message: SentMessage) -> RunState:
+        """Return a task that waits, with what a message answers to it."""
+        run = await self._find(message.task_id or "")
+        if not run.is_open or not run.steps.waiting:
+            problem = f"task {run.run_id} takes no further message; send it with the contextId alone"
+            raise task_error(UNSUPPORTED, problem)
+        if len(message.parts) != 1 or message.parts[0].answer is None:
+            raise task_error(CONTENT_NOT_SUPPORTED, f"task {run.run_id} waits for an answer in one part, text or data")
+        return await self._requested.resume(self._request, run, message.parts[0].answer)
 
     async def _get(self, parameters: TaskParameters) -> dict[str, Any]:
         return task_answer(await self._find(parameters.task_id), history_length=parameters.history_length)
@@ -220,17 +229,17 @@ class AgentMethods:
 
     async def _cancel(self, parameters: CancelTaskParameters) -> dict[str, Any]:
         run = await self._find(parameters.task_id)
-        was_pending = run.status == "pending"
-        if was_pending:
+        was_open = run.is_open
+        if was_open:
             await self._runs.cancel(run.run_id, actor_of(self._request))
             run = await self._find(parameters.task_id)
-        if not was_pending or run.status != "interrupted":
+        if not was_open or run.status != "interrupted":
             raise task_error(TASK_NOT_CANCELABLE, f"task {run.run_id} has ended: {task_state(run)}")
         return task_answer(run)
 
     async def _subscribe(self, parameters: CancelTaskParameters) -> AsyncIterator[dict[str, Any]]:
         run = await self._find(parameters.task_id)
-        if run.status != "pending":
+        if not run.is_open:
             problem = f"task {run.run_id} has ended: {task_state(run)}; GetTask has its answer"
             raise task_error(UNSUPPORTED, problem)
         return self._events(run)

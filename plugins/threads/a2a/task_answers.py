@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from plugins.threads.a2a.task_bodies import TaskState
 from plugins.threads.acp.run_frames import end_id
 from plugins.threads.acp.thread_access import id_of
+from plugins.threads.acp.thread_answers import required_calls
+from plugins.threads.log.run_steps import ThreadMessage
 from plugins.threads.log.thread_state import RunState, RunStatus
 from schemas.events import derive_id
 from streams.output import moment
@@ -31,11 +33,15 @@ class SentState(NamedTuple):
 
     state: TaskState
     text: str
+    messages: int
+    """How many of its steps' messages."""
 
 
 def task_state(run: RunState) -> TaskState:
     """Return the state of a task."""
-    if run.status == "pending":
+    if run.is_open and run.steps.waiting:
+        return "TASK_STATE_INPUT_REQUIRED"
+    if run.is_open:
         return "TASK_STATE_SUBMITTED" if run.checkpoint is None else "TASK_STATE_WORKING"
     return ENDINGS[run.status]
 
@@ -62,12 +68,16 @@ def new_events(
     run: RunState, text: str, sent: SentState | None, history_length: int | None
 ) -> tuple[list[dict[str, Any]], SentState]:
     """Return what a client has not got yet of a task, and what it has got then; None: nothing yet."""
-    state, text = task_state(run), _answer_text(run, text)
+    state, text, steps = task_state(run), _answer_text(run, text), run.steps.messages
     if sent is None:
-        return [{"task": task_answer(run, text, history_length=history_length)}], SentState(state, text)
+        task = {"task": task_answer(run, text, history_length=history_length)}
+        return [task], SentState(state, text, len(steps))
     events: list[dict[str, Any]] = []
     names = {"taskId": run.run_id, "contextId": id_of(run.thread_id)}
-    is_ended, continues = run.status != "pending", text.startswith(sent.text)
+    is_ended, continues = not run.is_open, text.startswith(sent.text)
+    for step in steps[sent.messages :]:
+        status = {"state": "TASK_STATE_WORKING", "timestamp": moment(run.updated_at), "message": _step(run, step)}
+        events.append({"statusUpdate": {**names, "status": status}})
     if state != sent.state and not is_ended:
         events.append({"statusUpdate": {**names, "status": _status(run)}})
     if sent.text.startswith(text):  # nothing new, or it is being sampled again
@@ -78,12 +88,12 @@ def new_events(
         events.append({"artifactUpdate": {**names, "artifact": artifact, "append": is_more, "lastChunk": is_ended}})
     if is_ended:
         events.append({"statusUpdate": {**names, "status": _status(run)}})
-    return events, SentState(state, text)
+    return events, SentState(state, text, len(steps))
 
 
 def _answer_text(run: RunState, text: str) -> str:
     """Return the answer: what the log has of it, or what was sampled so far."""
-    return text if run.status == "pending" else "".join(each.message.content for each in run.answer)
+    return text if run.is_open else "".join(each.message.content for each in run.answer)
 
 
 def _artifact(run: RunState, text: str) -> dict[str, Any]:
@@ -104,7 +114,20 @@ def _status(run: RunState) -> dict[str, Any]:
     status: dict[str, Any] = {"state": task_state(run), "timestamp": moment(run.updated_at)}
     if run.error is not None:
         status["message"] = _message(run, derive_id(end_id(run), "error"), "ROLE_AGENT", run.error)
+    elif run.is_open and run.steps.waiting:
+        calls = required_calls(run)
+        text = "; ".join(f"{call.name} waits for {call.waits_for}" for call in calls)
+        message = _message(run, derive_id(end_id(run), "waits", run.steps.pauses), "ROLE_AGENT", text)
+        message["parts"].append({"data": {"calls": [call.model_dump() for call in calls]}})
+        status["message"] = message
     return status
+
+
+def _step(run: RunState, step: ThreadMessage) -> dict[str, Any]:
+    """Return a call, or the result of one, as a message."""
+    sent = step.message
+    calls = [f"{call.name}({call.arguments})" for call in sent.tool_calls]
+    return _message(run, step.message_id, "ROLE_AGENT", "\n".join(filter(None, [sent.content, *calls])))
 
 
 def _message(run: RunState, message_id: str, role: str, text: str) -> dict[str, Any]:

@@ -23,11 +23,12 @@ MOST_TASKS = 100
 TaskState = Literal[
     "TASK_STATE_SUBMITTED",
     "TASK_STATE_WORKING",
+    "TASK_STATE_INPUT_REQUIRED",
     "TASK_STATE_COMPLETED",
     "TASK_STATE_FAILED",
     "TASK_STATE_CANCELED",
 ]
-"""Those that a task may have here; an agent rejects nothing, and asks for nothing."""
+"""Those that a task may have here; an agent rejects nothing."""
 
 
 def _milliseconds(value: object) -> int:
@@ -55,7 +56,7 @@ class A2aParameters(Body):
 
 
 class MessagePart(Body):
-    """A part of a message: text, and nothing else."""
+    """A part of a message: text, or an answer to the calls that a task waits for."""
 
     text: str | None = None
     raw: Any = None
@@ -64,6 +65,11 @@ class MessagePart(Body):
     media_type: str = Field("text/plain", alias="mediaType")
     filename: Annotated[str | None, Ignored("the agent reads the text alone")] = None
     metadata: Annotated[dict[str, Any] | None, Ignored("a task has metadata")] = None
+
+    @property
+    def answer(self) -> Any:
+        """What it answers to the calls that a task waits for."""
+        return self.data if self.text is None else self.text
 
     @property
     def is_text(self) -> bool:

@@ -1,7 +1,7 @@
 """Runs of the Agent Protocol: an agent answers a thread; clients wait for the answer, stream it, or rejoin its stream.
 
     POST /acp/runs, …/wait, …/stream ──► run_requested ──► threads ──► acknowledged ──► ThreadRuns
-    GET  /acp/runs/{id}, …/wait, …/stream · POST …/cancel · DELETE · POST /acp/runs/search
+    GET  /acp/runs/{id}, …/wait, …/stream · POST …/resume, …/cancel · DELETE · POST /acp/runs/search
 
 The same below /acp/threads/{id}/runs, where langgraph-sdk looks for it. A run on a thread that is busy is refused,
 waits, or interrupts the other, as `multitask_strategy` says (default: refused).
@@ -23,12 +23,21 @@ from gateway.http.route import CONVERSATION, Reply
 from plugins.threads.acp.acp_threads import LISTED
 from plugins.threads.acp.requested_runs import RequestedRuns, sees_run
 from plugins.threads.acp.run_execution import ThreadRuns, run_event
-from plugins.threads.acp.run_frames import BEFORE, DEFAULT_MODES, StreamPlace, place_of
+from plugins.threads.acp.run_frames import (
+    BEFORE,
+    DEFAULT_MODES,
+    INTERRUPT,
+    StreamPlace,
+    metadata_frame,
+    place_of,
+    resumed_place,
+)
 from plugins.threads.acp.thread_access import id_of, read_uuid, thread_name
 from plugins.threads.acp.thread_answers import (
     RunResult,
     ThreadRunAnswer,
     agent_name,
+    interrupts,
     list_response,
     run_answer,
     run_result,
@@ -37,6 +46,7 @@ from plugins.threads.acp.thread_bodies import (
     STREAM_MODES,
     AliasRunBody,
     CancelQuery,
+    ResumeBody,
     RunBody,
     RunSearch,
     ThreadRunsQuery,
@@ -151,6 +161,12 @@ class AcpRuns:
         run = await self._requested.find(request, run_id)
         await self._runs.cancel(run.run_id, actor_of(request), rolled_back=query.action == "rollback")
 
+    @ACP.post("/runs/{run_id}/resume", may="chat.call", ids=RUNS_LISTED, refuses=(404, 409))
+    async def acp_resume_run(self, request: Request, run_id: str, body: ResumeBody) -> ThreadRunAnswer:
+        """Answer a run that waits: yes or no to its calls, or the results of the client's own tools."""
+        run = await self._requested.find(request, run_id)
+        return run_answer(request, await self._requested.resume(request, run, body.resume))
+
     @ACP.get("/threads/{thread_id}/runs", may="chat.call", ids=LISTED)
     async def acp_list_thread_runs(self, request: Request, thread_id: str, query: ThreadRunsQuery) -> Response:
         """List the runs of a thread, the newest first."""
@@ -211,7 +227,8 @@ class AcpRuns:
     def _stream_new(self, request: Request, run: RunState, body: RunBody) -> StreamingResponse:
         modes = tuple(body.stream_mode or DEFAULT_MODES)
         cancels = body.on_disconnect != "continue"
-        return self._stream(request, run, modes, BEFORE, cancels=cancels)
+        after = BEFORE if run.steps.resumed_at is None else resumed_place(run)
+        return self._stream(request, run, modes, after, cancels=cancels)
 
     def _stream(
         self, request: Request, run: RunState, modes: tuple[str, ...], after: StreamPlace, *, cancels: bool = False
@@ -220,6 +237,8 @@ class AcpRuns:
 
         async def events() -> AsyncIterator[bytes]:
             whole = False
+            if after != BEFORE and request.method == "POST":  # a run that was resumed
+                yield metadata_frame(run).encode()
             try:
                 async with aclosing(self._runs.stream(run.run_id, modes, after)) as frames:
                     async for frame in frames:
@@ -243,7 +262,8 @@ def _on(thread_id: str, body: AliasRunBody) -> RunBody:
 def _values(request: Request, run: RunState) -> Response:
     """Return the outcome of a run in langgraph-sdk's form: the context of its thread, with the messages in it."""
     result = run_result(request, run).model_dump(mode="json", exclude_unset=True)
-    return JSONResponse({**result["values"], "messages": result["messages"]}, headers=_headers(run, "join"))
+    waits = {INTERRUPT: interrupts(run)} if run.is_open and run.steps.waiting else {}
+    return JSONResponse({**result["values"], "messages": result["messages"], **waits}, headers=_headers(run, "join"))
 
 
 def _headers(run: RunState, action: str = "") -> dict[str, str]:

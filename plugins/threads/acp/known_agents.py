@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from gateway.http.principal import DEFAULT_AGENT, may_ask, principal_of, tenant_of
+from schemas.conventions import TOOL_IDS
 from schemas.events import AgentEvent, Tool
 from streams.access.tenants.tenant_names import SEPARATOR, is_of, may_know, named
 from streams.errors import CallError, EventError
@@ -33,6 +34,8 @@ class AvailableAgent:
     capabilities: tuple[str, ...] = ()
     memory_config: str = "{}"
     tools: tuple[Tool, ...] = ()
+    tool_ids: str = ""
+    """ID@DIGEST of those that the server calls, the last of `tools`."""
     created_at: int | None = None
     """None: it is not registered."""
 
@@ -96,6 +99,7 @@ class KnownAgents:
             capabilities=event.capabilities,
             memory_config=event.memory_config,
             tools=event.tools,
+            tool_ids=event.metadata.get(TOOL_IDS, ""),
             created_at=event.created_at,
         )
 

@@ -1,6 +1,7 @@
 """Request runs, and find those that a request may see: shared by every protocol of runs.
 
     RunBody ──► the agent, its thread ──► run_requested ──► threads ──► acknowledged ──► RunState
+    a result, yes or no ──► the run of the thread that waits ──► run_resumed ──► likewise
 
 A client that derives the id of a run may send the same request again: it gets the same run.
 """
@@ -18,12 +19,15 @@ from gateway.http import errors
 from gateway.http.principal import principal_of, sees
 from plugins.threads.acp.acp_threads import LISTED, thread_event
 from plugins.threads.acp.known_agents import AvailableAgent, KnownAgents
+from plugins.threads.acp.resumption import ResumedCalls, read_resumption, resumption_of_messages
 from plugins.threads.acp.run_execution import ThreadRuns, run_of
+from plugins.threads.acp.run_limits import RECURSION_LIMIT
 from plugins.threads.acp.thread_access import check_thread, id_of, own_agent, read_uuid, thread_name
 from plugins.threads.acp.thread_bodies import RunBody
 from plugins.threads.acp.thread_views import ThreadViews
 from plugins.threads.log.thread_state import RunState, ThreadState
 from schemas import json_text
+from schemas.conventions import TOOL_IDS
 from schemas.events import Sampling, ThreadEvent
 from streams.errors import CallError
 
@@ -48,6 +52,14 @@ class RequestedRuns:
         self._agents.check(agent)
         origin = origin or RunOrigin(str(uuid.uuid4()))
         run_id = origin.run_id
+        if body.thread_id is not None and (waiting := await self._waiting_run(request, body.thread_id)) is not None:
+            answered = resumption_of_messages(waiting, body.new_messages)
+            if body.command is not None:
+                answered = read_resumption(waiting, body.command.resume)
+            if answered is not None:
+                return await self._resume(request, waiting, answered)
+        elif body.command is not None:
+            raise CallError("conflict", f"no run of thread {body.thread_id} waits", "command")
         event = _run_request(request, body, agent, origin)
         if body.thread_id is None and body.on_completion == "keep":
             event = replace(event, thread_id=thread_name(request, str(uuid.uuid4())), stateless=False)
@@ -79,6 +91,28 @@ class RequestedRuns:
         if not event.messages and (state is None or not state.messages):
             raise CallError("invalid", "there is nothing to answer; send messages, or input", "messages")
 
+    async def resume(self, request: Request, run: RunState, value: Any) -> RunState:
+        """Return a run that was answered what it waits for. Raises CallError."""
+        return await self._resume(request, run, read_resumption(run, value))
+
+    async def _resume(self, request: Request, run: RunState, answered: ResumedCalls) -> RunState:
+        event = replace(
+            thread_event(request, run.thread_id, "run_resumed"),
+            run_id=run.run_id,
+            decisions=answered.decisions,
+            messages=answered.results,
+        )
+        state, refusal = await self._runs.append(event)
+        if refusal is not None or state is None:
+            raise CallError("conflict", f"{refusal}; look at the run again", "command")
+        return state.runs[run.run_id]
+
+    async def _waiting_run(self, request: Request, thread_id: str) -> RunState | None:
+        """Return the run of a thread that waits for an answer, if a request may see it. Raises CallError."""
+        state = (await self._runs.open()).last(thread_name(request, thread_id))
+        run = None if state is None else state.runs.get(state.active or "")
+        return run if run is not None and run.steps.waiting and sees_run(request, run) else None
+
     async def find(self, request: Request, run_id: str, thread_id: str | None = None) -> RunState:
         """Return a run that a request may see. Raises CallError."""
         threads = await self._runs.open()
@@ -99,6 +133,8 @@ def _run_request(request: Request, body: RunBody, agent: AvailableAgent, origin:
     rest: dict[str, Any] = {"tags": body.config.tags} if body.config is not None and body.config.tags else {}
     if origin.message_id is not None:
         rest["message_id"] = origin.message_id
+    if body.config is not None and body.config.recursion_limit is not None:
+        rest[RECURSION_LIMIT] = body.config.recursion_limit
     sampling = Sampling(
         temperature=1.0 if chosen.temperature is None else chosen.temperature,
         top_p=1.0 if chosen.top_p is None else chosen.top_p,
@@ -109,6 +145,7 @@ def _run_request(request: Request, body: RunBody, agent: AvailableAgent, origin:
     return replace(
         thread_event(request, thread, "created"),
         kind="run_requested",
+        metadata={TOOL_IDS: agent.tool_ids} if agent.tool_ids else {},
         run_id=run_id,
         agent_id=agent.logged,
         labels=json_text.one_line(body.metadata or {}),

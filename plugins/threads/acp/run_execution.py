@@ -1,10 +1,13 @@
 """Answer the runs of threads, through the recorder that answers every call of an agent.
 
     threads ──► the run in progress of each ──► ModelCall, of the trajectory with its id ──► recorder ──► turn
-                the prompt of its agent ──┘                                   run_ended ──► threads ◄──┘
+                the prompt of its agent ──┘      ▲                                                        │
+                call_ended: a result ◄── tool ◄──┴────────────────── run_answered: it calls tools ◄───────┤
+                                                                     run_ended: it calls none     ◄───────┘
 
-A run is in the log before it is acknowledged, and all of its state is in the log. After kill -9 the next server finds
-the runs in progress and repeats their calls: the recorder returns the logged answer, or samples one with the same seed.
+A run is in the log before it is acknowledged, and all of its state is in the log, step by step. After kill -9 the next
+server finds the runs in progress and continues them at the last recorded step: the recorder returns the logged answer,
+or samples one with the same seed, and no call of a tool that has a result is made again (run_actions.py).
 
 A log has one server at a time; a second is refused (streams/kafka/idle_member.SoleMember), since both would answer.
 """
@@ -18,33 +21,31 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from gateway.agents.named_prompts import PromptParameter, with_prompt
 from gateway.http import errors
+from plugins.threads.acp.run_actions import ACTOR, AGAIN_S, CallPlaces, RunActions, step_event
 from plugins.threads.acp.run_frames import StreamPlace, end_id, frames
+from plugins.threads.acp.run_limits import RunLimits, RunOutcome
 from plugins.threads.acp.thread_access import id_of
 from plugins.threads.log.compaction import as_read
 from plugins.threads.log.memory_log import MemoryLog
-from plugins.threads.log.memory_state import namespace_of, with_items
+from plugins.threads.log.memory_state import MemoryItem, namespace_of, with_items
 from plugins.threads.log.thread_log import Appended, ThreadLog
 from plugins.threads.log.thread_state import RunState, ThreadState, last_turns
 from schemas import json_text
-from schemas.events import Message, RunEnding, ThreadEvent, derive_id
+from schemas.events import Message, ThreadEvent, derive_id
 from streams.errors import CallError, EventError, LogError, NotFoundError
 from streams.kafka import times
 from streams.kafka.followed import FollowedOnDemand
 from streams.settings.model import Settings
 from streams.stages.agents.agent_log import MOST_ITEMS, read_memory
-from streams.stages.agents.recording.calls import Delta, Done, ModelCall, Piece
+from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece
 from streams.stages.tasks.line_steps import LineSteps
 
-ACTOR = "serve"
-"""The actor of the events that end runs."""
-AGAIN_S = 0.5
-"""Pause before a call that was not accepted is repeated."""
 TRIES = 120
-"""How often it is made."""
+"""How often a call that was not accepted is made, after AGAIN_S."""
 
 log = logging.getLogger("streamward.threads")
 
@@ -62,21 +63,14 @@ class AnswersCall(Protocol):
         """Return whether the history of a call begins with a recorded one and its answer."""
 
 
-class RunOutcome(NamedTuple):
-    """The outcome of a run."""
-
-    ending: RunEnding
-    messages: tuple[Message, ...] = ()
-    turn_id: str | None = None
-    error: str | None = None
-
-
 @dataclass(slots=True, eq=False)
 class RunFeed:
     """What a run's readers wait for: sampled text, and changes of state."""
 
     thread_id: str
     text: str = ""
+    items: tuple[MemoryItem, ...] | None = None
+    """Of the store, as its first answer read them: so its later calls begin with the same messages."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     readers: int = 0
 
@@ -95,9 +89,13 @@ class ThreadRuns:
         recorder: AnswersCall,
         memory: Callable[[], MemoryLog],
         steps: LineSteps,
+        places: Callable[[], CallPlaces] = lambda: CallPlaces(None, None),
     ) -> None:
-        """`memory` opens the agents' store, and `steps` find the prompts of agents."""
+        """`memory` opens the agents' store, `steps` find the prompts of agents, and `places` say where calls of tools
+        go. Raises SettingsError for limits that cannot be.
+        """
         self._settings, self._recorder, self._memory, self._steps = settings, recorder, memory, steps
+        self._limits, self._actions = RunLimits(settings), RunActions(places, self._record)
         self._threads = FollowedOnDemand(lambda settings: ThreadLog(settings, self._pass_on), settings)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -165,15 +163,24 @@ class ThreadRuns:
                 if task is not None and state.active != run_id:
                     task.cancel()
         run = None if self._stopping else state.runs.get(state.active or "")
-        if run is None or run.run_id in self._running:
+        if run is None or run.run_id in self._running or run.status != "pending":
             return
         feed = self._feed(run)
         task = asyncio.get_running_loop().create_task(self._run(run, feed))
         self._running[run.run_id] = task
-        task.add_done_callback(lambda _: self._forget(run.run_id))
+        task.add_done_callback(lambda _: self._leave_or_again(run))
 
     def _feed(self, run: RunState) -> RunFeed:
         return self._feeds.setdefault(run.run_id, RunFeed(run.thread_id))
+
+    def _leave_or_again(self, run: RunState) -> None:
+        """Take in that nothing is done for a run any more; it may have been resumed meanwhile."""
+        self._forget(run.run_id)
+        if not self._stopping and (threads := self._threads.current) is not None:
+            with contextlib.suppress(LogError):
+                state = threads.last(run.thread_id)
+                if state is not None and state.active == run.run_id:
+                    self._take(state)
 
     def _forget(self, run_id: str) -> None:
         self._running.pop(run_id, None)
@@ -184,49 +191,85 @@ class ThreadRuns:
     async def _run(self, run: RunState, feed: RunFeed) -> None:
         try:
             outcome = await self._outcome(run, feed)
-            await self._write_end(run, outcome)
+            if outcome is not None:
+                await self._write_end(run, outcome)
         except asyncio.CancelledError:
             return  # it was cancelled, or the server stops and the next one continues it
         except Exception:  # whatever a model does, its run must end
             log.exception("run %s failed", run.run_id)
             await self._write_end(run, RunOutcome("error", error="the server failed; its output says why"))
 
-    async def _outcome(self, run: RunState, feed: RunFeed) -> RunOutcome:
-        """Return the agent's answer."""
+    async def _outcome(self, run: RunState, feed: RunFeed) -> RunOutcome | None:
+        """Return how a run ends, after its steps; None if it waits for an answer, or has ended."""
+        try:
+            async with asyncio.timeout(self._limits.left_s(run)):
+                while run.status == "pending":
+                    if (limit := self._limits.limit_of(run)) is not None:
+                        return limit
+                    if run.steps.open_calls:
+                        await self._actions.act(run)
+                    else:
+                        outcome = await self._next_answer(run, feed)
+                        if not (outcome.messages and outcome.messages[0].tool_calls):
+                            return outcome
+                        await self._record_answer(run, outcome, feed)
+                    run = run_of(await self.open(), run.run_id)
+        except TimeoutError:
+            return self._limits.timeout()
+        return None
+
+    async def _next_answer(self, run: RunState, feed: RunFeed) -> RunOutcome:
+        """Return the agent's next answer."""
         limit_s = self._settings.serve.answer_s or None
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(limit_s) as limit:
                 for _ in range(TRIES):
                     try:
-                        return await self._answer(await self._call(run), feed)
+                        return await self._answer(await self._call(run, feed), feed)
                     except CallError as exc:
                         if exc.kind != "busy":
                             return RunOutcome("error", error=exc.message)
                         problem = exc.message
                     await asyncio.sleep(AGAIN_S)
         except TimeoutError:
+            if not limit.expired():
+                raise
             return RunOutcome("timeout", error=f"there is no answer after {limit_s:g} s (serve.answer_s)")
         return RunOutcome("error", error=problem)
 
     async def _answer(self, call: ModelCall, feed: RunFeed) -> RunOutcome:
-        done: Done | None = None
+        done, read = None, 0
         feed.text = ""
         pieces: AsyncIterator[Piece]
         async with aclosing(self._recorder.answer(call)) as pieces:
             async for piece in pieces:
-                if isinstance(piece, Delta):
+                if isinstance(piece, Begun):
+                    read = piece.prompt_tokens
+                elif isinstance(piece, Delta):
                     feed.text += piece.text
                     feed.tell()
                 elif isinstance(piece, Done):
                     done = piece
         if done is None:
             return RunOutcome("error", error="the answer broke off")
-        return RunOutcome("success", (done.message,), done.turn_id)
+        return RunOutcome("success", (done.message,), done.turn_id, None, read, len(done.tokens))
 
-    async def _call(self, run: RunState) -> ModelCall:
-        """Return the call that a run makes. Raises CallError."""
+    async def _record_answer(self, run: RunState, outcome: RunOutcome, feed: RunFeed) -> None:
+        """Record an answer that calls tools."""
+        feed.text = ""  # the next answer is another message
+        fields = outcome._asdict()
+        del fields["ending"], fields["error"]
+        event = step_event(run, "run_answered", **fields)
+        await self._record(event)
+
+    async def _call(self, run: RunState, feed: RunFeed) -> ModelCall:
+        """Return the next call of the model that a run makes. Raises CallError."""
         messages = () if run.checkpoint is None else run.checkpoint.messages()
-        text = await errors.apart(self._readable_messages, run, tuple(message.message for message in messages))
+        steps, parts = run.steps, [run.thread_id, run.run_id]
+        whole = tuple(message.message for message in (*messages, *steps.messages))
+        text = await errors.apart(self._readable_messages, run, whole, feed)
+        if steps.turns:
+            parts.append(str(len(steps.turns)))
         call = ModelCall(
             agent_id=run.agent_id,
             trajectory_id=run.run_id,
@@ -235,8 +278,9 @@ class ThreadRuns:
             messages=text,
             tools=run.tools,
             sampling=run.sampling,
-            request_digest=hashlib.sha256(json_text.one_line([run.thread_id, run.run_id]).encode()).hexdigest(),
-            retry_key=run.run_id,
+            request_digest=hashlib.sha256(json_text.one_line(parts).encode()).hexdigest(),
+            retry_key=":".join(parts[1:]),
+            failed_tools=steps.failed_tools,
             thread=None if run.request.stateless else id_of(run.thread_id),
         )
         return await self._with_prompt(run, call)
@@ -250,15 +294,16 @@ class ThreadRuns:
         prompted = await with_prompt(placed, PromptParameter(id=name), self._steps, self._recorder, None, None)
         return replace(prompted, trajectory_id=run.run_id)
 
-    def _readable_messages(self, run: RunState, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    def _readable_messages(self, run: RunState, messages: tuple[Message, ...], feed: RunFeed) -> tuple[Message, ...]:
         """Return what the model gets to read, as the agent's memory_config says."""
         memory = read_memory(run.request.memory_config or "{}")
         messages = last_turns(as_read(messages, run.compaction), memory.turns)
         if memory.namespace is None:
             return messages
-        namespace = namespace_of(run.tenant, memory.namespace)
-        items = self._memory().read(lambda state: list(state.below(namespace)))
-        return with_items(messages, iter(items), memory.items or MOST_ITEMS)
+        if feed.items is None:
+            namespace = namespace_of(run.tenant, memory.namespace)
+            feed.items = tuple(self._memory().read(lambda state: list(state.below(namespace))))
+        return with_items(messages, iter(feed.items), memory.items or MOST_ITEMS)
 
     async def _write_end(self, run: RunState, outcome: RunOutcome) -> None:
         event = ThreadEvent(
@@ -273,19 +318,21 @@ class ThreadRuns:
             error=outcome.error,
             messages=outcome.messages,
         )
+        await self._record(event)
+
+    async def _record(self, event: ThreadEvent) -> Appended:
+        """Write an event about a run; wait for the broker as long as it takes."""
         while True:
             try:
-                await self.append(event)
+                return await self.append(event)
             except CallError as exc:
-                log.warning("run %s has ended, and that is not recorded yet: %s", run.run_id, exc)
+                log.warning("%s of run %s is not recorded yet: %s", event.kind, event.run_id, exc)
                 await asyncio.sleep(AGAIN_S)
-            else:
-                return
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     async def wait(self, run_id: str) -> RunState:
-        """Return a run once it has ended. Raises CallError."""
+        """Return a run once it has ended, or waits for an answer. Raises CallError."""
         async with aclosing(self.changes(run_id)) as changes:
             async for run, _ in changes:
                 if run.status != "pending":
@@ -293,7 +340,7 @@ class ThreadRuns:
         raise AssertionError("not reached")
 
     async def stream(self, run_id: str, modes: tuple[str, ...], after: StreamPlace) -> AsyncGenerator[bytes, None]:
-        """Yield the events of a run after a place, until it has ended. Raises CallError."""
+        """Yield the events of a run after a place, until it has ended or waits for an answer. Raises CallError."""
         async with aclosing(self.changes(run_id)) as changes:
             async for run, text in changes:
                 for frame in frames(run, text, modes, after):
@@ -301,7 +348,10 @@ class ThreadRuns:
                     yield frame.encode()
 
     async def changes(self, run_id: str) -> AsyncGenerator[tuple[RunState, str], None]:
-        """Yield a run and its text so far, again and again until it has ended. Raises CallError."""
+        """Yield a run and its text so far, again and again until it has ended or waits for an answer.
+
+        Raises CallError.
+        """
         feed = self._feed(run_of(await self.open(), run_id))
         feed.readers += 1
         try:
@@ -328,7 +378,7 @@ class ThreadRuns:
     async def cancel(self, run_id: str, actor: str, *, rolled_back: bool = False) -> None:
         """End a run as cancelled, if it has not ended. Raises CallError."""
         run = run_of(await self.open(), run_id)
-        if run.status == "pending":
+        if run.is_open:
             await self.append(run_event(run, "run_cancelled", actor, rolled_back=rolled_back))
 
     def stop(self) -> None:
@@ -336,8 +386,9 @@ class ThreadRuns:
         self._stopping = True
 
     async def close(self) -> None:
-        """Leave the runs in progress to the next server."""
+        """Leave the runs in progress to the next server, after the calls of tools that they make."""
         self.stop()
+        await self._actions.close()
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()

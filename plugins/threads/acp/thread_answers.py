@@ -17,7 +17,9 @@ from gateway.http.principal import tenant_of
 from plugins.threads.acp.known_agents import AvailableAgent
 from plugins.threads.acp.thread_access import id_of, own_labels
 from plugins.threads.log.memory_state import MemoryItem
-from plugins.threads.log.thread_state import RunState, ThreadCheckpoint, ThreadMessage, ThreadState
+from plugins.threads.log.run_steps import ThreadMessage
+from plugins.threads.log.thread_state import RunState, ThreadCheckpoint, ThreadState
+from schemas.events import CallWait
 from streams.access.tenants.tenant_names import SEPARATOR
 from streams.output import moment
 from streams.stages.agents.agent_log import PROTOCOL_CAPABILITIES, object_of
@@ -81,6 +83,15 @@ class ThreadStateAnswer(Answer):
     metadata: dict[str, Any]
 
 
+class RequiredCall(Answer):
+    """A call that a run waits for."""
+
+    tool_call_id: str
+    name: str
+    arguments: dict[str, Any]
+    waits_for: CallWait = Field(description="results: of the client's tool; consent, unfinished: yes or no of a person")
+
+
 class ThreadRunAnswer(Answer):
     """A run."""
 
@@ -94,6 +105,7 @@ class ThreadRunAnswer(Answer):
     metadata: dict[str, Any]
     multitask_strategy: str
     error: str | None = None
+    requires_action: list[RequiredCall] | None = Field(None, description="what an interrupted run waits for")
 
 
 class RunResult(Answer):
@@ -203,6 +215,8 @@ def run_answer(request: Request, run: RunState) -> ThreadRunAnswer:
         optional["thread_id"] = id_of(run.thread_id)
     if run.error is not None:
         optional["error"] = run.error
+    if run.is_open and run.steps.waiting:
+        optional["requires_action"] = required_calls(run)
     return ThreadRunAnswer(
         run_id=run.run_id,
         agent_id=agent,
@@ -220,7 +234,26 @@ def run_result(request: Request, run: RunState) -> RunResult:
     """Return a run, and the messages of its thread when it had ended."""
     before = () if run.checkpoint is None else run.checkpoint.messages()
     values = {} if run.checkpoint is None else dict(run.checkpoint.values)
-    return RunResult(run=run_answer(request, run), values=values, messages=message_answers((*before, *run.answer)))
+    return RunResult(run=run_answer(request, run), values=values, messages=message_answers((*before, *run.messages)))
+
+
+def required_calls(run: RunState) -> list[RequiredCall]:
+    """Return the calls that a run waits for."""
+    return [
+        RequiredCall(
+            tool_call_id=step.call.id,
+            name=step.call.name,
+            arguments=object_of(step.call.arguments),
+            waits_for=step.waits_for,
+        )
+        for step in run.steps.waiting
+        if step.waits_for is not None
+    ]
+
+
+def interrupts(run: RunState) -> list[dict[str, Any]]:
+    """Return what a run waits for, as LangGraph has it."""
+    return [{"id": call.tool_call_id, "value": call.model_dump()} for call in required_calls(run)]
 
 
 def item_answer(request: Request, item: MemoryItem) -> ItemAnswer:

@@ -92,8 +92,19 @@ class RunConfig(Body):
     """The configuration of a run."""
 
     tags: list[str] | None = Field(None, description="recorded with the run")
-    recursion_limit: Annotated[Whole | None, Ignored("a run is one call of the model")] = None
+    recursion_limit: Annotated[Whole, Field(ge=1)] | None = Field(None, description="most answers of the model")
     configurable: Configurable | None = None
+
+
+class RunCommand(Body):
+    """What a client answers to a run that waits."""
+
+    resume: Any = Field(
+        description="yes or no to a call that asks a person, or the result of a call of the client's own tool; to "
+        "several: an object with the answer to each by its tool_call_id"
+    )
+    update: Annotated[Any, Refused(NO_GRAPH)] = None
+    goto: Annotated[Any, Refused(NO_GRAPH, [])] = None
 
 
 class MessagesInput(Body):
@@ -132,7 +143,7 @@ class RunBody(Body):
     stream_subgraphs: Annotated[Any, Refused(NO_GRAPH, False)] = None
     interrupt_before: Annotated[Any, Refused(NO_GRAPH, [])] = None
     interrupt_after: Annotated[Any, Refused(NO_GRAPH, [])] = None
-    command: Annotated[Any, Refused(NO_GRAPH)] = None
+    command: RunCommand | None = Field(None, description="resume the thread's run, which waits")
     checkpoint: Annotated[Any, Refused("PATCH the thread to continue from a checkpoint")] = None
     checkpoint_id: Annotated[Any, Refused("PATCH the thread to continue from a checkpoint")] = None
     checkpoint_during: Annotated[bool | None, Ignored("every state is kept")] = None
@@ -147,6 +158,10 @@ class RunBody(Body):
             raise ValueError("give either agent_id or assistant_id")
         if self.input is not None and self.messages is not None:
             raise ValueError("give either input or messages")
+        if self.command is not None and (self.input is not None or self.messages is not None):
+            raise ValueError("give either command or what is new; a run that is resumed has its messages")
+        if self.command is not None and self.thread_id is None:
+            raise ValueError("command needs thread_id: the thread whose run waits")
         if self.on_completion == "delete" and self.thread_id is not None:
             raise ValueError("on_completion is delete, and thread_id names a thread; delete it yourself")
         return self
@@ -253,6 +268,10 @@ class HistoryBody(Body):
     before: str | dict[str, Any] | None = None
     metadata: Annotated[Any, Refused("states have no metadata of their own", {})] = None
     checkpoint: Annotated[Any, Refused(NO_GRAPH, {})] = None
+
+
+class ResumeBody(RunCommand):
+    """An answer to a run that waits."""
 
 
 class CancelQuery(PathQuery):

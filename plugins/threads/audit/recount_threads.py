@@ -1,8 +1,9 @@
 """Recount threads: their events follow from each other, and each answer equals that of the turn that its end names.
 
     created, run_requested, run_ended, … of one thread ──► ThreadCount ──► what no server can have written
-    run_ended ──► its turn is in turns ──► the same answer, thread, agent and version,
-                                           and it was given to the messages that the thread had
+    run_answered, run_ended ──► its turn is in turns ──► the same answer, thread, agent and version,
+                                                         and it was given to the messages that the thread had
+    call_begun, call_ended, … ──► RunCalls: each call of an answer has one result, and is made once
     run_requested ──► each run is on one thread; a turn of a run has a request
     compacted ──► the summary of its turn, of messages that the thread had; later runs were given it
     changed, by a task ──► the task is in tasks
@@ -40,7 +41,8 @@ from streams.tools.audit.facts import Category, RecountOutcome
 from streams.tools.audit.subject import KeyedRecount, KeyFacts, RecountSum
 from streams.tools.audit.view import AuditView
 
-ENDINGS = {"success": "answered", "error": "failed", "timeout": "failed", "interrupted": "interrupted"}
+ENDINGS = {"success": "answered", "interrupted": "interrupted"}
+"""How runs are counted by their ending; all others failed."""
 
 
 class RunTurn(NamedTuple):
@@ -61,6 +63,15 @@ Turns = Mapping[tuple[int, str], list[RunTurn]]
 """By partition and trajectory, which is a run of a thread if they answer one."""
 
 
+class ModelRequest(NamedTuple):
+    """What a run asked its model."""
+
+    run: RunCount
+    number: int
+    """How many answers with calls it had before."""
+    reads: HeadState | None
+
+
 class ThreadRecount(KeyedRecount[ThreadFact]):
     """The recount of threads, with the turns that answer their runs and the keys that wrote them."""
 
@@ -71,6 +82,12 @@ class ThreadRecount(KeyedRecount[ThreadFact]):
             ("runs of threads",),
             {name: f"runs {name}" for name in ("answered", "failed", "interrupted", "open")},
             shown_with="runs of threads",
+        ),
+        RecountSum(
+            "calls by runs",
+            ("calls by runs",),
+            {name: f"calls {name}" for name in ("answered", "failed", "by clients", "left", "open")},
+            shown_with="calls by runs",
         ),
     )
 
@@ -133,6 +150,7 @@ class _ThreadCheck:
             self._judge_itself(event)
             refusal = thread.refusal(event)
             run = thread.begun.get(event.run_id)
+            request = None if run is None else ModelRequest(run, len(run.calls.turns), run.reads)
             if refusal is None:
                 self._count(event)
                 thread.take(event)
@@ -143,8 +161,8 @@ class _ThreadCheck:
                 self._find(event, *refusal.impossible, needs_beginning=True)
             elif refusal is not None:
                 counts["thread events without effect"] += 1
-            if event.kind == "run_ended":
-                self._judge_end(event, run)
+            if event.kind in ("run_ended", "run_answered"):
+                self._judge_answer(event, request)
             elif event.kind == "compacted" and refusal is None and run is not None:
                 self._judge_compaction(event, run)
             elif event.task_id:
@@ -164,7 +182,7 @@ class _ThreadCheck:
             if event.if_busy == "interrupt" and thread.active is not None:
                 counts["runs interrupted"] += 1
         elif event.kind == "run_ended":
-            counts[f"runs {ENDINGS[event.ending or 'error']}"] += 1
+            counts[f"runs {ENDINGS.get(event.ending or '', 'failed')}"] += 1
         elif event.kind == "compacted":
             counts["summaries of threads" if event.summary is not None else "summaries of threads failed"] += 1
         elif event.kind in ("run_cancelled", "run_deleted"):
@@ -173,11 +191,15 @@ class _ThreadCheck:
             counts["runs interrupted"] += (thread.active is not None) + len(thread.waiting)
 
     def _count_open(self) -> None:
-        thread = self._thread
+        thread, counts = self._thread, self.outcome.counts
         is_open = (thread.active is not None) + len(thread.waiting)
-        self.outcome.counts["runs open"] += is_open
-        if thread.active is not None and self._view.reach.settled:
-            request = thread.runs[thread.active].request
+        counts["runs open"] += is_open
+        active = thread.runs.get(thread.active or "")
+        for run in thread.requested:
+            counts.update(run.calls.counts)
+            counts["calls open" if run is active else "calls left"] += len(run.calls.open)
+        if active is not None and self._view.reach.settled and not active.calls.wait:
+            request = active.request
             self._find(request, "lost", f"the end of run {request.run_id} is not in threads", needs_beginning=True)
         else:
             self.outcome.in_flight["runs of threads"] += is_open
@@ -229,11 +251,12 @@ class _ThreadCheck:
 
     # --- the end of a run ---------------------------------------------------------------------------------------------
 
-    def _judge_end(self, event: ThreadFact, run: RunCount | None) -> None:
-        """Find what is wrong with the answer of a run; `run`: as its thread let it in, if it did."""
-        expected = int(event.ending == "success")
+    def _judge_answer(self, event: ThreadFact, request: ModelRequest | None) -> None:
+        """Find what is wrong with an answer of a run; `request`: what its thread let its model read, if it did."""
+        expected = int(event.kind == "run_answered" or event.ending == "success")
         if len(event.messages) != expected:
-            problem = f"it ended with {event.ending} and {len(event.messages)} messages; expected {expected}"
+            ending = event.ending or "calls"
+            problem = f"it ended with {ending} and {len(event.messages)} messages; expected {expected}"
             self._find(event, "contradictory", problem)
         if not event.turn_id:
             return
@@ -243,7 +266,7 @@ class _ThreadCheck:
         if answered.of_thread is None or answered.is_of_memory:
             self._find(event, "contradictory", f"{answered} answers no run of a thread")
         else:
-            self._judge_turn(event, answered, answered.of_thread, run)
+            self._judge_turn(event, answered, answered.of_thread, request)
 
     def _turn_of(self, event: ThreadFact, trajectory_id: str) -> RunTurn | None:
         """Return the turn that an event names; None, with a finding, if it is not in its trajectory."""
@@ -280,7 +303,7 @@ class _ThreadCheck:
         elif [message.content for message in event.messages[1:]] != [made.reply]:
             self._find(event, "contradictory", f"its summary is not that of {turn}")
 
-    def _judge_turn(self, event: ThreadFact, answered: RunTurn, turn: ThreadTurn, run: RunCount | None) -> None:
+    def _judge_turn(self, event: ThreadFact, answered: RunTurn, turn: ThreadTurn, request: ModelRequest | None) -> None:
         thread_id = self._story.key
         if event.messages and turn.reply != event.messages[0].content:
             self._find(event, "contradictory", f"its answer is not that of {answered}")
@@ -289,13 +312,17 @@ class _ThreadCheck:
         if turn.thread_id != expected:
             problem = f"{answered} is of thread {turn.thread_id}, and its run of thread {expected}"
             self._find(event, "contradictory", problem)
-        elif turn.request_digest != request_digest_of(thread_id, event.run_id):
+        elif turn.request_digest != request_digest_of(
+            thread_id, event.run_id, 0 if request is None else request.number
+        ):
             self._find(event, "contradictory", f"{answered} answers another request than that of run {event.run_id}")
-        if run is not None and not run.is_again:
-            self._judge_turn_by_request(event, answered, turn, run)
+        if request is not None and not request.run.is_again:
+            self._judge_turn_by_request(event, answered, turn, request)
 
-    def _judge_turn_by_request(self, event: ThreadFact, answered: RunTurn, turn: ThreadTurn, run: RunCount) -> None:
-        request = run.request
+    def _judge_turn_by_request(
+        self, event: ThreadFact, answered: RunTurn, turn: ThreadTurn, model_request: ModelRequest
+    ) -> None:
+        request = model_request.run.request
         if turn.agent_id != request.agent_id:
             problem = f"agent {turn.agent_id} gave {answered}, and the run was requested of {request.agent_id}"
             self._find(event, "contradictory", problem)
@@ -303,7 +330,7 @@ class _ThreadCheck:
         if version.isdecimal() and turn.version != int(version):
             problem = f"version {turn.version} gave {answered}, and the run was requested of {request.model}"
             self._find(event, "contradictory", problem)
-        if run.reads is not None and not _could_read(turn, run.reads, run):
+        if model_request.reads is not None and not _could_read(turn, model_request.reads, model_request.run):
             problem = f"{answered} was given to other messages than the thread had"
             self._find(event, "contradictory", problem, needs_beginning=True)
 

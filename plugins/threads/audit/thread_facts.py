@@ -12,6 +12,7 @@ from hashlib import sha256
 from sys import intern
 from typing import Any, NamedTuple
 
+from plugins.threads.audit.call_steps import StepFact, step_fact
 from schemas import json_text
 from schemas.conventions import TASK_PARTS, THREAD, THREAD_TASK
 from schemas.events import AccessEvent, Coordinates, Message, ThreadEvent, Turn, derive_id
@@ -89,6 +90,8 @@ class ThreadFact(NamedTuple):
     ending: str | None
     turn_id: str
     messages: tuple[MessageFact, ...]
+    step: StepFact
+    """Of a run: what it says of calls."""
     task_id: str
     """changed: the task that said it; empty: none did."""
     task_parts: frozenset[tuple[str, str]]
@@ -175,6 +178,11 @@ def thread_fact(record: Record, event: ThreadEvent) -> ThreadFact:
     own_id = None
     if event.kind in OWN_IDS:
         own_id = derive_id(event.thread_id, event.run_id, event.kind)
+    elif event.kind == "run_answered":
+        own_id = derive_id(event.thread_id, event.run_id, event.kind, event.turn_id)
+    elif event.call is not None:
+        about = (event.call.call_id, event.call.attempt) if event.kind == "call_begun" else (event.call.call_id,)
+        own_id = derive_id(event.thread_id, event.run_id, event.kind, event.turn_id, *about)
     elif task_id is not None:
         own_id = derive_id(event.thread_id, task_id, parts)
     return ThreadFact(
@@ -197,6 +205,7 @@ def thread_fact(record: Record, event: ThreadEvent) -> ThreadFact:
         ending=event.ending,
         turn_id=event.turn_id or "",
         messages=tuple(_message_facts(event.messages)),
+        step=step_fact(event),
         task_id=task_id or "",
         task_parts=frozenset() if task_id is None else frozenset((task_id, part) for part in parts.split()),
         summary=_summary(event),
@@ -227,9 +236,10 @@ def thread_turn(turn: Turn) -> ThreadTurn | None:
     )
 
 
-def request_digest_of(thread_id: str, run_id: str) -> str:
-    """Return the digest that the call of a run has."""
-    return sha256(json_text.one_line([thread_id, run_id]).encode()).hexdigest()
+def request_digest_of(thread_id: str, run_id: str, number: int) -> str:
+    """Return the digest that a call of the model by a run has; `number`: how many answers were before."""
+    parts = [thread_id, run_id, *([str(number)] if number else [])]
+    return sha256(json_text.one_line(parts).encode()).hexdigest()
 
 
 def _message_facts(messages: Iterable[Message]) -> Iterable[MessageFact]:

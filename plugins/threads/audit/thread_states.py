@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from plugins.threads.audit.call_steps import STEP_KINDS, RunCalls
 from plugins.threads.audit.thread_facts import MessageFact, ThreadFact, ThreadReading
 from streams.tools.audit.facts import Category
 
@@ -45,11 +46,14 @@ class HeadState:
     added: tuple[MessageFact, ...]
     reading: ThreadReading
     questions: int
+    run_id: str = ""
+    """The run that added them; empty: none did."""
 
     def extend(self, event: ThreadFact) -> HeadState:
         """Return the state with an event's messages."""
         questions = self.questions + sum(message.role == "user" for message in event.messages)
-        return HeadState(event.identity, self, event.messages, self.reading.extend(event.messages), questions)
+        reading = self.reading.extend(event.messages)
+        return HeadState(event.identity, self, event.messages, reading, questions, event.run_id)
 
     def find(self, identity: int) -> HeadState | None:
         """Return an earlier state, or this one."""
@@ -99,9 +103,10 @@ class RunCount:
     request: ThreadFact
     status: RunStatus = "waiting"
     reads: HeadState | None = None
-    """The thread when it began."""
+    """What its model reads next: the thread when it began, and its steps."""
     compaction: ThreadFact | None = None
-    """The summary of its first messages that was in force then."""
+    """The summary of its first messages that was in force when it began."""
+    calls: RunCalls = field(default_factory=RunCalls)
     is_again: bool = False
     """Whether it was requested before, and deleted: then it gets the answer that it had."""
 
@@ -118,6 +123,8 @@ class ThreadCount:
     """Those that it has; deleted ones are gone."""
     begun: dict[str, RunCount] = field(default_factory=dict)
     """Every run that was ever in progress, as it was requested last."""
+    requested: list[RunCount] = field(default_factory=list)
+    """Every run whose request took effect."""
     in_log: set[str] = field(default_factory=set)
     """Runs with a request that took effect."""
     turned_away: set[str] = field(default_factory=set)
@@ -170,13 +177,25 @@ class ThreadCount:
         run = self.runs.get(run_id)
         if run is None:
             return RACE
+        if event.kind == "run_ended" and self.active == run_id and event.ending == "success" and run.calls.open:
+            return _impossible("lost", f"calls of run {run_id} have no results: {', '.join(run.calls.open)}")
         if event.kind == "run_ended":
             return None if self.active == run_id else RACE
         if event.kind == "compacted":
             is_second = any(earlier.run_id == run_id for earlier in self.compactions)
             is_gone = event.checkpoint is not None and self.head.find(event.checkpoint) is None
             return RACE if is_second or is_gone else None
+        if event.kind in STEP_KINDS:
+            return self._about_step(event, run)
         return RACE if event.kind == "run_cancelled" and run.status in ("ended", "interrupted") else None
+
+    def _about_step(self, event: ThreadFact, run: RunCount) -> RunRefusal | None:
+        if self.active != event.run_id:
+            return RACE
+        problem = run.calls.problem(event.kind, event.turn_id, event.step)
+        if problem is not None:
+            return _impossible(*problem)
+        return None if run.calls.changes(event.kind, event.turn_id, event.step) else RACE
 
     # --- what takes effect --------------------------------------------------------------------------------------------
 
@@ -201,12 +220,13 @@ class ThreadCount:
                 if event.messages:
                     self.head = self.head.extend(event)
                 self._begin_next()
+            case "run_answered" | "call_begun" | "call_ended" | "run_paused" | "run_resumed":
+                self._step(event)
             case "run_cancelled":
-                run = self.runs[event.run_id]
                 self._close(event.run_id, "interrupted")
                 if event.rolled_back:
                     del self.runs[event.run_id]
-                    if run.reads is self.head and self.head.parent is not None:
+                    while self.head.run_id == event.run_id and self.head.parent is not None:
                         self.head = self.head.parent
                 self._begin_next()
             case "run_deleted":
@@ -224,7 +244,8 @@ class ThreadCount:
             self.head = self.head.extend(event)
 
     def _request(self, event: ThreadFact) -> None:
-        self.runs[event.run_id] = RunCount(event, is_again=event.run_id in self.in_log)
+        run = self.runs[event.run_id] = RunCount(event, is_again=event.run_id in self.in_log)
+        self.requested.append(run)
         self.in_log.add(event.run_id)
         if self.active is not None and event.if_busy == "interrupt":
             self._close(self.active, "interrupted")
@@ -232,6 +253,12 @@ class ThreadCount:
             self.waiting.append(event.run_id)
             return
         self._begin(event.run_id)
+
+    def _step(self, event: ThreadFact) -> None:
+        run = self.runs[event.run_id]
+        run.calls.take(event.kind, event.turn_id, event.step)
+        if event.messages and run.reads is not None:
+            run.reads, self.head = run.reads.extend(event), self.head.extend(event)
 
     def _begin(self, run_id: str) -> None:
         run = self.runs[run_id]

@@ -97,7 +97,7 @@ class MemoryState:
 
 
 def namespace_of(tenant: str | None, labels: Sequence[str]) -> Labels:
-    """Return the name of a tenant's namespace in the log; None: of nobody's."""
+    """Return the name of a tenant's namespace in the log; None: of all tenants."""
     return tuple(labels) if tenant is None else (tenant, *labels)
 
 

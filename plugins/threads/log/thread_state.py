@@ -2,11 +2,12 @@
 
     threads[id]: created, changed, deleted ──────────────────────────┐
                  run_requested, run_cancelled, run_ended, run_deleted ┤
+                 steps of the run in progress (run_steps.py) ─────────┤
                  compacted ───────────────────────────────────────────┴──► fold ──► ThreadState
 
 A thread has one run in progress at a time. A run waits until the one before it has ended; then its messages join the
-thread, and its answer does when it ends. Of two concurrent requests, the first in the partition runs, and the other is
-refused, waits, or interrupts it: every reader of the events makes the same decision.
+thread, those of its steps as they are made, and its answer when it ends. Of two concurrent requests, the first in the
+partition runs, and the other is refused, waits, or interrupts it: every reader of the events makes the same decision.
 
 Every state of the messages is kept as a checkpoint: the changes since the one before it.
 
@@ -20,24 +21,27 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from plugins.threads.log.run_steps import NO_STEPS, STEPS, RunSteps, ThreadMessage, messages_of, step_refusal, take_step
 from schemas.conventions import TASK_PARTS, THREAD_TASK
-from schemas.events import Message, Sampling, ThreadEvent, Tool, derive_id
+from schemas.events import Message, RunEnding, Sampling, ThreadEvent, Tool
 from streams.access.tenants.tenant_names import tenant_in
 from streams.stages.agents.agent_log import object_of
 
 RunStatus = Literal["pending", "success", "error", "timeout", "interrupted"]
 ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
+STATUS_OF_ENDING: Mapping[RunEnding, RunStatus] = {
+    "success": "success",
+    "error": "error",
+    "timeout": "timeout",
+    "interrupted": "interrupted",
+    "max_turns": "error",
+    "max_tokens": "error",
+    "budget": "error",
+}
+"""A run that did as much as it may has no status of its own in the protocols."""
 TaskPart = tuple[str, str]
 """The id of a task, and `question` or `answer`."""
 NO_PARTS: frozenset[TaskPart] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadMessage:
-    """A message of a thread."""
-
-    message_id: str
-    message: Message
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,15 +75,34 @@ class RunState:
     """A run on a thread."""
 
     request: ThreadEvent
-    status: RunStatus = "pending"
+    ending: RunEnding | None = None
+    """None: it has not ended."""
     updated_at: int
     checkpoint: ThreadCheckpoint | None = None
     """The thread with its messages: what the agent gets to read; None while it waits."""
     compaction: ThreadEvent | None = None
     """The summary that it reads for the first of them; None: it reads them all."""
+    steps: RunSteps = NO_STEPS
     answer: tuple[ThreadMessage, ...] = ()
     turn_id: str | None = None
     error: str | None = None
+
+    @property
+    def status(self) -> RunStatus:
+        """Its state for clients: a run that waits for an answer is interrupted, as a cancelled one is."""
+        if self.ending is None:
+            return "interrupted" if self.steps.waiting else "pending"
+        return STATUS_OF_ENDING[self.ending]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not ended."""
+        return self.ending is None
+
+    @property
+    def messages(self) -> tuple[ThreadMessage, ...]:
+        """What it has added to its thread: those of its steps, and the answer."""
+        return (*self.steps.messages, *self.answer)
 
     @property
     def run_id(self) -> str:
@@ -98,7 +121,7 @@ class RunState:
 
     @property
     def tenant(self) -> str | None:
-        """The tenant whose run it is; None: nobody's."""
+        """The tenant of the run; None: it has none."""
         return tenant_in(self.thread_id) or tenant_in(self.agent_id)
 
     @property
@@ -157,7 +180,7 @@ class ThreadState:
     def status(self) -> ThreadStatus:
         """Whether a run is in progress, and how the last one ended."""
         if self.active is not None:
-            return "busy"
+            return "interrupted" if self.runs[self.active].status == "interrupted" else "busy"
         ended = self.runs.get(self.last or "")
         if ended is None or ended.status in ("pending", "success"):
             return "idle"
@@ -194,7 +217,8 @@ def refusal(state: ThreadState | None, event: ThreadEvent) -> str | None:
         if state.agent_id not in (None, event.agent_id):
             return f"the thread is for agent {state.agent_id} alone"
         if state.active is not None and event.if_busy == "reject":
-            return f"the thread is busy with run {state.active}"
+            doing = "waits for" if state.status == "interrupted" else "is busy with"
+            return f"the thread {doing} run {state.active}"
         return None
     if event.kind == "changed":
         return _why_no_change(state, event)
@@ -203,13 +227,13 @@ def refusal(state: ThreadState | None, event: ThreadEvent) -> str | None:
     run = state.runs.get(event.run_id or "")
     if run is None:
         return f"there is no run {event.run_id}"
-    if event.kind == "run_ended" and state.active != event.run_id:
+    if event.kind in ("run_ended", *STEPS) and state.active != event.run_id:
         return f"run {event.run_id} is not in progress: it is {run.status}"
-    if event.kind == "run_cancelled" and run.status != "pending":
+    if event.kind == "run_cancelled" and not run.is_open:
         return f"run {event.run_id} has ended: {run.status}"
     if event.kind == "compacted":
         return _why_not_compacted(state, event)
-    return None
+    return step_refusal(run.steps, event) if event.kind in STEPS else None
 
 
 def _why_not_compacted(state: ThreadState, event: ThreadEvent) -> str | None:
@@ -255,7 +279,7 @@ def fold(state: ThreadState | None, event: ThreadEvent) -> ThreadState | None:
 def _new(event: ThreadEvent, task_parts: frozenset[TaskPart]) -> ThreadState:
     is_created = event.kind == "created"
     values = object_of(event.values) if is_created else {}
-    added = _messages(event) if is_created else ()
+    added = messages_of(event) if is_created else ()
     return ThreadState(
         thread_id=event.thread_id,
         created_at=event.created_at,
@@ -265,12 +289,6 @@ def _new(event: ThreadEvent, task_parts: frozenset[TaskPart]) -> ThreadState:
         labels=object_of(event.labels) if is_created else {},
         head=ThreadCheckpoint(event.event_id, event.created_at, None, added, values),
         task_parts=task_parts,
-    )
-
-
-def _messages(event: ThreadEvent) -> tuple[ThreadMessage, ...]:
-    return tuple(
-        ThreadMessage(derive_id(event.event_id, number), message) for number, message in enumerate(event.messages)
     )
 
 
@@ -284,7 +302,7 @@ def _change(state: ThreadState, event: ThreadEvent) -> ThreadState:
         if event.checkpoint is not None:
             base = next(earlier for earlier in base.line() if earlier.checkpoint_id == event.checkpoint)
         values = {**base.values, **object_of(event.values)}
-        changes["head"] = ThreadCheckpoint(event.event_id, event.created_at, base, _messages(event), values)
+        changes["head"] = ThreadCheckpoint(event.event_id, event.created_at, base, messages_of(event), values)
     return replace(state, **changes)
 
 
@@ -301,7 +319,7 @@ def _request(state: ThreadState, event: ThreadEvent) -> ThreadState:
         return _begin(state, run_id, event.created_at)
     if event.if_busy == "interrupt":
         interrupted = state.active
-        state = _close_run(state, interrupted, event, status="interrupted")
+        state = _close_run(state, interrupted, event, ending="interrupted")
         return _begin(state, run_id, event.created_at)
     return replace(state, waiting=(*state.waiting, run_id))
 
@@ -310,7 +328,7 @@ def _begin(state: ThreadState, run_id: str, now: int) -> ThreadState:
     """Start a run: its messages join the thread."""
     run = state.runs[run_id]
     head = ThreadCheckpoint(
-        run.request.event_id, now, state.head, _messages(run.request), state.head.values, run_id=run_id
+        run.request.event_id, now, state.head, messages_of(run.request), state.head.values, run_id=run_id
     )
     run = replace(run, checkpoint=head, compaction=state.compaction_of(head), updated_at=now)
     return replace(state, head=head, active=run_id, runs={**state.runs, run_id: run})
@@ -332,9 +350,18 @@ def _next(state: ThreadState, event: ThreadEvent) -> ThreadState:
     return _begin(replace(state, waiting=tuple(waiting)), run_id, event.created_at)
 
 
+def _step(state: ThreadState, event: ThreadEvent) -> ThreadState:
+    run_id, head = event.run_id or "", state.head
+    steps, added = take_step(state.runs[run_id].steps, event)
+    run = replace(state.runs[run_id], steps=steps, updated_at=event.created_at)
+    if added:
+        head = ThreadCheckpoint(event.event_id, event.created_at, head, added, head.values, run_id=run_id)
+    return replace(state, head=head, runs={**state.runs, run_id: run})
+
+
 def _end(state: ThreadState, event: ThreadEvent) -> ThreadState:
-    run_id, answer = event.run_id or "", _messages(event)
-    outcome = {"status": event.ending, "answer": answer, "turn_id": event.turn_id, "error": event.error}
+    run_id, answer = event.run_id or "", messages_of(event)
+    outcome = {"ending": event.ending, "answer": answer, "turn_id": event.turn_id, "error": event.error}
     state = _close_run(state, run_id, event, **outcome)
     if answer:
         head = ThreadCheckpoint(event.event_id, event.created_at, state.head, answer, state.head.values, run_id=run_id)
@@ -344,14 +371,14 @@ def _end(state: ThreadState, event: ThreadEvent) -> ThreadState:
 
 def _cancel(state: ThreadState, event: ThreadEvent) -> ThreadState:
     run_id = event.run_id or ""
-    state = _close_run(state, run_id, event, status="interrupted")
+    state = _close_run(state, run_id, event, ending="interrupted")
     return _next(_without(state, run_id) if event.rolled_back else state, event)
 
 
 def _forget(state: ThreadState, event: ThreadEvent) -> ThreadState:
     run_id = event.run_id or ""
-    if state.runs[run_id].status == "pending":
-        state = _close_run(state, run_id, event, status="interrupted")
+    if state.runs[run_id].is_open:
+        state = _close_run(state, run_id, event, ending="interrupted")
     kept = {name: run for name, run in state.runs.items() if name != run_id}
     return _next(replace(state, runs=kept, last=None if state.last == run_id else state.last), event)
 
@@ -362,15 +389,15 @@ def _compact(state: ThreadState, event: ThreadEvent) -> ThreadState:
 
 def _without(state: ThreadState, run_id: str) -> ThreadState:
     """Return a thread without a run, and without the run's messages if nothing follows them."""
-    checkpoint = state.runs[run_id].checkpoint
     head = state.head
-    if checkpoint is not None and checkpoint is head and checkpoint.parent is not None:
-        head = checkpoint.parent
+    while head.run_id == run_id and head.parent is not None:
+        head = head.parent
     kept = {name: run for name, run in state.runs.items() if name != run_id}
     return replace(state, runs=kept, head=head, last=None)
 
 
 _APPLY = {
+    **dict.fromkeys(STEPS, _step),
     "changed": _change,
     "deleted": _delete,
     "run_requested": _request,

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 from gateway.agents.named_prompts import KnowsAnswers, PromptParameter, with_prompt
 from gateway.agents.parameters import MAX_TOKENS
-from plugins.threads.acp.run_execution import AGAIN_S, TRIES
+from plugins.threads.acp.run_actions import AGAIN_S
+from plugins.threads.acp.run_execution import TRIES
 from plugins.threads.log.thread_state import RunState
 from schemas.events import Message, Sampling
 from streams.engines.rendering.answer_form import AnswerForm

@@ -145,7 +145,7 @@ def memory_event(
 
 def _read(run: RunState, verdict: CurationEvent | None) -> dict[str, Any]:
     """Return what a prompt or a function gets to read of a run."""
-    answer = tuple(message.message for message in run.answer)
+    answer = tuple(message.message for message in run.messages)
     about = None
     if verdict is not None:
         about = {"verdict": verdict.verdict, "by": verdict.labeller, "rationale": verdict.rationale}

@@ -1,9 +1,9 @@
-"""Behind the ends of runs: what they leave in the agents' store, and summaries of threads that have outgrown a bound.
+"""After the ends of runs: what they leave in the agents' store, and summaries of threads that have outgrown a bound.
 
     ThreadRuns ──► a run has ended ──► remember: a prompt or a function ──► MemoryEvent ──► memory
     curation ────► a verdict on it ─┘└► compaction: a prompt ─────────────► compacted ────► threads
 
-No run waits for this. What is left to do follows from the log alone, and each event has an id derived from its run, so
+No run waits for this. The remaining work follows from the log alone, and each event has an id derived from its run, so
 after kill -9 the next server does the rest, and nothing twice. A failure is recorded as such an event, and not retried.
 The runs of a thread are done in their order, those of several threads at the same time.
 """
@@ -17,7 +17,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 from gateway.http import errors
-from plugins.threads.acp.run_execution import ACTOR, AGAIN_S, ThreadRuns, run_event
+from plugins.threads.acp.run_actions import ACTOR, AGAIN_S
+from plugins.threads.acp.run_execution import ThreadRuns, run_event
 from plugins.threads.log.compaction import REQUEST, RULE, as_read, cuts, digest_of, summary_source
 from plugins.threads.log.memory_log import MemoryLog
 from plugins.threads.log.thread_state import RunState, ThreadState
@@ -107,7 +108,7 @@ class RunMemory:
     def _rules_of(self, run: RunState) -> AgentMemory | None:
         """Return the rules of a run that has ended and was not noted yet; None if nothing is to do."""
         text = run.request.memory_config or "{}"
-        if run.status == "pending" or run.run_id in self._noted or not ("remember" in text or "compaction" in text):
+        if run.is_open or run.run_id in self._noted or not ("remember" in text or "compaction" in text):
             return None
         with contextlib.suppress(EventError):  # an older form: such a run fails, and says why
             return read_memory(text)

@@ -42,6 +42,8 @@ class ToolBody(OutsideObject):
     settings: dict[str, Any] | None = Field(None, description="of an environment")
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="of the described episode; default: 0")
     max_turns: int | None = Field(None, ge=1, le=1024, description="most actions of an episode of an environment")
+    idempotent: bool = Field(False, description="a run may make a call again whose result was lost")
+    needs_consent: bool = Field(False, description="a run asks a person before each call")
 
     @model_validator(mode="after")
     def _fits_its_endpoint(self) -> ToolBody:
@@ -64,7 +66,9 @@ class ToolBody(OutsideObject):
         start = None
         if kind == "environment":
             start = EpisodeStart(name=name, settings=json.dumps(self.settings or {}), seed=self.seed or 0)
-        return EntryOrder(tool_id, self.endpoint, self.auth_required, start, self.max_turns)
+        return EntryOrder(
+            tool_id, self.endpoint, self.auth_required, start, self.max_turns, self.idempotent, self.needs_consent
+        )
 
     @property
     def tool(self) -> Tool | None:

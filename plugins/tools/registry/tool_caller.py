@@ -13,10 +13,10 @@ no entry directs a call to an address that the deployment did not list, private 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
-from plugins.environments.environment_pool import EnvironmentPool, credential_of
+from plugins.environments.environment_pool import EnvironmentPool, SandboxedEnvironment, credential_of
 from plugins.environments.episodes.environment import Action, Environment, EpisodeError
 from plugins.environments.settings import Environments
 from plugins.tools.registry.tool_log import EntryOrder, RegistryDecision, ToolLog
@@ -33,7 +33,13 @@ class ToolOutput(NamedTuple):
     """The answer to a call."""
 
     text: str
-    is_error: bool = False
+    error: str | None = None
+    """Why it is no result, in a word; None: it is one."""
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the tool could not use the call."""
+        return self.error is not None
 
 
 class ToolCaller:
@@ -58,8 +64,14 @@ class ToolCaller:
         """
         return self._open(order, tool)[1]
 
-    def call(self, registered: RegisteredTool, arguments: Mapping[str, Any], log: ToolLog) -> ToolOutput:
-        """Return the answer of a tool.
+    def call(
+        self,
+        registered: RegisteredTool,
+        arguments: Mapping[str, Any],
+        log: ToolLog,
+        on_open: Callable[[Callable[[], None]], None] | None = None,
+    ) -> ToolOutput:
+        """Return the answer of a tool. `on_open` gets what ends the call from another thread.
 
         Raises RefusedError if it is described otherwise than accepted, which the log has then; EventError, LogError.
         """
@@ -68,7 +80,7 @@ class ToolCaller:
             raise EventError(f"tool {registered.tool_id} is our own server's; call it there")
         order = EntryOrder(entry.tool_id, entry.endpoint, entry.added.auth_required, entry.environment)
         try:
-            environment, offer = self._open(order, registered.tool)
+            environment, offer = self._open(order, registered.tool, on_open)
         except EpisodeError:
             check_trusted(entry)
             raise
@@ -81,10 +93,16 @@ class ToolCaller:
         try:
             result = environment.step(Action("", (call,)))
         except EpisodeError as exc:  # it took too long, or ended its process: its own fault, and not the arguments'
-            return ToolOutput(str(exc), is_error=True)
-        return ToolOutput("\n".join(message.content for message in result.observation.messages), not result.ok)
+            return ToolOutput(str(exc), exc.reason)
+        text = "\n".join(message.content for message in result.observation.messages)
+        return ToolOutput(text, None if result.ok else "failed")
 
-    def _open(self, order: EntryOrder, tool: Tool | None) -> tuple[Environment, Offer]:
+    def _open(
+        self,
+        order: EntryOrder,
+        tool: Tool | None,
+        on_open: Callable[[Callable[[], None]], None] | None = None,
+    ) -> tuple[Environment, Offer]:
         """Return an endpoint in a new episode, and what it offers."""
         start = start_of(order, tool)
         if order.auth_required and not credential_of(start.name, self._limits):
@@ -93,6 +111,8 @@ class ToolCaller:
                 reason="not_allowed",
             )
         environment = self._pool.open(start)
+        if on_open is not None and isinstance(environment, SandboxedEnvironment):
+            on_open(environment.kill)
         shown = environment.reset(start.seed)
         messages = () if order.environment is None else shown.messages
         digest = offer_digest(shown.tools, messages)

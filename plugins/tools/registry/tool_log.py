@@ -34,6 +34,10 @@ class EntryOrder(NamedTuple):
     auth_required: bool = False
     environment: EpisodeStart | None = None
     max_turns: int | None = None
+    idempotent: bool = False
+    """Whether a call may be made again if its result was lost."""
+    needs_consent: bool = False
+    """Whether a run asks a person before it calls one of its tools."""
 
 
 TOOLS = RegistryShape(
@@ -77,17 +81,14 @@ class ToolLog(Registry[ToolEvent, ToolState]):
             raise RefusedError(f"there is {twin}, from which {order.tool_id} differs in case alone; take another name")
         added = state.added
         if added is not None and state.seen is not None:
-            known = (added.endpoint, added.auth_required, added.environment, added.max_turns, state.seen.digest)
-            if known == (*order[1:], offer.digest):
+            known = EntryOrder(order.tool_id, *(getattr(added, name) for name in EntryOrder._fields[1:]))
+            if known == order and state.seen.digest == offer.digest:
                 return state
         return self._decide(
             order.tool_id,
             "added",
             decision,
-            endpoint=order.endpoint,
-            auth_required=order.auth_required,
-            environment=order.environment,
-            max_turns=order.max_turns,
+            **{name: getattr(order, name) for name in EntryOrder._fields[1:]},
             **_fields(offer),
         )
 

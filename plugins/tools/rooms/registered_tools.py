@@ -95,6 +95,8 @@ class ToolRow(Answer):
     kind: EndpointKind
     endpoint: str
     auth_required: bool
+    idempotent: bool
+    needs_consent: bool
     trusted: bool = Field(description="false: its server describes it otherwise than was accepted")
     digest: str = Field(description="of the accepted description of the entry")
     newest_digest: str = Field(description="of the newest one: what could be accepted")
@@ -134,6 +136,8 @@ ROW = ToolRow(
     kind="function",
     endpoint="my_tools:add",
     auth_required=False,
+    idempotent=False,
+    needs_consent=False,
     trusted=True,
     digest="2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae",
     newest_digest="2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae",
@@ -302,6 +306,8 @@ def _rows(entries: Iterable[ToolState]) -> ToolRows:
                 kind=entry.kind,
                 endpoint=entry.endpoint,
                 auth_required=added.auth_required,
+                idempotent=added.idempotent,
+                needs_consent=added.needs_consent,
                 trusted=entry.is_trusted,
                 digest=accepted.digest,
                 newest_digest=seen.digest,

@@ -27,6 +27,7 @@ from plugins.tools.registry.tool_state import Offer
 from plugins.tools.rooms.environment_trials import EnvironmentTrials
 from plugins.tools.rooms.registered_tools import RegisteredTools
 from plugins.tools.rooms.tool_socket import SOCKET_PATH, ToolSocket
+from plugins.tools.rooms.tools_of_runs import ToolsOfRuns
 from plugins.tools.tool_metrics import TOOLS_CHANGED
 from schemas.events import Tool
 from schemas.tool_text import offer_digest
@@ -64,6 +65,9 @@ class ToolsPart(ServerPart):
     def rooms(self) -> list[object]:
         settings, log = self._base.settings, self._base.log
         return [RegisteredTools(settings, log, self._caller), EnvironmentTrials(settings, log)]
+
+    def run_tools(self) -> ToolsOfRuns:
+        return ToolsOfRuns(lambda: self._base.log.registry(ToolLog), self._caller)
 
     def add_to(self, app: Starlette) -> None:
         self._socket.add_to(app)

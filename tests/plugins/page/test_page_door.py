@@ -97,6 +97,9 @@ class Both:
     def find(self, sent: str) -> Caller | str:
         return self.issued.find(sent) if sent.count(".") == 2 else self.known.find(sent)
 
+    def of_actor(self, actor: str) -> Caller | str:
+        return self.known.of_actor(actor)
+
     def catch_up(self) -> None:
         self.known.catch_up()
 

@@ -14,7 +14,20 @@ from typing import Any
 
 from plugins.threads.log.compaction import REQUEST, RULE, as_read, cuts, digest_of, summary_source
 from plugins.threads.log.thread_state import RunState, ThreadState, fold, last_turns, refusal
-from schemas.events import AccessEvent, Event, MemoryEvent, Message, ThreadEvent, Turn, derive_id
+from schemas.events import (
+    AccessEvent,
+    CallDecision,
+    CallWait,
+    Event,
+    MemoryEvent,
+    Message,
+    PausedCall,
+    RunCall,
+    ThreadEvent,
+    ToolCall,
+    Turn,
+    derive_id,
+)
 from streams.stages.agents.agent_log import read_memory
 from tests.support.agent_calls import assistant, user
 from tests.support.factories import T0, memory_event, thread_event, trajectory, turn
@@ -55,13 +68,16 @@ def keys() -> list[AccessEvent]:
     ]
 
 
-def turn_of(run: RunState, reply: str, **changes: Any) -> Turn:
+def turn_of(run: RunState, reply: str | Message, **changes: Any) -> Turn:
     """Return the turn that a server records for a run."""
     thread_id, run_id = run.thread_id, run.run_id
-    read = () if run.checkpoint is None else tuple(one.message for one in run.checkpoint.messages())
-    request = json.dumps([thread_id, run_id], ensure_ascii=False).encode()
+    before = () if run.checkpoint is None else run.checkpoint.messages()
+    read = tuple(one.message for one in (*before, *run.steps.messages))
+    number = [str(len(run.steps.turns))] if run.steps.turns else []
+    request = json.dumps([thread_id, run_id, *number], ensure_ascii=False).encode()
     whole: dict[str, Any] = {
-        "turn_id": derive_id(run_id, "turn"),
+        "turn_id": derive_id(run_id, "turn", *number),
+        "number": len(run.steps.turns),
         "trajectory_id": run_id,
         "task_id": run_id,
         "metadata": {} if run.request.stateless else {"thread": thread_id.rpartition(".")[2]},
@@ -70,7 +86,7 @@ def turn_of(run: RunState, reply: str, **changes: Any) -> Turn:
         "slot": None,
         "protocol": "threads",
         "request_digest": hashlib.sha256(request).hexdigest(),
-        "reply": assistant(reply),
+        "reply": assistant(reply) if isinstance(reply, str) else reply,
         "messages": last_turns(as_read(read, run.compaction), read_memory(run.request.memory_config or "{}").turns),
     }
     return turn(**whole | changes)
@@ -84,6 +100,8 @@ class Conversations:
     states: dict[str, ThreadState | None] = field(default_factory=dict)
     begun: list[RunState] = field(default_factory=list)
     """Every run that was in progress once."""
+    newest: dict[str, RunState] = field(default_factory=dict)
+    """Every run, as it was last."""
     answered: dict[str, ThreadEvent] = field(default_factory=dict)
 
     def write(self, event: Event) -> str | None:
@@ -96,6 +114,7 @@ class Conversations:
         before = self.states.get(event.thread_id)
         reason = refusal(before, event)
         after = self.states[event.thread_id] = fold(before, event)
+        self.newest |= {} if after is None else after.runs
         if after is not None and after.active is not None and after.active not in {run.run_id for run in self.begun}:
             self.begun.append(after.runs[after.active])
         return reason
@@ -121,19 +140,80 @@ class Conversations:
 
     def end(self, run: RunState, reply: str = "2", **changes: Any) -> None:
         """End a run, with the turn that it has or with a new one."""
+        run = self.newest[run.run_id]
         if (known := self.answered.get(run.run_id)) is not None:
             self.write(known)
+            return
+        self._start(run)
+        made = turn_of(run, reply, **changes)
+        self.write(made)
+        ended = self.ending(run.thread_id, run.run_id, turn_id=made.turn_id, messages=(made.reply,))
+        self.answered[run.run_id] = ended
+        self.write(ended)
+
+    def call_tools(self, *calls: str, thread_id: str = RED) -> None:
+        """Let the run in progress answer with calls of tools."""
+        run = self._active(thread_id)
+        made = tuple(ToolCall(id=f"{len(run.steps.turns)} {name}", name="add", arguments="{}") for name in calls)
+        self._start(run)
+        answer = turn_of(run, Message(role="assistant", content="", tool_calls=made))
+        self.write(answer)
+        fields = {"turn_id": answer.turn_id, "prompt_tokens": 1, "completion_tokens": 1}
+        name = derive_id(thread_id, run.run_id, "run_answered", answer.turn_id)
+        self.about_step("run_answered", run, event_id=name, messages=(answer.reply,), **fields)
+
+    def begin(self, thread_id: str = RED, **changes: Any) -> None:
+        """Begin the first call without a result."""
+        self._about_call("call_begun", thread_id, **changes)
+
+    def finish(self, thread_id: str = RED, **changes: Any) -> None:
+        """Give the first call its result."""
+        self._about_call("call_ended", thread_id, **{"duration_ms": 5} | changes)
+
+    def pause(self, thread_id: str = RED, waits_for: CallWait = "consent") -> None:
+        """Let the run in progress wait for its first call without a result."""
+        run = self._active(thread_id)
+        waits = (PausedCall(call_id=run.steps.open_calls[0].call.id, waits_for=waits_for),)
+        name = derive_id(run.run_id, run.steps.pauses, waits_for)
+        self.about_step("run_paused", run, event_id=name, turn_id=run.steps.turns[-1], waits=waits)
+
+    def resume(self, thread_id: str = RED, *, allowed: bool = True, result: str | None = None) -> None:
+        """Answer the call that the run in progress waits for."""
+        run = self._active(thread_id)
+        call_id = run.steps.waiting[0].call.id
+        fields: dict[str, Any] = {"decisions": (CallDecision(call_id=call_id, allowed=allowed),)}
+        if result is not None:
+            fields = {"messages": (Message(role="tool", content=result, tool_call_id=call_id),)}
+        name = derive_id("resumed", len(self.events))
+        self.about_step("run_resumed", run, event_id=name, actor=actor_on(thread_id), **fields)
+
+    def _start(self, run: RunState) -> None:
+        """Write the beginning of a run's trajectory, before its first turn."""
+        if run.steps.turns:
             return
         started = trajectory(
             "started", trajectory_id=run.run_id, task_id=run.run_id, agent_id=run.agent_id, purpose="serve",
             sampling_id=None, slot=None, group_size=None,
         )  # fmt: skip
-        made = turn_of(run, reply, **changes)
         self.write(started)
-        self.write(made)
-        ended = self.ending(run.thread_id, run.run_id, turn_id=made.turn_id, messages=(made.reply,))
-        self.answered[run.run_id] = ended
-        self.write(ended)
+
+    def _active(self, thread_id: str) -> RunState:
+        state = self.states[thread_id]
+        assert state is not None and state.active is not None
+        return state.runs[state.active]
+
+    def _about_call(self, kind: Any, thread_id: str, **changes: Any) -> None:
+        run = self._active(thread_id)
+        step, turn_id = run.steps.open_calls[0], run.steps.turns[-1]
+        call = RunCall(call_id=step.call.id, tool_id="add", arguments="{}", attempt=step.begun)
+        call = replace(call, **changes)
+        about = (call.call_id, call.attempt) if kind == "call_begun" else (call.call_id,)
+        name = derive_id(thread_id, run.run_id, kind, turn_id, *about)
+        results = () if kind == "call_begun" else (Message(role="tool", content="11", tool_call_id=call.call_id),)
+        self.about_step(kind, run, event_id=name, turn_id=turn_id, call=call, messages=results)
+
+    def about_step(self, kind: Any, run: RunState, **changes: Any) -> None:
+        self.write(thread_event(kind, run.thread_id, run.run_id, **{"actor": "serve"} | changes))
 
     def ending(self, thread_id: str, run_id: str, **changes: Any) -> ThreadEvent:
         return thread_event("run_ended", thread_id, run_id, actor="serve", **changes)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from plugins.threads.log.compaction import digest_of
+from plugins.threads.log.thread_state import RunState
 from schemas.events import Event, Message, ThreadEvent, Turn, derive_id
 from streams.kafka.record import partition_of
 from streams.tools.audit.facts import Reach
@@ -102,7 +103,7 @@ def test_events_that_came_too_late_change_nothing_and_are_no_mistake() -> None:
 STEPS = (
     *("create", "ask", "ask", "ask", "enqueue", "interrupt", "remember", "alone", "answer", "answer", "late", "twice"),
     *("summarized", "compact", "compact"),
-    *("cancel", "roll back", "forget", "delete", "say", "context", "go back", "again", "task"),
+    *("cancel", "roll back", "forget", "delete", "say", "context", "go back", "again", "task", "act", "act", "act"),
 )
 
 
@@ -194,10 +195,14 @@ def take_step(made: Conversations, step: str, choice: int, thread_id: str) -> No
             made.request(number + 1000 + said, thread_id=thread_id, memory_config=SUMMARIZED)
             made.answer(thread_id, str(said))
     elif step == "answer":
-        if state.active is not None:
+        if state.active is not None and not state.runs[state.active].steps.open_calls:
             made.end(state.runs[state.active], str(choice))
+    elif step == "act":
+        if state.active is not None:
+            act(made, state.runs[state.active], choice)
     elif step in ("late", "twice"):
         begun = [run for run in made.begun if run.thread_id == thread_id]
+        begun = [run for run in begun if not made.newest[run.run_id].steps.open_calls]
         if begun:
             made.end(begun[-1 - choice % len(begun)])
     elif step == "task":
@@ -220,11 +225,51 @@ def take_step(made: Conversations, step: str, choice: int, thread_id: str) -> No
         made.about_run(kind, _number(run.run_id) or 0, thread_id, rolled_back=step == "roll back")
 
 
+def act(made: Conversations, run: RunState, choice: int) -> None:
+    """Do what a server may do for a run in progress now, or a person for one that waits."""
+    if run.steps.waiting:
+        made.resume(run.thread_id, allowed=choice % 2 == 0, result="so" if choice == 5 else None)
+    elif not run.steps.open_calls:
+        made.call_tools(*"ab"[: 1 + choice % 2], thread_id=run.thread_id)
+    elif run.steps.open_calls[0].begun:
+        made.finish(run.thread_id, error="failed" if choice == 5 else None)
+    elif choice == 5:
+        made.finish(run.thread_id, duration_ms=None, error="denied")
+    elif choice == 4:
+        made.pause(run.thread_id, "unfinished")
+    else:
+        made.begin(run.thread_id)
+
+
 def said_by_task(task_id: str, thread_id: str = RED, **changes: Any) -> ThreadEvent:
     """Return the question of a task, in its thread."""
     name, about = derive_id(thread_id, task_id, "question"), {"task_id": task_id, "task_parts": "question"}
     whole = {"event_id": name, "metadata": about, "agent_id": "sums", "messages": (user("7 + 7 ="),)}
     return thread_event("changed", thread_id, **whole | changes)
+
+
+def acting(*, idempotent: bool = False) -> Conversations:
+    """Return a conversation whose last run has begun a call."""
+    made = conversation()
+    made.request(3, "4 + 7 =")
+    made.call_tools("a")
+    made.begin(idempotent=idempotent)
+    return made
+
+
+def test_calls_are_counted_by_how_they_ended() -> None:
+    made = acting()
+    made.finish()
+    made.call_tools("a", "b", "c")
+    made.begin()
+    made.finish(error="failed")
+    made.pause(waits_for="results")
+    made.resume(result="sunny")
+    made.pause()
+    report = recounted(*made.events)
+    assert named(report) == "", "a run that waits for a person is not missed"
+    text = "4 = 1 answered + 1 failed + 1 by clients + 0 left + 1 open"
+    assert ("calls by runs", text, True) in report.equations()
 
 
 # --- what no server writes --------------------------------------------------------------------------------------------
@@ -240,6 +285,28 @@ def test_an_event_that_is_dropped_is_missed_at_the_next() -> None:
     )
     assert ("lost", f"the end of run {run_name(2)} is not in threads") in wrong(without("run_ended", 2))
     assert wrong(without("run_ended", 2), settled=False) == []
+
+
+def test_a_step_that_is_dropped_or_made_twice_is_missed() -> None:
+    made = acting()
+    made.begin()  # it was killed, and begins again
+    assert ("doubled", "call 0 a was begun already, and its tool is not idempotent") in wrong(made.events)
+    allowed = acting()
+    allowed.pause(waits_for="unfinished")
+    allowed.resume()
+    allowed.begin()
+    again = acting(idempotent=True)
+    again.begin(idempotent=True)
+    for fine in (allowed, again):
+        assert wrong(fine.events, settled=False) == []
+    ended = acting()
+    ended.finish()
+    del ended.events[-2]
+    assert ("lost", "call 0 a was never begun: that event is not before it") in wrong(ended.events)
+    early = acting()
+    run = early.newest[run_name(3)]
+    early.write(early.ending(RED, run.run_id, turn_id=run.steps.turns[0], messages=(assistant("11"),)))
+    assert ("lost", f"calls of run {run.run_id} have no results: 0 a") in wrong(early.events)
 
 
 def test_a_turn_of_a_run_that_nobody_requested_is_a_phantom_once_all_is_settled() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.rooms.routes import TABLE
-from plugins.threads.settings import Threads
+from plugins.threads.log.thread_settings import Threads
 from schemas.events import CurationEvent, Event, MemoryEvent, ThreadEvent, Turn
 from streams.kafka import admin
 from streams.kafka.producer import Producer
@@ -74,7 +74,7 @@ def register(client: Client, agent_id: str, **memory: Any) -> None:
 
 def written(settings: Settings, event_type: type[Event], count: int, **fields: Any) -> list[Any]:
     """Return the events with these fields, once there are so many."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while True:
         events = [event for _, event in read(settings, event_type)]
         fitting = [event for event in events if all(getattr(event, name) == value for name, value in fields.items())]

@@ -1,4 +1,4 @@
-"""The settings of threads: the functions that agents' rules may name."""
+"""The settings of threads: how much a run may do, and the functions that agents' rules may name."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from streams.settings.model import Section
 
 
 class Threads(Section):
-    """What runs of threads leave in the agents' store."""
+    """Limits of one run, which ends by their names, and what runs leave in the agents' store."""
 
     functions: str = Field(
         "",
         description="functions that memory_config.remember of an agent may name, module:function, comma separated; "
         "they are called in the server's process; empty: none",
+    )
+    max_turns: int = Field(16, ge=1, description="answers of the model; a run's recursion_limit lowers it")
+    max_tokens: int = Field(0, ge=0, description="sampled tokens of all answers; 0: no limit")
+    run_s: float = Field(0.0, ge=0, description="time since it began, or since it was resumed, seconds; 0: no limit")
+    budget_usd: float = Field(
+        0.0, ge=0, description="cost of its tokens by prices.prompt_usd and prices.completion_usd, USD; 0: no limit"
     )
 
     @field_validator("functions")

@@ -1,0 +1,92 @@
+"""The tools that a server calls for a run: what answers runs asks, and what a plugin with a registry answers.
+
+    ServerPart.run_tools ──► RunTools ◄── find: may it be called now? ◄── call: its result ◄── a run of an agent
+    the actor who requested the run ──► CallRights: its key or user as it is now
+
+A run that is denied a tool continues: its model reads the reason as the tool's result.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from gateway.http.authentication import Authentication
+from streams.access.roles import Principal, decide
+
+
+class CallableTool(NamedTuple):
+    """A tool that may be called."""
+
+    tool_id: str
+    digest: str
+    """sha256 of its accepted description."""
+    idempotent: bool
+    """Whether a call may be made again if its result was lost."""
+    needs_consent: bool
+    """Whether a person is asked before each call."""
+
+
+class ToolReply(NamedTuple):
+    """The end of a call."""
+
+    text: str
+    """What the model reads."""
+    error: str | None = None
+    """Why there is no result, in a word: denied, not_found, untrusted, timeout, failed …"""
+
+
+class CallStop:
+    """Ends a call from another thread, also one that has not opened its endpoint yet."""
+
+    def __init__(self) -> None:
+        self._lock, self.is_stopped = threading.Lock(), False
+        self._kill: Callable[[], None] | None = None
+
+    def arm(self, kill: Callable[[], None]) -> None:
+        """Take what ends the call now."""
+        with self._lock:
+            self._kill = kill
+        if self.is_stopped:
+            kill()
+
+    def stop(self) -> None:
+        """End the call: it fails, or it has its result already."""
+        with self._lock:
+            self.is_stopped, kill = True, self._kill
+        if kill is not None:
+            kill()
+
+
+class RunTools(Protocol):
+    """Registered tools, by `ID@DIGEST` as an agent is registered with them. Methods wait for broker and endpoints."""
+
+    def find(self, reference: str, principal: Principal | None) -> CallableTool | ToolReply:
+        """Return a tool that a principal may call now, or why it may not. Raises LogError."""
+
+    def call(self, reference: str, principal: Principal | None, arguments: str, stop: CallStop) -> ToolReply:
+        """Return the result of a call with these arguments, a JSON object. Raises LogError before it was made."""
+
+
+class CallRights(NamedTuple):
+    """The rights with which a run calls tools."""
+
+    principal: Principal | None = None
+    """None: the server asks for no keys."""
+    denied: str | None = None
+    """Why it calls nothing."""
+
+
+def rights_of(auth: Authentication | None, actor: str, agent: str) -> CallRights:
+    """Return the present rights of the actor who requested a run of `agent`. Raises LogError.
+
+    A key may have been revoked since, and a user have other roles.
+    """
+    if auth is None:
+        return CallRights()
+    principal = auth.principals.of_actor(actor)
+    if isinstance(principal, str):
+        return CallRights(denied=principal)
+    decision = decide(principal, "chat.call", agent_id=agent)
+    return CallRights(principal, None if decision.allowed else decision.why)

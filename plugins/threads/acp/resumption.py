@@ -1,0 +1,73 @@
+"""What a client answers to a run that waits: results of its own tools, and yes or no to calls that ask a person.
+
+true, "yes" ─────────────► every call that waits for a decision        {call_id: "yes", other: "sunny"} ──► each
+"sunny", {"degrees": 31} ─► the only call that waits for a result       role tool messages ──► each by its id
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from plugins.threads.log.run_steps import CallStep
+from plugins.threads.log.thread_state import RunState
+from schemas import json_text
+from schemas.events import CallDecision, Message
+from streams.errors import CallError
+
+DECISIONS = {"yes": True, "no": False, True: True, False: False}
+PARAMETER = "command.resume"
+
+
+class ResumedCalls(NamedTuple):
+    """Decisions and results, by their calls."""
+
+    decisions: tuple[CallDecision, ...] = ()
+    results: tuple[Message, ...] = ()
+
+
+def read_resumption(run: RunState, value: Any) -> ResumedCalls:
+    """Return what a value answers of the calls that a run waits for. Raises CallError."""
+    waiting = {step.call.id: step for step in run.steps.waiting}
+    if not waiting:
+        raise CallError("conflict", f"run {run.run_id} waits for nothing: it is {run.status}", PARAMETER)
+    if isinstance(value, Mapping) and value and value.keys() <= waiting.keys():
+        return _join(_answer(waiting[call_id], answer) for call_id, answer in value.items())
+    undecided = [step for step in waiting.values() if step.waits_for != "results"]
+    if _decision(value) is not None and undecided:
+        return _join(_answer(step, value) for step in undecided)
+    if len(waiting) == 1:
+        return _answer(run.steps.waiting[0], value)
+    names = ", ".join(waiting)
+    raise CallError("invalid", f"{len(waiting)} calls wait; send an object with the answer to each: {names}", PARAMETER)
+
+
+def resumption_of_messages(run: RunState, messages: Sequence[Message]) -> ResumedCalls | None:
+    """Return the results in messages to a run that waits for them; None if they are a question."""
+    waiting = {step.call.id for step in run.steps.waiting}
+    if not messages or any(message.role != "tool" or message.tool_call_id not in waiting for message in messages):
+        return None
+    return ResumedCalls((), tuple(messages))
+
+
+def _answer(step: CallStep, value: Any) -> ResumedCalls:
+    """Return what a value answers to one call. Raises CallError."""
+    call_id, decision = step.call.id, _decision(value)
+    if step.waits_for != "results" and decision is not None:
+        return ResumedCalls((CallDecision(call_id=call_id, allowed=decision),))
+    if step.waits_for == "consent":
+        raise CallError("invalid", f"call {call_id} waits for consent; send yes or no", PARAMETER)
+    text = value if isinstance(value, str) else json_text.one_line(value)
+    return ResumedCalls((), (Message(role="tool", content=text, tool_call_id=call_id),))
+
+
+def _decision(value: Any) -> bool | None:
+    if isinstance(value, str):
+        value = value.strip().lower()
+    return DECISIONS.get(value) if isinstance(value, str | bool) else None
+
+
+def _join(answers: Iterable[ResumedCalls]) -> ResumedCalls:
+    parts = list(answers)
+    decisions = tuple(decision for part in parts for decision in part.decisions)
+    return ResumedCalls(decisions, tuple(result for part in parts for result in part.results))

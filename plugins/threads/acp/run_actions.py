@@ -1,0 +1,216 @@
+"""The calls that a run makes: of the registered tools of its agent, one after the other, each recorded.
+
+    answer with calls ──► the client's tool: run_paused, results      a tool that needs consent: run_paused, consent
+                     └──► RunTools, with the rights of the run's caller ──► call_begun ──► call_ended: the result
+
+After kill -9 the next server finds a call that was begun and has no end. It is made again if its entry is idempotent;
+otherwise it may have been made or not, and the run waits until a person says so. A call that is denied, or that
+fails, is a result that the model reads.
+
+Not covered: calls of one answer at the same time, and an environment that keeps its state from call to call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+from gateway.http.authentication import Authentication
+from gateway.log.run_tools import CallableTool, CallRights, CallStop, RunTools, ToolReply, rights_of
+from plugins.threads.log.run_steps import CallStep
+from plugins.threads.log.thread_log import Appended
+from plugins.threads.log.thread_state import RunState
+from schemas.conventions import TOOL_IDS
+from schemas.events import Message, PausedCall, RunCall, ThreadEvent, derive_id
+from streams.access.tenants.tenant_names import SEPARATOR, tenant_in
+from streams.errors import LogError
+from streams.kafka import times
+
+ACTOR = "serve"
+"""The actor of the events that a server writes about runs."""
+AGAIN_S = 0.5
+"""Pause before the registry is asked again."""
+CALLS_AT_ONCE = 32
+"""Of all runs of a server."""
+MOST_CHARACTERS = 100_000
+"""Longest result of a call."""
+ENDS_WITHIN_S = 20.0
+"""How long calls in progress may take once the server should stop."""
+NO_TOOLS = "no loaded plugin of this server calls registered tools"
+NO_KEYS = CallRights()
+
+log = logging.getLogger("streamward.threads")
+
+
+class CallPlaces(NamedTuple):
+    """Where calls go, once every part of the server is open."""
+
+    tools: RunTools | None
+    """None: no part has registered tools."""
+    authentication: Authentication | None
+
+
+class NextCall(NamedTuple):
+    """A call that may be made now."""
+
+    run: RunState
+    step: CallStep
+    reference: str
+    tool: CallableTool
+    rights: CallRights
+
+    def about(self, **ended: Any) -> RunCall:
+        """Return what the events of the call say of it."""
+        call = self.step.call
+        return RunCall(
+            call_id=call.id,
+            tool_id=self.tool.tool_id,
+            arguments=call.arguments,
+            digest=self.tool.digest,
+            attempt=self.step.begun,
+            idempotent=self.tool.idempotent,
+            **ended,
+        )
+
+
+def registered_tools(run: RunState) -> dict[str, str]:
+    """Return ID@DIGEST of each tool that the server calls for a run, by the name that the model calls it."""
+    references = run.request.metadata.get(TOOL_IDS, "").split()
+    names = [tool.name for tool in run.tools[len(run.tools) - len(references) :]]
+    return dict(zip(names, references, strict=True))
+
+
+class RunActions:
+    """Makes the calls of a server's runs. Of one event loop."""
+
+    def __init__(self, places: Callable[[], CallPlaces], record: Callable[[ThreadEvent], Awaitable[Appended]]) -> None:
+        """`record` returns once an event is in the log and its own fold has it."""
+        self._places, self._record = places, record
+        self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, "calls-tools")
+        self._calls: dict[asyncio.Task[None], CallStop] = {}
+        self._is_stopping = False
+
+    async def act(self, run: RunState) -> None:
+        """Make the next call of a run, or write that the run waits."""
+        references, waits = registered_tools(run), []
+        for step in run.steps.open_calls:
+            reference = references.get(step.call.name)
+            if reference is None:
+                waits.append(PausedCall(call_id=step.call.id, waits_for="results"))
+                continue
+            if step.allowed is False:
+                await self._refuse(run, step, reference, ToolReply("a person refused this call", "refused"))
+                return
+            try:
+                rights, tool = await self._apart(self._find, run, reference)
+            except LogError as exc:
+                log.warning("run %s waits for the registry of tools: %s", run.run_id, exc)
+                await asyncio.sleep(AGAIN_S)
+                return
+            if isinstance(tool, ToolReply):
+                await self._refuse(run, step, reference, tool)
+                return
+            if step.begun and step.allowed is None and not tool.idempotent:
+                waits.append(PausedCall(call_id=step.call.id, waits_for="unfinished"))
+            elif tool.needs_consent and step.allowed is None and not step.begun:
+                waits.append(PausedCall(call_id=step.call.id, waits_for="consent"))
+            else:
+                await self._make(NextCall(run, step, reference, tool, rights))
+                return
+        names = [f"{wait.call_id} {wait.waits_for}" for wait in waits]
+        await self._record(step_event(run, "run_paused", run.steps.pauses, *names, waits=tuple(waits)))
+
+    async def close(self) -> None:
+        """Wait for the calls in progress, so that their results are recorded; stop those that take too long."""
+        self._is_stopping = True
+        calls = dict(self._calls)
+        if calls:
+            _, late = await asyncio.wait(calls, timeout=ENDS_WITHIN_S)
+            for task in late:
+                calls[task].stop()
+                task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # --- one call -----------------------------------------------------------------------------------------------------
+
+    def _find(self, run: RunState, reference: str) -> tuple[CallRights, CallableTool | ToolReply]:
+        """Return a tool, and with which rights it is called. Raises LogError."""
+        places, agent = self._places(), run.agent_id
+        if places.tools is None:
+            return NO_KEYS, ToolReply(NO_TOOLS, "unavailable")
+        tenant = tenant_in(agent)
+        own_name = agent if tenant is None else agent.removeprefix(tenant + SEPARATOR)
+        rights = rights_of(places.authentication, run.request.actor, own_name)
+        if rights.denied is not None:
+            return rights, ToolReply(rights.denied, "denied")
+        return rights, places.tools.find(reference, rights.principal)
+
+    async def _make(self, call: NextCall) -> None:
+        """Make a call, and record it. Cancelled, it is stopped, unless the server stops: then it ends."""
+        if self._is_stopping:
+            raise asyncio.CancelledError  # the next server makes it
+        begun = step_event(call.run, "call_begun", call.step.call.id, call.step.begun, call=call.about())
+        if (await self._record(begun)).refusal is not None:
+            return
+        stop = CallStop()
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._finish(call, stop))
+        self._calls[task] = stop
+        task.add_done_callback(self._calls.pop)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not self._is_stopping:
+                await loop.run_in_executor(None, stop.stop)
+            raise
+
+    async def _finish(self, call: NextCall, stop: CallStop) -> None:
+        tools, started = self._places().tools, time.monotonic()
+        assert tools is not None  # noqa: S101 - the tool was found there
+        arguments = call.step.call.arguments
+        try:
+            reply = await self._apart(tools.call, call.reference, call.rights.principal, arguments, stop)
+        except LogError as exc:
+            reply = ToolReply(f"the registry of tools cannot be read: {exc}", "unavailable")
+        except Exception:  # whatever a tool does, its run goes on
+            log.exception("call %s of run %s failed", call.step.call.id, call.run.run_id)
+            reply = ToolReply("the call failed; the output of the server says why", "failed")
+        if stop.is_stopped:
+            return  # its run has ended
+        if len(reply.text) > MOST_CHARACTERS:
+            problem = f"the result has {len(reply.text)} characters; at most {MOST_CHARACTERS}"
+            reply = ToolReply(problem, "too_large")
+        duration_ms = round((time.monotonic() - started) * 1000)
+        await self._end(call.run, call.step, call.about(duration_ms=duration_ms, error=reply.error), reply)
+
+    async def _refuse(self, run: RunState, step: CallStep, reference: str, reply: ToolReply) -> None:
+        """Record a call that is not made, with the reason as its result."""
+        tool_id = reference.partition("@")[0]
+        refused = RunCall(call_id=step.call.id, tool_id=tool_id, arguments=step.call.arguments, error=reply.error)
+        await self._end(run, step, refused, reply)
+
+    async def _end(self, run: RunState, step: CallStep, call: RunCall, reply: ToolReply) -> None:
+        message = Message(role="tool", content=reply.text, tool_call_id=step.call.id)
+        await self._record(step_event(run, "call_ended", step.call.id, messages=(message,), call=call))
+
+    async def _apart(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *arguments))
+
+
+def step_event(run: RunState, kind: Any, *about: object, **fields: Any) -> ThreadEvent:
+    """Return an event of a step of a run; its id is derived from its answer's turn, and what it is `about`."""
+    turn_id = fields.setdefault("turn_id", run.steps.turns[-1] if run.steps.turns else None)
+    return ThreadEvent(
+        event_id=derive_id(run.thread_id, run.run_id, kind, turn_id, *about),
+        thread_id=run.thread_id,
+        created_at=times.now_ms(),
+        kind=kind,
+        actor=ACTOR,
+        run_id=run.run_id,
+        **fields,
+    )

@@ -1,0 +1,65 @@
+"""The registry as runs of agents call it: each tool by the description that its agent was registered with.
+
+ID@DIGEST, principal ──► entry of its tenant, accepted with this digest ──► ToolCaller ──► ToolReply
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.log.run_tools import CallableTool, CallStop, ToolReply
+from plugins.environments.episodes.environment import EpisodeError
+from plugins.tools.registry.tool_caller import ToolCaller
+from plugins.tools.registry.tool_log import ToolLog
+from plugins.tools.registry.tool_state import RegisteredTool, find
+from schemas import json_text
+from streams.access.credentials import mask
+from streams.access.roles import Principal
+from streams.access.tenants.tenant_names import own_of
+from streams.errors import EventError, NotFoundError, RefusedError
+
+
+class ToolsOfRuns:
+    """Registered tools for the runs of a server."""
+
+    def __init__(self, log: Callable[[], ToolLog], caller: ToolCaller) -> None:
+        self._log, self._caller = log, caller
+
+    def find(self, reference: str, principal: Principal | None) -> CallableTool | ToolReply:
+        """Return a tool that a principal may call now, or why it may not. Raises LogError."""
+        tool = self._tool(reference, principal)
+        if isinstance(tool, ToolReply):
+            return tool
+        added, accepted = tool.entry.added, tool.entry.accepted
+        assert added is not None and accepted is not None  # noqa: S101 - an entry with tools has both
+        return CallableTool(tool.tool_id, accepted.digest, added.idempotent, added.needs_consent)
+
+    def call(self, reference: str, principal: Principal | None, arguments: str, stop: CallStop) -> ToolReply:
+        """Return the result of a call. Raises LogError before it was made."""
+        tool = self._tool(reference, principal)
+        if isinstance(tool, ToolReply):
+            return tool
+        try:
+            output = self._caller.call(tool, json_text.parse(arguments), self._log(), stop.arm)
+        except RefusedError as exc:
+            return ToolReply(mask(str(exc)), "untrusted")
+        except EpisodeError as exc:
+            return ToolReply(mask(str(exc)), exc.reason)
+        except (EventError, ValueError) as exc:
+            return ToolReply(mask(str(exc)), "invalid")
+        return ToolReply(output.text, output.error)
+
+    def _tool(self, reference: str, principal: Principal | None) -> RegisteredTool | ToolReply:
+        tool_id, _, digest = reference.partition("@")
+        tenant = None if principal is None else principal.tenant
+        try:
+            tool = find(own_of(tenant, self._log().states), tool_id)
+        except NotFoundError as exc:
+            return ToolReply(str(exc), "not_found")
+        except RefusedError as exc:
+            return ToolReply(str(exc), "untrusted")
+        accepted = tool.entry.accepted
+        if accepted is None or not accepted.digest.startswith(digest):
+            problem = f"{tool_id} was accepted with another description than its agent has; register the agent again"
+            return ToolReply(problem, "untrusted")
+        return tool
