@@ -20,8 +20,6 @@ from functools import partial
 from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
 
-from gateway.agents.agent_registration import AgentRegistration
-from gateway.agents.agent_runs import AgentRuns
 from gateway.agents.feedback import FeedbackBox
 from gateway.agents.protocols import AgentProtocols
 from gateway.http.application import Application
@@ -97,7 +95,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
             schema_registry.wait(settings, meter, stop)
             with (
                 open_recorder(settings, engine, rendering, stop, meter, fleet=fleet) as recorder,
-                OpenLog(settings, recorder.agents, meter=meter) as log_view,
+                OpenLog(settings, meter=meter) as log_view,
                 contextlib.ExitStack() as stack,
             ):
                 base = ServerBase(
@@ -197,7 +195,7 @@ def agent_rooms(settings: Settings, recorder: Recorder, steps: LineSteps | None 
     """Return the rooms that agents call; `steps` find the prompts that calls name."""
     calls = AgentProtocols(recorder, settings.policy.name, steps)
     feedback = FeedbackBox(recorder, partial(give_feedback, settings))
-    return [calls, feedback, Health(), AgentRuns(recorder.runs), AgentRegistration(settings, recorder.agents)]
+    return [calls, feedback, Health()]
 
 
 def log_rooms(settings: Settings, log: OpenLog) -> list[object]:

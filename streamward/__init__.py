@@ -1,8 +1,6 @@
 """The public names of Streamward; other packages are internal.
 
-    AgentManager         agents in place of a trainer's generate            streams.tools.agent_manager
     connect              SQL over topics and archive, for a notebook        streams.tools.query.session
-    ConversationTracker  the messages between an agent and the policy       streams.tools.agent_manager
     entry_point          marks your function as a scorer                    streams.scorers
     loss                 marks your function as a trainer's loss             trainer.step.loss
     main                 the command line                                   streams.cli
@@ -20,15 +18,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from streams.cli import main
     from streams.scorers import entry_point
-    from streams.tools.agent_manager import AgentManager, ConversationTracker
     from streams.tools.query.session import connect
     from streams.tools.runs.run_archive import RunArchiveService
     from streams.tools.runs.run_tracker import RunTracker
     from trainer.step.loss import loss
 
 __all__ = [
-    "AgentManager",
-    "ConversationTracker",
     "RunArchiveService",
     "RunTracker",
     "connect",
@@ -38,8 +33,6 @@ __all__ = [
 ]
 
 HOMES = {
-    "AgentManager": "streams.tools.agent_manager",
-    "ConversationTracker": "streams.tools.agent_manager",
     "RunArchiveService": "streams.tools.runs.run_archive",
     "RunTracker": "streams.tools.runs.run_tracker",
     "connect": "streams.tools.query.session",

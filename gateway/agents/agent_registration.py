@@ -29,7 +29,8 @@ from streams.kafka.followed import FollowedOnDemand
 from streams.output import moment
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
-from streams.stages.agents.agent_log import AgentLog, AgentMemory, capability_problem, read_memory
+from streams.stages.agents.agent_log import AgentMemory, capability_problem, read_memory
+from streams.stages.agents.registered_agents import AgentRegistry
 from streams.stages.agents.runs.registration import register
 from streams.stages.tasks.line_steps import CompletedTask, LineSteps, log_now, names_of_tenant
 from streams.stages.tasks.prompted import named_prompt
@@ -117,7 +118,7 @@ AGENT = RegisteredAgent(
 class AgentRegistration:
     """The route that registers agents. It waits for the broker."""
 
-    def __init__(self, settings: Settings, agents: FollowedOnDemand[AgentLog]) -> None:
+    def __init__(self, settings: Settings, agents: FollowedOnDemand[AgentRegistry]) -> None:
         self._settings, self._agents = settings, agents
 
     @REST.post(

@@ -1,7 +1,7 @@
 """What the routes read of the log, opened when a request first needs it.
 
 rows ──► LogOverHttp, which needs DuckDB        ids of tasks ──► TaskIndex
-registries ──► Registry, followed               agents ──► AgentLog
+registries ──► Registry, followed
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from streams.kafka.followed import FollowedOnDemand
 from streams.kafka.named_states import Registry
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
-from streams.stages.agents.agent_log import AgentLog
 from streams.stages.tasks.task_index import SubmittedTask, TaskIndex
 
 if TYPE_CHECKING:
@@ -40,14 +39,12 @@ class OpenLog:
     def __init__(
         self,
         settings: Settings,
-        agents: FollowedOnDemand[AgentLog] | None = None,
         source: Source = "auto",
         meter: Meter = OFF,
     ) -> None:
-        """`agents`: those that a recorder knows, too; `source`: of rows; `meter`: for rooms that count."""
+        """`source`: of rows; `meter`: for rooms that count."""
         self._settings, self._source, self.meter = settings, source, meter
         self._stack, self._lock = ExitStack(), threading.Lock()
-        self._agents = agents or self._stack.enter_context(FollowedOnDemand(AgentLog, settings))
         self._view: LogOverHttp | None = None
         self._tasks = self._stack.enter_context(FollowedOnDemand(TaskIndex, settings))
         self._registries: dict[type[Registry[Any, Any]], FollowedOnDemand[Any]] = {}
@@ -89,11 +86,6 @@ class OpenLog:
     def states(self, kind: type[Registry[Any, Any]]) -> Mapping[str, Any]:
         """Return the states of a registry, by name. Raises as `kind`."""
         return self.registry(kind).states
-
-    @property
-    def agents(self) -> AgentLog:
-        """Every registered agent. Raises as `AgentLog`."""
-        return self._agents.open()
 
     def find_task(self, request: Request, task_id: str) -> SubmittedTask:
         """Return a task that a request may see. Raises NotFoundError, and as `tasks`."""

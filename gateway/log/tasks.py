@@ -33,7 +33,7 @@ from streams.observability import trace_context
 from streams.output import moment
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
-from streams.stages.agents.runs.registration import KnownAgent, known_agents
+from streams.stages.agents.registered_agents import KnownAgent, known_agents
 from streams.stages.tasks.line_steps import LineSteps, Registries, names_of_tenant, no_log
 from streams.stages.tasks.line_task import Reading
 from streams.stages.tasks.lines import check_rows

@@ -12,8 +12,6 @@ from typing import Literal
 
 from starlette.requests import Request
 
-from gateway.agents.agent_registration import AgentRegistration
-from gateway.agents.agent_runs import AgentRuns
 from gateway.agents.feedback import FeedbackBox
 from gateway.agents.protocols import AgentProtocols
 from gateway.http.application import DESCRIPTION
@@ -94,7 +92,7 @@ class OwnPermissions:
 
 
 ROOMS: tuple[type, ...] = (
-    *(AgentProtocols, FeedbackBox, Health, AgentRuns, AgentRegistration),
+    *(AgentProtocols, FeedbackBox, Health),
     *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
     UploadedFiles,
     OwnPermissions,

@@ -7,6 +7,7 @@ from streams.plugins.plugin import Plugin, PluginCommand
 
 PLUGIN = Plugin(
     name="environments",
+    requires=("agents",),
     settings="plugins.environments.settings:Environments",
     commands={
         "agents environments": PluginCommand(

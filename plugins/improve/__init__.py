@@ -4,7 +4,7 @@ from streams.plugins.plugin import Plugin, PluginCommand
 
 PLUGIN = Plugin(
     name="improve",
-    requires=("data", "jobs", "tuning"),
+    requires=("agents", "data", "jobs", "tuning"),
     topics="plugins.improve.topics:TOPICS",
     settings="plugins.improve.settings:Improve",
     commands={

@@ -178,7 +178,7 @@ def _order_by_rewards(call: AppContext, body: dict[str, Any]) -> JobOrder:
     from plugins.jobs.orders import request
     from streams.adapters.versions import known_policies
     from streams.scorers.scorer_check import doubtful_scorer
-    from streams.stages.agents.runs.registration import known_agents
+    from streams.stages.agents.registered_agents import known_agents
     from streams.stages.tasks.line_steps import LineSteps, log_now
 
     job_request, settings = request.read_request(body), call.settings_to_write

@@ -4,6 +4,7 @@ from streams.plugins.plugin import Plugin, PluginCommand
 
 PLUGIN = Plugin(
     name="threads",
+    requires=("agents",),
     topics="plugins.threads.topics:TOPICS",
     commands={"agents chat": PluginCommand("plugins.threads.chat_command:chat", "Chat with a registered agent.")},
     views="plugins.threads.run_calls_view:VIEWS",

@@ -35,7 +35,7 @@ class ThreadPart(ServerPart):
 
     def __init__(self, base: ServerBase) -> None:
         settings = self._settings = base.settings
-        self._base, self._log, self._stack = base, base.log, ExitStack()
+        self._base, self._stack = base, ExitStack()
         self._memory = self._stack.enter_context(FollowedOnDemand(MemoryLog, settings))
         self._task_threads = self._stack.enter_context(FollowedOnDemand(TaskThreadLog, settings))
         runs = ThreadRuns(settings, base.recorder, self._memory.open, LineSteps(base.log.states), self._call_places)
@@ -48,8 +48,8 @@ class ThreadPart(ServerPart):
         self._stack.close()
 
     def rooms(self) -> list[object]:
-        log, runs, auth = self._log, self._runs, self._base.authentication
-        agents = KnownAgents(lambda: log.agents, self._settings.policy.name, self._run_memory.fault)
+        runs, recorder, auth = self._runs, self._base.recorder, self._base.authentication
+        agents = KnownAgents(lambda: recorder.agents.open(), self._settings.policy.name, self._run_memory.fault)
         views = ThreadViews(runs, self._read_task_threads)
         requested = RequestedRuns(runs, views, agents)
         return [

@@ -20,7 +20,7 @@ from streams.arrow.file_rows import OF_EXAMPLES, TABLES, read_objects
 from streams.errors import JobRequestError
 from streams.kafka import times
 from streams.settings.model import Settings
-from streams.stages.agents.runs.registration import known_agents
+from streams.stages.agents.registered_agents import known_agents
 from streams.tools.dataset_reader import dataset_reader
 
 

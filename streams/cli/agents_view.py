@@ -20,7 +20,7 @@ from streams.kafka.admin import read_topic
 from streams.kafka.record import partition_of
 from streams.output import Column, moment
 from streams.settings.model import Settings
-from streams.stages.agents.runs.registration import KnownAgent, registrations
+from streams.stages.agents.registered_agents import KnownAgent, agent_registry
 from streams.stages.agents.trajectories.call_chains import Chains
 from streams.stages.agents.trajectories.fold import Trajectory, TrajectoryStep, fold
 from streams.stages.agents.trajectories.response import response_of
@@ -144,7 +144,7 @@ def opinion(reward: Reward) -> str:
 
 def agents(settings: Settings) -> list[Row]:
     """Return one row for each agent that is registered or has run, by its id."""
-    registered = {name: events[-1] for name, events in registrations(settings).items()}
+    registered = agent_registry().read(settings)
     began, ended, calls, last = Counter[str](), Counter[str](), Counter[str](), dict[str, int]()
     for record in read_topic(settings, "trajectories"):
         step = record.decode(TrajectoryEvent)

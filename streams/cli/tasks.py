@@ -39,7 +39,7 @@ def tasks_submit(call: AppContext, file: Path, reading: TaskFileOptions, output:
     Every line is checked first, and nothing is sent if one is bad. Submitting the same lines again adds nothing. Tasks
     join the trace in the environment variable TRACEPARENT, except where a line has its own.
     """
-    from streams.stages.agents.runs.registration import default_prompts, default_rewards
+    from streams.stages.agents.registered_agents import default_prompts, default_rewards
     from streams.stages.tasks.submit import submit
 
     rewards, prompts = default_rewards(call.settings), default_prompts(call.settings)

@@ -464,39 +464,6 @@ SERVE_ACTIONS = Metric(
     ("serve",),
 )
 
-# --- agents run -------------------------------------------------------------------------------------------------------
-
-RUNS_OPEN = Metric("streamward_agent_runs_open", "gauge", ("agent",), "Runs in progress.", ("agents",))
-RUNS_STARTED = Metric(
-    "streamward_agent_runs_started_total", "counter", ("agent",), "Runs that began in this process.", ("agents",)
-)
-RUNS_ENDED = Metric(
-    "streamward_agent_runs_ended_total",
-    "counter",
-    ("agent", "ending"),
-    "Runs by ending: completed, failed, timeout, cancelled, refused by the server, or unfinished; runs of an earlier "
-    "process are included if their task is read again.",
-    ("agents",),
-)
-RUN_SECONDS = Metric(
-    "streamward_agent_run_seconds",
-    "histogram",
-    ("agent",),
-    "Time of a run of this process, from the program's start to its end in the log.",
-    ("agents",),
-    buckets=AGES,
-)
-AGENT_TASKS = Metric(
-    "streamward_agent_tasks_waiting", "gauge", ("agent",), "Tasks that were read and have no run yet.", ("agents",)
-)
-AGENT_TASK_AGE = Metric(
-    "streamward_agent_tasks_oldest_age_seconds",
-    "gauge",
-    ("agent",),
-    "Age of the oldest of them, by its timestamp; 0 without any.",
-    ("agents",),
-)
-
 # --- admin archive sync --follow --------------------------------------------------------------------------------------
 
 ARCHIVE_LAG_RECORDS = Metric(

@@ -141,6 +141,9 @@ class Plugin:
     generators: str | None = None
     """Where its families of generated tasks are: `module:name` of a mapping of TaskFamily by name
     (streams/stages/tasks/generators.py)."""
+    agents: str | None = None
+    """Where the registered agents are read: `module:name` of an AgentRegistry
+    (streams/stages/agents/registered_agents.py)."""
     episodes: str | None = None
     """Where that is which opens environments and plays their episodes: `module:name` of an EpisodePlayer
     (streams/stages/tasks/episodes.py)."""

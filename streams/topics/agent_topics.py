@@ -1,10 +1,10 @@
-"""The topics of agents: their runs, and what they are made with."""
+"""The topics of the recorder: the calls of agents, and their runs."""
 
 from __future__ import annotations
 
 from schemas import events
 from streams.output import Column
-from streams.topics.shape import NO_TENANT, OWN_RUN, TopicShape, short
+from streams.topics.shape import OWN_RUN, TopicShape, short
 
 SERVER = "the server that agents call"
 
@@ -38,19 +38,6 @@ RUNS = (
             Column("ending", lambda e: e.ending, 9),
             Column("turns", lambda e: e.turns, 5, right=True),
             Column("reason", lambda e: e.reason),
-        ),
-    ),
-    TopicShape(
-        label="agents", event=events.AgentEvent, key="agent_id", kept=True,
-        written_by=SERVER, read_by="people",
-        tenant=NO_TENANT, reader=None, is_about="about an agent", audit="place", causes=(),
-        line=lambda kind: kind,
-        columns=(
-            Column("agent", lambda e: e.agent_id, 16),
-            Column("kind", lambda e: e.kind, 10),
-            Column("type", lambda e: e.type, 12),
-            Column("model", lambda e: e.model_id, 12),
-            Column("tools", lambda e: [tool.name for tool in e.tools]),
         ),
     ),
 )

@@ -36,7 +36,6 @@ from streams.kafka.record import Record
 from streams.kafka.retry import BrokerOutage
 from streams.observability.metrics import OFF
 from streams.settings.model import Policy, Serve, Settings, Topics
-from streams.stages.agents.agent_log import AgentLog
 from streams.stages.agents.recording import turn_writer
 from streams.stages.agents.recording.call_prompts import CallPrompts
 from streams.stages.agents.recording.policy_recorder import RecordingIO
@@ -44,6 +43,7 @@ from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.served_conversations import ServedConversations
 from streams.stages.agents.recording.served_versions import ServedVersions
 from streams.stages.agents.recording.turn_writer import TurnWriter
+from streams.stages.agents.registered_agents import NoAgents
 from tests.support.documented import as_documented
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ def serving(
             for event in log.events(TrajectoryEvent, Turn):
                 of_policy.take(event)
             io = RecordingIO(settings.serve, rendering, writer, CallPrompts(engine, rendering))
-            recorder = Recorder(settings, versions, conversations, io, NoAgents(AgentLog, settings))
+            recorder = Recorder(settings, versions, conversations, io, FollowedOnDemand(NoAgents, settings))
             rooms = [AgentProtocols(recorder), FeedbackBox(recorder, refuses)]
             app = Application(rooms, version="1", max_body_bytes=int(settings.serve.max_body_mb * 1_000_000))
             server = ServerInMemory(app, recorder, engine, log)
@@ -217,20 +217,6 @@ def serving(
                 yield server
             finally:
                 server.close()
-
-
-class NoAgents(FollowedOnDemand[AgentLog]):
-    """The agents of a log in which none is registered."""
-
-    @property
-    def current(self) -> Any:
-        return self
-
-    def get(self, agent_id: str) -> None:
-        """There is none."""
-
-    def catch_up(self) -> None:
-        """There will be none."""
 
 
 def refuses(answer: RatedAnswer, value: float, *, source: str, reason: str | None) -> Coordinates:

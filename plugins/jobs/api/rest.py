@@ -34,7 +34,7 @@ from schemas.faults import refusal
 from streams.errors import CallError
 from streams.output import moment
 from streams.settings.model import Settings
-from streams.stages.agents.runs.registration import KnownAgent
+from streams.stages.agents.registered_agents import KnownAgent
 
 JOBS_LISTED = "GET /v1/fine_tuning/jobs lists jobs"
 """Where the ids of jobs are found."""

@@ -29,7 +29,7 @@ from streams.adapters.versions import AdapterState, known_policies, read_state
 from streams.errors import JobRequestError, NotFoundError, RefusedError
 from streams.kafka.followed import FollowedOnDemand
 from streams.settings.model import Settings
-from streams.stages.agents.runs.registration import KnownAgent, known_agents
+from streams.stages.agents.registered_agents import KnownAgent, known_agents
 from streams.stages.tasks.line_steps import LineSteps, log_now
 
 OpenJobs = FollowedOnDemand[JobLog]

@@ -20,7 +20,7 @@ from streams.plugins.plugin import load_reference
 
 if TYPE_CHECKING:
     from streams.access.roles import Action
-    from streams.stages.agents.runs.registration import KnownAgent
+    from streams.stages.agents.registered_agents import KnownAgent
 
 NOT_LOADED = "NOT_LOADED"
 """The type of a job whose plugin is not loaded, in answers."""

@@ -44,7 +44,7 @@ from streams.rows.training_gate import AllHeldOut, TrainingUse
 from streams.scorers.registry import is_of_group
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import FOLDER_NAME, Settings
-from streams.stages.agents.runs.registration import KnownAgent
+from streams.stages.agents.registered_agents import KnownAgent
 from streams.stages.tasks.episodes import ENVIRONMENT_AGENT, HELD_OUT_TASKS
 from streams.stages.tasks.line_steps import LineSteps, log_now, names_of_tenant
 from streams.stages.tasks.prompted import named_prompt

@@ -15,7 +15,8 @@ from schemas.conventions import TOOL_IDS
 from schemas.events import AgentEvent, Tool
 from streams.access.tenants.tenant_names import SEPARATOR, is_of, may_know, named
 from streams.errors import CallError, EventError
-from streams.stages.agents.agent_log import AgentLog, AgentMemory, capability_problem, read_memory
+from streams.stages.agents.agent_log import AgentMemory, capability_problem, read_memory
+from streams.stages.agents.registered_agents import AgentRegistry
 
 LISTED = "POST /acp/agents/search lists agents"
 """Where the names of agents are found."""
@@ -44,7 +45,7 @@ class KnownAgents:
     """The agents of a server."""
 
     def __init__(
-        self, agents: Callable[[], AgentLog], policy: str, memory_fault: Callable[[AgentMemory], str | None]
+        self, agents: Callable[[], AgentRegistry], policy: str, memory_fault: Callable[[AgentMemory], str | None]
     ) -> None:
         """`agents` opens those of the log; `policy` is that of the server; `memory_fault` says why the server cannot do
         what an agent is to remember.
@@ -52,7 +53,7 @@ class KnownAgents:
         self._agents, self._policy, self._memory_fault = agents, policy, memory_fault
 
     def of(self, request: Request) -> list[AvailableAgent]:
-        """Return the agents that a request may run, in order. Raises as `AgentLog`."""
+        """Return the agents that a request may run, in order. Raises as `AgentRegistry`."""
         registered = [self._agent_of(request, event) for event in self._agents().agents.values()]
         known = {agent.agent_id: agent for agent in registered if agent is not None}
         known.setdefault(DEFAULT_AGENT, self._default(request))

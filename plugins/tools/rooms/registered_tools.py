@@ -40,7 +40,7 @@ from schemas.tool_text import EndpointKind
 from streams.access.tenants.tenant_names import named, own_of
 from streams.errors import CallError, CallErrorKind, EventError
 from streams.settings.model import Settings
-from streams.stages.agents.runs.registration import registrations
+from streams.stages.agents.registered_agents import agent_registry
 
 LISTED = "GET /mcp/tools lists tools"
 KINDS: dict[str, CallErrorKind] = {"unknown_environment": "not_found", "not_allowed": "unsupported"}
@@ -267,8 +267,8 @@ class RegisteredTools:
 
 def _tools_of_agent(settings: Settings, agent_id: str) -> tuple[str, ...]:
     """Return the ids of the tools that an agent is registered with. Raises LogError."""
-    events = registrations(settings).get(agent_id, ())
-    return tool_ids(events[-1].metadata) if events and events[-1].kind == "registered" else ()
+    agent = agent_registry().read(settings).get(agent_id)
+    return () if agent is None else tool_ids(agent.metadata)
 
 
 @contextmanager

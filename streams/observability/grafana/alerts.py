@@ -118,10 +118,6 @@ REASONS = {
     )
     for reason in ("error", "length")
 }
-FAILED_RUNS = share(
-    _rate(catalog.RUNS_ENDED, "agent", window="15m", ending="~failed|timeout|refused"),
-    _rate(catalog.RUNS_ENDED, "agent", window="15m"),
-)
 UNUSABLE_ACTIONS = share(
     _rate(catalog.SERVE_ACTIONS, window="30m", use="unusable"), _rate(catalog.SERVE_ACTIONS, window="30m")
 )
@@ -221,10 +217,6 @@ ALERTS = (
     Alert(
         "ScorerFailing", "critical", "10m", Limit(FAILED_SCORES, ">", 0.1),
         "{{ $value | humanizePercentage }} of the scores of `{{ $labels.source }}` failed.",
-    ),
-    Alert(
-        "AgentFailing", "warning", "15m", Limit(FAILED_RUNS, ">", 0.5),
-        "{{ $value | humanizePercentage }} of the runs of agent `{{ $labels.agent }}` failed.",
     ),
     Alert(
         "ActionsUnusable", "warning", "30m", Limit(UNUSABLE_ACTIONS, ">", 0.5),

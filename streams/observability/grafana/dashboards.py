@@ -205,18 +205,6 @@ AGENTS = (
         (UNUSABLE_ACTIONS, "actions that could not be used"),
     ),
 )
-RUNS = (
-    _panel("Runs in progress", "short", (total(select(catalog.RUNS_OPEN), "agent"), "{{agent}}")),
-    _panel(
-        "Runs a second, by how they ended",
-        "ops",
-        (per_second(catalog.RUNS_STARTED, "agent"), "{{agent}} began"),
-        (per_second(catalog.RUNS_ENDED, "agent", "ending"), "{{agent}} {{ending}}"),
-    ),
-    _spread("Time of a run", catalog.RUN_SECONDS, "agent", window=RARELY),
-    _panel("Tasks without a run", "short", (total(select(catalog.AGENT_TASKS), "agent"), "{{agent}}")),
-    _panel("Age of the oldest of them", "s", (largest(select(catalog.AGENT_TASK_AGE), "agent"), "{{agent}}")),
-)
 FLEET = (
     _gauge("Waiting work, by policy", "short", catalog.FLEET_WAITING),
     _gauge("Age of the oldest waiting work", "s", catalog.FLEET_WAITING_SECONDS),
@@ -353,7 +341,6 @@ POLICY = Dashboard(
         PanelRow("Versions", (VERSIONS, SERVED, TRIAL)),
         PanelRow("Fleets: many policies in one process", FLEET),
         PanelRow("Calls of agents", AGENTS),
-        PanelRow("Runs of agents", RUNS),
     ),
 )
 SCORING = Dashboard(

@@ -55,7 +55,7 @@ def _sections() -> Iterator[str]:
         ("scoring",): "Scoring",
     }
     titles |= {("train",): "Trainer", ("audit",): "The audit", ("serve",): "The server of agents"}
-    titles |= {("agents",): "Runs of agents", ("archive",): "The archive"}
+    titles |= {("archive",): "The archive"}
     rest = [metric for metric in of_core() if metric.processes not in titles]
     for processes, title in titles.items():
         yield f"\n## {title}\n\n{_table([metric for metric in of_core() if metric.processes == processes])}"

@@ -138,7 +138,10 @@ def _fold(state: _Registration, event: AgentEvent, _: Coordinates) -> _Registrat
     return state if _refusal(state, event) else _Registration(event, state.ids | {event.event_id})
 
 
-AGENTS = RegistryShape("agents", "agent", AgentEvent, lambda _: _Registration(), _refusal, _fold)
+AGENTS = RegistryShape(
+    *("agents", "agent", AgentEvent, lambda _: _Registration(), _refusal, _fold),
+    is_there=lambda state: state.agent is not None,
+)
 
 
 class AgentLog(FollowedStates[AgentEvent, _Registration]):
@@ -148,6 +151,11 @@ class AgentLog(FollowedStates[AgentEvent, _Registration]):
         """Raises NotFoundError without the topic, LogError if the broker does not answer."""
         super().__init__(settings, AGENTS)
 
+    @classmethod
+    def read(cls, settings: Settings) -> Mapping[str, AgentEvent]:
+        """Return what each agent is in this log now, by its name. Raises as `__init__`."""
+        return _agents(AGENTS.read(settings))
+
     def get(self, agent_id: str) -> AgentEvent | None:
         """Return a registered agent by its name in the log; None if not found. Raises as `agents`."""
         return self.state(agent_id).agent
@@ -155,4 +163,8 @@ class AgentLog(FollowedStates[AgentEvent, _Registration]):
     @property
     def agents(self) -> Mapping[str, AgentEvent]:
         """What each agent is, by its name in the log. Raises LogError once the log cannot be read."""
-        return {name: agent for name, state in self.states.items() if (agent := state.agent) is not None}
+        return _agents(self.states)
+
+
+def _agents(states: Mapping[str, _Registration]) -> dict[str, AgentEvent]:
+    return {name: agent for name, state in states.items() if (agent := state.agent) is not None}

@@ -12,15 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from schemas.events import EpisodeStart, Message, RewardSource, Task, Tool
 from streams.errors import SettingsError
 from streams.plugins.installed import load_only
 from streams.settings.model import Settings
-
-if TYPE_CHECKING:
-    from streams.stages.agents.runs.agent_runner import AgentWork
 
 ENVIRONMENT_AGENT = "environment"
 """The agent that loops model and environment, as `streamward agents run --environments` calls itself."""
@@ -74,8 +71,11 @@ class EpisodePlayer(Protocol):
 
     def playing(
         self, settings: Settings, server: str, time_limit_s: float
-    ) -> AbstractContextManager[Callable[[Task], AgentWork]]:
-        """Return, for as long as the block runs, what begins a run of a task. Raises SettingsError for `server`."""
+    ) -> AbstractContextManager[Callable[[Task], Any]]:
+        """Return, for as long as the block runs, what makes a run of a task, as the plugin that runs agents takes it.
+
+        Raises SettingsError for `server`.
+        """
 
 
 class _NoEpisodes:
@@ -95,7 +95,7 @@ class _NoEpisodes:
 
     def playing(
         self, settings: Settings, server: str, time_limit_s: float
-    ) -> AbstractContextManager[Callable[[Task], AgentWork]]:
+    ) -> AbstractContextManager[Callable[[Task], Any]]:
         raise SettingsError(NOT_PLAYED)
 
 

@@ -25,13 +25,13 @@ from schemas.events import AgentEvent, Message
 from streams.errors import CallError, LogError
 from streams.kafka.followed import FollowedOnDemand
 from streams.settings.model import Settings
-from streams.stages.agents.agent_log import AgentLog
 from streams.stages.agents.recording.calls import ModelCall, Piece, PromptScores, ServedModel
 from streams.stages.agents.recording.conversations import Conversation
 from streams.stages.agents.recording.policy_recorder import PolicyRecorder, RecordingIO
 from streams.stages.agents.recording.served_conversations import ServedConversations
 from streams.stages.agents.recording.served_versions import ServedVersions
 from streams.stages.agents.recording.task_runs import TrajectoryOrder
+from streams.stages.agents.registered_agents import AgentRegistry
 from streams.stages.agents.runs.run_end import TrajectoryEnd
 
 
@@ -44,7 +44,7 @@ class Recorder:
         versions: ServedVersions,
         conversations: ServedConversations,
         io: RecordingIO,
-        agents: FollowedOnDemand[AgentLog],
+        agents: FollowedOnDemand[AgentRegistry],
     ) -> None:
         self._settings, self._versions, self._conversations = settings, versions, conversations
         self._io, self.agents = io, agents

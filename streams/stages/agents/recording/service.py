@@ -25,7 +25,6 @@ from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
-from streams.stages.agents.agent_log import AgentLog
 from streams.stages.agents.recording.call_prompts import CallPrompts
 from streams.stages.agents.recording.policy_recorder import RecordingIO
 from streams.stages.agents.recording.recorder import Recorder
@@ -33,6 +32,7 @@ from streams.stages.agents.recording.served_conversations import ServedConversat
 from streams.stages.agents.recording.served_versions import ServedVersions
 from streams.stages.agents.recording.server_metrics import ServerMetrics
 from streams.stages.agents.recording.turn_writer import TurnWriter
+from streams.stages.agents.registered_agents import agent_registry
 
 log = logging.getLogger("streamward.agents")
 
@@ -57,7 +57,10 @@ def open_recorder(
         conversations = ServedConversations(int(settings.serve.remembered_mb * 1_000_000), versions.serves)
         LoggedConversations(settings, outage).restore(conversations, times.now_ms())
         ServerMetrics(meter, engine, conversations)
-        with _writing(settings, stop, meter, versions) as writer, FollowedOnDemand(AgentLog, settings) as agents:
+        with (
+            _writing(settings, stop, meter, versions) as writer,
+            FollowedOnDemand(agent_registry(), settings) as agents,
+        ):
             io = RecordingIO(settings.serve, rendering, writer, CallPrompts(engine, rendering))
             yield Recorder(settings, versions, conversations, io, agents)
 

@@ -8,13 +8,11 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache
-from typing import NamedTuple
 
 from schemas.conventions import TOOL_IDS
-from schemas.events import AgentEvent, AgentType, RewardSource, derive_id
+from schemas.events import AgentEvent, derive_id
 from schemas.serde import Poison
 from streams.errors import RefusedError
 from streams.kafka import times
@@ -37,41 +35,6 @@ def registrations(settings: Settings, outage: BrokerOutage | None = None) -> dic
             seen.add((event.agent_id, event.event_id))
             by_agent.setdefault(event.agent_id, []).append(event)
     return by_agent
-
-
-class KnownAgent(NamedTuple):
-    """A registered agent, with the fields that orders need."""
-
-    policy: str
-    """The policy that answers its calls."""
-    reward_sources: tuple[RewardSource, ...] = ()
-    """Default reward sources of its tasks and jobs."""
-    type: AgentType = "PROMPT_BASED"
-    """How it was registered."""
-    prompt: str | None = None
-    """Default prompt of its tasks: NAME@VERSION or NAME@ALIAS."""
-
-
-def known_agents(settings: Settings) -> dict[str, KnownAgent]:
-    """Return every registered agent. Raises as `read_topic`."""
-    newest = (events[-1] for events in registrations(settings).values())
-    return {
-        event.agent_id: KnownAgent(event.model_id.partition("@")[0], event.reward_sources, event.type, event.prompt)
-        for event in newest
-        if event.kind == "registered"
-    }
-
-
-def default_rewards(settings: Settings) -> Callable[[str], tuple[RewardSource, ...]]:
-    """Return the function that gives an agent's reward sources; its first call reads the log, and raises as that."""
-    agents = cache(lambda: known_agents(settings))
-    return lambda agent_id: agents()[agent_id].reward_sources if agent_id in agents() else ()
-
-
-def default_prompts(settings: Settings) -> Callable[[str], str | None]:
-    """Return the function that gives an agent's prompt; its first call reads the log, and raises as that."""
-    agents = cache(lambda: known_agents(settings))
-    return lambda agent_id: agents()[agent_id].prompt if agent_id in agents() else None
 
 
 def next_event(before: Sequence[AgentEvent], proposed: AgentEvent) -> AgentEvent | None:

@@ -1,0 +1,23 @@
+"""Agents: what each is registered with, and the programs that are run on the tasks that name them.
+
+    POST /rl/agents, agents run ──► agents ──► model, prompt, tools and scorers of its calls, tasks and jobs
+    tasks ──► agents run ──► begin ──► a program, a process a slot, which calls the server ──► end ──► responses
+
+The server's recorder, which joins each call with its turn, task and version, is the core's, and so are the commands
+that show runs: they record and show the calls of any client, registered or not.
+"""
+
+from streams.plugins.plugin import Plugin, PluginCommand
+
+PLUGIN = Plugin(
+    name="agents",
+    topics="plugins.agents.topics:TOPICS",
+    agents="streams.stages.agents.agent_log:AgentLog",
+    commands={
+        "agents run": PluginCommand("plugins.agents.run_command:agents_run", "Run an agent on the tasks that name it.")
+    },
+    serves="plugins.agents.agent_part:AgentPart",
+    metrics="streams.stages.agents.runs.run_metrics:METRICS",
+    alerts="streams.stages.agents.runs.run_metrics:ALERTS",
+    public=("streams.tools.agent_manager:AgentManager", "streams.tools.agent_manager:ConversationTracker"),
+)
