@@ -12,12 +12,12 @@ from streams.plugins.plugin import Plugin, PluginCommand
 PLUGIN = Plugin(
     name="agents",
     topics="plugins.agents.topics:TOPICS",
-    agents="streams.stages.agents.agent_log:AgentLog",
+    agents="plugins.agents.registry.agent_log:AgentLog",
     commands={
         "agents run": PluginCommand("plugins.agents.run_command:agents_run", "Run an agent on the tasks that name it.")
     },
     serves="plugins.agents.agent_part:AgentPart",
-    metrics="streams.stages.agents.runs.run_metrics:METRICS",
-    alerts="streams.stages.agents.runs.run_metrics:ALERTS",
-    public=("streams.tools.agent_manager:AgentManager", "streams.tools.agent_manager:ConversationTracker"),
+    metrics="plugins.agents.runs.run_metrics:METRICS",
+    alerts="plugins.agents.runs.run_metrics:ALERTS",
+    public=("plugins.agents.agent_manager:AgentManager", "plugins.agents.agent_manager:ConversationTracker"),
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.agents.agent_registration import AgentRegistration
-from gateway.agents.agent_runs import AgentRuns
 from gateway.log.server_part import ServerBase, ServerPart
+from plugins.agents.rooms.agent_registration import AgentRegistration
+from plugins.agents.rooms.agent_runs import AgentRuns
 
 
 class AgentPart(ServerPart):

@@ -19,9 +19,9 @@ from streams.errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from plugins.agents.runs.agent_runner import AgentWork
     from schemas.events import AnswerRule, Task
     from streams.output import Output
-    from streams.stages.agents.runs.agent_runner import AgentWork
 
 
 PROGRAMS_AT_ONCE, EPISODES_AT_ONCE = 4, 64
@@ -109,10 +109,10 @@ def agents_run(
     programs find in OPENAI_API_KEY and ANTHROPIC_API_KEY; it needs the role submitter. SIGTERM or Ctrl-C ends this
     command once the runs in progress have ended. Several processes may run the same agent: each task runs in one.
     """
+    from plugins.agents.runs import agent_program, agent_runner
     from streams import output as show
     from streams.kafka import admin
     from streams.observability import metrics
-    from streams.stages.agents.runs import agent_program, agent_runner
     from streams.stages.tasks.episodes import episode_player
 
     agent_id = _agent_name(agent_id, environments=environments, command=command, entry_point=entry_point)
@@ -158,8 +158,8 @@ def _program(
     cannot be run."""
     if command is None and entry_point is None:
         return None
-    from streams.stages.agents.runs.agent_process import AgentProcess, run_process
-    from streams.stages.agents.runs.agent_runner import AgentWork
+    from plugins.agents.runs.agent_process import AgentProcess, run_process
+    from plugins.agents.runs.agent_runner import AgentWork
 
     if command is not None:
         process = AgentProcess.from_text(command, time_limit_s=time_limit_s)

@@ -16,14 +16,14 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from plugins.agents.runs.agent_process import ProgramRun
+from plugins.agents.runs.agent_runner import AgentWork
+from plugins.agents.runs.connection_pool import KeptAlive
 from plugins.environments.episode_calls import CallFailed, ModelCalls, action_of
 from plugins.environments.episodes.environment import Environment, EpisodeError, Observation, StepResult
 from plugins.environments.episodes.running_episode import LiveEpisode
 from schemas.events import EpisodeStart, Task
-from streams.stages.agents.runs.agent_process import ProgramRun
-from streams.stages.agents.runs.agent_runner import AgentWork
-from streams.stages.agents.runs.connection_pool import KeptAlive
-from streams.stages.agents.runs.run_end import TrajectoryEnd
+from streams.stages.agents.recording.run_end import TrajectoryEnd
 from streams.stages.agents.trajectories.chat_format import message_of, tool_of
 
 

@@ -18,12 +18,12 @@ from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
 
+from plugins.agents.runs.agent_process import ProgramRun
+from plugins.agents.runs.connection_pool import LATER, KeptAlive
 from plugins.environments.episodes.environment import Action
 from schemas import json_text
 from schemas.events import Ending, Observed, ToolCall
 from streams.errors import StreamwardError
-from streams.stages.agents.runs.agent_process import ProgramRun
-from streams.stages.agents.runs.connection_pool import LATER, KeptAlive
 
 PAUSE_S = 0.5
 """Delay before a call is retried."""

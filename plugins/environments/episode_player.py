@@ -18,7 +18,7 @@ from streams.settings.model import Settings
 from streams.stages.tasks.episodes import Episodes, EpisodeSpec
 
 if TYPE_CHECKING:
-    from streams.stages.agents.runs.agent_runner import AgentWork
+    from plugins.agents.runs.agent_runner import AgentWork
 
 
 class EnvironmentPlayer:

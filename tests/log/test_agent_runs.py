@@ -14,12 +14,12 @@ import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
+from plugins.agents.runs.agent_runner import AgentPlan, AgentWork, run as run_agent
 from schemas.events import Observed, Response, Sampling, TrajectoryEvent, derive_id
 from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
-from streams.stages.agents.runs.agent_runner import AgentPlan, AgentWork, run as run_agent
-from streams.stages.agents.runs.run_end import TrajectoryEnd
+from streams.stages.agents.recording.run_end import TrajectoryEnd
 from streams.stages.tasks.submit import submit
 from tests.support.agent_server import serving, settings_of, turns
 from tests.support.documented import as_documented

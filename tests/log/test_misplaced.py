@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from plugins.agents.registry.registration import register, registrations
 from schemas.events import AgentEvent, ExperimentEvent
 from streams.adapters.decisions import read_history
 from streams.adapters.versions import known_policies, read_state, read_states
 from streams.kafka import admin
 from streams.settings.model import Settings
-from streams.stages.agents.runs.registration import register, registrations
 from streams.tools.replay import experiments
 from tests.support.commands import invoke
 from tests.support.factories import one_of_each, trained

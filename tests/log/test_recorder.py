@@ -24,10 +24,10 @@ from streams.settings.model import Settings
 from streams.stages.agents.recording import call_prompts
 from streams.stages.agents.recording.calls import Done, ModelCall
 from streams.stages.agents.recording.recorder import Recorder
+from streams.stages.agents.recording.run_end import TrajectoryEnd
 from streams.stages.agents.recording.served_versions import LOADED
 from streams.stages.agents.recording.service import open_recorder
 from streams.stages.agents.recording.task_runs import TrajectoryOrder
-from streams.stages.agents.runs.run_end import TrajectoryEnd
 from streams.stages.agents.trajectories.fold import of_each
 from tests.support import factories
 from tests.support.agent_server import settings_of

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from plugins.agents.agent_manager import AgentManager
+from plugins.agents.registry import registration
+from plugins.agents.registry.registration import register, registrations
+from plugins.agents.runs.agent_runner import AgentPlan, AgentWork, run
 from schemas.events import AgentEvent, RewardSource, Tool, derive_id
 from streams.errors import RefusedError
 from streams.kafka import admin
 from streams.settings.model import Settings
-from streams.stages.agents.runs import registration
-from streams.stages.agents.runs.agent_runner import AgentPlan, AgentWork, run
-from streams.stages.agents.runs.registration import KnownAgent, known_agents, register, registrations
-from streams.stages.agents.runs.run_end import TrajectoryEnd
-from streams.tools.agent_manager import AgentManager
+from streams.stages.agents.recording.run_end import TrajectoryEnd
+from streams.stages.agents.registered_agents import KnownAgent, known_agents
 from tests.support.processes import read
 
 pytestmark = pytest.mark.kafka

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from plugins.agents.registry.agent_log import AGENTS
 from schemas.events import AgentEvent
 from streams.errors import RefusedError
 from streams.kafka import admin, named_states
 from streams.kafka.named_states import FollowedStates, Registry, RegistryShape
 from streams.kafka.topics import key_field
 from streams.settings.model import Kafka, Settings, Topics
-from streams.stages.agents.agent_log import AGENTS
 from tests.support.factories import one_of_each
 from tests.support.log.shared_node import own_prefix
 from tests.support.log.unchecked import write_unchecked

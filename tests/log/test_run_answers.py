@@ -12,9 +12,9 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from plugins.agents.agent_manager import AgentManager
 from schemas.events import Response, TrajectoryEvent, derive_id
 from streams.settings.model import Settings
-from streams.tools.agent_manager import AgentManager
 from tests.support.agent_server import check_audit, serving, settings_of
 from tests.support.commands import invoke
 from tests.support.documented import as_documented

@@ -15,6 +15,7 @@ import pytest
 from openai import NotFoundError, OpenAI
 from openai.types.chat import ChatCompletionUserMessageParam
 
+from plugins.agents.registry.registration import register
 from schemas.events import AdapterEvent, AgentEvent, Message, Sampling, Turn
 from streams.adapters import store
 from streams.engines.scripted.scripted_rendering import ScriptedRendering
@@ -27,7 +28,6 @@ from streams.settings.model import Fleet, Policy, Settings
 from streams.stages.agents.recording.calls import Begun, ModelCall
 from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.service import open_recorder
-from streams.stages.agents.runs.registration import register
 from tests.support import factories
 from tests.support.agent_server import serving, settings_of
 from tests.support.log.keys import open_keys

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from plugins.agents.registry.agent_log import AgentMemory, capability_problem, read_memory
 from streams.errors import EventError
-from streams.stages.agents.agent_log import AgentMemory, capability_problem, read_memory
 
 
 def test_a_memory_config_that_nothing_obeys_is_refused_by_its_name() -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from plugins.agents.runs.agent_process import AgentProcess, ProgramRun, run_process
 from schemas.events import Message
 from streams.errors import SettingsError
-from streams.stages.agents.runs.agent_process import AgentProcess, ProgramRun, run_process
-from streams.stages.agents.runs.run_end import TrajectoryEnd
+from streams.stages.agents.recording.run_end import TrajectoryEnd
 from tests.support.factories import task
 from tests.support.processes import is_running
 

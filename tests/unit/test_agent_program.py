@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from plugins.agents.runs import agent_program
 from schemas.events import AgentProgram
-from streams.stages.agents.runs import agent_program
 from streamward import AgentManager
 
 CODE = "def answer(prompt):\n    return prompt\n"

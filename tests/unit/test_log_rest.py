@@ -32,7 +32,7 @@ from gateway.server import log_rooms
 from schemas.events import AccessRole, EpisodeStart, Response, RewardSource, Task
 from streams.errors import CallError, NotFoundError, RefusedError
 from streams.settings.model import Archive, Policy, Scoring, Serve, Settings
-from streams.stages.agents.runs.registration import KnownAgent
+from streams.stages.agents.registered_agents import KnownAgent
 from streams.stages.tasks.task_index import same
 from streams.tools.query import formats
 from streams.tools.views import statement_process

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from plugins.agents.registry.registration import registrations
 from plugins.improve.triggers.promoted_runs import PromotedRuns
 from plugins.improve.triggers.rule import RetrainRule
 from schemas import json_text
@@ -27,7 +28,6 @@ from streams.kafka.reader import read
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.stages.agents.runs.registration import registrations
 from streams.stages.tasks.submit import records_of
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from plugins.agents.registry.agent_log import object_of
 from plugins.threads.a2a.task_bodies import TaskState
 from plugins.threads.acp.run_frames import end_id
 from plugins.threads.acp.thread_access import id_of
@@ -18,7 +19,6 @@ from plugins.threads.log.run_steps import ThreadMessage
 from plugins.threads.log.thread_state import RunState, RunStatus
 from schemas.events import derive_id
 from streams.output import moment
-from streams.stages.agents.agent_log import object_of
 
 ENDINGS: dict[RunStatus, TaskState] = {
     "success": "TASK_STATE_COMPLETED",

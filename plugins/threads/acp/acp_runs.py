@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from gateway.http import sse
 from gateway.http.principal import actor_of
 from gateway.http.route import CONVERSATION, Reply
+from plugins.agents.registry.agent_log import object_of
 from plugins.threads.acp.acp_threads import LISTED
 from plugins.threads.acp.requested_runs import RequestedRuns, sees_run
 from plugins.threads.acp.run_execution import ThreadRuns, run_event
@@ -54,7 +55,6 @@ from plugins.threads.acp.thread_bodies import (
 from plugins.threads.acp.thread_interfaces import ACP
 from plugins.threads.log.thread_state import RunState
 from streams.errors import CallError
-from streams.stages.agents.agent_log import object_of
 
 RUNS_LISTED = "POST /acp/runs/search lists runs"
 """Where the ids of runs are found."""

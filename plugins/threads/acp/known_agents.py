@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from gateway.http.principal import DEFAULT_AGENT, may_ask, principal_of, tenant_of
+from plugins.agents.registry.agent_log import AgentMemory, capability_problem, read_memory
 from schemas.conventions import TOOL_IDS
 from schemas.events import AgentEvent, Tool
 from streams.access.tenants.tenant_names import SEPARATOR, is_of, may_know, named
 from streams.errors import CallError, EventError
-from streams.stages.agents.agent_log import AgentMemory, capability_problem, read_memory
 from streams.stages.agents.registered_agents import AgentRegistry
 
 LISTED = "POST /acp/agents/search lists agents"

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from gateway.agents.named_prompts import PromptParameter, with_prompt
 from gateway.http import errors
+from plugins.agents.registry.agent_log import MOST_ITEMS, read_memory
 from plugins.threads.acp.run_actions import ACTOR, AGAIN_S, CallPlaces, RunActions, step_event
 from plugins.threads.acp.run_frames import StreamPlace, end_id, frames
 from plugins.threads.acp.run_limits import RunLimits, RunOutcome
@@ -40,7 +41,6 @@ from streams.errors import CallError, EventError, LogError, NotFoundError
 from streams.kafka import times
 from streams.kafka.followed import FollowedOnDemand
 from streams.settings.model import Settings
-from streams.stages.agents.agent_log import MOST_ITEMS, read_memory
 from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece
 from streams.stages.tasks.line_steps import LineSteps
 

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from gateway.http.body import Answer
 from gateway.http.principal import tenant_of
+from plugins.agents.registry.agent_log import PROTOCOL_CAPABILITIES, object_of
 from plugins.threads.acp.known_agents import AvailableAgent
 from plugins.threads.acp.thread_access import id_of, own_labels
 from plugins.threads.log.memory_state import MemoryItem
@@ -22,7 +23,6 @@ from plugins.threads.log.thread_state import RunState, ThreadCheckpoint, ThreadS
 from schemas.events import CallWait
 from streams.access.tenants.tenant_names import SEPARATOR
 from streams.output import moment
-from streams.stages.agents.agent_log import PROTOCOL_CAPABILITIES, object_of
 
 LANGCHAIN_TYPES = {"user": "human", "assistant": "ai"}
 

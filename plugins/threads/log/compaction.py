@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
+from plugins.agents.registry.agent_log import CompactionRule
 from schemas import json_text
 from schemas.events import Message, ThreadEvent
-from streams.stages.agents.agent_log import CompactionRule
 from streams.stages.agents.trajectories.chat_format import message_of
 
 RULE = "last-turns/1"

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from plugins.agents.registry.agent_log import object_of
 from schemas import json_text
 from schemas.events import MemoryEvent, Message
-from streams.stages.agents.agent_log import object_of
 
 Labels = tuple[str, ...]
 REMEMBERED = (

@@ -21,11 +21,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from plugins.agents.registry.agent_log import object_of
 from plugins.threads.log.run_steps import NO_STEPS, STEPS, RunSteps, ThreadMessage, messages_of, step_refusal, take_step
 from schemas.conventions import TASK_PARTS, THREAD_TASK
 from schemas.events import Message, RunEnding, Sampling, ThreadEvent, Tool
 from streams.access.tenants.tenant_names import tenant_in
-from streams.stages.agents.agent_log import object_of
 
 RunStatus = Literal["pending", "success", "error", "timeout", "interrupted"]
 ThreadStatus = Literal["idle", "busy", "interrupted", "error"]

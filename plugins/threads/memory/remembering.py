@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field, ValidationError
 
+from plugins.agents.registry.agent_log import RememberRule
 from plugins.threads.acp.thread_access import id_of
 from plugins.threads.log.memory_state import namespace_of
 from plugins.threads.log.thread_state import RunState
@@ -26,7 +27,6 @@ from streams import references
 from streams.engines.rendering.answer_form import AnswerForm
 from streams.errors import CallError, EventError
 from streams.kafka import times
-from streams.stages.agents.agent_log import RememberRule
 from streams.stages.agents.trajectories.chat_format import message_of
 
 SETTING = "threads.functions"

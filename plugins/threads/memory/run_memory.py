@@ -17,8 +17,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 from gateway.http import errors
+from plugins.agents.registry.agent_log import AgentMemory, CompactionRule, RememberRule, read_memory
 from plugins.threads.acp.run_actions import ACTOR, AGAIN_S
-from plugins.threads.acp.run_execution import ThreadRuns, run_event
+from plugins.threads.acp.run_execution import ACTOR, AGAIN_S, ThreadRuns, run_event
 from plugins.threads.log.compaction import REQUEST, RULE, as_read, cuts, digest_of, summary_source
 from plugins.threads.log.memory_log import MemoryLog
 from plugins.threads.log.thread_state import RunState, ThreadState
@@ -30,7 +31,6 @@ from schemas.events import CurationEvent, MemoryEvent, Message, ThreadEvent, der
 from streams.errors import CallError, EventError, NotFoundError
 from streams.kafka.followed import FollowedOnDemand
 from streams.settings.model import Settings
-from streams.stages.agents.agent_log import AgentMemory, CompactionRule, RememberRule, read_memory
 from streams.stages.agents.trajectories.chat_format import message_of
 
 MOST_AT_ONCE = 8

@@ -23,7 +23,7 @@ import psutil
 
 from streams.errors import LogError
 from streams.kafka.group_names import begin
-from streams.stages.agents.runs import supervisor
+from streams.processes import supervisor
 from tests.chaos import agent_client
 from tests.chaos.agent_recount import log_of, open_runs, read_given, recount
 from tests.chaos.faults.brokers import AWAY

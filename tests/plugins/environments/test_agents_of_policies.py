@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from plugins.agents.runs.agent_runner import MANAGER_GONE
 from schemas.events import EpisodeStart, Response, RewardSource, Task
 from streams.kafka import admin, times
 from streams.kafka.producer import Producer
 from streams.settings.model import Policy, Settings
-from streams.stages.agents.runs.agent_runner import MANAGER_GONE
 from streams.stages.tasks.episodes import ENVIRONMENT_AGENT as AGENT
 from streams.tools.unbegun_tasks import unbegun_tasks
 from tests.support import processes

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from plugins.agents.runs.agent_process import ProgramRun
+from plugins.agents.runs.connection_pool import KeptAlive
+from plugins.agents.runs.run_server import AgentServer
 from plugins.environments.episode_agent import EpisodeAgent
 from plugins.environments.episode_calls import CallFailed, ModelCalls
 from plugins.environments.episodes.environment import Action, Observation, StepResult
 from plugins.environments.listed import open_listed
 from schemas.events import EpisodeStart, Message, Observed, Response
 from streams.settings.model import Settings
-from streams.stages.agents.runs.agent_process import ProgramRun
-from streams.stages.agents.runs.connection_pool import KeptAlive
-from streams.stages.agents.runs.run_end import TrajectoryEnd
-from streams.stages.agents.runs.run_server import AgentServer
+from streams.stages.agents.recording.run_end import TrajectoryEnd
 from tests.log.test_agent_runs import Run, events, settings, turns_of, url
 from tests.support.factories import task
 

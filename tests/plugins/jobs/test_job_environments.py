@@ -24,7 +24,7 @@ from schemas.conventions import TOOL_IDS
 from schemas.events import EpisodeStart, JobPrices, JobQuestion, RewardSource, Sampling, Task, problems
 from streams.errors import ContaminatedError, JobRequestError, RefusedError
 from streams.settings.model import Batches, Guard, Settings
-from streams.stages.agents.runs.registration import KnownAgent
+from streams.stages.agents.registered_agents import KnownAgent
 from streams.stages.tasks.episodes import EpisodeSpec
 from streams.stages.tasks.line_steps import LineSteps, Registries
 from tests.support.factories import episodes_spec, job_event

@@ -16,7 +16,7 @@ from schemas.conventions import CONTAMINATION_ALLOWED_BY
 from schemas.events import JobPrices, RewardSource, Sampling
 from streams.errors import ContaminatedError, JobRequestError, NotFoundError, RefusedError
 from streams.settings.model import Batches, Guard, Prices, Settings
-from streams.stages.agents.runs.registration import KnownAgent
+from streams.stages.agents.registered_agents import KnownAgent
 from tests.support.factories import job_event, job_spec
 from tests.support.gates import gated
 from tests.unit import test_prompt_check as prompt_check, test_scorer_check as scorer_check

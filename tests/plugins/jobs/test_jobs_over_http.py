@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.agents.agent_registration import AgentRegistration
 from gateway.http.application import Application
+from plugins.agents.registry.agent_log import AgentLog
+from plugins.agents.rooms.agent_registration import AgentRegistration
 from plugins.jobs.api.rest import TrainingJobs
 from plugins.jobs.api.rpc import NOT_FOUND, REFUSED, JsonRpc
 from plugins.jobs.fold import state as job_state
@@ -24,7 +25,6 @@ from schemas.events import JobEvent, ResponseTurn, Task
 from streams.kafka import times
 from streams.kafka.followed import FollowedOnDemand
 from streams.settings.model import Batches, Settings
-from streams.stages.agents.agent_log import AgentLog
 from tests.support.documented import as_documented
 from tests.support.factories import adapter_event, group, job_event, job_spec, member, response
 from tests.support.log.shared_node import own_topics

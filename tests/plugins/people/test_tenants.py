@@ -24,6 +24,8 @@ from pydantic import SecretStr
 from streamward_client import ApiError, AsyncClient
 
 from gateway.rooms.routes import TABLE
+from plugins.agents.runs.agent_process import AgentProcess, run_process
+from plugins.agents.runs.agent_runner import AgentPlan, AgentWork, run
 from plugins.jobs.api import rpc as jobs
 from plugins.jobs.api.rest import JOBS_LISTED
 from plugins.people.access import tokens
@@ -33,8 +35,6 @@ from plugins.people.settings import People
 from schemas.events import JobEvent, RequestEvent, Reward, Turn
 from streams.kafka import admin
 from streams.settings.model import Batches, Settings
-from streams.stages.agents.runs.agent_process import AgentProcess, run_process
-from streams.stages.agents.runs.agent_runner import AgentPlan, AgentWork, run
 from streams.stages.tasks.submit import submit
 from tests.support.agent_server import serving, settings_of
 from tests.support.callers import AGENTS_MAY

@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from plugins.agents.registry.agent_log import read_memory
 from plugins.threads.log.compaction import REQUEST, RULE, as_read, cuts, digest_of, summary_source
 from plugins.threads.log.thread_state import RunState, ThreadState, fold, last_turns, refusal
 from schemas.events import (
@@ -28,7 +29,6 @@ from schemas.events import (
     Turn,
     derive_id,
 )
-from streams.stages.agents.agent_log import read_memory
 from tests.support.agent_calls import assistant, user
 from tests.support.factories import T0, memory_event, thread_event, trajectory, turn
 

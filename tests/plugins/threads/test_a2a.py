@@ -12,12 +12,12 @@ import httpx
 import pytest
 
 from gateway.rooms.routes import ROUTES
+from plugins.agents.registry.registration import register
 from plugins.threads.a2a.agent_tasks import PUSH_METHODS
 from plugins.threads.acp.thread_interfaces import A2A, A2A_CARDS
 from schemas.events import AccessRole, AgentEvent, ThreadEvent, Tool, Turn
 from streams.access.roles import ROLES, allowed_to
 from streams.kafka import admin
-from streams.stages.agents.runs.registration import register
 from tests.plugins.threads.strangers import suite
 from tests.plugins.threads.thread_server import SCRIPT, SLOW, Client, Served, served_with_keys
 from tests.plugins.threads.tool_server import register_all, with_tools

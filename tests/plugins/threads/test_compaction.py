@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from hypothesis import given, strategies as st
 
+from plugins.agents.registry.agent_log import CompactionRule
 from plugins.threads.log.compaction import as_read, cuts, digest_of, summary_source
 from plugins.threads.log.thread_state import ThreadState, fold, refusal
 from schemas.events import Message, ThreadEvent
-from streams.stages.agents.agent_log import CompactionRule
 from tests.plugins.threads.conversation import OPEN, SUMMARIZED, Conversations
 from tests.support.agent_calls import assistant, system, user
 

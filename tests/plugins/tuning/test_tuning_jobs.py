@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from plugins.agents.registry.registration import register
 from plugins.jobs.fold.state import JobState
 from plugins.jobs.log.job_log import JobCommand, JobLog
 from plugins.jobs.orders.request import JobOrder
@@ -29,7 +30,6 @@ from streams.errors import JobRequestError
 from streams.kafka import times
 from streams.kafka.history import LogHistory
 from streams.settings.model import Metrics, Model, Policy, Settings
-from streams.stages.agents.runs.registration import register
 from tests.chaos.proxy import free_ports
 from tests.plugins.tuning.test_fine_tuning_over_http import gateway
 from tests.plugins.tuning.test_tuned_versions import DPO, SFT, Crash, groups, order as tuning_order

@@ -28,11 +28,11 @@ from streams.settings.model import Settings
 from streams.stages.agents.recording.calls import ModelCall, Piece, PromptScores, ServedModel
 from streams.stages.agents.recording.conversations import Conversation
 from streams.stages.agents.recording.policy_recorder import PolicyRecorder, RecordingIO
+from streams.stages.agents.recording.run_end import TrajectoryEnd
 from streams.stages.agents.recording.served_conversations import ServedConversations
 from streams.stages.agents.recording.served_versions import ServedVersions
 from streams.stages.agents.recording.task_runs import TrajectoryOrder
 from streams.stages.agents.registered_agents import AgentRegistry
-from streams.stages.agents.runs.run_end import TrajectoryEnd
 
 
 class Recorder:

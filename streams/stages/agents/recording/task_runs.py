@@ -22,10 +22,10 @@ from streams.errors import CallError, EventError, LogError
 from streams.kafka import times
 from streams.settings.model import Serve
 from streams.stages.agents.recording.conversations import Conversation, Conversations
+from streams.stages.agents.recording.run_end import TrajectoryEnd
 from streams.stages.agents.recording.served_versions import PolicyVersions
 from streams.stages.agents.recording.trajectory_events import end_of, start_of
 from streams.stages.agents.recording.turn_writer import TurnWriter
-from streams.stages.agents.runs.run_end import TrajectoryEnd
 from streams.stages.agents.trajectories.fold import fold
 from streams.stages.agents.trajectories.response import response_of
 from streams.stages.agents.trajectories.run_answer import printed_answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schemas.events import TrajectoryEvent, Turn, derive_id
 from streams.stages.agents.recording.conversations import Conversation
-from streams.stages.agents.runs.run_end import TrajectoryEnd
+from streams.stages.agents.recording.run_end import TrajectoryEnd
 
 
 def start_of(conversation: Conversation, first: Turn) -> TrajectoryEvent:

@@ -16,6 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from plugins.agents.runs.agent_process import AgentProcess, ProgramRun, run_process, task_for_agent
+from plugins.agents.runs.agent_program import of_class, program_of
+from plugins.agents.runs.agent_runner import AgentPlan, AgentWork, run
+from plugins.agents.runs.run_server import trajectories_url
 from schemas.events import (
     AnswerRule,
     Continuity,
@@ -38,12 +42,8 @@ from streams.kafka.times import now_ms
 from streams.kafka.topics import topics
 from streams.settings.load import load
 from streams.settings.model import Settings
+from streams.stages.agents.recording.run_end import TrajectoryEnd
 from streams.stages.agents.registered_agents import default_rewards
-from streams.stages.agents.runs.agent_process import AgentProcess, ProgramRun, run_process, task_for_agent
-from streams.stages.agents.runs.agent_program import of_class, program_of
-from streams.stages.agents.runs.agent_runner import AgentPlan, AgentWork, run
-from streams.stages.agents.runs.run_end import TrajectoryEnd
-from streams.stages.agents.runs.run_server import trajectories_url
 from streams.stages.agents.trajectories.chat_format import message_of
 from streams.stages.agents.trajectories.fold import LeftOutReason, fold, of_each
 from streams.stages.agents.trajectories.run_answer import OUTPUT_CHARACTERS

@@ -32,16 +32,14 @@ from pydantic import SecretStr
 from schemas.events import Ending, Task
 from streams.errors import SettingsError
 from streams.output import json_line
+from streams.processes import supervisor
 from streams.processes.child import ChildProcess, describe_exit, is_ready
-from streams.stages.agents.runs import supervisor
-from streams.stages.agents.runs.run_end import TrajectoryEnd
+from streams.stages.agents.recording.run_end import TrajectoryEnd
 from streams.stages.agents.trajectories.chat_format import message_of, tool_of
 
 LOOK_S = 0.1
-ROOT = Path(supervisor.__file__).parents[4]
-START_SUPERVISOR = (
-    "import sys; sys.path.append(sys.argv[1]); from streams.stages.agents.runs.supervisor import main; main()"
-)
+ROOT = Path(supervisor.__file__).parents[2]
+START_SUPERVISOR = "import sys; sys.path.append(sys.argv[1]); from streams.processes.supervisor import main; main()"
 TASK = "task.json"
 MAX_VARIABLE = 100_000
 """Maximum bytes of a variable: Linux takes 128 KiB (execve(2), MAX_ARG_STRLEN)."""
@@ -82,7 +80,7 @@ class AgentProcess:
         module, colon, function = name.partition(":")
         if not (module and colon and function):
             raise SettingsError(f"the entry point {name!r} is no package.module:function")
-        command = (sys.executable, "-m", "streams.stages.agents.runs.entry_point", name)
+        command = (sys.executable, "-m", "streams.processes.entry_point", name)
         return cls(command=command, **limits)  # type: ignore[arg-type]
 
 

@@ -15,11 +15,11 @@ from pydantic import Field
 from gateway.agents.caller import ObservedBody
 from gateway.http.body import Answer, Body
 from gateway.http.route import Interface
+from plugins.agents.runs.agent_program import PROGRAM_CHARACTERS
 from schemas.events import MAX_GROUP_SIZE, AgentProgram, AnswerRule, Ending, Observed, Purpose, Sampling
 from streams.stages.agents.recording.conversations import Conversation
+from streams.stages.agents.recording.run_end import TrajectoryEnd
 from streams.stages.agents.recording.task_runs import TrajectoryOrder
-from streams.stages.agents.runs.agent_program import PROGRAM_CHARACTERS
-from streams.stages.agents.runs.run_end import TrajectoryEnd
 from streams.stages.agents.trajectories.run_answer import OUTPUT_CHARACTERS
 from streams.tools.asking import bare_id
 

@@ -1,6 +1,6 @@
 """Call a function of a user's package with the task on stdin.
 
-    python -m streams.stages.agents.runs.entry_point pkg:fn
+    python -m streams.processes.entry_point pkg:fn
 
 `fn(prompt)` or `fn(prompt, task)`, sync or async. Its result is printed, for people; only its calls to the server
 count. An exception ends the process with exit code 1, and its traceback goes to stderr.

@@ -20,12 +20,12 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import SecretStr
 
+from plugins.agents.runs.connection_pool import LATER, KeptAlive
 from schemas import json_text
 from schemas.events import AgentProgram, Ending, Observed, Task, derive_id
 from streams.errors import RefusedError, ServerUnavailable
 from streams.observability.metrics import OFF, Meter
-from streams.stages.agents.runs.connection_pool import LATER, KeptAlive
-from streams.stages.agents.runs.run_end import TrajectoryEnd
+from streams.stages.agents.recording.run_end import TrajectoryEnd
 
 ANSWER_S = 120.0
 """How long one request may take; the server itself gives up before."""

@@ -30,6 +30,10 @@ from typing import Final, NamedTuple, Self, get_args
 
 from pydantic import SecretStr
 
+from plugins.agents.registry.registration import next_event, registrations
+from plugins.agents.runs.agent_process import ProgramRun
+from plugins.agents.runs.run_metrics import AgentMetrics
+from plugins.agents.runs.run_server import AgentServer
 from schemas.events import (
     AgentEvent,
     AgentProgram,
@@ -59,11 +63,7 @@ from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, BrokerUnreachable, StoppedWaiting
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
-from streams.stages.agents.runs.agent_process import ProgramRun
-from streams.stages.agents.runs.registration import next_event, registrations
-from streams.stages.agents.runs.run_end import TrajectoryEnd
-from streams.stages.agents.runs.run_metrics import AgentMetrics
-from streams.stages.agents.runs.run_server import AgentServer
+from streams.stages.agents.recording.run_end import TrajectoryEnd
 from streams.stages.agents.trajectories.response import UNANSWERED
 
 STAGE: Final = "agents"

@@ -18,6 +18,8 @@ from gateway.http.principal import AGENT_NAME, tenant_of
 from gateway.http.route import IDEMPOTENCY_KEY, REST, idempotency_key
 from gateway.log.named_code import check_scorers
 from gateway.log.tool_answer import ToolAnswer, shown_tools
+from plugins.agents.registry.agent_log import AgentMemory, capability_problem, read_memory
+from plugins.agents.registry.registration import register
 from schemas.conventions import TOOL_IDS
 from schemas.conversation import ToolSchema
 from schemas.events import AgentEvent, AgentType, RewardSource, Task, Tool
@@ -29,9 +31,7 @@ from streams.kafka.followed import FollowedOnDemand
 from streams.output import moment
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
-from streams.stages.agents.agent_log import AgentMemory, capability_problem, read_memory
 from streams.stages.agents.registered_agents import AgentRegistry
-from streams.stages.agents.runs.registration import register
 from streams.stages.tasks.line_steps import CompletedTask, LineSteps, log_now, names_of_tenant
 from streams.stages.tasks.prompted import named_prompt
 from streams.stages.tasks.task_line import RewardSourceLine
