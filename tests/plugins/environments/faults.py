@@ -13,10 +13,10 @@ from schemas.events import EpisodeStart, RewardSource
 from streams.settings.load import to_env
 from streams.stages.tasks.episodes import ENVIRONMENT_AGENT
 from tests.chaos.agent_recount import log_of, recount
-from tests.chaos.faults.agents import AGENTS, PARALLEL, SLOTS, WITHIN_S, AgentWorld
 from tests.chaos.load import Load
 from tests.chaos.matrix import fault
 from tests.chaos.world import World, plain_environment
+from tests.plugins.agents.faults import AGENTS, PARALLEL, SLOTS, WITHIN_S, AgentWorld
 
 GUESSES = {"replies": [{"when": when, "reply": n} for when, n in {"1 to 8": "4", "higher": "6", "lower": "2"}.items()]}
 """How episodes of `guess` are played: some end with the second guess, some never hit."""

@@ -19,7 +19,7 @@ from plugins.environments.listed import open_listed
 from schemas.events import EpisodeStart, Message, Observed, Response
 from streams.settings.model import Settings
 from streams.stages.agents.recording.run_end import TrajectoryEnd
-from tests.log.test_agent_runs import Run, events, settings, turns_of, url
+from tests.plugins.agents.test_agent_runs import Run, events, settings, turns_of, url
 from tests.support.factories import task
 
 __all__ = ["settings", "url"]

@@ -13,7 +13,7 @@ from schemas.events import AdvantagedGroup, Response, Reward
 from streams.settings.model import Batches, Settings
 from streams.stages.tasks.generators import TaskSpec, generate
 from streams.stages.tasks.submit import submit
-from tests.pipeline.test_agents import run, scorers
+from tests.plugins.agents.test_agents_end_to_end import run, scorers
 from tests.support.agent_server import serving, settings_of
 from tests.support.processes import read, running, until
 

@@ -8,8 +8,8 @@ import pytest
 
 from plugins.improve.triggers.trigger_log import TRIGGERS
 from streams.settings.model import Settings
-from tests.log.test_registries import Case, check_case, check_decisions, made as made
 from tests.support.factories import T0, trigger_event
+from tests.support.log.registry_cases import Case, check_case, check_decisions, made as made
 
 pytestmark = pytest.mark.kafka
 CASE = Case(

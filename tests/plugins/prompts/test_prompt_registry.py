@@ -9,8 +9,8 @@ import pytest
 from plugins.prompts.versions.prompt_log import PROMPTS
 from schemas.events import Message
 from streams.settings.model import Settings
-from tests.log.test_registries import Case, check_case, check_decisions, made as made
 from tests.support.factories import prompt_event
+from tests.support.log.registry_cases import Case, check_case, check_decisions, made as made
 
 pytestmark = pytest.mark.kafka
 CASE = Case(

@@ -9,8 +9,8 @@ import pytest
 from plugins.tools.registry.tool_log import TOOLS
 from schemas.events import Message
 from streams.settings.model import Settings
-from tests.log.test_registries import Case, check_case, check_decisions, made as made
 from tests.support.factories import tool_event
+from tests.support.log.registry_cases import Case, check_case, check_decisions, made as made
 
 pytestmark = pytest.mark.kafka
 CASE = Case(

@@ -12,8 +12,8 @@ from plugins.verl.sample_queue import FieldValue, SamplePut, SampleQueue
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.kafka import admin
 from streams.settings.model import Settings
-from tests.log.test_registries import Case, check_case
 from tests.support.factories import queue_event
+from tests.support.log.registry_cases import Case, check_case
 from tests.support.log.shared_node import own_topics
 
 pytestmark = pytest.mark.kafka

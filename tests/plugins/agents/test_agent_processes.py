@@ -157,7 +157,7 @@ def test_nothing_that_a_program_leaves_behind_goes_on(tmp_path: Path) -> None:
 MANAGER = """
 import sys, threading
 from pathlib import Path
-from tests.unit.test_agent_processes import HIDDEN, ran
+from tests.plugins.agents.test_agent_processes import HIDDEN, ran
 ran(Path(sys.argv[1]), HIDDEN + "time.sleep(600)")
 """
 
