@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.known_failures.rows import CALLS, FOLD, LOG, OF_TEMPLATES, PARAMETERS, RENDER, SERVE, SERVED, UNIT
+from tests.known_failures.rows import AGENTS, CALLS, FOLD, LOG, OF_TEMPLATES, PARAMETERS, RENDER, SERVE, SERVED
 
-RECORDER, RUNS, PROCESSES = f"{LOG}recorder.py", f"{LOG}agent_runs.py", f"{UNIT}agent_processes.py"
+RECORDER, RUNS, PROCESSES = f"{LOG}recorder.py", f"{AGENTS}agent_runs.py", f"{AGENTS}agent_processes.py"
 REFUSED = f"{SERVED}::test_bad_input_gets_an_error_in_the_words_of_the_protocol_and_leaves_nothing_in_the_log"
 ACTING = "tests/plugins/threads/test_acting_runs.py"
 AUDIT_THREADS = "tests/plugins/threads/test_audit_threads.py"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-UNIT, LOG = "tests/unit/test_", "tests/log/test_"
+UNIT, LOG, AGENTS = "tests/unit/test_", "tests/log/test_", "tests/plugins/agents/test_"
 CALLS, FOLD, RENDER = f"{UNIT}captured_calls.py", f"{UNIT}agent_fold.py", f"{UNIT}rendering.py"
 EVENTS, PARAMETERS, JOIN = f"{UNIT}protocol_events.py", f"{UNIT}protocols.py", f"{UNIT}join.py"
 STRUCTURE = f"{UNIT}text_and_structure.py"
@@ -280,7 +280,7 @@ FAILURES = (
         proofs=(f"{FOLD}::test_what_could_only_be_guessed_at_has_an_error_and_no_tokens",),
         naive="versions_are_not_compared",
         elsewhere=(
-            f"{LOG}agent_runs.py::test_the_runs_of_a_sampling_have_one_version_and_no_client_gets_another",
+            f"{AGENTS}agent_runs.py::test_the_runs_of_a_sampling_have_one_version_and_no_client_gets_another",
             f"{UNIT}continuous.py::test_versions_side_by_side_each_answer_as_if_alone",
         ),
     ),

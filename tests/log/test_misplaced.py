@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from plugins.agents.registry.registration import register, registrations
-from schemas.events import AgentEvent, ExperimentEvent
+from schemas.events import ExperimentEvent
 from streams.adapters.decisions import read_history
 from streams.adapters.versions import known_policies, read_state, read_states
 from streams.kafka import admin
@@ -40,24 +39,18 @@ def misplaced(settings: Settings) -> list[str]:
     return [finding["at"] for finding in json.loads(result.stdout)["misplaced"]]
 
 
-def test_agents_experiments_and_versions_are_those_of_their_own_partitions(made: Settings) -> None:
-    helper, experiment = (
-        next(event for event in one_of_each() if isinstance(event, kind)) for kind in (AgentEvent, ExperimentEvent)
-    )
-    assert isinstance(helper, AgentEvent) and isinstance(experiment, ExperimentEvent)
-    agent = register(made, helper)
+def test_experiments_and_versions_are_those_of_their_own_partitions(made: Settings) -> None:
+    experiment = next(event for event in one_of_each() if isinstance(event, ExperimentEvent))
     policy = made.policy.name
     write(made, experiment, trained(1, policy=policy))
     for forged in (
-        replace(agent, event_id="forged", name="forged"),
         replace(experiment, reason="forged", policy="forged"),
         trained(2, policy=policy),
         trained(1, policy="forged"),
     ):
         write_unchecked(made, forged, misplaced=True)
-    assert registrations(made) == {agent.agent_id: [agent]}
     assert {found.policy for found in experiments.read(made).values()} == {experiment.policy}
     assert read_state(made, policy).newest == read_history(made, policy).state.newest == 1
     assert read_states(made)[policy].newest == 1
     assert known_policies(made) == {policy}
-    assert len(misplaced(made)) == 4
+    assert len(misplaced(made)) == 3

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ import pytest
 from openai import NotFoundError, OpenAI
 from openai.types.chat import ChatCompletionUserMessageParam
 
-from plugins.agents.registry.registration import register
-from schemas.events import AdapterEvent, AgentEvent, Message, Sampling, Turn
+from schemas.events import AdapterEvent, Message, Sampling, Turn
 from streams.adapters import store
 from streams.engines.scripted.scripted_rendering import ScriptedRendering
 from streams.engines.scripted.scripted_tokens import ScriptedTokenEngine
@@ -92,14 +90,12 @@ def test_each_policy_is_answered_by_its_own_versions_though_one_alone_is_in_memo
 ) -> None:
     write(settings, published(settings, tmp_path, "math", 1), factories.promoted(1, policy="math", created_at=2))
     write(settings, published(settings, tmp_path, "chat", 1), published(settings, tmp_path, "other", 1))
-    register(settings, AgentEvent(event_id="", agent_id="tutor", created_at=0, kind="registered", name="Tutor",
-                                  type="PROMPT_BASED", model_id="math"))  # fmt: skip
     meter = Meter("serve")
 
     async def talk(recorder: Recorder) -> None:
-        names = ("math", "chat", "math@0", "chat@1", "tutor")
+        names = ("math", "chat", "math@0", "chat@1")
         models = [(await begun(recorder, asked(name))).model for name in names]
-        assert models == ["math@1", "chat@0", "math@0", "chat@1", "math@1"]
+        assert models == ["math@1", "chat@0", "math@0", "chat@1"]
         for name in ("maths", "other", "math@2"):
             with pytest.raises(CallError, match=r"there is no model|has no version") as raised:
                 await begun(recorder, asked(name))
@@ -110,30 +106,6 @@ def test_each_policy_is_answered_by_its_own_versions_though_one_alone_is_in_memo
         asyncio.run(talk(recorder))
     assert (meter.value(catalog.FLEET_HELD), meter.value(catalog.FLEET_EVICTIONS)) == (1, 4)
     assert [turn.policy for _, turn in read(settings, Turn)].count("math") == 3
-
-
-def test_an_agent_is_known_to_the_call_after_its_registration_and_a_removed_one_to_none(
-    settings: Settings, tmp_path: Path
-) -> None:
-    write(settings, published(settings, tmp_path, "math", 1))
-    agent = AgentEvent(
-        event_id="", agent_id="tutor", created_at=0, kind="registered", name="Tutor", type="PROMPT_BASED",
-        model_id="math",
-    )  # fmt: skip
-
-    async def talk(recorder: Recorder) -> None:
-        for name in ("tutor", "clerk"):
-            with pytest.raises(CallError, match="no agent of that name"):
-                await begun(recorder, asked(name))
-            register(settings, replace(agent, agent_id=name))
-            assert (await begun(recorder, asked(name))).model == "math@0"
-        register(settings, replace(agent, kind="removed"))
-        recorder.agents.open().catch_up()
-        with pytest.raises(CallError, match="no agent of that name"):
-            await begun(recorder, asked("tutor"))
-
-    with fleet(settings) as recorder:
-        asyncio.run(talk(recorder))
 
 
 def test_a_history_of_one_policy_is_continued_by_no_other_also_after_a_restart(

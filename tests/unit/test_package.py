@@ -10,7 +10,6 @@ import pytest
 import streamward
 from streams import cli, scorers
 from streams.plugins.public import public_names
-from streams.tools import agent_manager
 from streams.tools.query import session
 from streams.tools.runs import run_archive, run_tracker
 
@@ -18,10 +17,6 @@ from streams.tools.runs import run_archive, run_tracker
 def test_the_package_gives_what_a_users_code_needs() -> None:
     given = (streamward.connect, streamward.entry_point, streamward.main)
     assert given == (session.connect, scorers.entry_point, cli.main)
-    assert (streamward.AgentManager, streamward.ConversationTracker) == (
-        agent_manager.AgentManager,
-        agent_manager.ConversationTracker,
-    )
     assert (streamward.RunTracker, streamward.RunArchiveService) == (
         run_tracker.RunTracker,
         run_archive.RunArchiveService,

@@ -19,7 +19,7 @@ from typing import Any
 from gateway.http import errors
 from plugins.agents.registry.agent_log import AgentMemory, CompactionRule, RememberRule, read_memory
 from plugins.threads.acp.run_actions import ACTOR, AGAIN_S
-from plugins.threads.acp.run_execution import ACTOR, AGAIN_S, ThreadRuns, run_event
+from plugins.threads.acp.run_execution import ThreadRuns, run_event
 from plugins.threads.log.compaction import REQUEST, RULE, as_read, cuts, digest_of, summary_source
 from plugins.threads.log.memory_log import MemoryLog
 from plugins.threads.log.thread_state import RunState, ThreadState

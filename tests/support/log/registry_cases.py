@@ -1,28 +1,21 @@
-"""What is decided about by name, agents and what plugins have of it, meets the same faults."""
+"""What is decided about by name meets the same faults, whichever plugin has it: checks for each registry."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
 
-from plugins.agents.registry.agent_log import AGENTS
-from schemas.events import AgentEvent
 from streams.errors import RefusedError
 from streams.kafka import admin, named_states
 from streams.kafka.named_states import FollowedStates, Registry, RegistryShape
 from streams.kafka.topics import key_field
 from streams.settings.model import Kafka, Settings, Topics
-from tests.support.factories import one_of_each
 from tests.support.log.shared_node import own_prefix
 from tests.support.log.unchecked import write_unchecked
-
-pytestmark = pytest.mark.kafka
-REGISTERED = next(event for event in one_of_each() if isinstance(event, AgentEvent))
 
 
 class Case(NamedTuple):
@@ -37,15 +30,6 @@ class Case(NamedTuple):
     """Of an event: the same."""
 
 
-AGENT = Case(
-    AGENTS,
-    REGISTERED,
-    replace(REGISTERED, type="FINE_TUNED"),
-    lambda state: state.agent.type,
-    lambda event: event.type,
-)
-
-
 @pytest.fixture(scope="module")
 def made(kafka_bootstrap: str) -> Settings:
     topics = Topics(prefix=own_prefix(), partitions=2, policy_partitions=2)
@@ -54,14 +38,8 @@ def made(kafka_bootstrap: str) -> Settings:
     return settings
 
 
-def test_of_two_decided_at_once_the_first_in_the_log_counts_and_what_is_misplaced_counts_nowhere(
-    made: Settings, caplog: pytest.LogCaptureFixture
-) -> None:
-    check_case(made, AGENT, caplog)
-
-
 def check_case(made: Settings, case: Case, caplog: pytest.LogCaptureFixture) -> None:
-    """Assert it of one registry; those of plugins are in their own tests."""
+    """Assert that of two events decided at once the first in the log counts, and none in another partition."""
     for event in (case.first, case.rival, case.first):
         write_unchecked(made, event)
     write_unchecked(made, case.rival, misplaced=True)
