@@ -235,8 +235,6 @@ def test_an_environment_is_refused_where_no_plugin_plays_it_and_two_that_would_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = ("--set", "plugins.load=")
-    played = run_with(tmp_path, *core, "agents", "run", "--environments")
-    assert played.returncode == 2 and "no plugin that plays environments is loaded" in played.stderr
     looped = run_with(tmp_path, *core, "up", "--environment", "guess")
     assert looped.returncode == 2 and "environment guess: no plugin that plays environments is loaded" in looped.stderr
     made = run_with(tmp_path, *core, "tasks", "generate", "guess")

@@ -13,6 +13,7 @@ import pytest
 from plugins.agents.runs import agent_program
 from schemas.events import AgentProgram
 from streamward import AgentManager
+from tests.unit.test_plugins import run_with
 
 CODE = "def answer(prompt):\n    return prompt\n"
 SHA256 = hashlib.sha256(CODE.encode()).hexdigest()
@@ -77,3 +78,8 @@ def test_what_names_no_file_here_is_recorded_by_its_name() -> None:
     tool = agent_program.of_command("git --version")
     assert (tool.program, tool.file) == ("git --version", "git") and tool.sha256 is not None
     assert agent_program.of_class(Own).file == "test_agent_program.py"
+
+
+def test_an_episode_is_not_played_where_no_plugin_plays_environments(tmp_path: Path) -> None:
+    played = run_with(tmp_path, "--set", "plugins.load=agents", "agents", "run", "--environments")
+    assert played.returncode == 2 and "no plugin that plays environments is loaded" in played.stderr
