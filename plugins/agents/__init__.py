@@ -14,7 +14,7 @@ PLUGIN = Plugin(
     topics="plugins.agents.topics:TOPICS",
     agents="plugins.agents.registry.agent_log:AgentLog",
     commands={
-        "agents run": PluginCommand("plugins.agents.run_command:agents_run", "Run an agent on the tasks that name it.")
+        "agents run": PluginCommand("plugins.agents.commands:agents_run", "Run an agent on the tasks that name it.")
     },
     serves="plugins.agents.agent_part:AgentPart",
     metrics="plugins.agents.runs.run_metrics:METRICS",
