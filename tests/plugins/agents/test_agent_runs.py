@@ -14,6 +14,7 @@ import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
+from plugins.agents.runs import run_metrics
 from plugins.agents.runs.agent_runner import AgentPlan, AgentWork, run as run_agent
 from schemas.events import Observed, Response, Sampling, TrajectoryEvent, derive_id
 from streams.observability import catalog
@@ -247,9 +248,9 @@ def test_every_metric_of_the_manager_is_there_and_counts_its_runs(settings: Sett
     )
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(run_agent, settings, plan, stop=stop, meter=meter)
-        until(lambda: meter.value(catalog.RUNS_OPEN, "counter") == 3, "three runs at once")
-        until(lambda: meter.value(catalog.AGENT_TASKS, "counter") == 1, "a task that waits for them")
-        assert (meter.value(catalog.AGENT_TASK_AGE, "counter") or 0) > 0
+        until(lambda: meter.value(run_metrics.RUNS_OPEN, "counter") == 3, "three runs at once")
+        until(lambda: meter.value(run_metrics.AGENT_TASKS, "counter") == 1, "a task that waits for them")
+        assert (meter.value(run_metrics.AGENT_TASK_AGE, "counter") or 0) > 0
         until(lambda: catalog.LAG_SECONDS.name in parse(meter.text()).kinds, "a look at how far behind it is")
         go_on.set()
         assert ended.result() == {"failed": 8}
@@ -258,6 +259,6 @@ def test_every_metric_of_the_manager_is_there_and_counts_its_runs(settings: Sett
     wanted.pop(catalog.PROCESS.name)  # that is set where the metrics are served
     assert {name: found.kinds.get(name) for name in wanted} == wanted
     assert set(found.kinds) <= {one.name for one in catalog.all_metrics() if "agents" in one.processes}
-    assert found.total(catalog.RUNS_STARTED.name) == found.total(catalog.RUN_SECONDS.name) == 8
-    assert found.total(catalog.RUNS_ENDED.name, agent="counter", ending="failed") == 8
+    assert found.total(run_metrics.RUNS_STARTED.name) == found.total(run_metrics.RUN_SECONDS.name) == 8
+    assert found.total(run_metrics.RUNS_ENDED.name, agent="counter", ending="failed") == 8
     assert meter.answer("/readyz") == (200, "ok\n")
