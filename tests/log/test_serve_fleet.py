@@ -105,7 +105,7 @@ def test_each_policy_is_answered_by_its_own_versions_though_one_alone_is_in_memo
     with fleet(settings, meter) as recorder:
         asyncio.run(talk(recorder))
     assert (meter.value(catalog.FLEET_HELD), meter.value(catalog.FLEET_EVICTIONS)) == (1, 4)
-    assert [turn.policy for _, turn in read(settings, Turn)].count("math") == 3
+    assert [turn.policy for _, turn in read(settings, Turn)].count("math") == 2
 
 
 def test_a_history_of_one_policy_is_continued_by_no_other_also_after_a_restart(
