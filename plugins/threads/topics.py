@@ -13,14 +13,14 @@ TOPICS = (
         label="memory", event=events.MemoryEvent, key="namespace", kept=True,
         written_by=SERVER, read_by="the server, people",
         tenant="starts_with(namespace, {prefix})", reader=None, is_about="about an item of the store", audit="whole",
-        causes=("access",),
+        causes=("access", "threads", "turns"),
         line=lambda namespace, kind, key: f"{key} {kind} in {namespace}",
         columns=(
             Column("namespace", lambda e: e.namespace, 20),
             Column("kind", lambda e: e.kind, 7),
             Column("key", lambda e: e.key, 16),
             Column("actor", lambda e: e.actor, 10),
-            Column("value", lambda e: e.value or ""),
+            Column("value", lambda e: e.error or e.value or ""),
         ),
     ),
     TopicShape(

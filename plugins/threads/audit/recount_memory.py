@@ -109,7 +109,7 @@ class MemoryRecount(KeyedRecount[MemoryFact]):
                 outcome.find("contradictory", event.at, problem)
             earlier, before = first.setdefault(event.identity, event), newest.get(event.key)
             if event.of_rule is not None and not view.is_cut("threads"):
-                problem = self._runs.problem(event.of_rule, facts.key)
+                problem = self._runs.problem(event.of_rule, facts.key, has_turns=not view.is_cut("turns"))
                 if problem is not None:
                     outcome.find("contradictory", event.at, problem)
             if earlier.content != event.content:

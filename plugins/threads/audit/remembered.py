@@ -74,8 +74,8 @@ class RememberedRuns:
         """Return the runs whose end is enough to leave something."""
         return (run_id for run_id, rule in self.rules.items() if rule.on == "run" and rule.turn_id is not None)
 
-    def problem(self, fact: RuleFact, namespace: str) -> str | None:
-        """Return why a rule cannot have written an event; None if it can. Turns that are gone are not compared."""
+    def problem(self, fact: RuleFact, namespace: str, *, has_turns: bool) -> str | None:
+        """Return why a rule cannot have written an event; None if it can. `has_turns`: none were deleted."""
         rule = self.rules.get(fact.run_id)
         if rule is None:
             return f"run {fact.run_id} is not in threads with a rule to remember"
@@ -87,6 +87,8 @@ class RememberedRuns:
         if (fact.verdict_id is None) != (rule.on == "run") or fact.answer_turn != rule.turn_id:
             return f"its evidence is turn {fact.answer_turn}, verdict {fact.verdict_id}; the run has {rule.turn_id}"
         turn = self.turns.get(fact.event_id)
+        if fact.item_turn is not None and turn is None and has_turns:
+            return f"turn {fact.item_turn}, which made its item, is not in turns"
         if fact.item_turn is not None and turn is not None:
             if (turn.turn_id, turn.rule) != (fact.item_turn, fact.rule):
                 return f"turn {turn.turn_id} by {turn.rule} was made for it, and it names {fact.item_turn}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from schemas.events import Event, derive_id
+from schemas.events import Event, Turn, derive_id
 from tests.plugins.threads.conversation import CALC_KEY, RED_KEY, Conversations, item, keys, run_name
 from tests.support.agent_calls import assistant
 from tests.support.factories import T0, trajectory, turn
@@ -114,6 +114,12 @@ def test_what_runs_have_left_is_counted_by_its_outcome_and_a_copy_counts_once() 
     assert "1 open" in str(
         [text for name, text, _ in recounted(*events[:-1]).equations() if name == "runs to remember"]
     )
+
+
+def test_an_item_of_a_call_that_was_never_made_is_named() -> None:
+    events = [event for event in remembered({}) if not (isinstance(event, Turn) and event.protocol == "memory")]
+    [finding] = recounted(*events).wrong
+    assert "which made its item, is not in turns" in finding.what
 
 
 @pytest.mark.parametrize(
