@@ -28,8 +28,8 @@ from streams.kafka import admin, times
 from streams.kafka.history import LogHistory
 from streams.settings.model import Model, Outside, Settings
 from tests.plugins.improve.judged_log import PROMPT, judge, served
-from tests.plugins.tuning.test_fine_tuning_over_http import gateway
 from tests.plugins.tuning.test_tuned_versions import again, verdicts
+from tests.plugins.tuning.tuning_gateway import gateway
 from tests.support.agent_server import settings_of
 from tests.support.commands import invoke
 from tests.support.models.chat_tiny import base

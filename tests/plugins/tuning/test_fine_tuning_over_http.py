@@ -6,12 +6,10 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -25,9 +23,9 @@ from streams.adapters import store
 from streams.errors import RefusedError
 from streams.kafka.producer import Producer
 from streams.settings.model import Batches, Settings
+from tests.plugins.tuning.tuning_gateway import Gateway, gateway
 from tests.support import factories
-from tests.support.agent_server import serving, settings_of
-from tests.support.documented import HOOKS, as_documented
+from tests.support.agent_server import settings_of
 from tests.support.log.loop_on_log import LoopOnLog
 from tests.support.processes import read, until, write
 
@@ -46,30 +44,6 @@ QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in ra
 PEFT = {"agent_id": "coach"}
 TUNE = {**PEFT, "type": "FINE_TUNING"}
 ORDER = {"type": "RL_TRAINING", "agent_id": "sums", "training_queries": QUERIES, "config": {"n_iterations": 3}}
-
-
-class Gateway(NamedTuple):
-    """A server, and clients of it."""
-
-    settings: Settings
-    url: str
-    client: OpenAI
-
-    def rest(self, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        answer = httpx.request(method, self.url + path, json=body, headers=named, timeout=300)
-        as_documented(answer)
-        return answer
-
-
-@contextmanager
-def gateway(settings: Settings) -> Iterator[Gateway]:
-    checking = httpx.Client(event_hooks=HOOKS, timeout=300)
-    with (
-        serving(settings) as url,
-        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=checking) as client,
-    ):
-        yield Gateway(settings, url, client)
 
 
 def with_batches(settings: Settings) -> Settings:

@@ -31,8 +31,8 @@ from streams.kafka import times
 from streams.kafka.history import LogHistory
 from streams.settings.model import Metrics, Model, Policy, Settings
 from tests.chaos.proxy import free_ports
-from tests.plugins.tuning.test_fine_tuning_over_http import gateway
 from tests.plugins.tuning.test_tuned_versions import DPO, SFT, Crash, groups, order as tuning_order
+from tests.plugins.tuning.tuning_gateway import gateway
 from tests.support.agent_server import settings_of
 from tests.support.commands import invoke
 from tests.support.models.chat_tiny import base

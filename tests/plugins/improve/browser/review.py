@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from log_in import serious, walked
+from browse import serious, walked
 
 REASON = "prs: a reason with every key"
 """While it is written, none of the keys does anything."""

@@ -1,7 +1,6 @@
 """Serve the page over a made-up log, and look at it with Chromium: make test-page
 
     page_log ──► an archive ──► `streamward page` ──► browse.py, in .venv-page ──► pictures, and what is wrong
-    a server with keys, an issuer of others (people.py) ──► log_in.py, there too ──► the same
     tests/plugins/NAME/browser of each other plugin ──► what it does on its own pages
 
 Says loudly, with exit code 1, if it cannot run.
@@ -21,7 +20,6 @@ from pathlib import Path
 from plugins.page.settings import Page
 from streams.settings.load import to_env
 from streams.settings.model import Archive, Settings
-from tests.plugins.page.browser.people import PERSON, guarded
 from tests.support.factories import T0
 from tests.support.log import page_log
 from tests.support.log.archive_of import archived
@@ -62,9 +60,6 @@ def main() -> int:
                     shutil.copy(pictures / name, ROOT / "docs")
             finally:
                 server.terminate()
-        with guarded(Path(folder)) as address:
-            enter = [str(PYTHON), str(Path(__file__).parent / "log_in.py"), address, PERSON, str(pictures), str(AXE)]
-            code = code or subprocess.run(enter, env=os.environ | {"CHROMIUM": browser}).returncode
         return code or _look_at_plugins(pictures, browser)
 
 

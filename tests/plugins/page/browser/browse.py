@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,7 @@ def wrong(page: Any, address: str, path: str, axe: str) -> Iterator[str]:
     wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     if wide > 0:
         yield f"is {wide} pixels wider than the screen"
-    page.evaluate(axe)
-    found = page.evaluate("axe.run()")["violations"]
-    yield from (
-        f"axe {one['id']}: {one['help']}: {one['nodes'][0]['html'][:160]}" for one in found if one["impact"] in SERIOUS
-    )
+    yield from serious(page, axe)
 
 
 def opened(page: Any) -> Iterator[str]:
@@ -86,6 +82,34 @@ def take_picture(page: Any, path: Path, height: int | None) -> None:
         return
     clip = {"x": 0, "y": 0, "width": page.viewport_size["width"], "height": height}
     page.screenshot(path=path, full_page=True, clip=clip)
+
+
+def serious(page: Any, axe: str) -> Iterator[str]:
+    """Yield serious findings of axe-core about what is shown."""
+    page.evaluate(axe)
+    found = page.evaluate("axe.run()")["violations"]
+    yield from (
+        f"{page.url}: axe {one['id']}: {one['help']}: {one['nodes'][0]['html'][:160]}"
+        for one in found
+        if one["impact"] in SERIOUS
+    )
+
+
+def walked(name: str, done: str, steps: Callable[[Any], Iterator[str]]) -> int:
+    """Take the steps in a new page, print what is wrong and what was done; return the exit code."""
+    from playwright.sync_api import sync_playwright
+
+    bad = 0
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=os.environ.get("CHROMIUM"), args=["--no-sandbox"])
+        context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
+        context.set_default_timeout(PATIENCE_MS)
+        for line in steps(context.new_page()):
+            bad += 1
+            print(f"{name}: {line}")
+        print(f"{name}: {done}")
+        browser.close()
+    return min(bad, 1)
 
 
 def main(address: str, folder: Path, axe: Path) -> int:

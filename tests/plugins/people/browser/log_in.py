@@ -7,13 +7,12 @@ It says what is not as it should be, a line each; exit code 1 if there is anythi
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from browse import PATIENCE_MS, SERIOUS
+from browse import serious, walked
 
 
 def walk(page: Any, address: str, person: str, folder: Path, axe: str) -> Iterator[str]:
@@ -58,30 +57,6 @@ def walk(page: Any, address: str, person: str, folder: Path, axe: str) -> Iterat
     if page.url.partition("?")[0] != f"{address}/page/login":
         yield f"after the logout {page.url} is shown"
     yield from said
-
-
-def serious(page: Any, axe: str) -> Iterator[str]:
-    """Yield serious findings of axe-core about what is shown."""
-    page.evaluate(axe)
-    found = page.evaluate("axe.run()")["violations"]
-    yield from (f"{page.url}: axe {one['id']}: {one['help']}" for one in found if one["impact"] in SERIOUS)
-
-
-def walked(name: str, done: str, steps: Callable[[Any], Iterator[str]]) -> int:
-    """Take the steps in a new page, print what is wrong and what was done; return the exit code."""
-    from playwright.sync_api import sync_playwright
-
-    bad = 0
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=os.environ.get("CHROMIUM"), args=["--no-sandbox"])
-        context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
-        context.set_default_timeout(PATIENCE_MS)
-        for line in steps(context.new_page()):
-            bad += 1
-            print(f"{name}: {line}")
-        print(f"{name}: {done}")
-        browser.close()
-    return min(bad, 1)
 
 
 def main(address: str, person: str, folder: Path, axe: Path) -> int:

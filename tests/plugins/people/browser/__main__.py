@@ -1,10 +1,16 @@
-"""A server with keys that people reach by an issuer which others wrote, for a browser to log in at.
+"""A server with keys that people reach by an issuer which others wrote, and Chromium that logs in: of make test-page.
 
 oidc-provider-mock ◄──► `streamward serve` on a Kafka node, at localhost, as the issuer is at 127.0.0.1: another site
+
+    python -m tests.plugins.people.browser PICTURES     PAGE_PYTHON has Playwright; PYTHONPATH the page's walks
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,3 +52,15 @@ def guarded(folder: Path) -> Iterator[str]:
             producer.send(trained(1, policy="coach"))
         with serving(settings):
             yield url
+
+
+def main(pictures: str) -> int:
+    """Return the exit code of the browser."""
+    with tempfile.TemporaryDirectory() as folder, guarded(Path(folder)) as address:
+        walk = Path(__file__).parent / "log_in.py"
+        command = [os.environ["PAGE_PYTHON"], str(walk), address, PERSON, pictures, os.environ["AXE"]]
+        return subprocess.run(command).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
