@@ -8,6 +8,7 @@ PLUGIN = Plugin(
     topics="plugins.threads.topics:TOPICS",
     commands={"agents chat": PluginCommand("plugins.threads.chat_command:chat", "Chat with a registered agent.")},
     views="plugins.threads.run_calls_view:VIEWS",
+    lists="plugins.threads.run_calls_view:LISTS",
     settings="plugins.threads.log.thread_settings:Threads",
     serves="plugins.threads.thread_part:ThreadPart",
     recounts="plugins.threads.audit:RECOUNTS",

@@ -1,4 +1,4 @@
-"""View `run_calls`: one row per call of a tool that a run has a result of.
+"""View `run_calls`: one row per call of a tool that a run has a result of, and the list of them.
 
 threads: run_requested, call_begun, call_ended ──► run, agent, tool, arguments, result, error, duration, attempts
 """
@@ -6,6 +6,7 @@ threads: run_requested, call_begun, call_ended ──► run, agent, tool, argum
 from __future__ import annotations
 
 from streams.tools.query.sql_view import SqlView
+from streams.tools.query.view_list import ViewList
 
 _CALLS = """
 WITH requested AS (
@@ -31,5 +32,15 @@ VIEWS = (
         "one row per call of a tool by a run: its result, and how long it took",
         "(starts_with(thread_id, {prefix}) OR starts_with(agent_id, {prefix}))",
         _CALLS,
+    ),
+)
+LISTS = (
+    ViewList(
+        "run-calls",
+        "Calls of tools",
+        "run_calls",
+        columns=("run_id", "agent_id", "tool_id", "arguments", "result", "error", "duration_ms", "ended_at"),
+        order="ended_at DESC",
+        filters=("agent_id", "tool_id", "error"),
     ),
 )

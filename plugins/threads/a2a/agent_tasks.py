@@ -190,12 +190,13 @@ class AgentMethods:
     async def _resume(self, message: SentMessage) -> RunState:
         """Return a task that waits, with what a message answers to it."""
         run = await self._find(message.task_id or "")
-        if not run.is_open or not run.steps.waiting:
+        event_id = derive_id("a2a answer", run.run_id, actor_of(self._request), message.message_id)
+        if not run.waiting and event_id not in run.steps.resumptions:
             problem = f"task {run.run_id} takes no further message; send it with the contextId alone"
             raise task_error(UNSUPPORTED, problem)
         if len(message.parts) != 1 or message.parts[0].answer is None:
             raise task_error(CONTENT_NOT_SUPPORTED, f"task {run.run_id} waits for an answer in one part, text or data")
-        return await self._requested.resume(self._request, run, message.parts[0].answer)
+        return await self._requested.resume(self._request, run, message.parts[0].answer, event_id)
 
     async def _get(self, parameters: TaskParameters) -> dict[str, Any]:
         return task_answer(await self._find(parameters.task_id), history_length=parameters.history_length)

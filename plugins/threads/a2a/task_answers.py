@@ -39,7 +39,7 @@ class SentState(NamedTuple):
 
 def task_state(run: RunState) -> TaskState:
     """Return the state of a task."""
-    if run.is_open and run.steps.waiting:
+    if run.waiting:
         return "TASK_STATE_INPUT_REQUIRED"
     if run.is_open:
         return "TASK_STATE_SUBMITTED" if run.checkpoint is None else "TASK_STATE_WORKING"
@@ -114,7 +114,7 @@ def _status(run: RunState) -> dict[str, Any]:
     status: dict[str, Any] = {"state": task_state(run), "timestamp": moment(run.updated_at)}
     if run.error is not None:
         status["message"] = _message(run, derive_id(end_id(run), "error"), "ROLE_AGENT", run.error)
-    elif run.is_open and run.steps.waiting:
+    elif run.waiting:
         calls = required_calls(run)
         text = "; ".join(f"{call.name} waits for {call.waits_for}" for call in calls)
         message = _message(run, derive_id(end_id(run), "waits", run.steps.pauses), "ROLE_AGENT", text)

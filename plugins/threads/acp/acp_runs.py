@@ -262,7 +262,7 @@ def _on(thread_id: str, body: AliasRunBody) -> RunBody:
 def _values(request: Request, run: RunState) -> Response:
     """Return the outcome of a run in langgraph-sdk's form: the context of its thread, with the messages in it."""
     result = run_result(request, run).model_dump(mode="json", exclude_unset=True)
-    waits = {INTERRUPT: interrupts(run)} if run.is_open and run.steps.waiting else {}
+    waits = {INTERRUPT: interrupts(run)} if run.waiting else {}
     return JSONResponse({**result["values"], "messages": result["messages"], **waits}, headers=_headers(run, "join"))
 
 

@@ -91,13 +91,22 @@ class RequestedRuns:
         if not event.messages and (state is None or not state.messages):
             raise CallError("invalid", "there is nothing to answer; send messages, or input", "messages")
 
-    async def resume(self, request: Request, run: RunState, value: Any) -> RunState:
-        """Return a run that was answered what it waits for. Raises CallError."""
-        return await self._resume(request, run, read_resumption(run, value))
+    async def resume(self, request: Request, run: RunState, value: Any, event_id: str | None = None) -> RunState:
+        """Return a run with an answer to what it waits for; `event_id`: of an answer that may be sent again.
 
-    async def _resume(self, request: Request, run: RunState, answered: ResumedCalls) -> RunState:
+        Raises CallError.
+        """
+        if event_id is not None and event_id in run.steps.resumptions:
+            return run
+        return await self._resume(request, run, read_resumption(run, value), event_id)
+
+    async def _resume(
+        self, request: Request, run: RunState, answered: ResumedCalls, event_id: str | None = None
+    ) -> RunState:
+        event = thread_event(request, run.thread_id, "run_resumed")
         event = replace(
-            thread_event(request, run.thread_id, "run_resumed"),
+            event,
+            event_id=event_id or event.event_id,
             run_id=run.run_id,
             decisions=answered.decisions,
             messages=answered.results,
@@ -111,7 +120,7 @@ class RequestedRuns:
         """Return the run of a thread that waits for an answer, if a request may see it. Raises CallError."""
         state = (await self._runs.open()).last(thread_name(request, thread_id))
         run = None if state is None else state.runs.get(state.active or "")
-        return run if run is not None and run.steps.waiting and sees_run(request, run) else None
+        return run if run is not None and run.waiting and sees_run(request, run) else None
 
     async def find(self, request: Request, run_id: str, thread_id: str | None = None) -> RunState:
         """Return a run that a request may see. Raises CallError."""

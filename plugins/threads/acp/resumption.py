@@ -28,7 +28,7 @@ class ResumedCalls(NamedTuple):
 
 def read_resumption(run: RunState, value: Any) -> ResumedCalls:
     """Return what a value answers of the calls that a run waits for. Raises CallError."""
-    waiting = {step.call.id: step for step in run.steps.waiting}
+    waiting = {step.call.id: step for step in run.waiting}
     if not waiting:
         raise CallError("conflict", f"run {run.run_id} waits for nothing: it is {run.status}", PARAMETER)
     if isinstance(value, Mapping) and value and value.keys() <= waiting.keys():
@@ -37,14 +37,14 @@ def read_resumption(run: RunState, value: Any) -> ResumedCalls:
     if _decision(value) is not None and undecided:
         return _join(_answer(step, value) for step in undecided)
     if len(waiting) == 1:
-        return _answer(run.steps.waiting[0], value)
+        return _answer(run.waiting[0], value)
     names = ", ".join(waiting)
     raise CallError("invalid", f"{len(waiting)} calls wait; send an object with the answer to each: {names}", PARAMETER)
 
 
 def resumption_of_messages(run: RunState, messages: Sequence[Message]) -> ResumedCalls | None:
     """Return the results in messages to a run that waits for them; None if they are a question."""
-    waiting = {step.call.id for step in run.steps.waiting}
+    waiting = {step.call.id for step in run.waiting}
     if not messages or any(message.role != "tool" or message.tool_call_id not in waiting for message in messages):
         return None
     return ResumedCalls((), tuple(messages))

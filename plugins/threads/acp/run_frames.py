@@ -130,7 +130,7 @@ def run_values(run: RunState, count: int | None = None) -> dict[str, Any]:
     if run.checkpoint is None:
         return {"messages": []}
     messages = (*run.checkpoint.messages(), *run.messages[:count])
-    waits = {INTERRUPT: interrupts(run)} if count is None and run.is_open and run.steps.waiting else {}
+    waits = {INTERRUPT: interrupts(run)} if count is None and run.waiting else {}
     return {**run.checkpoint.values, "messages": _messages(messages), **waits}
 
 

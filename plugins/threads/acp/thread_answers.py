@@ -215,7 +215,7 @@ def run_answer(request: Request, run: RunState) -> ThreadRunAnswer:
         optional["thread_id"] = id_of(run.thread_id)
     if run.error is not None:
         optional["error"] = run.error
-    if run.is_open and run.steps.waiting:
+    if run.waiting:
         optional["requires_action"] = required_calls(run)
     return ThreadRunAnswer(
         run_id=run.run_id,
@@ -246,7 +246,7 @@ def required_calls(run: RunState) -> list[RequiredCall]:
             arguments=object_of(step.call.arguments),
             waits_for=step.waits_for,
         )
-        for step in run.steps.waiting
+        for step in run.waiting
         if step.waits_for is not None
     ]
 

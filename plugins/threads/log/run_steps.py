@@ -55,6 +55,8 @@ class RunSteps:
     """Ids of the calls of all answers that failed."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    resumptions: tuple[str, ...] = ()
+    """Ids of the events that answered it."""
     pauses: int = 0
     """How often it waited."""
     paused_at: int = 0
@@ -181,4 +183,5 @@ def _resume(steps: RunSteps, event: ThreadEvent) -> RunSteps:
         elif call.waits_for is not None and call.call.id in allowed:
             call = replace(call, waits_for=None, allowed=allowed[call.call.id])
         calls.append(call)
-    return replace(steps, calls=tuple(calls), resumed_at=event.created_at)
+    resumptions = (*steps.resumptions, event.event_id)
+    return replace(steps, calls=tuple(calls), resumptions=resumptions, resumed_at=event.created_at)

@@ -22,7 +22,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from plugins.agents.registry.agent_log import object_of
-from plugins.threads.log.run_steps import NO_STEPS, STEPS, RunSteps, ThreadMessage, messages_of, step_refusal, take_step
+from plugins.threads.log.run_steps import (
+    NO_STEPS,
+    STEPS,
+    CallStep,
+    RunSteps,
+    ThreadMessage,
+    messages_of,
+    step_refusal,
+    take_step,
+)
 from schemas.conventions import TASK_PARTS, THREAD_TASK
 from schemas.events import Message, RunEnding, Sampling, ThreadEvent, Tool
 from streams.access.tenants.tenant_names import tenant_in
@@ -91,8 +100,13 @@ class RunState:
     def status(self) -> RunStatus:
         """Its state for clients: a run that waits for an answer is interrupted, as a cancelled one is."""
         if self.ending is None:
-            return "interrupted" if self.steps.waiting else "pending"
+            return "interrupted" if self.waiting else "pending"
         return STATUS_OF_ENDING[self.ending]
+
+    @property
+    def waiting(self) -> tuple[CallStep, ...]:
+        """The calls that it waits for."""
+        return self.steps.waiting if self.is_open else ()
 
     @property
     def is_open(self) -> bool:

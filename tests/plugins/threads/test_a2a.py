@@ -231,9 +231,10 @@ def test_a_task_that_waits_needs_input_and_goes_on_with_it(host: Client) -> None
     assert (wait["name"], wait["waits_for"]) == ("book", "consent")
     waiting = call(host, "ListTasks", {"status": "TASK_STATE_INPUT_REQUIRED"}, "host")["tasks"]
     assert task["id"] in [each["id"] for each in waiting]
-    decision = [{"data": {wait["tool_call_id"]: True}}]
-    ended = call(host, "SendMessage", message(taskId=task["id"], parts=decision), "host")["task"]
+    decision = message(taskId=task["id"], parts=[{"data": {wait["tool_call_id"]: True}}])
+    ended = call(host, "SendMessage", decision, "host")["task"]
     assert (ended["id"], text_of(ended)) == (task["id"], "You sleep at the Lamb.")
+    assert call(host, "SendMessage", decision, "host")["task"] == ended, "a message that is sent again does nothing"
     assert refusal(host, "SendMessage", message("yes", taskId=task["id"]), "host") == (-32004, "UNSUPPORTED_OPERATION")
     cancelled = call(host, "SendMessage", message("which size?"), "host")["task"]
     assert call(host, "CancelTask", {"id": cancelled["id"]}, "host")["status"]["state"] == "TASK_STATE_CANCELED"

@@ -140,6 +140,9 @@ def test_a_person_answers_by_yes_and_no_and_a_client_by_the_call() -> None:
     for wrong in ("sunny", {"b": "sunny"}, {"c": "yes"}):
         with pytest.raises(CallError):
             read_resumption(run, wrong)
+    cancelled = folded(*WAITS, thread_event("run_cancelled")).runs["r"]
+    with pytest.raises(CallError, match="waits for nothing"):
+        read_resumption(cancelled, "yes")
     alone = folded(answered("a"), paused(a="results")).runs["r"]
     assert read_resumption(alone, "yes").results[0].content == "yes"
 
