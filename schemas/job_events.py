@@ -38,6 +38,7 @@ class JobQuestion:
     query: str
     verifier: Annotated[str, "JSON object the scorers check against, e.g. the right answer"] = "{}"
     messages: Annotated[tuple[Message, ...], "the whole prompt, which ends with the query; empty: the query alone"] = ()
+    variant_of: Annotated[str | None, "the question that this one asks in other words; both are on one side"] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,15 @@
-"""The commands of rows before they are trained on: improve data check, ingest, clean, synthesize.
+"""The commands of rows before they are trained on: improve data check, ingest, clean, synthesize, vary.
 
 files ──► check: what is wrong ──► ingest, clean: rows.jsonl, the fate of every row, a manifest
 a generator, or questions and a model ──► synthesize: the same files
+files and a model ──► vary: the same rows, and variants of them
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from plugins.data.cleaning.clean import CleanedRows, OrderedStep
     from plugins.data.cleaning.data_rows import DataSource, UnreadableRow
     from plugins.data.cleaning.steps import DataRow
+    from plugins.data.synthetic_rows import VerifiedModel
     from streams.output import Output
 
 
@@ -53,6 +56,14 @@ _write_options = several(
         help="Take this step, with these options. May be repeated; the order counts.",
     ),
     click.option("--to", "folder", required=True, type=click.Path(path_type=Path, file_okay=False), help="New folder."),
+)
+
+
+_model_options = several(
+    click.option("--model-url", default=None, metavar="URL", help="Server of the model.  [default: scoring.judge_url]"),
+    click.option("--model", default=None, metavar="NAME", help="Model or policy.  [default: scoring.judge_model]"),
+    click.option("--key-env", default="OPENAI_API_KEY", show_default=True, help="Variable with the model's key."),
+    click.option("--scorer", default="exact", show_default=True, help="Has to give an answer 1, or it is not kept."),
 )
 
 
@@ -156,10 +167,7 @@ def data_clean(call: AppContext, /, steps: Sequence[str], **options: Any) -> Non
 @click.option("--count", type=click.IntRange(min=1), default=100, show_default=True, help="Rows of a generator.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of a generator.")
 @click.option("--options", "in_json", default="{}", metavar="JSON", help="Options of the generator.")
-@click.option("--model-url", default=None, metavar="URL", help="Server of the model.  [default: scoring.judge_url]")
-@click.option("--model", default=None, metavar="NAME", help="Model or policy.  [default: scoring.judge_model]")
-@click.option("--key-env", default="OPENAI_API_KEY", show_default=True, help="Variable with the model's key.")
-@click.option("--scorer", default="exact", show_default=True, help="Has to give an answer 1, or it is not kept.")
+@_model_options
 @click.option("--to", "folder", required=True, type=click.Path(path_type=Path, file_okay=False), help="New folder.")
 @output_option
 @pass_call
@@ -197,23 +205,70 @@ def data_synthesize(
         cleaned = clean(synthetic_rows.rows_of(spec), ())
         sources = [DataSource(f"{generator}, seed {seed}", "", count)]
     elif questions is not None:
-        import httpx
-
-        from streams.scorers import named_sources
-
-        scoring = call.settings.scoring
-        url, name = model_url or scoring.judge_url, model or scoring.judge_model
-        if url is None or name is None:
-            raise SettingsError(
-                "no model is named: give --model-url and --model, or set scoring.judge_url and judge_model"
-            )
-        (source,) = named_sources([scorer])
-        with httpx.Client() as client:
-            asked = synthetic_rows.AnswerModel(client, str(url).rstrip("/"), name, os.environ.get(key_env))
-            origin = {"model": name, "url": asked.url}
-            cleaned = synthetic_rows.answer_questions(_rows([questions], None, ()), asked.ask, origin, source, scoring)
+        with _opened_model(call, model_url, model, key_env, scorer) as verified:
+            cleaned = synthetic_rows.answer_questions(_rows([questions], None, ()), verified)
         sources = [DataSource(questions.name, digest_of(questions), len(cleaned.fates))]
     _finish(cleaned, sources, (), folder, output)
+
+
+@data.command("vary")
+@click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="Variants of each row.")
+@_model_options
+@_source_options
+@click.option("--to", "folder", required=True, type=click.Path(path_type=Path, file_okay=False), help="New folder.")
+@output_option
+@pass_call
+def data_vary(
+    call: AppContext,
+    /,
+    count: int,
+    model_url: str | None,
+    model: str | None,
+    key_env: str,
+    scorer: str,
+    files: Sequence[Path],
+    suites: Sequence[Path],
+    split: str | None,
+    names: Sequence[str],
+    folder: Path,
+    output: Output,
+) -> None:
+    """Write rows and variants of them, in other words.
+
+    A variant is kept if its numbers are those of the row, and if the model's answer to it gets 1 from the scorer,
+    against the answer in the row. Gates and splits see a variant and its row as one question. Rows with a held-out
+    question are left out.
+    """
+    from plugins.data.cleaning.data_rows import DataSource, digest_of
+    from plugins.data.contamination.known_suites import index_of_files
+    from plugins.data.variants import vary
+
+    by_file = {path: [*_rows([path], split, names)] for path in files}
+    rows = [row for of_file in by_file.values() for row in of_file]
+    with _opened_model(call, model_url, model, key_env, scorer) as verified:
+        cleaned = vary(rows, verified, count=count, held_out=index_of_files(call.settings, suites))
+    sources = [DataSource(path.name, digest_of(path), len(of_file)) for path, of_file in by_file.items()]
+    _finish(cleaned, sources, (), folder, output)
+
+
+@contextmanager
+def _opened_model(
+    call: AppContext, url: str | None, model: str | None, key_env: str, scorer: str
+) -> Iterator[VerifiedModel]:
+    """Yield a model, with the scorer that verifies it. Raises SettingsError if none is named."""
+    import httpx
+
+    from plugins.data.synthetic_rows import AnswerModel, VerifiedModel
+    from streams.scorers import named_sources
+
+    scoring = call.settings.scoring
+    url, model = url or scoring.judge_url, model or scoring.judge_model
+    if url is None or model is None:
+        raise SettingsError("no model is named: give --model-url and --model, or set scoring.judge_url and judge_model")
+    (source,) = named_sources([scorer])
+    with httpx.Client() as client:
+        server = AnswerModel(client, url.rstrip("/"), model, os.environ.get(key_env))
+        yield VerifiedModel(server.ask, {"model": model, "url": server.url}, source, scoring)
 
 
 def _write(

@@ -82,9 +82,25 @@ class AnswerModel(NamedTuple):
         return str(text or "")
 
 
-def answer_questions(
-    rows: Iterable[DataRow | UnreadableRow], ask: Ask, origin: Mapping[str, Any], scorer: RewardSource, scoring: Scoring
-) -> CleanedRows:
+class VerifiedModel(NamedTuple):
+    """A model whose answers count if a scorer gives them 1."""
+
+    ask: Ask
+    origin: Mapping[str, Any]
+    """What its rows say of it."""
+    scorer: RewardSource
+    scoring: Scoring
+
+    def refusal(self, task: Task, text: str) -> str | None:
+        """Return why an answer is not kept; None if the scorer gives it 1. Raises SettingsError."""
+        (outcome,) = try_texts(self.scoring, task, self.scorer, [text])
+        if outcome.error is not None:
+            return f"{self.scorer.name}: {outcome.error}"
+        score = "no opinion" if outcome.value is None else f"{outcome.value:g}"
+        return None if outcome.value == 1 else f"{self.scorer.name} gives {score} to {text[:60]!r}"
+
+
+def answer_questions(rows: Iterable[DataRow | UnreadableRow], model: VerifiedModel) -> CleanedRows:
     """Return the rows with the answers of a model that the scorer gives 1, and the fate of each.
 
     Raises ProviderError if the model does not answer, SettingsError if the scorer cannot be used.
@@ -101,37 +117,35 @@ def answer_questions(
                 yield UnreadableRow(row.place, f"it has no answer to verify by; expected one of {names}", VERIFY)
                 continue
             prompt = [{"role": message.role, "content": message.content} for message in task.messages]
-            text = ask(prompt)
-            problem = _refusal(task, text, scorer, scoring)
+            text = model.ask(prompt)
+            problem = model.refusal(task, text)
             if problem is not None:
                 yield UnreadableRow(row.place, problem, VERIFY)
                 continue
-            fields = {"messages": [*prompt, {"role": "assistant", "content": text}], "answer": _answer_of(row)}
-            yield DataRow(row.place, fields | {"origin": {"by": "model", **origin, "scorer": scorer.name}})
+            fields = {
+                "messages": [*prompt, {"role": "assistant", "content": text}],
+                "answer": answer_to_verify(row.fields),
+            }
+            yield DataRow(row.place, fields | {"origin": {"by": "model", **model.origin, "scorer": model.scorer.name}})
 
     return clean(outcomes(), ())
 
 
-def _refusal(task: Task, text: str, scorer: RewardSource, scoring: Scoring) -> str | None:
-    """Return why an answer is not kept; None if the scorer gives it 1."""
-    (outcome,) = try_texts(scoring, task, scorer, [text])
-    if outcome.error is not None:
-        return f"{scorer.name}: {outcome.error}"
-    score = "no opinion" if outcome.value is None else f"{outcome.value:g}"
-    return None if outcome.value == 1 else f"{scorer.name} gives {score} to {text[:60]!r}"
-
-
 def _task(row: DataRow) -> Task | None:
-    answer = _answer_of(row)
-    if answer is None:
-        return None
-    message = Message(role="user", content=question_of(row.fields))
-    verifier = json.dumps({"answer": answer})
-    return Task(task_id=row.place, created_at=0, policy="-", purpose="serve", messages=(message,), verifier=verifier)
+    answer = answer_to_verify(row.fields)
+    return None if answer is None else question_task(row.place, question_of(row.fields), answer)
 
 
-def _answer_of(row: DataRow) -> Any:
-    truth = row.fields.get("reward_model")
+def question_task(task_id: str, question: str, answer: Any) -> Task:
+    """Return a question as a scorer knows it; `answer`: to verify by, None: there is none."""
+    message = Message(role="user", content=question)
+    verifier = json.dumps({} if answer is None else {"answer": answer})
+    return Task(task_id=task_id, created_at=0, policy="-", purpose="serve", messages=(message,), verifier=verifier)
+
+
+def answer_to_verify(fields: Mapping[str, Any]) -> Any:
+    """Return the answer by which others are verified; None: the row has none."""
+    truth = fields.get("reward_model")
     if isinstance(truth, Mapping) and "ground_truth" in truth:
         return truth["ground_truth"]
-    return next((row.fields[name] for name in ANSWERS if row.fields.get(name) is not None), None)
+    return next((fields[name] for name in ANSWERS if fields.get(name) is not None), None)

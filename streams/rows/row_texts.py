@@ -16,6 +16,8 @@ from schemas.json_text import parse
 from streams.arrow.file_rows import OF_EXAMPLES, fields_of, rows
 
 SYSTEM_ROLES = ("system", "developer")
+VARIANT_OF = "variant_of"
+"""Metadata of a row or a task: the question that its own is asked instead of, in other words."""
 
 
 class RowTexts(NamedTuple):
@@ -31,7 +33,9 @@ class RowTexts(NamedTuple):
 
 def row_of_task(task: Task, place: str) -> RowTexts:
     """Return what a train task says."""
-    texts = (message.content for message in task.messages if message.role not in SYSTEM_ROLES)
+    texts = [message.content for message in task.messages if message.role not in SYSTEM_ROLES]
+    if (original := task.metadata.get(VARIANT_OF)) is not None:
+        texts.append(original)
     return RowTexts(place, tuple(texts), parameters_of(task.environment))
 
 
@@ -62,6 +66,13 @@ def texts_of(fields: Mapping[str, Any]) -> tuple[str, ...]:
     ('1 + 1?',)
     """
     return tuple(_leaves(fields))
+
+
+def variant_of(fields: Mapping[str, Any]) -> str | None:
+    """Return the question that a row is a variant of; None: of none."""
+    metadata = fields.get("metadata")
+    question = metadata.get(VARIANT_OF) if isinstance(metadata, Mapping) else None
+    return question if isinstance(question, str) else None
 
 
 def _leaves(value: Any) -> Iterator[str]:

@@ -17,6 +17,7 @@ from plugins.jobs.fold.state import EVALUATION_SLOTS, JobState
 from schemas.conventions import CONTAMINATION_ALLOWED_BY, TOOL_IDS
 from schemas.events import AdvantagedGroup, EpisodeStart, JobEnvironment, Message, Sampling, Task, derive_id
 from streams.evaluation.suite import Suite
+from streams.rows.row_texts import VARIANT_OF
 from streams.stages.tasks.episodes import name_of_episode
 
 JOB, ITERATION, DRAW = "job", "job_iteration", "job_draw"
@@ -84,8 +85,10 @@ def _task(state: JobState, number: int) -> Task:
         return _episode(task, spec.environment, number)
     question = spec.questions[number]
     messages = question.messages or (Message(role="user", content=question.query),)
+    variant = {} if question.variant_of is None else {VARIANT_OF: question.variant_of}
     return replace(
         task,
+        metadata=task.metadata | variant,
         verifier=question.verifier,
         prompt_version=spec.prompt_version,
         messages=messages if spec.prompt_version is None else (*spec.prompt_version.render(), *messages),

@@ -274,12 +274,13 @@ def sides(spec: JobSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def split(questions: Iterable[JobQuestion], share: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the numbers of the questions to train on, and of those held out: `share` of all, by hash.
 
-    A question is on the same side in every job with this share, so that none learns what another is measured by.
+    A question is on the same side in every job with this share, so that none learns what another is measured by; a
+    variant is on the side of the question that it is one of.
     """
     train: list[int] = []
     held_out: list[int] = []
     for number, question in enumerate(questions):
-        (held_out if place(question.query) < share else train).append(number)
+        (held_out if place(question.variant_of or question.query) < share else train).append(number)
     return tuple(train), tuple(held_out)
 
 

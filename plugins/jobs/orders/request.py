@@ -72,6 +72,7 @@ class TrainingQuery(RequestPart):
 
     query: str = Field(min_length=1)
     expected_outcome: str | int | float | tuple[str | int | float, ...] | None = None
+    variant_of: str | None = Field(None, description="the question that this one asks in other words")
 
 
 class EnvironmentConfig(RequestPart):
@@ -455,7 +456,8 @@ def _question(query: TrainingQuery) -> JobQuestion:
     expected = query.expected_outcome
     if isinstance(expected, float):
         expected = f"{Decimal(repr(expected)):f}"  # without an exponent
-    return JobQuestion(query=query.query, verifier="{}" if expected is None else json.dumps({"answer": expected}))
+    verifier = "{}" if expected is None else json.dumps({"answer": expected})
+    return JobQuestion(query=query.query, verifier=verifier, variant_of=query.variant_of)
 
 
 def _check_share(spec: JobSpec) -> None:
@@ -514,7 +516,11 @@ def _check_held_out(spec: JobSpec, settings: Settings) -> None:
     environment, (train, _) = spec.environment, sides(spec)
     if environment is None:
         name = "training_queries"
-        rows = (RowTexts(f"{name}[{number}]", (spec.questions[number].query,)) for number in train)
+        questions = ((number, spec.questions[number]) for number in train)
+        rows = (
+            RowTexts(f"{name}[{number}]", tuple(filter(None, (question.query, question.variant_of))))
+            for number, question in questions
+        )
     else:
         name, tasks = (
             "environment",

@@ -28,6 +28,7 @@ from schemas.events import JobQuestion, RewardSource
 from schemas.faults import Refused
 from streams.adapters.training_files import FileLine
 from streams.errors import CallError, JobRequestError, RefusedError
+from streams.rows.row_texts import variant_of
 from streams.scorers.registry import parts
 from streams.scorers.verdict import ScoreError
 from streams.settings.model import Settings
@@ -203,7 +204,8 @@ class FineTuningOrder:
             if (first := lines_by_query.setdefault(query, number)) != number:
                 problem = f"training_file: line {number} has the same question as line {first}; give each once"
                 raise CallError("invalid", problem, "training_file")
-            questions.append({"query": query} | ({} if answer is None else {"expected_outcome": answer}))
+            expected: dict[str, Any] = {} if answer is None else {"expected_outcome": answer}
+            questions.append({"query": query, "variant_of": variant_of(item), **expected})
         return questions
 
     def _config(self, grading: Grading, settings: Settings) -> dict[str, Any]:
@@ -232,7 +234,9 @@ class FineTuningOrder:
         """Return how many iterations go over the train questions so often: the last one begins them again."""
         default = requests.JobConfig.model_fields["held_out_share"].default
         share = default if not isinstance(share, int | float) else share  # of another type: refused where it is read
-        train, _ = split((JobQuestion(query=_query(item)) for _, item in self.lines), share)
+        train, _ = split(
+            (JobQuestion(query=_query(item), variant_of=variant_of(item)) for _, item in self.lines), share
+        )
         return max(1, math.ceil((epochs or 1) * len(train) / settings.batches.groups))
 
     def _in_request_words(self, exc: JobRequestError) -> CallError:

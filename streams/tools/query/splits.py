@@ -1,6 +1,7 @@
 """Assign examples to the files of a data set: no question is in two files, and no held-out one in train.
 
     examples ──► keys (task, the task it was sent again for, thread), question ──► near duplicates ──► clusters
+       │    a variant of a question: in the cluster of that question
        │    purpose eval: its whole cluster; a held-out question in its text: it alone ──► held_out ──┐
        └──► by a hash of the question that a cluster begins with ──► train, test ─────────────────────┴──► splits
 
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 from schemas.events import EpisodeStart
 from streams.rows.near_duplicates import NEAR, Clusters, compared_text, join_similar
-from streams.rows.row_texts import SYSTEM_ROLES, RowTexts, parameters_of, texts_of
+from streams.rows.row_texts import SYSTEM_ROLES, VARIANT_OF, RowTexts, parameters_of, texts_of
 from streams.rows.training_gate import ReasonFinder
 from streams.stages.tasks.resubmit import ORIGIN
 from streams.tools.query.examples import ExampleSplit, ExportOptions, split_of
@@ -36,22 +37,26 @@ class ExampleOrigin(NamedTuple):
     """Without the instructions of the system; of an episode its parameters, since its text is that of all episodes."""
     purpose: str
     parameters: str | None = None
+    variant_of: str | None = None
+    """The question that this one is a variant of."""
 
 
 def origin_of_group(row: Mapping[str, Any]) -> ExampleOrigin:
     """Return the origin of a group; `row` is one of streams/tools/query/export.py."""
     start = parameters_of(None if row["environment"] is None else EpisodeStart(**row["environment"]))
     texts = [message["content"] for message in row["messages"] if message["role"] not in SYSTEM_ROLES]
-    keys = _keys(row["task_id"], dict(row["metadata"] or ()), row["thread"])
-    return ExampleOrigin(keys, start or "\n".join(texts), row["purpose"], start)
+    metadata = dict(row["metadata"] or ())
+    keys = _keys(row["task_id"], metadata, row["thread"])
+    return ExampleOrigin(keys, start or "\n".join(texts), row["purpose"], start, metadata.get(VARIANT_OF))
 
 
 def origin_of(answer: Finished) -> ExampleOrigin:
     """Return the origin of a finished answer."""
     task = answer.task
     start = parameters_of(None if task is None else task.environment)
-    keys = _keys(answer.task_id, {} if task is None else task.metadata, answer.thread)
-    return ExampleOrigin(keys, start or answer.question, answer.purpose, start)
+    metadata = {} if task is None else task.metadata
+    keys = _keys(answer.task_id, metadata, answer.thread)
+    return ExampleOrigin(keys, start or answer.question, answer.purpose, start, metadata.get(VARIANT_OF))
 
 
 def _keys(task_id: str, metadata: Mapping[str, str], thread: str | None) -> tuple[str, ...]:
@@ -66,8 +71,17 @@ def clusters_of(origins: list[ExampleOrigin], near_duplicate: float) -> Clusters
     for place, origin in enumerate(origins):
         for key in origin.keys:
             clusters.join(place, first.setdefault(key, place))
+    if any(origin.variant_of for origin in origins):
+        _join_variants(origins, clusters)
     join_similar([origin.question for origin in origins], near_duplicate, clusters)
     return clusters
+
+
+def _join_variants(origins: list[ExampleOrigin], clusters: Clusters) -> None:
+    """Join the clusters of a question and its variants, also if the question itself is not there."""
+    first: dict[tuple[str, ...], int] = {}
+    for place, origin in enumerate(origins):
+        clusters.join(place, first.setdefault(compared_text(origin.variant_of or origin.question).words, place))
 
 
 class Splits:

@@ -30,7 +30,7 @@ from plugins.data.cleaning.data_rows import LONGEST_ROW, UnreadableRow, read_row
 from plugins.data.cleaning.row_shapes import ANSWERS, question_of, shape_of
 from plugins.data.cleaning.steps import DEFAULT, STEPS, DataRow
 from plugins.data.contamination.suite_index import SuiteIndex, SuiteQuestion
-from plugins.data.synthetic_rows import answer_questions
+from plugins.data.synthetic_rows import VerifiedModel, answer_questions
 from plugins.data.training_rows import TrainingRows
 from schemas.events import RewardSource
 from streams.cli.root import cli
@@ -511,7 +511,8 @@ def test_of_what_a_model_answers_only_what_a_scorer_verifies_is_kept() -> None:
     )
     replies = iter(["11", "three"])
     origin = {"model": "m", "url": "http://127.0.0.1/v1"}
-    made = answer_questions(rows, lambda _: next(replies), origin, RewardSource(name="exact"), Scoring())
+    model = VerifiedModel(lambda _: next(replies), origin, RewardSource(name="exact"), Scoring())
+    made = answer_questions(rows, model)
     assert made.counts == {"read": 3, "kept": 1, "changed": 0, "dropped": 2}
     assert made.rows[0].fields["origin"] == {"by": "model", **origin, "scorer": "exact"}
     assert [fate.dropped for fate in made.fates[1:]] == [

@@ -115,6 +115,8 @@ def test_a_resumed_job_waits_for_its_turn_and_keeps_the_version_it_began_with() 
 def test_a_question_is_on_the_same_side_whatever_the_others_are(others: list[str], share: float, one: str) -> None:
     together, alone = [JobQuestion(query=text) for text in [one, *others]], [JobQuestion(query=one)]
     assert (0 in split(together, share)[0]) == (0 in split(alone, share)[0])
+    variant = [JobQuestion(query=f"{one} in other words", variant_of=one)]
+    assert split(variant, share) == split(alone, share)
     train, held_out = split(together, share)
     assert sorted((*train, *held_out)) == list(range(len(together)))
 
