@@ -7,6 +7,7 @@
     ExperimentEvent          a replay of others, in a log of its own
     PromptEvent, ToolEvent   versions of prompts and tools, which tasks and agents name
     CurationEvent, DatasetEvent, TriggerEvent     runs to learn from, data sets made of them, a cause to train again
+    AnnotationEvent                               labels of rows of files
     MemoryEvent, ThreadEvent                      the memory of agents, and conversations with them
     TrainingCall, TrainingResult, SampleEvent, QueueEvent   calls, results and samples of other trainers
     AccessEvent, RequestEvent                     principals with their roles, and their requests
@@ -75,6 +76,7 @@ from schemas.event_types import (
 )
 from schemas.experiment_events import ExperimentEvent, ExperimentKind, SourceRange
 from schemas.improvement_events import (
+    AnnotationEvent,
     CurationEvent,
     CurationJudge,
     DatasetEvent,
@@ -83,9 +85,11 @@ from schemas.improvement_events import (
     JudgeAgreement,
     Labeller,
     OutsideTuning,
+    RowLabeller,
     RunVerdict,
     TriggerEvent,
     TriggerKind,
+    annotation_problems,
     curation_problems,
     dataset_problems,
     trigger_problems,
@@ -192,6 +196,7 @@ Event = (
     | AccessEvent
     | RequestEvent
     | CurationEvent
+    | AnnotationEvent
     | DatasetEvent
     | TriggerEvent
     | SampleEvent
@@ -216,6 +221,7 @@ _PROBLEMS: dict[type[Event], Callable[[Any], Iterator[str]]] = {
     AccessEvent: access_problems,
     RequestEvent: request_problems,
     CurationEvent: curation_problems,
+    AnnotationEvent: annotation_problems,
     DatasetEvent: dataset_problems,
     TriggerEvent: trigger_problems,
     SampleEvent: sample_problems,

@@ -1,4 +1,4 @@
-"""Runs that are judged, data sets that are made of them, and why a retraining started."""
+"""Runs and rows that are judged, data sets that are made of them, and why a retraining started."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from schemas.experiment_events import SourceRange
 
 RunVerdict = Literal["promote", "reject", "needs_human"]
 Labeller = Literal["gates", "judge", "person"]
+RowLabeller = Literal["scorer", "judge", "person", "order"]
 DatasetKind = Literal["built", "submitted", "succeeded", "failed", "cancelled"]
 TriggerKind = Literal["ticked", "crossed"]
 TriggerAction = Literal["tune", "train", "selfplay"]
@@ -90,6 +91,30 @@ class CurationEvent:
     supersedes: Annotated[str | None, "event_id of the verdict on the run that counted before"] = None
     cut: Annotated[tuple[str, ...], "what of the transcript was not shown, in words; a cut run is never promoted"] = ()
     gates: tuple[GateResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotationEvent:
+    """A label of a row of a file: whether it is good enough to learn from. A person's newest counts before others."""
+
+    MOST_BYTES: ClassVar[int] = MIB
+    event_id: Annotated[str, "uuid5(tenant, row_id, labeller, actor, rubric_digest, supersedes)"]
+    row_id: Annotated[str, "key of the record: sha256 over the row's columns, in the order of their names"]
+    created_at: Millis
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    tenant: str | None = None
+    place: Annotated[str, "where it was read: FILE:LINE"]
+    row: Annotated[str, "its columns, as JSON"]
+    verdict: RunVerdict
+    labeller: Annotated[RowLabeller, "order: it only waits for a person"]
+    actor: Annotated[str, "annotate, the scorer's name, or a person"]
+    rationale: str
+    rubric: Annotated[str, "what good means: name@version, or a scorer with its settings"]
+    rubric_digest: Annotated[str, "sha256 over the judge's instructions, or over scorer, settings and bound"]
+    judge: Annotated[CurationJudge | None, "set exactly when the labeller is the judge"] = None
+    score: Annotated[GateResult | None, "set exactly when the labeller is the scorer: its value and the bound"] = None
+    supersedes: Annotated[str | None, "event_id of the row's newest label before this one"] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +221,17 @@ def _agreement_problem(agreement: JudgeAgreement) -> str | None:
         f"a judge promotes, and agrees with people in {agreement.runs} runs with kappa {agreement.low:.3f} or more; "
         f"expected {agreement.min_runs} runs and {agreement.min_kappa:g}: a person has to promote"
     )
+
+
+def annotation_problems(event: AnnotationEvent) -> Iterator[str]:
+    """Return one sentence for each rule that a label of a row breaks."""
+    for labeller, field_name, evidence in (("judge", "judge", event.judge), ("scorer", "score", event.score)):
+        if (event.labeller == labeller) != (evidence is not None):
+            is_set = "set" if evidence else "null"
+            yield f"labeller is {event.labeller} but {field_name} is {is_set}; set both or neither"
+    expected = "needs_human" if event.labeller == "order" else event.judge and (event.judge.verdict or "needs_human")
+    if expected is not None and event.verdict != expected:
+        yield f"verdict is {event.verdict} of {event.labeller}, expected {expected}"
 
 
 def dataset_problems(event: DatasetEvent) -> Iterator[str]:

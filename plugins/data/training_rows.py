@@ -144,7 +144,9 @@ class TrainingRows:
     def check_rows(self, request: Request, body: CheckBody) -> CheckedRowsAnswer:
         """Say what is wrong with rows, and what is worth knowing."""
         reference, expectations = self._profile(request, body.against), expectations_of(self._settings)
-        plain = check(self._rows(request, body), index_of_files(self._settings), expectations, reference).plain()
+        plain = check(
+            sent_rows(self._store, request, body), index_of_files(self._settings), expectations, reference
+        ).plain()
         parts = {name: plain.pop(name, None) for name in ("contamination", "drift")}
         return CheckedRowsAnswer(object="data_check", **parts, **plain)
 
@@ -205,7 +207,7 @@ class TrainingRows:
     def _write(self, request: Request, body: StepsBody, ordered: Sequence[str | dict[str, Any]]) -> CleanedRowsAnswer:
         try:
             steps = cleaning.read_steps(ordered)
-            cleaned = cleaning.clean(self._rows(request, body), steps, index_of_files(self._settings))
+            cleaned = cleaning.clean(sent_rows(self._store, request, body), steps, index_of_files(self._settings))
         except SettingsError as exc:
             raise CallError("invalid", str(exc), "steps") from exc
         return self._answer(request, cleaned, steps)
@@ -217,39 +219,36 @@ class TrainingRows:
         fates = [fate.plain() for fate in cleaned.fates if fate.fate != "kept"]
         return CleanedRowsAnswer(
             object="data_file",
-            file=self._put(request, cleaned.rows),
+            file=put_rows(self._store, request, cleaned.rows),
             **{name: manifest[name] for name in ("counts", "changed_by", "dropped_by", "shapes")},
             fates=fates[:FATES_SHOWN],
         )
 
-    def _put(self, request: Request, rows: Sequence[DataRow]) -> str | None:
-        if not rows:
-            return None
-        raw = "".join(f"{one_line(dict(row.fields))}\n" for row in rows).encode()
-        file = training_files.put(
-            self._store,
-            raw,
-            filename=cleaning.ROWS,
-            purpose=training_files.PURPOSE,
-            now_ms=times.now_ms(),
-            tenant=tenant_of(request),
-        )
-        return file.file_id
 
-    def _rows(self, request: Request, body: RowsBody) -> Iterable[DataRow | UnreadableRow]:
-        if (body.file is None) == (body.rows is None):
-            raise CallError("invalid", "give either file or rows", "file")
-        numbered: Iterable[tuple[int, Row]] = enumerate(body.rows or (), 1)
-        name = "rows"
-        if body.file is not None:
-            tenant = tenant_of(request)
-            name = training_files.find(self._store, body.file, tenant).filename
-            numbered = json_lines([training_files.content(self._store, body.file, tenant)], name)
-        try:
-            columns = columns_by_field(f"{field}={column}" for field, column in body.map.items())
-        except SettingsError as exc:
-            raise CallError("invalid", str(exc), "map") from exc
-        return read_rows(numbered, name, columns)
+def put_rows(store: str, request: Request, rows: Sequence[DataRow]) -> str | None:
+    """Keep rows as a file of the caller, and return its id; None: there is no row."""
+    if not rows:
+        return None
+    raw = "".join(f"{one_line(dict(row.fields))}\n" for row in rows).encode()
+    names: dict[str, Any] = {"filename": cleaning.ROWS, "purpose": training_files.PURPOSE}
+    return training_files.put(store, raw, **names, now_ms=times.now_ms(), tenant=tenant_of(request)).file_id
+
+
+def sent_rows(store: str, request: Request, body: RowsBody) -> Iterable[DataRow | UnreadableRow]:
+    """Return the rows of a request. Raises CallError, NotFoundError for a file that the caller may not see."""
+    if (body.file is None) == (body.rows is None):
+        raise CallError("invalid", "give either file or rows", "file")
+    numbered: Iterable[tuple[int, Row]] = enumerate(body.rows or (), 1)
+    name = "rows"
+    if body.file is not None:
+        tenant = tenant_of(request)
+        name = training_files.find(store, body.file, tenant).filename
+        numbered = json_lines([training_files.content(store, body.file, tenant)], name)
+    try:
+        columns = columns_by_field(f"{field}={column}" for field, column in body.map.items())
+    except SettingsError as exc:
+        raise CallError("invalid", str(exc), "map") from exc
+    return read_rows(numbered, name, columns)
 
 
 ROOMS = (TrainingRows,)

@@ -1,4 +1,4 @@
-"""Better versions from what was served: verdicts on runs, data sets of the good ones, retraining, self-play."""
+"""Better versions from what was served: verdicts on runs and rows, data sets of good runs, retraining, self-play."""
 
 from streams.plugins.plugin import Plugin, PluginCommand
 
@@ -17,6 +17,22 @@ PLUGIN = Plugin(
         ),
         "improve curate": PluginCommand(
             "plugins.improve.commands.curate:curate", "Judge runs: which are good enough to learn from."
+        ),
+        "improve data annotate": PluginCommand(
+            "plugins.improve.commands.annotation:data_annotate",
+            "Label the rows of a file: promote, reject or needs_human.",
+        ),
+        "improve data queue": PluginCommand(
+            "plugins.improve.rooms.row_labels:RowLabelRoutes",
+            "Print the rows that wait for a person.",
+            "list_row_queue",
+            columns="row_id place question created_at",
+        ),
+        "improve data label": PluginCommand(
+            "plugins.improve.rooms.row_labels:RowLabelRoutes",
+            "Say whether a row is good enough to learn from.",
+            "label_row",
+            "verdict",
         ),
         "improve datasets": PluginCommand(
             "plugins.improve.commands.datasets:datasets", "Build data sets of promoted runs, and rebuild them."

@@ -1,4 +1,4 @@
-"""The topics of improvement: verdicts on runs, data sets of the good ones, and the reasons of retrainings."""
+"""The topics of improvement: verdicts on runs and on rows, data sets of good runs, the reasons of retrainings."""
 
 from __future__ import annotations
 
@@ -16,6 +16,20 @@ TOPICS = (
         columns=(
             Column("run", lambda e: short(e.answer_id), 10),
             Column("policy", lambda e: e.policy, 10),
+            Column("verdict", lambda e: e.verdict, 11),
+            Column("by", lambda e: e.labeller, 6),
+            Column("actor", lambda e: e.actor, 10),
+            Column("rationale", lambda e: e.rationale),
+        ),
+    ),
+    TopicShape(
+        label="annotations", event=events.AnnotationEvent, key="row_id", kept=True,
+        written_by="`improve data annotate`, people", read_by="`improve data annotate`, people",
+        tenant=OF_TENANT, reader=None, is_about="a label of a row", audit="whole", causes=(),
+        line=lambda place, verdict, actor, rationale: f"row {place} {words(verdict)} by {actor}: {rationale}",
+        columns=(
+            Column("row", lambda e: short(e.row_id), 10),
+            Column("place", lambda e: e.place, 20),
             Column("verdict", lambda e: e.verdict, 11),
             Column("by", lambda e: e.labeller, 6),
             Column("actor", lambda e: e.actor, 10),

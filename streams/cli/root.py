@@ -7,8 +7,9 @@ and calls a function elsewhere that does the work. A module here has one command
 from __future__ import annotations
 
 import os
-from functools import cache, partial
+from functools import cache, partial, reduce
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -82,10 +83,11 @@ class CommandLine(Guarded):
             return None
         if command is None and (declaration := plugin_commands().get(cmd_name)) is not None:
             command = _load(cmd_name, *declaration)
-        for path, group in _core_groups().items():
-            if path.partition(" ")[0] == cmd_name:
-                for name, declaration in plugin_commands(path).items():
-                    group.add_command(_load(name, *declaration), name)
+        for path, declaration in _commands_of_plugins().items():  # of each plugin after those that it requires
+            *groups, name = path.split()
+            if groups[:1] == [cmd_name]:
+                group: Any = reduce(lambda outer, inner: outer.commands[inner], groups[1:], command)
+                group.add_command(_load(name, *declaration), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -109,7 +111,9 @@ def _usable() -> dict[str, list[click.Command]]:
 
 
 def _is_usable(command: click.Command) -> bool:
-    return not isinstance(command, click.Group) or bool(command.commands or plugin_commands(str(command.name)))
+    if not isinstance(command, click.Group) or command.commands:
+        return True
+    return any(path.startswith(f"{command.name} ") for path in _commands_of_plugins())
 
 
 def choose_plugins(ctx: click.Context) -> None:
@@ -117,26 +121,23 @@ def choose_plugins(ctx: click.Context) -> None:
     use_choice(read_choice(ctx.params.get("config"), ctx.params.get("overrides") or ()))
 
 
-def plugin_commands(group: str = "") -> dict[str, tuple[Plugin, PluginCommand]]:
-    """Return the commands that plugins add to a group, or to the root, by name.
-
-    Raises SettingsError if one is there already, or its group is not.
-    """
-    parts = {name.rpartition(" "): declaration for name, declaration in _commands_of_plugins().items()}
-    return {name: declaration for (prefix, _, name), declaration in parts.items() if prefix == group}
-
-
-@cache
-def _core_groups() -> dict[str, click.Group]:
-    return {path: group for path, group in commands_below(cli) if isinstance(group, click.Group)}
+def plugin_commands() -> dict[str, tuple[Plugin, PluginCommand]]:
+    """Return the commands that plugins add to the root, by name. Raises as `_commands_of_plugins`."""
+    return {name: declaration for name, declaration in _commands_of_plugins().items() if " " not in name}
 
 
 @cache
 def _commands_of_plugins() -> dict[str, tuple[Plugin, PluginCommand]]:
-    groups, of_core = _core_groups(), {path for path, _ in commands_below(cli)}
+    """Return the commands of plugins by path, a group of one before the commands that others add to it.
+
+    Raises SettingsError if one is there already, or its group is not.
+    """
+    of_core = {path: isinstance(command, click.Group) for path, command in commands_below(cli)}
+    groups = [path for path, is_group in of_core.items() if is_group]
     commands = plugin_entries(lambda plugin: plugin.commands, "command", of_core)
-    for name, (plugin, _) in commands.items():
-        if (group := name.rpartition(" ")[0]) and group not in groups:
+    for number, (name, (plugin, _)) in enumerate(commands.items()):
+        group = name.rpartition(" ")[0]
+        if group and group not in groups and group not in list(commands)[:number]:
             raise SettingsError(
                 f"plugin {plugin.name}: its command {name} is of no group; there are {', '.join(groups)}"
             )

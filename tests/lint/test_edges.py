@@ -72,6 +72,7 @@ WITHOUT_TRY = {
     "streams/engines/outside/outside_model.py::sample result": IN_THREAD,
     "streams/engines/vllm/vllm_engine.py::sample result": IN_THREAD,
     "streams/engines/vllm/vllm_engine.py::sample_mixed result": IN_THREAD,
+    "plugins/improve/annotation/annotate.py::_judge_rows result": "the label, or the error that the docstring names",
     "plugins/improve/curation/curator.py::_judge result": "the opinion, or the error that the judge's docstring names",
     "plugins/improve/curation/transcript.py::lines json.loads": OWN,
     "streams/kafka/record.py::_without_original b64decode": OWN,

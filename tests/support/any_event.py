@@ -15,6 +15,7 @@ from schemas.events import (
     MAX_REWARD,
     AccessEvent,
     AdapterEvent,
+    AnnotationEvent,
     Branch,
     CallAdam,
     CallLora,
@@ -177,6 +178,8 @@ def _obeying(event: Any) -> Any:
             judge = None if event.labeller != "judge" else event.judge
             labeller = "gates" if event.labeller == "judge" and judge is None else event.labeller
             return dataclasses.replace(event, verdict="reject", labeller=labeller, judge=judge, agreement=None)
+        case AnnotationEvent():
+            return dataclasses.replace(event, verdict="needs_human", labeller="order", judge=None, score=None)
         case DatasetEvent():
             built = {"kind": "built", "manifest_sha256": event.manifest_sha256 or "f" * 64}
             return dataclasses.replace(event, **(built if event.outside is None else _SENT))

@@ -147,12 +147,16 @@ def _outcomes(rows: Sequence[DataRow], step: OrderedStep, held_out: SuiteIndex |
 
 
 def files_of(
-    cleaned: CleanedRows, sources: Sequence[DataSource], steps: Sequence[OrderedStep], code_version: str
+    cleaned: CleanedRows,
+    sources: Sequence[DataSource],
+    steps: Sequence[OrderedStep],
+    code_version: str,
+    entries: Mapping[str, Any] | None = None,
 ) -> dict[str, bytes]:
-    """Return the files of a cleaned set, by name."""
+    """Return the files of a cleaned set, by name; `entries`: what is added to its manifest."""
     lines = "".join(f"{one_line(dict(row.fields))}\n" for row in cleaned.rows).encode()
     fates = "".join(f"{one_line(fate.plain())}\n" for fate in cleaned.fates).encode()
-    manifest = manifest_of(cleaned, sources, steps, code_version)
+    manifest = manifest_of(cleaned, sources, steps, code_version) | dict(entries or {})
     manifest["files"] = [
         {"path": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         for name, content in ((ROWS, lines), (FATES, fates))

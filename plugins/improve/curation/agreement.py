@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from plugins.improve.curation.verdicts import VerdictFold
 from plugins.improve.settings import Improve
-from schemas.events import CurationEvent, CurationJudge, JudgeAgreement
+from schemas.events import AnnotationEvent, CurationEvent, CurationJudge, JudgeAgreement
 
 RESAMPLES = 1000
 CONFIDENCE = 0.95
@@ -173,11 +173,11 @@ class Agreement:
             counted=counted,
         )
 
-    def doubt(self, rule: Improve) -> str | None:
-        """Return why this judge may promote no run alone; None if it may."""
+    def doubt(self, rule: Improve, noun: str = "runs") -> str | None:
+        """Return why this judge decides no run alone, or no row; None if it does."""
         if self.table.runs < rule.min_runs:
             return (
-                f"the judge's agreement with people is not known yet: {self.table.runs} runs have both verdicts, "
+                f"the judge's agreement with people is not known yet: {self.table.runs} {noun} have both verdicts, "
                 f"expected {rule.min_runs} (improve.min_runs)"
             )
         low, high = kappa_interval(self.table)
@@ -185,34 +185,40 @@ class Agreement:
             return None
         return (
             f"the judge agrees too little with people: kappa {kappa(self.table):.2f} ({low:.2f} to {high:.2f}) over "
-            f"{self.table.runs} runs, expected {rule.min_kappa:g} or more at the lower end (improve.min_kappa)"
+            f"{self.table.runs} {noun}, expected {rule.min_kappa:g} or more at the lower end (improve.min_kappa)"
         )
 
 
-class _JudgedPair(NamedTuple):
-    """A run that a person and the judge have judged."""
+class JudgedPair(NamedTuple):
+    """A run, or a row of a file, that a person and the judge have judged."""
 
-    person: CurationEvent
+    person: CurationEvent | AnnotationEvent
     judge: CurationJudge
     is_disputed: bool
+    """Whether people disagree."""
 
 
 def agreements(fold: VerdictFold, window: int) -> dict[JudgeIdentity, Agreement]:
     """Return the agreement of every judge with people, from at most `window` newest pairs of each."""
-    by_judge: defaultdict[JudgeIdentity, list[_JudgedPair]] = defaultdict(list)
-    for pair in _pairs(fold):
+    return measure(_pairs(fold), window)
+
+
+def measure(pairs: Iterable[JudgedPair], window: int) -> dict[JudgeIdentity, Agreement]:
+    """Return the agreement of every judge with people in these pairs, the newest `window` of each."""
+    by_judge: defaultdict[JudgeIdentity, list[JudgedPair]] = defaultdict(list)
+    for pair in pairs:
         by_judge[JudgeIdentity.of(pair.judge)].append(pair)
-    return {judge: _agreement(judge, pairs, window) for judge, pairs in by_judge.items()}
+    return {judge: _agreement(judge, judged, window) for judge, judged in by_judge.items()}
 
 
-def _pairs(fold: VerdictFold) -> Iterator[_JudgedPair]:
+def _pairs(fold: VerdictFold) -> Iterator[JudgedPair]:
     for answer_id in fold.person_run_ids:
         person, machine = (placed and placed.event for placed in fold.pair(answer_id))
         if person is None or machine is None or machine.judge is None or judges_itself(machine):
             continue
         is_same = person.transcript_digest == machine.transcript_digest
         if is_same and person.rubric_digest == machine.rubric_digest and person.verdict != "needs_human":
-            yield _JudgedPair(person, machine.judge, len(fold.opinions(answer_id)) > 1)
+            yield JudgedPair(person, machine.judge, len(fold.opinions(answer_id)) > 1)
 
 
 def judges_itself(event: CurationEvent) -> bool:
@@ -220,7 +226,7 @@ def judges_itself(event: CurationEvent) -> bool:
     return event.judge is not None and event.judge.policy == event.policy
 
 
-def _agreement(judge: JudgeIdentity, pairs: Iterable[_JudgedPair], window: int) -> Agreement:
+def _agreement(judge: JudgeIdentity, pairs: Iterable[JudgedPair], window: int) -> Agreement:
     newest = sorted(pairs, key=lambda pair: (pair.person.created_at, pair.person.event_id))
     decided = [pair for pair in newest if pair.judge.verdict in ("promote", "reject")][-window:]
     cells: Mapping[tuple[str, str | None], str] = {

@@ -6,9 +6,7 @@ promote, reject ──► event with the verdict that it supersedes ──► cu
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,12 +15,10 @@ from plugins.improve.curation.curation_state import CurationState
 from plugins.improve.curation.ended_run import EndedRun
 from plugins.improve.curation.promotion_guard import GroundedVerdict, event_of
 from plugins.improve.curation.verdicts import PlacedVerdict
-from schemas.events import RATIONALE_CHARACTERS, Coordinates, CurationEvent, RunVerdict
-from streams.errors import NotFoundError, RefusedError
+from plugins.improve.folded_topic import FoldedTopic
+from schemas.events import RATIONALE_CHARACTERS, RunVerdict
+from streams.errors import RefusedError
 from streams.kafka import times
-from streams.kafka.history import History
-from streams.kafka.producer import Producer
-from streams.kafka.record import TopicPartition
 from streams.scorers.verdict import storable
 from streams.settings.model import Settings
 
@@ -56,15 +52,11 @@ class CurationLog:
 
     def __init__(self, settings: Settings, source: Source = "auto") -> None:
         self.settings = settings
-        self._source: Source = source
-        self._history: History | None = None
-        self._state = CurationState(settings)
-        self._next: dict[TopicPartition, int] = {}
-        self._reading = threading.Lock()
+        self._verdicts = FoldedTopic(settings, "curation", CurationState(settings), source)
 
     def of_run(self, answer_id: str) -> RecordedVerdicts:
         """Return the verdicts on a run."""
-        with self._state_now() as state:
+        with self._verdicts.now() as state:
             fold = state.fold
             return RecordedVerdicts(fold.effective(answer_id), fold.pair(answer_id)[1], dict(fold.by_person(answer_id)))
 
@@ -73,7 +65,7 @@ class CurationLog:
 
         Raises RefusedError if several begin so.
         """
-        with self._state_now() as state:
+        with self._verdicts.now() as state:
             answer_ids = state.fold.answer_ids
             if beginning in answer_ids:
                 return beginning
@@ -84,23 +76,23 @@ class CurationLog:
 
     def review_queue(self) -> list[PlacedVerdict]:
         """Return the machine verdicts that wait for a person, the oldest first."""
-        with self._state_now() as state:
+        with self._verdicts.now() as state:
             return state.review_queue()
 
     def agreements(self) -> dict[JudgeIdentity, Agreement]:
         """Return the agreement of every judge with people."""
-        with self._state_now() as state:
+        with self._verdicts.now() as state:
             return state.agreements()
 
     def newest_of(self, actor: str) -> tuple[PlacedVerdict | None, PlacedVerdict | None]:
         """Return the newest verdict of a person, and the newest of a machine on the same run."""
-        with self._state_now() as state:
+        with self._verdicts.now() as state:
             newest = state.fold.newest_of(actor)
             return newest, None if newest is None else state.fold.pair(newest.event.answer_id)[1]
 
     def effective(self) -> list[PlacedVerdict]:
         """Return the verdict that counts of every run that has one."""
-        with self._state_now() as state:
+        with self._verdicts.now() as state:
             return list(state.fold)
 
     def decide(self, run: EndedRun, decision: PersonDecision) -> PlacedVerdict:
@@ -119,42 +111,12 @@ class CurationLog:
             verdict=decision.verdict, labeller="person", rationale=storable(decision.reason)[:RATIONALE_CHARACTERS]
         )
         event = event_of(run, verdict, actor=decision.actor, before=before, now_ms=times.now_ms())
-        placed = PlacedVerdict(self._write(event), event)
+        [place] = self._verdicts.write(event)
+        placed = PlacedVerdict(place, event)
         counting = self.of_run(event.answer_id).by_person.get(event.actor)
         if counting != placed:  # the same person, at the same moment
             raise RefusedError(f"{placed.at}: another verdict of {event.actor} came first; look at the run again")
         return placed
-
-    @contextmanager
-    def _state_now(self) -> Iterator[CurationState]:
-        """Yield the fold of what is in the log now."""
-        with self._reading:
-            if self._history is None:
-                from streams.tools.archive import history  # needs deltalake, which a server without an archive has not
-
-                self._history = history.of(self.settings, self._source)
-            bounds = self._bounds(self._history)
-            starts = {tp: self._next.get(tp, low) for tp, (low, _) in bounds.items()}
-            ends = {tp: end for tp, (_, end) in bounds.items()}
-            for record in self._history.read(starts, ends) if starts != ends else ():
-                self._state.take(record)
-            self._next = ends
-            yield self._state
-
-    def _bounds(self, records: History) -> dict[TopicPartition, tuple[int, int]]:
-        try:
-            return records.bounds(["curation"])
-        except NotFoundError:
-            if self._source != "archive":
-                raise
-            return {}  # it was archived before there were verdicts
-
-    def _write(self, event: CurationEvent) -> Coordinates:
-        places: list[Coordinates] = []
-        with Producer(self.settings, linger_ms=0) as producer:
-            producer.send(event, on_ack=places.append)
-            producer.flush()
-        return places[0]
 
 
 def _is_repeated(before: PlacedVerdict, run: EndedRun, decision: PersonDecision) -> bool:

@@ -52,11 +52,11 @@ def verdict(placed: PlacedVerdict) -> dict[str, Any]:
     return row
 
 
-def agreement(measured: Agreement, rule: Improve) -> dict[str, Any]:
-    """Return how well a judge agrees with people, and whether it may promote alone."""
+def agreement(measured: Agreement, rule: Improve, noun: str = "runs") -> dict[str, Any]:
+    """Return how well a judge agrees with people, and whether it may promote alone; `noun`: what it judges."""
     table = measured.table
     low, high = kappa_interval(table)
-    doubt = measured.doubt(rule)
+    doubt = measured.doubt(rule, noun)
     return {
         "model": measured.judge.model,
         "endpoint": measured.judge.endpoint,

@@ -22,7 +22,7 @@ from secrets import token_hex
 from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
-from plugins.improve.curation.rubric import PROMPT_VERSION, instructions_prompt, prompt_digest
+from plugins.improve.curation.rubric import PROMPT_VERSION, RUN, instructions_prompt, prompt_digest
 from plugins.improve.curation.transcript import Transcript
 from plugins.improve.settings import Improve
 from schemas.events import RATIONALE_CHARACTERS, CurationJudge, RunVerdict
@@ -65,12 +65,13 @@ class VerifierAgent:
         settings: Settings,
         own_policies: Callable[[], Collection[str]] | None = None,
         stop: threading.Event | None = None,
+        subject: str = RUN,
     ) -> None:
-        """`own_policies`: the names of the log's policies; default: those that it has.
+        """`own_policies`: the names of the log's policies; default: those that it has; `subject`: what it judges.
 
         Raises ScoreError(bad_settings) if no judge is configured.
         """
-        self._rule, self._scoring = settings.of_plugin(Improve), settings.scoring
+        self._rule, self._scoring, self._subject = settings.of_plugin(Improve), settings.scoring, subject
         self._client = JudgeClient(settings.scoring)
         self._own_policies = own_policies or partial(known_policies, settings)
         self._stop = stop or threading.Event()
@@ -99,7 +100,7 @@ class VerifierAgent:
 
     def _ask(self, transcript: Transcript, replies: list[tuple[str, str]]) -> _ReadVerdict:
         question = JudgeQuestion(
-            text=prompt(instructions_prompt(self._rule), transcript, token_hex(8)),
+            text=prompt(instructions_prompt(self._rule, self._subject), transcript, token_hex(8)),
             max_tokens=self._rule.max_tokens,
             limit=LIMIT,
         )
@@ -127,7 +128,7 @@ class VerifierAgent:
             policy=policy,
             version=version,
             prompt_version=PROMPT_VERSION,
-            prompt_digest=prompt_digest(self._rule),
+            prompt_digest=prompt_digest(self._rule, self._subject),
             verdict=verdict,
             answer=storable(answer)[:RATIONALE_CHARACTERS],
             prompt_tokens=int(spent.get("prompt_tokens", 0)),

@@ -1,4 +1,4 @@
-"""The part of the server for verdicts, data sets and self-play, with the rules and catalogues that it follows."""
+"""The part of the server for verdicts, labels, data sets and self-play, with their rules and catalogues."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Self
 
 from gateway.log.server_part import ServerBase, ServerPart
 from plugins.improve.rooms.dataset_list import BuiltDatasets
+from plugins.improve.rooms.row_labels import RowLabelRoutes
 from plugins.improve.rooms.run_verdicts import VerdictRoutes
 from plugins.improve.rooms.selfplay_runs import SelfPlayRuns
 from plugins.improve.triggers.trigger_log import TriggerLog
@@ -15,7 +16,7 @@ from streams.kafka.followed import FollowedOnDemand
 class ImprovePart(ServerPart):
     """The rooms of improvement."""
 
-    ROOMS = (SelfPlayRuns, VerdictRoutes, BuiltDatasets)
+    ROOMS = (SelfPlayRuns, VerdictRoutes, RowLabelRoutes, BuiltDatasets)
 
     def __init__(self, base: ServerBase) -> None:
         self._base, self._triggers = base, FollowedOnDemand(TriggerLog, base.settings)
@@ -30,4 +31,5 @@ class ImprovePart(ServerPart):
     def rooms(self) -> list[object]:
         """Return them, on the log of the server."""
         settings, log = self._base.settings, self._base.log
-        return [SelfPlayRuns(settings, self._triggers), VerdictRoutes(settings, log), BuiltDatasets(settings)]
+        runs = SelfPlayRuns(settings, self._triggers), VerdictRoutes(settings, log)
+        return [*runs, RowLabelRoutes(settings), BuiltDatasets(settings)]

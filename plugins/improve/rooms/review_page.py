@@ -14,20 +14,18 @@ from datetime import datetime
 from typing import Any
 
 from plugins.improve.curation import curation_view
-from plugins.improve.curation.curation_log import CurationLog, PersonDecision
+from plugins.improve.curation.curation_log import CurationLog
 from plugins.improve.curation.run_lookup import find_newest_run, find_run
 from plugins.improve.curation.verdicts import PlacedVerdict
 from plugins.improve.datasets import dataset_log
 from plugins.improve.datasets.dataset_log import DatasetLog
 from plugins.improve.datasets.dataset_view import newest_builds
+from plugins.improve.rooms.row_page import decision_in, row_page
 from plugins.improve.rooms.run_verdicts import JUDGE
-from schemas.events import RunVerdict
-from streams.errors import NotFoundError, SettingsError
+from streams.errors import NotFoundError
 from streams.tools.archive import history
 from streams.tools.views.log_view import LogReader, LogSnapshot, LogView
 from streams.tools.views.view_section import PageForm, SentForm, ViewPage, ViewSection
-
-DECISIONS: dict[str, RunVerdict] = {"promote": "promote", "reject": "reject"}
 
 
 @dataclass(frozen=True)
@@ -90,12 +88,8 @@ class ReviewQueuePage:
         Raises SettingsError for an incomplete form, NotFoundError for a run that its sender may not see, RefusedError
         if another verdict came first, LogError.
         """
-        verdict = DECISIONS.get(form.word("verdict"))
-        if verdict is None:
-            raise SettingsError(f"verdict: expected one of {', '.join(DECISIONS)}, got {form.word('verdict')[:80]!r}")
-        reason = form.reason("reason")
+        decision = decision_in(form, log.actor)
         case = find_newest_run(log, history.of(log.view.settings, log.view.source), form.word("run"))
-        decision = PersonDecision(verdict=verdict, actor=log.actor, reason=reason, expect=form.word("expected") or None)
         self._log.decide(case, decision)
 
 
@@ -109,9 +103,10 @@ def _transcript(log: LogSnapshot, placed: PlacedVerdict) -> list[dict[str, Any]]
 
 
 def review_pages(view: LogView) -> tuple[ViewPage, ...]:
-    """Return the page of the queue of one log."""
+    """Return the pages of the queues of one log: of runs, and of rows of files."""
     queue = ReviewQueuePage(view)
-    return (ViewPage("", "review.html", queue.read, query=("run",), form=PageForm(JUDGE, queue.decide)),)
+    runs = ViewPage("", "review.html", queue.read, query=("run",), form=PageForm(JUDGE, queue.decide))
+    return runs, row_page(view)
 
 
 SECTIONS = (ViewSection("curation/queue", "Review", "plugins.improve", review_pages),)

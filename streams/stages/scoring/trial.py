@@ -5,7 +5,7 @@ task, text, reward source ──► a response that is in no log ──► worke
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from schemas.events import Response, RewardSource, Task, derive_id
 from streams.errors import SettingsError
@@ -46,14 +46,20 @@ def try_scorer(scoring: Scoring, task: Task, source: RewardSource, text: str) ->
 
 
 def try_texts(scoring: Scoring, task: Task, source: RewardSource, texts: Iterable[str]) -> list[ScoreOutcome]:
-    """Return the score of `source` for each text as an answer to `task`, at the first attempt.
+    """Return the score of `source` for each text as an answer to `task`. Raises as `try_answers`."""
+    return list(try_answers(scoring, source, ((task, text) for text in texts)))
+
+
+def try_answers(scoring: Scoring, source: RewardSource, answers: Iterable[tuple[Task, str]]) -> Iterator[ScoreOutcome]:
+    """Yield the score of `source` for each answer to its task, at the first attempt.
 
     Raises SettingsError if the scorer needs a judge and none is configured, or its module is not listed.
     """
     with Scorers(scoring.model_copy(update={"retries": 0})) as scorers:
         if (missing := scorers.missing([source])) is not None:
             raise SettingsError(missing.error)
-        return [scorers.score(task, _answer(task, text), source) for text in texts]
+        for task, text in answers:
+            yield scorers.score(task, _answer(task, text), source)
 
 
 def _answer(task: Task, text: str) -> Response:

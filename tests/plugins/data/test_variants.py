@@ -53,7 +53,7 @@ def test_a_variant_is_kept_if_it_is_new_has_the_numbers_and_its_answer_is_right(
 
 def test_a_chat_keeps_its_answer_and_what_has_not_one_question_is_not_asked_about() -> None:
     turns = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "11"}]
-    others = [{"messages": turns * 2, "answer": 11}, {"question": "Why?"}]
+    others: list[dict[str, Any]] = [{"messages": turns * 2, "answer": 11}, {"question": "Why?"}]
     cleaned = made({"messages": turns, "answer": 11}, *others, replies=[ASKED, "11"])
     variant = cleaned.rows[1].fields
     assert question_of(variant) == ASKED and variant["messages"][1] == turns[1]

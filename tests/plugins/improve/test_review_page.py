@@ -11,6 +11,11 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from plugins.data.cleaning.steps import DataRow
+from plugins.improve.annotation.annotate import AnnotationOrder, annotate
+from plugins.improve.annotation.annotation_log import AnnotationLog, RowLabel, RowRubric, event_of as event_of_row
+from plugins.improve.annotation.annotation_state import RowLabels
+from plugins.improve.annotation.labelled_row import LabelledRow
 from plugins.improve.curation.ended_run import ended_run
 from plugins.improve.curation.promotion_guard import GroundedVerdict, event_of
 from plugins.page import app
@@ -42,6 +47,11 @@ def page(tmp_path: Path) -> TestClient:
     ruling = GroundedVerdict(verdict="needs_human", labeller="judge", rationale=SECRET, judge=judge_of(answer=SECRET))
     log: dict[str, list[Event | bytes]] = {label: [] for label in LABELS}
     log["trajectories"] = [trajectory("started", trajectory_id="run-1", task_id="run-1", **chat), run.ended]
+    row = LabelledRow.of(DataRow("rows:1", {"question": HOSTILE, "response": "11"}))
+    label = RowLabel(
+        verdict="promote", labeller="judge", actor="annotate", rationale=SECRET, judge=judge_of(answer=SECRET)
+    )
+    log["annotations"] = [event_of_row(row, RowRubric("useful@1", "a" * 64), RowLabels(), label)]
     log["turns"] = [run.run.steps[0].turn]
     log["curation"] = [event_of(case, ruling, actor="curate", before=None, now_ms=T0)]
     drift = {"script": 1.0, "script.bound": 0.5}
@@ -61,6 +71,12 @@ def test_what_a_run_says_is_text_on_the_page_and_what_its_judge_says_is_nowhere(
     assert "script moved by 1.00, chance alone by at most 0.50" in answer.text
 
 
+def test_what_a_row_of_a_file_says_is_text_on_the_page_and_its_judge_is_not_on_it(page: TestClient) -> None:
+    text = page.get("/curation/queue/rows").text
+    assert "1 row waits" in text and "&lt;script&gt;alert(1)" in text and "<script>alert" not in text
+    assert SECRET not in text and "judge-1" not in text and "improve data label" in text and "<form" not in text
+
+
 def test_a_page_that_only_shows_names_the_command_and_has_no_form(page: TestClient) -> None:
     text = page.get("/curation/queue").text
     assert "streamward improve curate decide run-1 promote" in text and "<form" not in text
@@ -74,6 +90,8 @@ def test_the_page_shows_a_run_without_the_judges_view_until_its_reader_has_decid
     settings = settings_of(kafka_bootstrap, tmp_path, {"replies": []})
     admin.apply_topics(settings)
     judge_runs(settings, {"first": "calc", "second": "calc"})
+    rows = [DataRow(f"rows:{number}", {"question": f"{number} + 1 ="}) for number in range(2)]
+    annotate(settings, rows, AnnotationOrder(labeller="people", actor="bob"), AnnotationLog(settings))
     with serving(settings) as url, httpx.Client(base_url=url, timeout=300, follow_redirects=True) as browser:
         page = browser.get("/page/curation/queue")
         assert page.status_code == 200 and "2 runs wait for a person" in page.text
@@ -100,5 +118,13 @@ def test_the_page_shows_a_run_without_the_judges_view_until_its_reader_has_decid
         assert "The judge m said <b>promote</b>" in decided.text and SECRET in decided.text
         [_, person] = verdicts(settings, run)
         assert (person.verdict, person.rationale, person.supersedes) == ("reject", "it is wrong", expected)
+        page = browser.get("/page/curation/queue/rows")
+        row, expected = (re.findall(rf'name="{name}" value="([^"]+)"', page.text)[0] for name in ("row", "expected"))
+        form = {"row": row, "expected": expected, "verdict": "promote", "reason": "it is right"}
+        labelled = browser.post("/page/curation/queue/rows", data=form, headers={"Origin": url})
+        assert labelled.status_code == 200 and "1 row waits" in labelled.text
+        with AnnotationLog(settings).now() as state:
+            [person] = state.find(None, row).people.values()
+        assert (person.event.verdict, person.event.supersedes) == ("promote", expected)
         elsewhere = browser.post("/page/curation/queue", data=form, headers={"Origin": "http://elsewhere.example"})
         assert elsewhere.status_code == 403

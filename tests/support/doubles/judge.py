@@ -82,7 +82,7 @@ def judging(*answers: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[Judg
         disable_nagle_algorithm = True  # or each body waits for its headers to be acknowledged, 40 ms
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = self.asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             state.requests.append((self.path, dict(self.headers.items()), body))
             answer = state.answers[min(len(state.requests), len(state.answers)) - 1]
             try:
