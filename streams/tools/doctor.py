@@ -280,13 +280,17 @@ def _processes(settings: Settings) -> Iterator[DoctorFinding]:
 
 def _answering(process: ProcessStatus, unbegun: list[UnbegunTask]) -> Iterator[DoctorFinding]:
     """Yield what is with the tasks of a policy, and of the agent that it runs."""
+    from streams.stages.tasks.episodes import NOT_PLAYED
     from streams.tools.status import start_command
 
     start = start_command(process.process, process.policy, process.agent)
     check, for_agent = ("tasks", "") if process.agent is None else ("agents", f" for agent {process.agent}")
     count = process.lag if process.alive else len(unbegun)
     waits = f"{count or 'no'} task{'s' * (count != 1)} of policy {process.policy} wait{'s' * (count == 1)}{for_agent}"
-    if unbegun and not process.alive:
+    if names := _environments_without_player(unbegun):
+        do = f"Load it here, and start {start}"
+        yield DoctorFinding(check, "warning", f"{waits}, in {', '.join(names)}: {NOT_PLAYED}", do)
+    elif unbegun and not process.alive:
         yield DoctorFinding(check, "warning", f"{waits}: no process serves them", f"Start {start}")
     elif process.agent is not None and process.alive and process.oldest_s > AGENT_BEHIND_S:
         do = (
@@ -302,6 +306,13 @@ def _answering(process: ProcessStatus, unbegun: list[UnbegunTask]) -> Iterator[D
         what = f"past their deadline, and begun by no process, of policy {process.policy}{for_agent}: {ids}"
         do = f"Start {start} and `streamward streams`, and submit again, under new ids, what is still wanted"
         yield DoctorFinding(check, "warning", what, do)
+
+
+def _environments_without_player(unbegun: Iterable[UnbegunTask]) -> list[str]:
+    """Return the environments of these tasks, where no loaded plugin plays any: they would wait for ever."""
+    from streams.stages.tasks.episodes import is_played
+
+    return [] if is_played() else sorted({task.environment for task in unbegun if task.environment is not None})
 
 
 def _server(settings: Settings) -> DoctorFinding:

@@ -30,6 +30,8 @@ class UnbegunTask(NamedTuple):
     policy: str
     agent: str | None
     at: Coordinates
+    environment: str | None
+    """The one in which it takes place, by name."""
     closes_ms: int | None
     """When the join closes it (ms since the epoch): its deadline and advantages.grace_s; None: never."""
 
@@ -46,7 +48,8 @@ def unbegun_tasks(settings: Settings) -> list[UnbegunTask]:
             since_ms = record.timestamp_ms if since_ms is None else min(since_ms, record.timestamp_ms)
             until_ms = deadline_ms(task, record.timestamp_ms, rule.deadline_s)
             closes_ms = None if until_ms is None else until_ms + int(rule.grace_s * 1000)
-            entry = UnbegunTask(task.task_id, task.policy, task.agent, record.at, closes_ms)
+            environment = None if task.environment is None else task.environment.name
+            entry = UnbegunTask(task.task_id, task.policy, task.agent, record.at, environment, closes_ms)
             unbegun.setdefault(record.key, entry)
     if since_ms is None:
         return []

@@ -99,6 +99,11 @@ class _NoEpisodes:
         raise SettingsError(NOT_PLAYED)
 
 
+def is_played() -> bool:
+    """Return whether a loaded plugin plays environments. Raises SettingsError for two."""
+    return not isinstance(episode_player(), _NoEpisodes)
+
+
 @cache
 def episode_player() -> EpisodePlayer:
     """Return that of the loaded plugins; without one, it refuses every environment. Raises SettingsError for two."""

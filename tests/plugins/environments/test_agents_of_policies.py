@@ -24,6 +24,7 @@ from tests.support.agent_server import check_audit, serving, settings_of
 from tests.support.commands import invoke
 from tests.support.factories import task
 from tests.support.processes import command, environment, read, said, spawn, until
+from tests.support.stranger_plugin import run_with
 
 pytestmark = pytest.mark.kafka
 ENDED_EARLY = {f"failed: {MANAGER_GONE}", "cancelled: it was asked to stop"}
@@ -139,6 +140,8 @@ def test_doctor_names_tasks_that_nobody_serves_and_those_past_their_deadline_tha
             "again, under new ids, what is still wanted",
         ),
     } <= found
+    core = run_with(tmp_path, "--set", "plugins.load=", "doctor", "--output", "jsonl", settings=settings).stdout
+    assert "12 tasks of policy pb wait for agent environment, in guess: no plugin that plays environments" in core
     with serving(settings, fleet=True), manager(of_policy(settings, "pb"), tmp_path, "pb"):
         until(lambda: len(answered(settings)) == 12, "answers to those of pb", folder=tmp_path)
         assert any("no tasks of policy pb wait for agent environment, and " in row["what"] for row in doctor())
