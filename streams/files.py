@@ -52,6 +52,15 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def sync(path: Path) -> None:
+    """Return once a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextlib.contextmanager
 def hold(folder: Path, *, refusal: str, way_out: str) -> Iterator[None]:
     """Be the only process of this machine in `folder`, which is created if it does not exist.

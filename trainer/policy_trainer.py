@@ -62,7 +62,8 @@ from trainer.versions.checkpoint import ADAPTER_FOLDER, State
 from trainer.versions.learner import BatchGroups, Learner, coordinates_of, cut, out_of_turn
 
 log = logging.getLogger(__name__)
-
+KEPT_CHECKPOINTS = 2
+"""Of the newest versions, on this disk; older versions are made again from the log."""
 
 BatchCheck = Callable[[str, Sequence[AdvantagedGroup]], Mapping[str, str]]
 """Given a policy and a batch's groups, returns what `trained` records. Raises RefusedError if training is forbidden."""
@@ -228,7 +229,7 @@ class PolicyTrainer:
         )
         state = adopt_version.with_fresh_optimizer(state, self._adopted)
         marks.append(time.perf_counter())
-        path = self._learner.save(self._folder, state, self._settings.trainer.keep_checkpoints)
+        path = self._learner.save(self._folder, state, KEPT_CHECKPOINTS)
         marks.append(time.perf_counter())
         self._announce(path, state, origin, trace, began_ms)
         marks.append(time.perf_counter())

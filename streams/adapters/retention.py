@@ -8,7 +8,7 @@ files are deleted, so that every reader knows before they are gone. Its batches 
 reproduce` can train it again; a version that was trained elsewhere cannot be reproduced, so it is kept until a user
 retires it.
 
-Checkpoints are kept by the trainer (trainer.keep_checkpoints).
+The trainer keeps its last checkpoints.
 """
 
 from __future__ import annotations

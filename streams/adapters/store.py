@@ -24,7 +24,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -37,7 +36,7 @@ from schemas.events import AdapterFile
 from streams.adapters import signing
 from streams.adapters.signing import MANIFEST, SIGNATURE
 from streams.errors import EventError, RefusedError, SettingsError
-from streams.files import sha256_of
+from streams.files import sha256_of, sync
 from streams.settings.model import FOLDER_NAME
 
 NAME = re.compile(FOLDER_NAME)
@@ -362,14 +361,6 @@ def rename_folder(half: Path, whole: Path) -> None:
     except OSError as exc:
         if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-
-
-def sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -27,8 +27,9 @@ from typing import Any, NamedTuple
 
 from schemas import json_text
 from schemas.file_text import FileTextError, json_objects
-from streams.adapters.store import ABANDONED_S, is_local, open_store, rename_folder, sync
+from streams.adapters.store import ABANDONED_S, is_local, open_store, rename_folder
 from streams.errors import JobRequestError, NotFoundError, SettingsError
+from streams.files import sync
 
 FOLDER = "_files"
 CONTENT, ABOUT = "content", "file.json"

@@ -20,7 +20,6 @@ from streams.adapters.lora_shape import LoraShape
 from streams.adapters.serving import DECISIONS, SWAPS, Serving, Status, newest, refusal, step_in_place
 from streams.kafka.admin import read_topic
 from streams.kafka.record import partition_of
-from streams.kafka.retry import BrokerOutage
 from streams.settings.model import Settings
 
 
@@ -279,14 +278,13 @@ def _move_primary(primaries: list[int], event: AdapterEvent) -> None:
         primaries.append(event.version)
 
 
-def read_state(settings: Settings, policy: str, outage: BrokerOutage | None = None) -> AdapterState:
+def read_state(settings: Settings, policy: str) -> AdapterState:
     """Return the state of `policy` as of now. Records that are not adapter events are skipped.
 
-    Raises NotFoundError if the topic does not exist, LogError if the broker does not answer; with `outage`
-    StoppedReading once the process should stop.
+    Raises NotFoundError if the topic does not exist, LogError if the broker does not answer.
     """
     partition = partition_of(policy, settings.topics.policy_partitions)
-    records = read_topic(settings, "adapters", partition=partition, outage=outage)
+    records = read_topic(settings, "adapters", partition=partition)
     decoded = (record.decode_placed(AdapterEvent, settings.topics.policy_partitions) for record in records)
     return fold_all(empty(policy), (event for event in decoded if not isinstance(event, Poison)))
 

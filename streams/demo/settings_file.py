@@ -9,7 +9,6 @@ ignores the file of an earlier run; otherwise that run's options would silently 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from streams.settings.load import CONFIG_FILE, ENV_CONFIG, move_settings
@@ -17,10 +16,10 @@ from streams.settings.load import CONFIG_FILE, ENV_CONFIG, move_settings
 _MARK = "# Written by `streamward "
 
 
-def run_here(env: Mapping[str, str] = os.environ) -> str | None:
+def run_here() -> str | None:
     """Return the run, `up` or `demo`, that left the settings that commands in this folder use; None if none did."""
     file = Path(CONFIG_FILE)
-    if ENV_CONFIG in env or not _is_ours(file):
+    if ENV_CONFIG in os.environ or not _is_ours(file):
         return None
     return file.read_text().removeprefix(_MARK).partition("`")[0]
 
@@ -39,10 +38,10 @@ def leave_settings(config: Path) -> bool:
     return finds_settings(config)
 
 
-def finds_settings(config: Path, env: Mapping[str, str] = os.environ) -> bool:
+def finds_settings(config: Path) -> bool:
     """Return whether a command typed in this folder without --config uses the settings that `leave_settings` left."""
     try:
-        return ENV_CONFIG not in env and Path(CONFIG_FILE).read_text() == _for_this_folder(config)
+        return ENV_CONFIG not in os.environ and Path(CONFIG_FILE).read_text() == _for_this_folder(config)
     except (OSError, UnicodeDecodeError):
         return False
 

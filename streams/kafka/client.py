@@ -84,9 +84,9 @@ def producer(kafka: Kafka, config: Mapping[str, Any]) -> ck.Producer:
     return _make_client(ck.Producer, kafka, config)
 
 
-def admin_client(kafka: Kafka, config: Mapping[str, Any] | None = None) -> admin.AdminClient:
+def admin_client(kafka: Kafka) -> admin.AdminClient:
     """Return a client of the cluster's administration. Raises SettingsError as `consumer`."""
-    return _make_client(admin.AdminClient, kafka, config or {})
+    return _make_client(admin.AdminClient, kafka, {})
 
 
 class KeptAdmin:

@@ -50,9 +50,9 @@ def parameters_of(start: EpisodeStart | None) -> str | None:
     return json.dumps([start.name, parse(start.settings), start.seed], sort_keys=True)
 
 
-def file_texts(path: Path, split: str | None = None) -> Iterator[RowTexts]:
+def file_texts(path: Path) -> Iterator[RowTexts]:
     """Yield the texts of a file's rows; unreadable rows are skipped here and refused by another reader."""
-    for number, row in rows(path, split, OF_EXAMPLES):
+    for number, row in rows(path, json_columns=OF_EXAMPLES):
         try:
             yield RowTexts(f"{path.name}:{number}", texts_of(fields_of(row)))
         except ValueError:

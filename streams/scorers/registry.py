@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from pydantic import Field
@@ -24,7 +24,6 @@ from schemas.faults import nearest
 from streams.errors import SettingsError
 from streams.references import describe_module
 from streams.scorers import episode, gym, judge, mathematics, ranking_judge, text
-from streams.scorers.scorer_task import ScorerTask
 from streams.scorers.verdict import (
     ScoreError,
     ScorerOptions,
@@ -39,6 +38,31 @@ Home = Literal["inline", "sandbox", "judge"]
 CACHED_CHARACTERS = 10_000
 """Longest checked settings that are cached: a record may hold 4 MiB of them, and memory is bounded."""
 _ENTRY_POINT = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+
+
+class ScorerTask:
+    """Every field of a `Task`; `verifier` is a dict, and `verifier_text` the JSON text in the log.
+
+    >>> task = ScorerTask(Task(task_id="t", created_at=0, policy="p", verifier='{"answer": "11"}'))
+    >>> task.verifier["answer"], task.verifier_text, task.policy
+    ('11', '{"answer": "11"}', 'p')
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    @cached_property
+    def verifier(self) -> dict[str, Any]:
+        """The right answer and its settings. Raises ScoreError(bad_verifier) if it is not a JSON object."""
+        return json_object(self._task.verifier, f"task {self._task.task_id}: verifier", reason="bad_verifier")
+
+    @property
+    def verifier_text(self) -> str:
+        """The verifier's text in the log."""
+        return self._task.verifier
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
 
 
 @dataclass(frozen=True, slots=True)

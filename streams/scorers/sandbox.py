@@ -42,12 +42,10 @@ class Sandbox:
         *,
         folders: Sequence[str] = (),
         variables: str = "",
-        memory_bytes: int = MEMORY_BYTES,
     ) -> None:
         """`folders` are searched for modules after the interpreter's own path; `variables`: scoring.variables."""
         self.timeout_s = timeout_s
         self._folders, self._variables = tuple(folders), variables
-        self._memory_bytes = memory_bytes
         self._closed = False
         self._alive: set[ScorerProcess] = set()
         self._free: queue.LifoQueue[ScorerProcess | None] = queue.LifoQueue()
@@ -70,7 +68,7 @@ class Sandbox:
                     worker = ScorerProcess(self._folders, self._variables)
                     self._alive.add(worker)
                 was_used, request_id = worker.scores > 0, token_hex(16)
-                body = (request_id, self._memory_bytes, name, settings, task, response)
+                body = (request_id, MEMORY_BYTES, name, settings, task, response)
                 try:
                     return worker.score(name, request_id, pickle.dumps(body), self.timeout_s)
                 except _ModuleChanged as exc:
@@ -94,7 +92,7 @@ class Sandbox:
         """Import the scorer `name` in a separate worker. Raises ScoreError if that fails."""
         worker, request_id = ScorerProcess(self._folders, self._variables), token_hex(16)
         try:
-            worker.load(name, request_id, pickle.dumps((request_id, self._memory_bytes, name, {}, None, None)))
+            worker.load(name, request_id, pickle.dumps((request_id, MEMORY_BYTES, name, {}, None, None)))
         finally:
             worker.dispose()
 

@@ -608,9 +608,7 @@ class Canary(Section):
         return self
 
 
-NOT_RECIPE = frozenset(
-    f"trainer.{name}" for name in ("checkpoints", "keep_checkpoints", "shard_base", "gradient_checkpointing")
-)
+NOT_RECIPE = frozenset(f"trainer.{name}" for name in ("checkpoints", "shard_base", "gradient_checkpointing"))
 """Settings of storage and memory, which change no byte of an adapter."""
 
 
@@ -664,7 +662,6 @@ class Trainer(Section):
     lora_alpha: int = Field(16, ge=1)
     lora_targets: str = Field("all-linear", description="as peft's target_modules; comma separated, or all-linear")
     checkpoints: Path = Field(Path(".streamward/checkpoints"), description="folder of optimizer states")
-    keep_checkpoints: int = Field(2, ge=1)
     off_policy: bool = Field(
         False,
         description="the groups were sampled by another policy's versions, as in an experiment: their lag is the "

@@ -35,8 +35,7 @@ import psutil
 
 from schemas.events import Message, Sampling, Turn
 from schemas.serde import encode
-from streams.engines.scripted.scripted_rendering import ScriptedRendering
-from streams.engines.scripted.scripted_tokens import ScriptedTokenEngine
+from streams.engines.scripted.scripted_tokens import ScriptedRendering, ScriptedTokenEngine
 from streams.engines.token_stream import Generation
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics

@@ -24,7 +24,7 @@ from gateway.agents import chat
 from gateway.agents.caller import Caller
 from gateway.http.body import read_call
 from streams.engines.scripted.scripted_engine import END_OF_TURN
-from streams.engines.scripted.scripted_rendering import ScriptedRendering
+from streams.engines.scripted.scripted_tokens import ScriptedRendering
 from tests.benchmarks.side_by_side import line, say
 from tests.support.server_in_memory import ServerInMemory, serving
 

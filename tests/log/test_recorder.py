@@ -14,8 +14,7 @@ import pytest
 
 from schemas.events import Message, Sampling, Tool, TrajectoryEvent, Turn, derive_id
 from streams.adapters import store
-from streams.engines.scripted.scripted_rendering import ScriptedRendering
-from streams.engines.scripted.scripted_tokens import ScriptedTokenEngine
+from streams.engines.scripted.scripted_tokens import ScriptedRendering, ScriptedTokenEngine
 from streams.errors import CallError
 from streams.kafka import admin, times
 from streams.kafka.producer import Producer

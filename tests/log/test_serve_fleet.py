@@ -16,8 +16,7 @@ from openai.types.chat import ChatCompletionUserMessageParam
 
 from schemas.events import AdapterEvent, Message, Sampling, Turn
 from streams.adapters import store
-from streams.engines.scripted.scripted_rendering import ScriptedRendering
-from streams.engines.scripted.scripted_tokens import ScriptedTokenEngine
+from streams.engines.scripted.scripted_tokens import ScriptedRendering, ScriptedTokenEngine
 from streams.errors import CallError
 from streams.kafka import admin
 from streams.observability import catalog

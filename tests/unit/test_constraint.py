@@ -16,8 +16,7 @@ from streams.engines.protocol import TokenEngine
 from streams.engines.rendering.answer_form import JSON_OBJECT, AnswerForm
 from streams.engines.rendering.rendering import Rendering
 from streams.engines.rendering.template_rendering import ChatRendering
-from streams.engines.scripted.scripted_rendering import ScriptedRendering
-from streams.engines.scripted.scripted_tokens import ScriptedTokenEngine
+from streams.engines.scripted.scripted_tokens import ScriptedRendering, ScriptedTokenEngine
 from streams.engines.token_stream import Generation, TokenStream
 from streams.errors import EventError
 from tests.support.models.chat import END, KEEPS, chat_tokenizer

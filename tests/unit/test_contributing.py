@@ -1,8 +1,9 @@
-"""Recipes of CONTRIBUTING.md are followed in a copy of the tree: a formula, a training option, a topic, a view."""
+"""Recipes of CONTRIBUTING.md, followed in a copy of the tree: for a formula, an option, a topic, a view, a plugin."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
+THUMBS = ROOT / "docs" / "examples" / "plugin-thumbs" / "thumbs"
+"""A stranger's plugin, which becomes a folder of ours."""
 
 
 class Step(NamedTuple):
@@ -97,6 +100,7 @@ from streams.advantage_formulas import FORMULAS, advantages
 from streams.kafka.topics import SHAPES, topics
 from streams.settings.load import build
 from streams.tools.audit.reading import effects_first
+from streams.tools.audit.recount import subject_recounts
 from streams.tools.query.views import tenant_conditions, views
 from streams.tools.views.rights import LogRights
 
@@ -109,6 +113,10 @@ assert decode(encode(note), Note) == note and Note in EVENTS
 assert topics(settings.topics)["notes"].event is Note and "notes" in effects_first(SHAPES)
 assert {"notes", "note_counts"} <= {*views(settings)} & {*tenant_conditions()}
 assert "note_counts AS (SELECT" in LogRights("red", access=False).restrict("FROM note_counts")
+assert "answer_thumbs" in views(settings) and "thumbs" in effects_first(SHAPES)
+thumb = SHAPES["thumbs"].event(thumb_id="1", task_id="t", answer_id="a", created_at=1, actor="ann", up=True)
+assert decode(encode(thumb), type(thumb)) == thumb
+assert [kind.labels for kind in subject_recounts() if "thumbs" in kind.labels] == [("thumbs", "responses")]
 """
 
 
@@ -122,6 +130,11 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text = (folder / step.file).read_text(encoding="utf-8")
         assert text.count(step.before) == 1, step
         (folder / step.file).write_text(text.replace(step.before, step.lines), encoding="utf-8")
+    plugin = folder / "plugins" / "thumbs"
+    plugin.mkdir(parents=True)
+    for source in THUMBS.glob("*.py"):
+        text = re.sub(r'(from |")thumbs([.:])', r"\1plugins.thumbs\2", source.read_text(encoding="utf-8"))
+        (plugin / source.name).write_text(text, encoding="utf-8")
     return folder
 
 
@@ -135,6 +148,7 @@ def test_a_recipe_names_each_module_that_it_changes() -> None:
 
 def test_what_a_recipe_adds_is_there_without_another_module_of_the_program_being_changed(followed: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(followed)}
-    for command in (["-m", "schemas.generate"], ["-c", USED]):
+    generate = ["-m", "schemas.generate"]
+    for command in (generate, [*generate, "plugins.thumbs.topics:Thumb"], ["-c", USED]):
         done = subprocess.run([sys.executable, *command], cwd=followed, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.stages.agents.recording.conversations import held_bytes
 from streams.stages.agents.recording.served_conversations import ServedConversations
-from streams.stages.agents.recording.server_metrics import ServerMetrics
+from streams.stages.agents.recording.service import ServerMetrics
 from tests.support.factories import trajectory, turn
 from tests.support.scrape import parse
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from schemas.events import EVENTS
 from streams.kafka.topics import SHAPES
 from streams.tools.audit.reading import effects_first
 from streams.tools.query.views import tenant_conditions
@@ -42,10 +43,12 @@ def test_a_fact_that_contradicts_the_event_is_refused(fact: str, value: Any, say
 
 
 def test_every_record_has_its_line_in_words() -> None:
+    """Those of events in schemas/; a plugin with an event of its own has its own test."""
     by_type = {type(event): event for event in one_of_each()}
-    events = {label: by_type[shape.event] for label, shape in SHAPES.items()}
     lines = {
-        label: shape.line(*(getattr(events[label], name) for name in shape.fields)) for label, shape in SHAPES.items()
+        label: shape.line(*(getattr(by_type[shape.event], name) for name in shape.fields))
+        for label, shape in SHAPES.items()
+        if shape.event in EVENTS
     }
     assert [label for label, line in lines.items() if not line] == []
 

@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 from schemas import json_text
 from streams import files
 from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
-from streams.files import sha256_of
+from streams.files import sha256_of, sync
 from trainer.step.model import load_adapter, save_adapter
 
 log = logging.getLogger(__name__)
@@ -118,11 +118,11 @@ def save(folder: Path, state: State, model: PeftModel, optimizer: torch.optim.Op
     manifest = {str(path.relative_to(half)): sha256_of(path) for path in files}
     (half / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
     for path in [*half.rglob("*"), half]:
-        _sync(path)
+        sync(path)
     if target.exists():  # incomplete, or of an abandoned run: `latest` did not choose it
         shutil.rmtree(target)
     half.rename(target)
-    _sync(folder)
+    sync(folder)
     for old in _versions(folder)[keep:]:
         shutil.rmtree(old)
     return target
@@ -245,11 +245,3 @@ def _read(path: Path) -> State:
 
 def _name(version: int) -> str:
     return f"v{version:08d}"
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import time
 from collections import OrderedDict
@@ -215,17 +214,9 @@ def whole_folder(target: Path) -> Iterator[Path]:
     with files.half_written(target.with_name(f"{target.name}.new")) as half:
         yield half
         for path in [*half.iterdir(), half]:
-            _sync(path)
+            files.sync(path)
         shutil.rmtree(target, ignore_errors=True)
         half.rename(target)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _place_of(folder: Path) -> int:

@@ -35,7 +35,7 @@ from streams.engines.local.key_values import (
 )
 from streams.engines.local.lora import LoraPair, PackedLora, Span, overflows
 from streams.engines.local.packed_pass import ATTENTION, PackedPass, logits_in_pieces
-from streams.engines.local.scored_text import ScoredText
+from streams.engines.local.prompt_scores import ScoredText
 from streams.engines.local.self_check import is_finite
 from streams.engines.protocol import EngineCounts
 from streams.engines.rendering.prompts import Prompts

@@ -8,32 +8,88 @@ constraint applies here, too: the allowed part of the script's reply, and then t
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
+from schemas.events import Message, Tool
 from streams.engines.constraint import AllowedTokens, Constraint, ConstraintCompiler
 from streams.engines.decoding_loop import DecodingLoop
 from streams.engines.protocol import EngineCounts, TextScores, check_folder, check_generation
+from streams.engines.rendering.answer_form import AnswerForm, grammar_of
 from streams.engines.rendering.token_table import TokenTable
 from streams.engines.scripted.scripted_engine import (
+    CALLS,
     END_OF_TURN,
     Script,
     ScriptedEngine,
+    lines_of,
     logprob,
     read_script,
     spell,
 )
-from streams.engines.scripted.scripted_rendering import ScriptedRendering
 from streams.engines.token_stream import Generation, TokenStream
 from streams.errors import EventError
 from streams.settings.model import Settings
 
 LONGEST_NAP_S = 0.001
 """How often new and cancelled rows are checked while every row waits for its latency."""
+
+
+class ScriptedRendering:
+    """Messages to tokens and back; a token is a byte, or END_OF_TURN."""
+
+    template_digest = sha256(b"role: content, a line each").hexdigest()
+    tokenizer_digest = ScriptedEngine.tokenizer_digest
+    markers: tuple[str, ...] = CALLS.markers
+    call_end: str | None = CALLS.end
+    longest_token = 1
+
+    def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
+        """Return the tokens of a conversation, up to the beginning of the answer."""
+        offered = f"tools: {json.dumps([asdict(tool) for tool in tools])}\n" if tools else ""
+        return self.plain(offered + lines_of(messages) + "assistant: ")
+
+    def extend(
+        self,
+        recorded: Sequence[int],
+        finished: bool,
+        before: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Tool],
+    ) -> tuple[int, ...] | str:
+        """Return the tokens after an answer; `finished`: it has its END_OF_TURN."""
+        return (*(() if finished else (END_OF_TURN,)), *self.plain(f"\n{lines_of(new)}assistant: "))
+
+    def parse(
+        self, token_ids: Sequence[int], tools: Sequence[Tool], turn_id: str, stop: str | None = None
+    ) -> tuple[Message, str | None]:
+        """Return the answer before `stop`, and why a tool call in it cannot be read."""
+        text = self.text(token_ids)
+        if not tools:
+            return Message(role="assistant", content=text.partition(stop)[0] if stop else text), None
+        return CALLS.read_until(text, stop or None, turn_id)
+
+    def grammar(self, form: AnswerForm, tools: Sequence[Tool]) -> str:
+        """Return the grammar of an answer of this form."""
+        return grammar_of(form, tools, CALLS, None)
+
+    def plain(self, text: str, special_tokens: bool = False) -> tuple[int, ...]:
+        """Return the tokens of only `text`: none are added around it."""
+        return tuple(text.encode())
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, without END_OF_TURN."""
+        return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return a token's text."""
+        return b"" if token == END_OF_TURN else bytes((token,))
 
 
 @dataclass(slots=True)

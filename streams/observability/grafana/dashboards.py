@@ -72,12 +72,9 @@ def _growth_panel(title: str, metric: Metric, *labels: str, window: str) -> Pane
     return _panel(title, "short", (or_zero(growth(metric, *labels, window=window)), legend))
 
 
-def _gauge(title: str, unit: str, *metrics: Metric, label: str = "policy", zero: bool = False) -> Panel:
-    """The gauges of one label, next to each other; with `zero`, 0 for a missing series."""
-    queries = []
-    for metric in metrics:
-        expression = largest(select(metric), label)
-        queries.append((or_zero(expression) if zero else expression, f"{_legend(label)} {_short(metric)}"))
+def _gauge(title: str, unit: str, *metrics: Metric) -> Panel:
+    """The gauges of policies, next to each other."""
+    queries = ((largest(select(metric), "policy"), f"{_legend('policy')} {_short(metric)}") for metric in metrics)
     return _panel(title, unit, *queries)
 
 

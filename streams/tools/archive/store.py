@@ -31,6 +31,7 @@ from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.local import LocalFileSystem
 from pyarrow.fs import PyFileSystem
 
+from streams import files
 from streams.errors import LogError, SettingsError
 from streams.files import Scratch
 
@@ -127,9 +128,9 @@ class Store:
                     shutil.copyfileobj(source, target, CHUNK_BYTES)
                 return
             (self.local / name).parent.mkdir(parents=True, exist_ok=True)
-            _sync(half)
+            files.sync(half)
             half.rename(self.local / name)
-            _sync((self.local / name).parent)
+            files.sync((self.local / name).parent)
 
     def write(self, name: str, data: bytes, *, half_in: str) -> None:
         """Write a file, which is in the folder `half_in` until it is whole."""
@@ -148,12 +149,12 @@ class Store:
                 return True
         with self.half(name.rpartition("/")[0]) as half, self._translate_errors(f"{name} cannot be written"):
             half.write_bytes(data)
-            _sync(half)
+            files.sync(half)
             try:
                 os.link(half, self.local / name)
             except FileExistsError:
                 return False
-            _sync((self.local / name).parent)
+            files.sync((self.local / name).parent)
             return True
 
     def remove(self, name: str) -> None:
@@ -291,11 +292,3 @@ def _new_locked_file(folder: Path) -> tuple[Path, int]:
         if os.fstat(handle).st_nlink:
             return path, handle
         os.close(handle)  # `sweep` removed it between the two
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

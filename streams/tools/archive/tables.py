@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -29,6 +27,7 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
+from streams import files
 from streams.errors import LogError
 from streams.tools.archive.store import Store, message_of
 
@@ -273,7 +272,7 @@ class ArchiveTable:
         folder = self._store.local / self._folder / "_delta_log"
         for path in (*(folder / f"{number:020d}.json" for number in range(first, last + 1)), folder):
             with contextlib.suppress(FileNotFoundError):  # cleaned up meanwhile
-                _fsync(path)
+                files.sync(path)
 
     @contextlib.contextmanager
     def _translate_errors(self, failure: str) -> Iterator[None]:
@@ -326,11 +325,3 @@ def _stats_value(value: Any) -> Any:
     if not isinstance(value, datetime):
         return value
     return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

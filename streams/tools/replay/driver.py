@@ -130,14 +130,13 @@ def _join_partitions(
 
 
 def join_records(
-    settings: Settings, records: Iterable[Record], *, look_up: LookUp | None = None, partitions: int | None = None
+    settings: Settings, records: Iterable[Record], *, look_up: LookUp | None = None
 ) -> Iterator[AdvantagedGroup | DeadLetter]:
     """Yield what the join makes of these records of one partition number, read in this order.
 
-    `look_up` returns earlier records of them by coordinates; without it they are fetched from the log. With
-    `partitions`, how many there are, records whose key belongs to another are rejected.
+    `look_up` returns earlier records of them by coordinates; without it they are fetched from the log.
     """
-    for _, result in join_states(settings, records, look_up=look_up, partitions=partitions):
+    for _, result in join_states(settings, records, look_up=look_up):
         yield _event(result)
 
 

@@ -74,10 +74,10 @@ def partition_records(
     return heapq.merge(*streams, key=attrgetter("timestamp_ms"))
 
 
-def write_groups(replay: Replay, trained: Trained, *, processes: int | None = None) -> Counter[str]:
+def write_groups(replay: Replay, trained: Trained) -> Counter[str]:
     """Join the copies and write groups and dead letters; return how many `groups` and `dead_letters`.
 
-    Partitions are joined in parallel, in one process per core unless `processes` is given; a log of less than
+    Partitions are joined in parallel, in one process per core; a log of less than
     ALONE_RECORDS is not worth starting them. Processes are started by `spawn`, so a program that calls this must keep
     its own start behind `if __name__ == "__main__"`. The files are in the experiment's folder; those that a killed run
     left there are removed.
@@ -88,7 +88,7 @@ def write_groups(replay: Replay, trained: Trained, *, processes: int | None = No
     ranges = tuple(writer.ranges(*KEYED_BY_TASK))
     total = sum(source.next - source.first for source in ranges)
     partitions = sorted({source.partition for source in ranges})
-    workers = 1 if total < ALONE_RECORDS else min(processes or os.cpu_count() or 1, len(partitions))
+    workers = 1 if total < ALONE_RECORDS else min(os.cpu_count() or 1, len(partitions))
     counts: Counter[str] = Counter()
     with spool_folder(replay.folder) as folder:
         joining = _PartitionJoin(replay.settings, ranges, trained, folder)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from schemas.events import Event, Response, TrajectoryEvent, Turn
 from schemas.serde import Poison
-from streams.engines.protocol import TokenEngine
+from streams.engines.protocol import EngineCounts, TokenEngine
 from streams.engines.rendering.rendering import Rendering
 from streams.errors import StreamwardError
 from streams.kafka import times
@@ -23,6 +24,7 @@ from streams.kafka.reader import read
 from streams.kafka.record import TopicPartition
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
+from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
 from streams.stages.agents.recording.call_prompts import CallPrompts
@@ -30,7 +32,6 @@ from streams.stages.agents.recording.policy_recorder import RecordingIO
 from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.served_conversations import ServedConversations
 from streams.stages.agents.recording.served_versions import ServedVersions
-from streams.stages.agents.recording.server_metrics import ServerMetrics
 from streams.stages.agents.recording.turn_writer import TurnWriter
 from streams.stages.agents.registered_agents import agent_registry
 
@@ -141,3 +142,35 @@ class LoggedConversations:
                 log.warning("skipped: %s", event.error, extra=record.log_extra)
             else:
                 yield event
+
+
+class ServerMetrics:
+    """Reports to a meter whenever it is asked."""
+
+    def __init__(self, meter: Meter, engine: TokenEngine, conversations: ServedConversations) -> None:
+        self._meter, self._engine, self._conversations = meter, engine, conversations
+        self._counts, self._evicted = EngineCounts(), 0
+        self._fates, self._actions = Counter(conversations.fates), Counter(conversations.actions)
+        meter.collect(self.report)
+
+    def report(self) -> None:
+        """Set the gauges, and add to the counters what is new since the last time."""
+        meter, conversations, before = self._meter, self._conversations, self._counts
+        self._counts = now = self._engine.counts()
+        meter.set(catalog.SERVE_ROWS, now.rows_running, "running")
+        meter.set(catalog.SERVE_ROWS, now.rows_waiting, "waiting")
+        meter.set(catalog.SERVE_CACHED_TOKENS, now.cached_tokens)
+        meter.set(catalog.SERVE_CACHED_BYTES, now.cached_bytes)
+        meter.add(catalog.SERVE_PROMPT_TOKENS, "run", by=now.prompt_tokens_run - before.prompt_tokens_run)
+        meter.add(catalog.SERVE_PROMPT_TOKENS, "reused", by=now.prompt_tokens_reused - before.prompt_tokens_reused)
+        meter.add(catalog.SERVE_TOKENS, by=now.tokens_drawn - before.tokens_drawn)
+        meter.set(catalog.SERVE_TRAJECTORIES, conversations.count)
+        meter.set(catalog.SERVE_REMEMBERED, conversations.nbytes)
+        evicted, self._evicted = conversations.evicted - self._evicted, conversations.evicted
+        meter.add(catalog.SERVE_EVICTED, by=evicted)
+        fates, self._fates = conversations.fates - self._fates, Counter(conversations.fates)
+        for fate in ("delivered", "not_delivered", "failed"):
+            meter.add(catalog.SERVE_TURNS, fate, by=fates[fate])
+        actions, self._actions = conversations.actions - self._actions, Counter(conversations.actions)
+        for use in ("usable", "unusable"):
+            meter.add(catalog.SERVE_ACTIONS, use, by=actions[use])
