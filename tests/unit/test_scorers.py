@@ -17,7 +17,7 @@ from streams.scorers import SCORERS, ScoreError, ScoreOutcome, Scorers, Verdict,
 from streams.scorers.canonical_text import canonical_text
 from streams.scorers.registry import Scorer, _parts, parts
 from streams.scorers.verdict import MAX_RATIONALE, check_verdict
-from streams.settings.model import Scoring
+from streams.settings.model import TENANT_SCORERS, Scoring
 from streams.stages.scoring.scoring_agent import reward_of
 from tests import skips
 from tests.support.doubles.judge import a_response, a_task, outcome
@@ -180,6 +180,10 @@ def test_every_inline_scorer_gives_a_finite_number_for_any_text(text: str) -> No
 
 
 # --- names and settings -----------------------------------------------------------------------------------------------
+
+
+def test_tenants_may_name_every_built_in_scorer_but_the_judges() -> None:
+    assert {*TENANT_SCORERS} == {scorer.name for scorer in SCORERS.values() if scorer.home != "judge"}
 
 
 def test_unknown_scorer_names_the_nearest_and_all_known_ones() -> None:
