@@ -147,8 +147,10 @@ class RowLabelRoutes:
         )
         try:
             annotated = annotate(self._settings, sent_rows(store, request, body), order, self._labels)
-        except (SettingsError, ScoreError) as exc:
+        except SettingsError as exc:
             raise CallError("invalid", str(exc), "labeller") from exc
+        except ScoreError as exc:  # of the judge, not of a row
+            raise CallError("busy" if exc.again else "invalid", str(exc), "labeller") from exc
         file, counts = put_rows(store, request, annotated.cleaned.rows), annotated.cleaned.counts
         return AnnotatedRowsAnswer(object="annotated_rows", file=file, counts=counts, **annotated.report)
 

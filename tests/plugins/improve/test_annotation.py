@@ -214,6 +214,15 @@ def test_people_label_over_rest_above_every_machine_and_a_tenant_its_own_rows(se
         assert (stale.status_code, stale.json()["error"]["param"]) == (409, "expected")
         scored = client.post("/data/annotate", json={"rows": sent, "labeller": "exact", "promoted_only": True}).json()
     assert scored["labellers"] == {"person": 1, "scorer": 1} and scored["counts"]["kept"] == 1
+    nowhere = settings.model_copy(
+        update={"scoring": Scoring(judge_url="http://127.0.0.1:9/v1", judge_model="m", retries=0)}
+    )
+    statuses = {}
+    for labeller, settings_of_room in (("judge", nowhere), ("exat", settings)):
+        room = RowLabelRoutes(settings_of_room)
+        with TestClient(Application([room], version="0", max_body_bytes=1_000_000)) as client:
+            statuses[labeller] = client.post("/data/annotate", json={"rows": sent, "labeller": labeller}).status_code
+    assert statuses == {"judge": 503, "exat": 400}
     annotate(settings, sums(right=17, wrong=0), by("people"), log)
     digits = Counter(event.row_id[0] for event in waiting(log))
     with pytest.raises(RefusedError, match="rows begin with"):
