@@ -151,6 +151,9 @@ class ThreadEvent:
     decisions: Annotated[tuple[CallDecision, ...], "run_resumed: what a person decided"] = ()
 
 
+RUN_TASK, PROGRAM_RUN = "run_task", "program_run"
+"""Metadata of a run that a program answers. `run_requested`: the task that it works on. `run_ended`, with success: the
+trajectory of the program, which its turn is of; without a turn the answer is what the program printed."""
 MEMORY_LABEL = re.compile(r"[^.\x00-\x1f\x7f]{1,128}")
 """What a label of a namespace may be: names with a dot would be two labels."""
 MOST_LABELS = 16
@@ -211,7 +214,8 @@ def thread_problems(event: ThreadEvent) -> Iterator[str]:
 
 def _ending_problems(event: ThreadEvent) -> Iterator[str]:
     has_turn = event.ending == "success" or event.kind in ("run_answered", "call_begun", "call_ended", "run_paused")
-    if has_turn != (event.turn_id is not None):
+    is_of_program = event.ending == "success" and PROGRAM_RUN in event.metadata
+    if has_turn != (event.turn_id is not None) and not is_of_program:
         expected = "an answer and what is done for it have a turn, and nothing else"
         yield f"kind is {event.kind}, ending {event.ending} and turn_id {event.turn_id!r}; {expected}"
     if (event.ending not in (None, "success", "interrupted")) != (event.error is not None):

@@ -104,6 +104,7 @@ class TrajectoryEvent:
     success: Annotated[bool | None, "ended: whether the environment says that the goal was reached"] = None
     answer_turn: Annotated[str | None, "ended: turn_id of its answer, as its end named or printed it"] = None
     answer_rule: Annotated[AnswerRule | None, "ended: which of several answers counts; null: none was set"] = None
+    output: Annotated[str | None, "ended, of a serve task: what its program printed, if no model said it"] = None
     reason: str
 
 
@@ -123,6 +124,7 @@ class AgentEvent:
     model_id: Annotated[str, "the policy, or policy@version, that answers it"]
     memory_config: Annotated[str, "JSON object"] = "{}"
     prompt: Annotated[str | None, "NAME@ALIAS or NAME@VERSION that its calls begin with; null: none"] = None
+    program: Annotated[AgentProgram | None, "that answers runs of threads; null: the model answers them"] = None
     capabilities: tuple[str, ...] = ()
     tools: tuple[Tool, ...] = ()
     reward_sources: Annotated[tuple[RewardSource, ...], "of its tasks and jobs that name none; empty: none"] = ()

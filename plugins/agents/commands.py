@@ -97,17 +97,16 @@ def agents_run(
 ) -> None:
     """Run an agent on the tasks that name it.
 
-    It runs the tasks of policy.name, or with --fleet those of every policy (docs/fleet.md).
-    Each task is run once per slot of its group. A run has its own folder, environment and time limit. It finds the
-    server in OPENAI_BASE_URL and ANTHROPIC_BASE_URL, and its task in STREAMWARD_PROMPT, in task.json and on stdin. It
-    has completed if the program exits with code 0. A failed run does not affect others.
+    It runs the tasks of policy.name, or with --fleet those of every policy (docs/fleet.md), once per slot of a group.
+    Without --tasks and --until-done it answers the agent's threads, too (docs/threads.md). A run has its own folder. It
+    finds the server in OPENAI_BASE_URL and ANTHROPIC_BASE_URL, its task in STREAMWARD_PROMPT, task.json and on stdin.
 
-    With --environments there is no program: the policy gets the observations of the task's environment, and its answers
-    are executed there as actions, turn by turn, until the episode ends. AGENT is then `environment` by default.
+    With --environments there is no program: the policy's answers are executed in the task's environment, turn by turn,
+    until the episode ends, and it reads what that shows. AGENT is then `environment` by default.
 
     `streamward serve` must run: it answers and records the calls. If it requires keys, serve.key is sent, which
     programs find in OPENAI_API_KEY and ANTHROPIC_API_KEY; it needs the role submitter. SIGTERM or Ctrl-C ends this
-    command once the runs in progress have ended. Several processes may run the same agent: each task runs in one.
+    command once its runs have ended. Several processes may run one agent: each task runs in one.
     """
     from plugins.agents.runs import agent_program, agent_runner
     from streams import output as show
@@ -130,6 +129,7 @@ def agents_run(
             key=call.settings.serve.key,
             parallel=parallel or (EPISODES_AT_ONCE if environments else PROGRAMS_AT_ONCE),
             folder=folder.absolute(),
+            answers_threads=not (environments or until_done or file is not None),
             fleet=fleet,
             answer_rule=None if answer_rule == "printed" else cast("AnswerRule", answer_rule),
             until_done=until_done or file is not None,

@@ -13,6 +13,7 @@ from plugins.threads.acp.acp_runs import AcpRuns
 from plugins.threads.acp.acp_store import AcpStore
 from plugins.threads.acp.acp_threads import AcpThreads
 from plugins.threads.acp.known_agents import KnownAgents
+from plugins.threads.acp.program_runs import ProgramRuns
 from plugins.threads.acp.requested_runs import RequestedRuns
 from plugins.threads.acp.run_actions import CallPlaces
 from plugins.threads.acp.run_execution import ThreadRuns
@@ -38,7 +39,9 @@ class ThreadPart(ServerPart):
         self._base, self._stack = base, ExitStack()
         self._memory = self._stack.enter_context(FollowedOnDemand(MemoryLog, settings))
         self._task_threads = self._stack.enter_context(FollowedOnDemand(TaskThreadLog, settings))
-        runs = ThreadRuns(settings, base.recorder, self._memory.open, LineSteps(base.log.states), self._call_places)
+        self._programs = ProgramRuns(settings, lambda: base.log.tasks, base.recorder.runs)
+        steps, by_program = LineSteps(base.log.states), self._programs.outcome
+        runs = ThreadRuns(settings, base.recorder, self._memory.open, steps, by_program, self._call_places)
         self._runs = self._stack.enter_context(runs)
         calls = MemoryCalls(settings, base.recorder, LineSteps(base.log.states))
         functions = RunFunctions(settings.of_plugin(Threads).references)
@@ -76,6 +79,7 @@ class ThreadPart(ServerPart):
 
     def stop(self) -> None:
         self._run_memory.stop()
+        self._programs.stop()
         self._runs.stop()
 
     async def close(self) -> None:

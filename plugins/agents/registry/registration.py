@@ -80,12 +80,12 @@ def _event_with_key(by_agent: Iterable[Sequence[AgentEvent]], key: str) -> Agent
 def _is_same(first: AgentEvent, second: AgentEvent) -> bool:
     """Whether two events say the same about their agent."""
     first, second = (
-        replace(event, event_id="", created_at=0, metadata=_tools_in(event), traceparent=None)
+        replace(event, event_id="", created_at=0, metadata=tools_in(event), traceparent=None)
         for event in (first, second)
     )
     return first == second
 
 
-def _tools_in(event: AgentEvent) -> dict[str, str]:
+def tools_in(event: AgentEvent) -> dict[str, str]:
     """Return the metadata that describe an agent itself: the tools that it names."""
     return {name: value for name, value in event.metadata.items() if name == TOOL_IDS}

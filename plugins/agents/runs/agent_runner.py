@@ -30,7 +30,7 @@ from typing import Final, NamedTuple, Self, get_args
 
 from pydantic import SecretStr
 
-from plugins.agents.registry.registration import next_event, registrations
+from plugins.agents.registry.registration import next_event, registrations, tools_in
 from plugins.agents.runs.agent_process import ProgramRun
 from plugins.agents.runs.run_metrics import AgentMetrics
 from plugins.agents.runs.run_server import AgentServer
@@ -102,6 +102,8 @@ class AgentPlan:
     parallel: int
     folder: Path
     """The folder that contains a folder for each run."""
+    answers_threads: bool = False
+    """Register the program, so that runs of threads are tasks for it, too."""
     fleet: bool = False
     """Run it for every policy of fleet.policies, not only for policy.name."""
     answer_rule: AnswerRule | None = None
@@ -359,7 +361,9 @@ class AgentRunner:
             event_id="", agent_id=agent_id, created_at=0, kind="registered", name=agent_id, type=kind, model_id=policy
         )
         if before and before[-1].kind == "registered":
-            event = replace(before[-1], type=kind, model_id=policy, metadata={})
+            event = replace(before[-1], type=kind, model_id=policy, metadata=tools_in(before[-1]))
+        if self._plan.answers_threads:
+            event = replace(event, program=self._plan.program)
         news = next_event(before, event)
         if news is not None:
             self._producer.send(news)

@@ -37,6 +37,8 @@ class AvailableAgent:
     tools: tuple[Tool, ...] = ()
     tool_ids: str = ""
     """ID@DIGEST of those that the server calls, the last of `tools`."""
+    has_program: bool = False
+    """Whether a program answers its runs, and not the model."""
     created_at: int | None = None
     """None: it is not registered."""
 
@@ -66,11 +68,15 @@ class KnownAgents:
         principal = principal_of(request)
         own = None if principal is None else principal.agent_id
         name = agent_id or own or DEFAULT_AGENT
-        agents = {agent.agent_id: agent for agent in self.of(request)}
-        agent = agents.get(name)
+        if (agent := self._find(request, name)) is None:
+            self._agents().catch_up()  # it may have been registered a moment ago
+            agent = self._find(request, name)
         if agent is None:
             raise CallError("not_found", f"there is no agent {name[:80]!r}", "agent_id", way_out=LISTED)
         return agent
+
+    def _find(self, request: Request, name: str) -> AvailableAgent | None:
+        return next((agent for agent in self.of(request) if agent.agent_id == name), None)
 
     def check(self, agent: AvailableAgent) -> None:
         """Raise CallError for an agent whose registration has a setting that this server does not support."""
@@ -101,6 +107,7 @@ class KnownAgents:
             memory_config=event.memory_config,
             tools=event.tools,
             tool_ids=event.metadata.get(TOOL_IDS, ""),
+            has_program=event.program is not None,
             created_at=event.created_at,
         )
 

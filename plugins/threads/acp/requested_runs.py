@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from gateway.agents.parameters import MAX_TOKENS
 from gateway.http import errors
-from gateway.http.principal import principal_of, sees
+from gateway.http.principal import principal_of, sees, tenant_of
 from plugins.threads.acp.acp_threads import LISTED, thread_event
 from plugins.threads.acp.known_agents import AvailableAgent, KnownAgents
 from plugins.threads.acp.resumption import ResumedCalls, read_resumption, resumption_of_messages
@@ -28,7 +28,8 @@ from plugins.threads.acp.thread_views import ThreadViews
 from plugins.threads.log.thread_state import RunState, ThreadState
 from schemas import json_text
 from schemas.conventions import TOOL_IDS
-from schemas.events import Sampling, ThreadEvent
+from schemas.events import RUN_TASK, Sampling, ThreadEvent, derive_id
+from streams.access.tenants.tenant_names import named
 from streams.errors import CallError
 
 
@@ -151,10 +152,12 @@ def _run_request(request: Request, body: RunBody, agent: AvailableAgent, origin:
         seed=int(run_id[:8], 16) if chosen.seed is None else chosen.seed,
         stop=tuple(chosen.stop or ()),
     )
+    task_id = named(tenant_of(request), derive_id(run_id, "task"))
+    metadata = {TOOL_IDS: agent.tool_ids} if agent.tool_ids else {}
     return replace(
         thread_event(request, thread, "created"),
         kind="run_requested",
-        metadata={TOOL_IDS: agent.tool_ids} if agent.tool_ids else {},
+        metadata=metadata | ({RUN_TASK: task_id} if agent.has_program else {}),
         run_id=run_id,
         agent_id=agent.logged,
         labels=json_text.one_line(body.metadata or {}),

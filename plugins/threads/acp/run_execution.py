@@ -18,9 +18,10 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from gateway.agents.named_prompts import PromptParameter, with_prompt
@@ -36,7 +37,7 @@ from plugins.threads.log.memory_state import MemoryItem, namespace_of, with_item
 from plugins.threads.log.thread_log import Appended, ThreadLog
 from plugins.threads.log.thread_state import RunState, ThreadState, last_turns
 from schemas import json_text
-from schemas.events import Message, ThreadEvent, derive_id
+from schemas.events import PROGRAM_RUN, Message, ThreadEvent, derive_id
 from streams.errors import CallError, EventError, LogError, NotFoundError
 from streams.kafka import times
 from streams.kafka.followed import FollowedOnDemand
@@ -61,6 +62,12 @@ class AnswersCall(Protocol):
 
     async def is_continued(self, call: ModelCall) -> bool:
         """Return whether the history of a call begins with a recorded one and its answer."""
+
+
+CallOf = Callable[[RunState], Awaitable[ModelCall]]
+"""Returns the call that a run makes of the model. Raises CallError."""
+AnswersByProgram = Callable[[RunState, CallOf], Awaitable[RunOutcome]]
+"""Returns the answer of the program of a run's agent; what it gets to read is that of the call."""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,11 +96,13 @@ class ThreadRuns:
         recorder: AnswersCall,
         memory: Callable[[], MemoryLog],
         steps: LineSteps,
+        programs: AnswersByProgram,
         places: Callable[[], CallPlaces] = lambda: CallPlaces(None, None),
     ) -> None:
         """`memory` opens the agents' store, `steps` find the prompts of agents, and `places` say where calls of tools
         go. Raises SettingsError for limits that cannot be.
         """
+        self._programs = programs
         self._settings, self._recorder, self._memory, self._steps = settings, recorder, memory, steps
         self._limits, self._actions = RunLimits(settings), RunActions(places, self._record)
         self._threads = FollowedOnDemand(lambda settings: ThreadLog(settings, self._pass_on), settings)
@@ -190,7 +199,8 @@ class ThreadRuns:
 
     async def _run(self, run: RunState, feed: RunFeed) -> None:
         try:
-            outcome = await self._outcome(run, feed)
+            by_program = self._programs(run, partial(self._call, feed=feed)) if run.task_id else None
+            outcome = await (by_program or self._outcome(run, feed))
             if outcome is not None:
                 await self._write_end(run, outcome)
         except asyncio.CancelledError:
@@ -258,7 +268,7 @@ class ThreadRuns:
         """Record an answer that calls tools."""
         feed.text = ""  # the next answer is another message
         fields = outcome._asdict()
-        del fields["ending"], fields["error"]
+        del fields["ending"], fields["error"], fields["program_run"]
         event = step_event(run, "run_answered", **fields)
         await self._record(event)
 
@@ -316,6 +326,7 @@ class ThreadRuns:
             ending=outcome.ending,
             turn_id=outcome.turn_id,
             error=outcome.error,
+            metadata={} if outcome.program_run is None else {PROGRAM_RUN: outcome.program_run},
             messages=outcome.messages,
         )
         await self._record(event)

@@ -27,6 +27,8 @@ class RunOutcome(NamedTuple):
     error: str | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    program_run: str | None = None
+    """The trajectory of the program that answered; without a turn the answer is what it printed."""
 
 
 class RunLimits:

@@ -3,6 +3,7 @@
     created, run_requested, run_ended, … of one thread ──► ThreadCount ──► what no server can have written
     run_answered, run_ended ──► its turn is in turns ──► the same answer, thread, agent and version,
                                                          and it was given to the messages that the thread had
+    run_ended, by a program ──► its task is in tasks, and a turn that it names has the same text
     call_begun, call_ended, … ──► RunCalls: each call of an answer has one result, and is made once
     run_requested ──► each run is on one thread; a turn of a run has a request
     compacted ──► the summary of its turn, of messages that the thread had; later runs were given it
@@ -38,6 +39,7 @@ from plugins.threads.audit.thread_states import HeadState, RunCount, ThreadCount
 from schemas.events import AccessEvent, Coordinates, ThreadEvent, Turn
 from streams.kafka.record import Record, partition_of
 from streams.tools.audit.facts import Category, RecountOutcome
+from streams.tools.audit.record_digests import digest
 from streams.tools.audit.subject import KeyedRecount, KeyFacts, RecountSum
 from streams.tools.audit.view import AuditView
 
@@ -50,6 +52,8 @@ class RunTurn(NamedTuple):
 
     at: Coordinates
     turn_id: str
+    text: int
+    """A digest of its answer's text."""
     of_thread: ThreadTurn | None
     """None: it answers no run of a thread."""
     is_of_memory: bool = False
@@ -102,7 +106,8 @@ class ThreadRecount(KeyedRecount[ThreadFact]):
         if isinstance(event, AccessEvent):
             take_key(self._actors, event)
         elif isinstance(event, Turn):
-            turn = RunTurn(record.at, event.turn_id, thread_turn(event), event.protocol == OF_MEMORY)
+            of_thread, is_of_memory = thread_turn(event), event.protocol == OF_MEMORY
+            turn = RunTurn(record.at, event.turn_id, digest(event.reply.content), of_thread, is_of_memory)
             self._turns.setdefault((record.at.partition, event.trajectory_id), []).append(turn)
         else:
             self.keep(event.thread_id, thread_fact(record, event))
@@ -258,6 +263,9 @@ class _ThreadCheck:
             ending = event.ending or "calls"
             problem = f"it ended with {ending} and {len(event.messages)} messages; expected {expected}"
             self._find(event, "contradictory", problem)
+        if request is not None and (task_id := request.run.request.run_task):
+            self._judge_program(event, task_id)
+            return
         if not event.turn_id:
             return
         answered = self._turn_of(event, event.run_id)
@@ -302,6 +310,22 @@ class _ThreadCheck:
             self._find(event, "contradictory", f"{turn} is not of agent {run.request.agent_id} by {summary.rule}")
         elif [message.content for message in event.messages[1:]] != [made.reply]:
             self._find(event, "contradictory", f"its summary is not that of {turn}")
+
+    def _judge_program(self, event: ThreadFact, task_id: str) -> None:
+        """Find what is wrong with the answer of a program: without a turn, what it printed."""
+        partition = partition_of(task_id, self._view.settings.topics.partitions)
+        task = self._view.loop.tasks.get((partition, task_id))
+        has_task = task is not None and bool(task.tasks)
+        if event.ending == "success" and not has_task and not self._view.is_cut("tasks", partition):
+            self._find(event, "phantom", f"a program answered task {task_id}, which is not in tasks")
+        if not event.turn_id:
+            return
+        turns = self._turns.get((partition, event.program_run), ())
+        answered = next((turn for turn in turns if turn.turn_id == event.turn_id), None)
+        if answered is not None and answered.text != event.text:
+            self._find(event, "contradictory", f"its answer is not that of {answered}")
+        elif answered is None and not self._view.is_cut("turns", partition):
+            self._find(event, "phantom", f"turn {event.turn_id} of task {task_id} is not in turns")
 
     def _judge_turn(self, event: ThreadFact, answered: RunTurn, turn: ThreadTurn, request: ModelRequest | None) -> None:
         thread_id = self._story.key

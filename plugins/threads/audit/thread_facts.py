@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from plugins.threads.audit.call_steps import StepFact, step_fact
 from schemas import json_text
 from schemas.conventions import TASK_PARTS, THREAD, THREAD_TASK
-from schemas.events import AccessEvent, Coordinates, Message, ThreadEvent, Turn, derive_id
+from schemas.events import PROGRAM_RUN, RUN_TASK, AccessEvent, Coordinates, Message, ThreadEvent, Turn, derive_id
 from streams.kafka.record import Record
 from streams.tools.audit.record_digests import content_digest, digest
 
@@ -92,6 +92,12 @@ class ThreadFact(NamedTuple):
     messages: tuple[MessageFact, ...]
     step: StepFact
     """Of a run: what it says of calls."""
+    run_task: str
+    """run_requested: the task that its agent's program works on; empty: the model answers."""
+    program_run: str
+    """run_ended: the trajectory of the program that answered; empty: none did."""
+    text: int
+    """run_ended: a digest of the answer's text."""
     task_id: str
     """changed: the task that said it; empty: none did."""
     task_parts: frozenset[tuple[str, str]]
@@ -206,6 +212,9 @@ def thread_fact(record: Record, event: ThreadEvent) -> ThreadFact:
         turn_id=event.turn_id or "",
         messages=tuple(_message_facts(event.messages)),
         step=step_fact(event),
+        run_task=event.metadata.get(RUN_TASK, ""),
+        program_run=event.metadata.get(PROGRAM_RUN, ""),
+        text=digest(event.messages[0].content) if event.kind == "run_ended" and event.messages else 0,
         task_id=task_id or "",
         task_parts=frozenset() if task_id is None else frozenset((task_id, part) for part in parts.split()),
         summary=_summary(event),

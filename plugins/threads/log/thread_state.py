@@ -33,7 +33,7 @@ from plugins.threads.log.run_steps import (
     take_step,
 )
 from schemas.conventions import TASK_PARTS, THREAD_TASK
-from schemas.events import Message, RunEnding, Sampling, ThreadEvent, Tool
+from schemas.events import RUN_TASK, Message, RunEnding, Sampling, ThreadEvent, Tool
 from streams.access.tenants.tenant_names import tenant_in
 
 RunStatus = Literal["pending", "success", "error", "timeout", "interrupted"]
@@ -147,6 +147,11 @@ class RunState:
     def tools(self) -> tuple[Tool, ...]:
         """What the agent may call."""
         return self.request.tools
+
+    @property
+    def task_id(self) -> str:
+        """The task that its agent's program works on; empty: the model answers."""
+        return self.request.metadata.get(RUN_TASK, "")
 
     @property
     def order(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from plugins.agents.agent_manager import AgentManager
 from plugins.agents.registry import registration
 from plugins.agents.registry.registration import register, registrations
 from plugins.agents.runs.agent_runner import AgentPlan, AgentWork, run
+from schemas.conventions import TOOL_IDS
 from schemas.events import AgentEvent, RewardSource, Tool, derive_id
 from streams.errors import RefusedError
 from streams.kafka import admin
@@ -74,7 +75,7 @@ def test_an_agent_that_was_removed_is_known_no_more(made: Settings) -> None:
 
 
 def test_a_run_of_an_agent_keeps_its_name_tools_and_scorers(made: Settings, tmp_path: Path) -> None:
-    register(made, replace(HELPER, reward_sources=(RewardSource(name="exact"),)))
+    register(made, replace(HELPER, reward_sources=(RewardSource(name="exact"),), metadata={TOOL_IDS: "calc@2c26"}))
     plan = AgentPlan(
         agent_id="helper",
         work=lambda _: AgentWork(lambda *_: TrajectoryEnd("completed", "")),
@@ -86,6 +87,7 @@ def test_a_run_of_an_agent_keeps_its_name_tools_and_scorers(made: Settings, tmp_
     run(made, plan, stop=threading.Event())
     [_, event] = registrations(made)["helper"]
     assert (event.name, event.tools, event.type) == ("Helper", HELPER.tools, "PROMPT_BASED")
+    assert event.metadata == {TOOL_IDS: "calc@2c26"}
     assert event.reward_sources == (RewardSource(name="exact"),)
     assert known_agents(made)["helper"].reward_sources == event.reward_sources
     manager = AgentManager("helper", command="true", settings=made)

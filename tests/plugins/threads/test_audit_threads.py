@@ -32,7 +32,7 @@ from tests.plugins.threads.conversation import (
     turn_of,
 )
 from tests.support.agent_calls import assistant, system, user
-from tests.support.factories import T0, task, thread_event
+from tests.support.factories import T0, task, thread_event, turn
 from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends, named, recounted
 from tests.support.thoroughness import examples
 
@@ -514,3 +514,34 @@ def test_a_dropped_record_is_named_by_its_place() -> None:
                          Reach(ends=ends(log.records), settled=True))  # fmt: skip
         assert record.at in [finding.at for finding in report.wrong]
     assert any(record.at[:2] == (TOPICS["threads"].name, partition) for record in log.records)
+
+
+# --- the answers of programs ------------------------------------------------------------------------------------------
+
+
+def by_program(task_id: str = "t1", **changes: Any) -> list[Event]:
+    """Return a thread with a run that a program answered by a turn of task t1; `changes` are of the run's end."""
+    made = Conversations()
+    made.create(OPEN)
+    made.request(0, thread_id=OPEN, agent_id="calc", metadata={"run_task": task_id})
+    said = turn(task_id="t1", trajectory_id="p", turn_id="said", reply=assistant("2"))
+    end = {"turn_id": "said", "messages": (said.reply,), "metadata": {"program_run": "p"}}
+    made.write(made.ending(OPEN, run_name(0), **end | changes))
+    return [*made.events, said, task(task_id="t1", purpose="serve", group_size=1)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, []),
+        ({"turn_id": None, "messages": (assistant("printed"),)}, []),
+        ({"messages": (assistant("3"),)}, ["its answer is not that of turn said"]),
+        ({"metadata": {"program_run": "q"}}, ["turn said of task t1 is not in turns"]),
+        ({"task_id": "t2", "turn_id": None}, ["a program answered task t2, which is not in tasks"]),
+    ],
+)
+def test_the_answer_of_a_program_is_of_a_task_of_the_log_and_says_what_its_turn_says(
+    changes: dict[str, Any], found: list[str]
+) -> None:
+    threads, report = TOPICS["threads"].name, recounted(*by_program(**changes))
+    assert [wrong.what.partition(" at ")[0] for wrong in report.wrong if wrong.at.topic == threads] == found

@@ -313,6 +313,11 @@ class Conversations:
         conversation = self.by_id.get(trajectory_id or "")
         return conversation is not None and conversation.sampling_id is not None
 
+    def has_ended(self, trajectory_id: str) -> bool:
+        """Return whether a trajectory is one of a task that has ended, with its response."""
+        conversation = self.by_id.get(trajectory_id)
+        return trajectory_id in self._forgotten if conversation is None else conversation.responded
+
     def find_continued(self, call: ModelCall) -> Conversation | None:
         """Return the trajectory that a call belongs to, or None for a new one. Raises CallError (conflict)."""
         if call.trajectory_id is not None:

@@ -230,6 +230,10 @@ class ServedRuns:
                 return await recorder.runs.end(agent_id, trajectory_id, end)
         raise CallError("not_found", f"agent {agent_id} began no run {trajectory_id}; begin it first")
 
+    def has_ended(self, trajectory_id: str) -> bool:
+        """Return whether the end of a run is in the log, and its response."""
+        return any(conversations.has_ended(trajectory_id) for conversations in self._conversations)
+
     def finish(self) -> None:
         """Write the records that the previous server was killed before writing."""
         for recorder in self._recorder.recorders:

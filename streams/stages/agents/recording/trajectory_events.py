@@ -54,5 +54,14 @@ def end_of(conversation: Conversation, policy: str, end: TrajectoryEnd, now: int
         success=end.success,
         answer_turn=end.answer,
         answer_rule=end.answer_rule,
+        output=_text_of_program(conversation, end),
         reason=end.reason,
     )
+
+
+def _text_of_program(conversation: Conversation, end: TrajectoryEnd) -> str | None:
+    """Return what a user reads who waits for a program, unless it is the model's answer, or a rule chooses one."""
+    if conversation.purpose != "serve" or end.answer_rule is not None:
+        return None
+    text, answer = (end.output or "").strip(), conversation.chains.turns.get(end.answer or "")
+    return None if answer is not None and answer.turn.reply.content.strip() == text else text or None
