@@ -32,6 +32,9 @@ FEEDBACK_VERSION = "feedback/1"
 
 THREAD = "thread"
 """Metadata of a turn: the thread that its run continues."""
+CONVERSATION = "conversation"
+"""Metadata of a trajectory without a task, in its beginning and its end: the conversation that it is a run of. Others
+of the same conversation are runs of its thread, or calls that continue an earlier run which had ended."""
 THREAD_TASK, TASK_PARTS = "task_id", "task_parts"
 """Metadata of a `changed` event of a thread: the task of its messages, and the parts of it, `question` and `answer`,
 that the thread then has."""

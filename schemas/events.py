@@ -174,6 +174,7 @@ from schemas.turn_events import (
     AgentType,
     AnswerRule,
     Ending,
+    RowEnding,
     TrajectoryEvent,
     TrajectoryKind,
     Turn,

@@ -67,8 +67,8 @@ class CurationEvent:
 
     MOST_BYTES: ClassVar[int] = MIB
     event_id: Annotated[str, "uuid5(answer_id, labeller, actor, rubric_digest, transcript_digest, supersedes)"]
-    task_id: Annotated[str, "key of the record; the trajectory_id where no task was submitted"]
-    answer_id: Annotated[str, "the run: a response, or a trajectory where no task was submitted"]
+    task_id: Annotated[str, "key of the record; the conversation where no task was submitted"]
+    answer_id: Annotated[str, "the run: a response, or where no task was submitted a conversation, or one run of it"]
     created_at: Millis
     traceparent: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
@@ -90,6 +90,7 @@ class CurationEvent:
     agreement: Annotated[JudgeAgreement | None, "set exactly when the judge promotes"] = None
     supersedes: Annotated[str | None, "event_id of the verdict on the run that counted before"] = None
     cut: Annotated[tuple[str, ...], "what of the transcript was not shown, in words; a cut run is never promoted"] = ()
+    runs: Annotated[tuple[str, ...], "of a conversation: the trajectories that were judged, in order"] = ()
     gates: tuple[GateResult, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""Runs over HTTP: each chat, agent's run and answer to a task as one row, as view `runs` has it.
+"""Runs over HTTP: each conversation, agent's run and answer to a task as one row, as view `runs` has it.
 
 filter ──► run_list.py, over what the principal may see ──► RunFigures        id ──► its row, turns and scores
 """
@@ -14,7 +14,7 @@ from gateway.http.body import Answer, PathQuery
 from gateway.http.principal import principal_of
 from gateway.http.route import REST
 from gateway.log.open_log import OpenLog
-from schemas.events import Ending, Purpose, RunVerdict
+from schemas.events import Purpose, RowEnding, RunVerdict
 from streams.output import moment
 
 LISTED = "GET /runs lists runs"
@@ -35,6 +35,9 @@ class ListedRunsQuery(PathQuery):
     )
     purpose: Purpose | None = Field(None, description="only runs of such tasks")
     failed_tools: bool = Field(False, description="only runs in which a tool failed")
+    text: str = Field(
+        "", max_length=200, description="only runs with all of these words in questions, answers or results of tools"
+    )
     offset: int = Field(0, ge=0, le=1_000_000, description="number of the newest to skip")
     limit: int = Field(50, ge=1, le=MOST_RUNS, description="runs at most")
 
@@ -51,10 +54,11 @@ class RunFigures(Answer):
     tenant: str | None
     purpose: Purpose
     thread: str | None
+    run_ids: list[str]
     versions: list[int]
     began_at: str
     ended_at: str | None
-    ending: Ending | None
+    ending: RowEnding | None
     reason: str | None
     turns: int
     failed_turns: int
@@ -88,6 +92,7 @@ class RunFiguresList(Answer):
 class RecordedTurn(Answer):
     """One model call of a run: what is new before it, and the answer."""
 
+    run: str
     number: int
     continuity: str
     reason: str
@@ -127,6 +132,7 @@ EXAMPLE = RunFigures(
     tenant=None,
     purpose="serve",
     thread=None,
+    run_ids=["9f3a2d0c-1b7e-5c55-8a20-4d2f8f0c7e61"],
     versions=[7],
     began_at="2026-01-01T00:00:00.000Z",
     ended_at="2026-01-01T00:00:02.500Z",
@@ -168,7 +174,7 @@ class RecordedRuns:
         tools={"list_runs": ""},
     )
     def list_runs(self, request: Request, query: ListedRunsQuery) -> RunFiguresList:
-        """List runs: chats, agents' runs and answers to tasks."""
+        """List runs: conversations, agents' runs and answers to tasks."""
         view = self._log.view
         from streams.tools.views import run_list  # which needs DuckDB
         from streams.tools.views.rights import LogRights
@@ -181,6 +187,7 @@ class RecordedRuns:
             verdict=query.verdict or "",
             purpose=query.purpose or "",
             failed_tools=query.failed_tools,
+            text=query.text,
         )
         with view.snapshot(LogRights.of(principal_of(request))) as log:
             page = run_list.list_runs(log, chosen, query.offset, query.limit).runs
@@ -193,7 +200,7 @@ class RecordedRuns:
 
     @REST.get("/runs/{run_id}", may="log.read", ids=LISTED, at_once=1, tools={"show_run": ""})
     def get_run(self, request: Request, run_id: str) -> RecordedRun:
-        """Look at a run turn by turn."""
+        """Look at a run, or the conversation that it is of, turn by turn."""
         view = self._log.view
         from streams.tools.views import run_list  # which needs DuckDB
         from streams.tools.views.rights import LogRights
@@ -217,7 +224,7 @@ def _fields(row: dict[str, Any]) -> dict[str, Any]:
 
 def _turn(turn: dict[str, Any]) -> RecordedTurn:
     names = ("number", "continuity", "reason", "adapter_version", "messages", "reply", "error", "finish_reason")
-    return RecordedTurn(**{name: turn[name] for name in names}, latency_ms=turn["took_ms"])
+    return RecordedTurn(run=turn["trajectory_id"], **{name: turn[name] for name in names}, latency_ms=turn["took_ms"])
 
 
 def _score(reward: dict[str, Any]) -> RecordedScore:

@@ -209,6 +209,7 @@ def _runs(log: LogSnapshot, request: Request) -> run_list.ListedRuns:
         verdict=query.get("verdict", ""),
         purpose=query.get("purpose", ""),
         failed_tools=bool(query.get("failed_tools", "")),
+        text=query.get("text", ""),
     )
     return run_list.list_runs(log, chosen, _first(request))
 

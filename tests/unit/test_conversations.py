@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from schemas.events import Message, Sampling, Turn
+from schemas.events import Message, Sampling, Turn, derive_id
 from schemas.serde import decode, encode
 from streams.errors import CallError
 from streams.stages.agents.recording.calls import ModelCall
@@ -134,6 +134,22 @@ def call_with(*messages: Message, **changes: Any) -> ModelCall:
 def continued(remembered: Conversations, call: ModelCall) -> str | None:
     conversation = remembered.find_continued(call)
     return None if conversation is None else conversation.trajectory_id
+
+
+def test_a_new_trajectory_is_of_its_threads_conversation_or_of_the_ended_one_that_it_continues() -> None:
+    remembered, about = Conversations(), {"trajectory_id": "first", "task_id": "first", "sampling_id": None}
+    remembered.take(saying("first", "4 + 7 =", "11"))
+
+    def conversation(**changes: Any) -> str | None:
+        later = call_with(user("4 + 7 ="), assistant("11"), user("and twice that?"), **changes)
+        return remembered.conversation_of(later, "p")
+
+    assert conversation() is None, "it is open: the call is a turn of it"
+    remembered.take(trajectory(**about))
+    assert (conversation(), conversation(trajectory_id="own")) == ("first", None)
+    assert conversation(thread="th9") == derive_id("conversation", "th9", "calc", "p")
+    remembered.take(trajectory(metadata={"conversation": "before"}, **about))
+    assert conversation() == "before"
 
 
 def test_a_call_continues_the_newest_turn_by_time_whatever_was_read_last() -> None:

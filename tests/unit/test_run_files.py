@@ -145,7 +145,8 @@ def test_the_command_the_service_and_the_tracker_say_the_same_of_a_run(settings:
     for name in (CHAT, FIRST):
         (shown,) = printed(settings, "show", name)
         tracked = asdict(tracker.track(name))
-        assert shown == lines[name] == tracked | {"versions": list(tracked["versions"])}
+        lists = {field: list(tracked[field]) for field in ("versions", "run_ids")}
+        assert shown == lines[name] == tracked | lists
     assert tracker.track("open").ending is None
     assert tracker.track("red.ch").answer_id == CHAT, "no other run begins so"
 

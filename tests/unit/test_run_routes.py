@@ -8,6 +8,7 @@ from contextlib import closing
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from starlette.testclient import TestClient
@@ -24,8 +25,9 @@ from streams.tools.runs.run_row import FinishedRun
 from tests.support.callers import BEARER, Known
 from tests.support.factories import T0
 from tests.support.log.archive_of import archived
+from tests.support.talks import TALK
 from tests.unit.test_run_files import by_label
-from tests.unit.test_runs_view import chat, direct_answers
+from tests.unit.test_runs_view import chat, direct_answers, failing_thread
 
 RED, BLUE = "red.chat", "blue.chat"
 FIRST = derive_id("t1", 0)
@@ -36,6 +38,7 @@ FIRST = derive_id("t1", 0)
 def view(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogOverHttp]:
     settings = Settings(archive=Archive(store=str(tmp_path_factory.mktemp("runs") / "archive")))
     events = [*direct_answers(), *chat(RED), *chat(BLUE, agent_id="blue.calc"), *chat("open", ends=False, agent_id="c")]
+    events += failing_thread(agent_id="green.calc")
     archived(settings, by_label(events), count(T0))
     with closing(LogOverHttp(settings, "archive")) as opened:
         yield opened
@@ -69,9 +72,41 @@ def test_runs_are_listed_page_by_page_the_newest_first(view: LogOverHttp) -> Non
     http = client(view)
     whole = [run["answer_id"] for run in http.get("/runs").json()["data"]]
     pages = [http.get(f"/runs?limit=3&offset={offset}").json() for offset in range(0, 9, 3)]
-    assert [run["answer_id"] for page in pages for run in page["data"]] == whole and len(whole) == 8
+    assert [run["answer_id"] for page in pages for run in page["data"]] == whole and len(whole) == 9
     assert [page["has_more"] for page in pages] == [True, True, False]
-    assert ids(http, "agent=red.calc") == {RED} and ids(http, "failed_tools=true&scenario=chat") == {RED, BLUE, "open"}
+    failed = {RED, BLUE, "open", TALK}
+    assert ids(http, "agent=red.calc") == {RED} and ids(http, "failed_tools=true&scenario=chat") == failed
+
+
+def test_a_conversation_is_listed_once_and_shown_with_the_turns_of_all_its_runs(view: LogOverHttp) -> None:
+    http = client(view)
+    assert [run["turns"] for run in http.get("/runs?agent=green.calc").json()["data"]] == [3]
+    by_run = http.get("/runs/red.run1").json()
+    assert by_run == http.get(f"/runs/{TALK}").json() and by_run["run_ids"] == ["red.run0", "red.run1", "red.run2"]
+    assert [(turn["run"], turn["number"]) for turn in by_run["turn_list"]] == [(f"red.run{n}", 0) for n in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("it IS 11.", {RED, BLUE, "open", TALK}),  # the answer
+        ("name 4", {RED, BLUE, "open"}),  # the questions of two of its calls
+        ("iserror 7", {RED, BLUE, "open", TALK}),  # what a tool gave
+        ("you%", set()),
+        ("nobody said", set()),
+    ],
+)
+def test_runs_are_found_by_the_words_of_questions_answers_and_results(
+    view: LogOverHttp, words: str, expected: set[str]
+) -> None:
+    assert ids(client(view), f"scenario=chat&text={quote(words)}") == expected
+
+
+def test_the_words_of_a_task_and_of_its_answer_find_a_run(view: LogOverHttp) -> None:
+    of_task = {derive_id("t1", slot) for slot in range(3)}
+    assert ids(client(view), "scenario=sums&text=7+4") == of_task
+    assert ids(client(view), "scenario=sums&text=7+11") == of_task - {derive_id("t1", 2)}
+    assert ids(client(view, tenant="blue"), "text=11") == {BLUE}
 
 
 @pytest.mark.parametrize(

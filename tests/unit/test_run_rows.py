@@ -104,6 +104,7 @@ def test_an_answer_without_an_agent_is_a_run_of_one_turn() -> None:
         tenant=None,
         purpose="train",
         thread="th1",
+        run_ids=(derive_id("s1", 0),),
         versions=(0,),
         began_ms=T0 - 2,
         ended_ms=T0 + 10,

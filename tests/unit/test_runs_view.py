@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from schemas.conventions import FAILED_TOOLS, RatedAnswer, feedback
+from schemas.conventions import CONVERSATION, FAILED_TOOLS, RatedAnswer, feedback
 from schemas.events import (
     Event,
     JobPrices,
@@ -29,6 +29,7 @@ from streams.tools.runs.run_row import FigureRules, FinishedRun, run_row
 from tests.support.agent_calls import ADD, Recorded, assistant, system, user
 from tests.support.appended import SETTINGS, Appended
 from tests.support.factories import T0, group, member, response, reward, task, trajectory
+from tests.support.talks import TALK, records, run_of_talk
 from tests.support.thoroughness import examples
 
 PRICED = SETTINGS.model_copy(update={"prices": Prices(prompt_usd=10.0, completion_usd=100.0)})
@@ -60,7 +61,7 @@ def rows_of_fold(log: Appended) -> dict[str, FinishedRun]:
 def check_equal(view: dict[str, dict[str, Any]], fold: dict[str, FinishedRun]) -> None:
     """Both have the same values of every finished run."""
     for name, row in fold.items():
-        expected = {**asdict(row), "versions": list(row.versions)}
+        expected = {**asdict(row), "versions": list(row.versions), "run_ids": list(row.run_ids)}
         got = {key: value for key, value in view[name].items() if not key.startswith("_")}
         assert list(got) == list(expected)
         figures = ("cost_usd", "feedback", "reward", "latency_ms")
@@ -175,17 +176,77 @@ def test_a_run_whose_response_names_no_agent_is_one_row() -> None:
     assert [(row["agent_id"], row["turns"]) for row in view.values()] == [("calc", 3)]
 
 
-def test_a_run_of_a_thread_has_the_thread_in_its_row() -> None:
+def failing_thread(*, last: Message | None = None, ends: bool = True, agent_id: str = "red.calc") -> list[Event]:
+    """Return a thread of three runs: a tool fails, fails again, and then gives what the last answer says."""
+    history: list[Message] = []
     events: list[Event] = []
-    for name in ("red.a", "red.b"):
-        run, alone = Recorded(name), {"task_id": name, "agent_id": "red.calc", **ALONE}
-        run.call([user(f"{name} 4 + 7 =")], metadata={"thread": "th9"}, **alone)
-        common = {"trajectory_id": name, "group_size": None, "purpose": "serve", **alone}
-        events += [trajectory("started", **common), *run.turns, trajectory(turns=1, **common)]
-    log = Appended(*events)
+    replies = [says(("c1", "add", "{}")), says(("c2", "add", "[]")), {"reply": last or assistant("It is 11.")}]
+    sent: list[Message] = [user("4 + 7 =")]
+    for place, reply in enumerate(replies):
+        history = [*history, *sent]
+        run = run_of_talk(f"red.run{place}", history, place=place, agent_id=agent_id, **reply)
+        history = run.history(run.turns[0])
+        sent = [Message(role="tool", content='{"isError": true}' if place == 0 else "11", tool_call_id=f"c{place + 1}")]
+        events += records(run, place, ends=ends or place < 2)
+    return events
+
+
+def test_runs_of_one_thread_are_one_row_with_all_their_turns_and_tools() -> None:
+    log = Appended(*failing_thread())
     view, fold = rows_of_view(log), rows_of_fold(log)
     check_equal(view, fold)
-    assert [row["thread"] for row in view.values()] == ["th9", "th9"]
+    row = fold["talk"]
+    assert (list(fold), row.run_ids, row.thread) == (["talk"], ("red.run0", "red.run1", "red.run2"), "th9")
+    assert (row.turns, row.tool_calls, row.failed_tools, row.retries, row.recoveries) == (3, 2, 1, 0, 1)
+    assert (row.ending, row.latency_ms, row.ended_ms) == ("completed", 120.0, T0 + 290)
+
+
+def test_a_result_without_an_id_that_later_runs_repeat_counts_once() -> None:
+    first = run_of_talk("run0", [user("4 + 7 =")], place=0, **says(("c1", "add", "{}")))
+    history = [*first.history(first.turns[0]), Message(role="tool", content='{"isError": true}')]
+    second = run_of_talk("run1", history, place=1)
+    third = run_of_talk("run2", [*second.history(second.turns[0]), user("and twice that?")], place=2)
+    log = Appended(*(event for place, run in enumerate((first, second, third)) for event in records(run, place)))
+    view, fold = rows_of_view(log), rows_of_fold(log)
+    check_equal(view, fold)
+    assert (fold["talk"].tool_calls, fold["talk"].failed_tools) == (1, 1)
+
+
+def test_a_conversation_whose_last_answer_calls_a_tool_waits_for_it() -> None:
+    unanswered = says(("c3", "add", "{}"))["reply"]
+    log = Appended(*failing_thread(last=unanswered))
+    view, fold = rows_of_view(log), rows_of_fold(log)
+    check_equal(view, fold)
+    assert (fold["talk"].ending, fold["talk"].retries) == ("waits_for_tool", 1)
+
+
+def test_a_conversation_is_open_while_one_of_its_runs_is() -> None:
+    log = Appended(*failing_thread(ends=False))
+    row = rows_of_view(log)["talk"]
+    assert (row["turns"], row["ended_ms"], row["ending"]) == (3, None, None)
+    assert rows_of_fold(log) == {}
+
+
+def test_a_conversation_comes_again_with_its_next_run() -> None:
+    *before, began, turn, ended = failing_thread()
+    log = Appended(*before)
+    reader = FinishedReader(SETTINGS, log, EVERYTHING)
+    assert [finished.run_ids for finished in reader.round()] == [("red.run0", "red.run1")]
+    log.write(began, turn)
+    assert list(reader.round()) == []
+    log.write(ended, opinion("red.run0", "red.run0", 0.5))
+    assert [len(finished.run_ids) for finished in reader.round()] == [3]
+    assert next(iter(rows_of_fold(log).values())).feedback == 0.5
+    check_equal(rows_of_view(log), rows_of_fold(log))
+
+
+def test_a_chat_that_is_continued_after_its_end_is_a_conversation_of_its_first_run() -> None:
+    first = chat("talk")
+    later = run_of_talk("red.later", [user("And twice that?")], place=9)
+    log = Appended(*first, *records(later, 9))
+    view, fold = rows_of_view(log), rows_of_fold(log)
+    check_equal(view, fold)
+    assert (list(fold), fold["talk"].run_ids, fold["talk"].turns) == (["talk"], ("talk", "red.later"), 5)
 
 
 def test_a_history_that_its_client_changed_counts_the_same_both_ways() -> None:
@@ -237,10 +298,11 @@ OBSERVED = st.none() | st.builds(shown, st.sampled_from([None, "go"]), st.sample
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> list[Event]:
-    """Return a run of some calls, whatever happens in it, with or without an environment."""
-    name = draw(st.sampled_from(["a", "red.b"]))
-    run, alone = Recorded(name), {"task_id": name, "agent_id": name, **ALONE}
+def runs(draw: st.DrawFn, place: int | None = None) -> list[Event]:
+    """Return a run of some calls, with or without an environment; `place`: its place in a conversation."""
+    agent_id = draw(st.sampled_from(["a", "red.b"])) if place is None else "red.b"
+    name = agent_id if place is None else f"run{place}"
+    run, alone = Recorded(name), {"task_id": name, "agent_id": agent_id, **ALONE}
     history, waiting = [system("You add."), user("4 + 7 =")], list[str]()
     in_environment = draw(st.booleans())
     for number in range(draw(st.integers(1, 5))):
@@ -259,14 +321,15 @@ def runs(draw: st.DrawFn) -> list[Event]:
         results = [Message(role="tool", content=draw(CONTENTS), tool_call_id=call) for call in waiting]
         history = [*run.history(turn), *(results or [user("and now?")])]
     common = {"trajectory_id": name, "group_size": None, "purpose": "serve", **alone}
+    common |= {} if place is None else {"metadata": {CONVERSATION: TALK}, "created_at": T0 + 1000 * place}
     last = draw(OBSERVED) if in_environment else None
     return [trajectory("started", **common), *run.turns, trajectory(turns=len(run.turns), observed=last, **common)]
 
 
-@given(runs())
+@given(runs().map(lambda run: [run]) | st.tuples(runs(0), runs(1), runs(2)))
 @settings(max_examples=examples(60), deadline=None)
-def test_any_run_has_the_same_row_both_ways(events: list[Event]) -> None:
-    log = Appended(*events)
+def test_any_run_and_any_conversation_has_the_same_row_both_ways(events: Sequence[list[Event]]) -> None:
+    log = Appended(*(event for run in events for event in run))
     view, fold = rows_of_view(log), rows_of_fold(log)
     assert view.keys() == fold.keys()
     check_equal(view, fold)

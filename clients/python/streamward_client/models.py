@@ -921,6 +921,7 @@ class RecordedTurn(TypedDict):
     One model call of a run: what is new before it, and the answer.
     """
 
+    run: str
     number: int
     continuity: str
     reason: str
@@ -1155,10 +1156,11 @@ class RunFigures(TypedDict):
     tenant: str | None
     purpose: Literal["train", "serve", "eval"]
     thread: str | None
+    run_ids: list[str]
     versions: list[int]
     began_at: str
     ended_at: str | None
-    ending: Literal["completed", "failed", "timeout", "cancelled"] | None
+    ending: Literal["completed", "failed", "timeout", "cancelled", "waits_for_tool"] | None
     reason: str | None
     turns: int
     failed_turns: int
@@ -2250,10 +2252,11 @@ class RecordedRun(TypedDict):
     tenant: str | None
     purpose: Literal["train", "serve", "eval"]
     thread: str | None
+    run_ids: list[str]
     versions: list[int]
     began_at: str
     ended_at: str | None
-    ending: Literal["completed", "failed", "timeout", "cancelled"] | None
+    ending: Literal["completed", "failed", "timeout", "cancelled", "waits_for_tool"] | None
     reason: str | None
     turns: int
     failed_turns: int

@@ -91,13 +91,13 @@ class Operations(Sender):
         answer: models.GroupAnswer = self.send("GET", f"/groups/{part(task_id)}")
         return answer
 
-    def list_runs(self, *, agent: str | None = None, policy: str | None = None, scenario: str | None = None, version: int | None = None, verdict: Literal["promote", "reject", "needs_human", "none"] | None = None, purpose: Literal["train", "serve", "eval"] | None = None, failed_tools: bool | None = None, offset: int | None = None, limit: int | None = None) -> models.RunFiguresList:
-        """List runs: chats, agents' runs and answers to tasks."""
-        answer: models.RunFiguresList = self.send("GET", "/runs", params={"agent": agent, "policy": policy, "scenario": scenario, "version": version, "verdict": verdict, "purpose": purpose, "failed_tools": failed_tools, "offset": offset, "limit": limit})
+    def list_runs(self, *, agent: str | None = None, policy: str | None = None, scenario: str | None = None, version: int | None = None, verdict: Literal["promote", "reject", "needs_human", "none"] | None = None, purpose: Literal["train", "serve", "eval"] | None = None, failed_tools: bool | None = None, text: str | None = None, offset: int | None = None, limit: int | None = None) -> models.RunFiguresList:
+        """List runs: conversations, agents' runs and answers to tasks."""
+        answer: models.RunFiguresList = self.send("GET", "/runs", params={"agent": agent, "policy": policy, "scenario": scenario, "version": version, "verdict": verdict, "purpose": purpose, "failed_tools": failed_tools, "text": text, "offset": offset, "limit": limit})
         return answer
 
     def get_run(self, run_id: str) -> models.RecordedRun:
-        """Look at a run turn by turn."""
+        """Look at a run, or the conversation that it is of, turn by turn."""
         answer: models.RecordedRun = self.send("GET", f"/runs/{part(run_id)}")
         return answer
 
@@ -443,13 +443,13 @@ class AsyncOperations(AsyncSender):
         answer: models.GroupAnswer = await self.send("GET", f"/groups/{part(task_id)}")
         return answer
 
-    async def list_runs(self, *, agent: str | None = None, policy: str | None = None, scenario: str | None = None, version: int | None = None, verdict: Literal["promote", "reject", "needs_human", "none"] | None = None, purpose: Literal["train", "serve", "eval"] | None = None, failed_tools: bool | None = None, offset: int | None = None, limit: int | None = None) -> models.RunFiguresList:
-        """List runs: chats, agents' runs and answers to tasks."""
-        answer: models.RunFiguresList = await self.send("GET", "/runs", params={"agent": agent, "policy": policy, "scenario": scenario, "version": version, "verdict": verdict, "purpose": purpose, "failed_tools": failed_tools, "offset": offset, "limit": limit})
+    async def list_runs(self, *, agent: str | None = None, policy: str | None = None, scenario: str | None = None, version: int | None = None, verdict: Literal["promote", "reject", "needs_human", "none"] | None = None, purpose: Literal["train", "serve", "eval"] | None = None, failed_tools: bool | None = None, text: str | None = None, offset: int | None = None, limit: int | None = None) -> models.RunFiguresList:
+        """List runs: conversations, agents' runs and answers to tasks."""
+        answer: models.RunFiguresList = await self.send("GET", "/runs", params={"agent": agent, "policy": policy, "scenario": scenario, "version": version, "verdict": verdict, "purpose": purpose, "failed_tools": failed_tools, "text": text, "offset": offset, "limit": limit})
         return answer
 
     async def get_run(self, run_id: str) -> models.RecordedRun:
-        """Look at a run turn by turn."""
+        """Look at a run, or the conversation that it is of, turn by turn."""
         answer: models.RecordedRun = await self.send("GET", f"/runs/{part(run_id)}")
         return answer
 

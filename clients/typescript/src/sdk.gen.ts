@@ -241,7 +241,7 @@ export const getGroup = <ThrowOnError extends boolean = false>(options: Options<
 /**
  * List runs
  *
- * List runs: chats, agents' runs and answers to tasks.
+ * List runs: conversations, agents' runs and answers to tasks.
  */
 export const listRuns = <ThrowOnError extends boolean = false>(options?: Options<ListRunsData, ThrowOnError>) => (options?.client ?? client).get<ListRunsResponses, ListRunsErrors, ThrowOnError>({
     security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
@@ -252,7 +252,7 @@ export const listRuns = <ThrowOnError extends boolean = false>(options?: Options
 /**
  * Get run
  *
- * Look at a run turn by turn.
+ * Look at a run, or the conversation that it is of, turn by turn.
  */
 export const getRun = <ThrowOnError extends boolean = false>(options: Options<GetRunData, ThrowOnError>) => (options.client ?? client).get<GetRunResponses, GetRunErrors, ThrowOnError>({
     security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],

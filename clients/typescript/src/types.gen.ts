@@ -2048,10 +2048,11 @@ export type RecordedRun = {
     tenant: string | null;
     purpose: 'train' | 'serve' | 'eval';
     thread: string | null;
+    run_ids: Array<string>;
     versions: Array<number>;
     began_at: string;
     ended_at: string | null;
-    ending: 'completed' | 'failed' | 'timeout' | 'cancelled' | null;
+    ending: 'completed' | 'failed' | 'timeout' | 'cancelled' | 'waits_for_tool' | null;
     reason: string | null;
     turns: number;
     failed_turns: number;
@@ -2093,6 +2094,7 @@ export type RecordedScore = {
  * One model call of a run: what is new before it, and the answer.
  */
 export type RecordedTurn = {
+    run: string;
     number: number;
     continuity: string;
     reason: string;
@@ -2532,10 +2534,11 @@ export type RunFigures = {
     tenant: string | null;
     purpose: 'train' | 'serve' | 'eval';
     thread: string | null;
+    run_ids: Array<string>;
     versions: Array<number>;
     began_at: string;
     ended_at: string | null;
-    ending: 'completed' | 'failed' | 'timeout' | 'cancelled' | null;
+    ending: 'completed' | 'failed' | 'timeout' | 'cancelled' | 'waits_for_tool' | null;
     reason: string | null;
     turns: number;
     failed_turns: number;
@@ -3917,6 +3920,10 @@ export type ListRunsData = {
          * only runs in which a tool failed
          */
         failed_tools?: boolean;
+        /**
+         * only runs with all of these words in questions, answers or results of tools
+         */
+        text?: string;
         /**
          * number of the newest to skip
          */

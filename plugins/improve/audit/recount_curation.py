@@ -1,7 +1,7 @@
 """Recount the verdicts on runs: each is about an ended run, follows from its gates, and obeys its rule.
 
     curation of one task ──► the id of each from what it is about · the verdict that it supersedes before it
-    groups, trajectories ──► the end of the run that it names
+    groups, trajectories ──► the end of the run that it names, and every run of its conversation up to then
     gates ────────────────► passed or not, by value and bound
     curation of all ──────► a promotion of a judge: the pairs of people and judge before the offsets that it names,
                             kappa, and its interval
@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from schemas.conventions import CONVERSATION
 from schemas.events import Coordinates, CurationEvent, JudgeAgreement, TrajectoryEvent, derive_id
 from streams.kafka.record import Record
 from streams.tools.audit.facts import AuditFinding, RecountOutcome
@@ -56,11 +57,45 @@ class AuditedVerdict(NamedTuple):
         return None if judge is None else (judge.endpoint, judge.model, judge.prompt_digest)
 
 
-Source = Callable[[AuditedVerdict], bool]
-"""Whether the record that a verdict names is the end of its run."""
+class AuditedRun(NamedTuple):
+    """A run without a task: its conversation, when it began, and where it ended."""
+
+    conversation: str
+    created_at: int
+    end: Coordinates | None
 
 
-def recount_curation(facts: Iterable[AuditedVerdict], view: AuditView, is_end_of_run: Source) -> RecountOutcome:
+class RunsOfLog(NamedTuple):
+    """The ends of runs."""
+
+    groups: Mapping[Coordinates, str]
+    """The task of each group."""
+    runs: Mapping[str, AuditedRun]
+    """By trajectory."""
+    of_conversation: Mapping[str, Collection[str]]
+
+    def problem(self, fact: AuditedVerdict) -> str | None:
+        """Return what the log has otherwise than a verdict says of its run; None: nothing."""
+        event, source = fact.event, fact.source
+        last = self.runs.get(event.runs[-1] if event.runs else event.answer_id)
+        ends_there = event.task_id == self.groups[source] if source in self.groups else last and last.end == source
+        if not ends_there:
+            return f"{source} is not the end of run {event.answer_id}"
+        if not event.runs or last is None:
+            return None
+        named = [(self.runs[name].created_at, name) for name in event.runs if name in self.runs]
+        if named != sorted(named) or any(self.runs[name].conversation != event.task_id for _, name in named):
+            return f"its runs are not those of conversation {event.task_id} in order"
+        if event.runs == (event.answer_id,):
+            return None  # one answer of it
+        earlier = (
+            name for name in self.of_conversation[event.task_id] if (self.runs[name].created_at, name) < named[-1]
+        )
+        missing = {*earlier} - {*event.runs}
+        return f"it leaves out run {min(missing)} of its conversation" if missing else None
+
+
+def recount_curation(facts: Iterable[AuditedVerdict], view: AuditView, runs: RunsOfLog) -> RecountOutcome:
     """Return what is wrong with verdicts, those of each partition in order."""
     outcome, counted = RecountOutcome(), list[AuditedVerdict]()
     first: dict[str, AuditedVerdict] = {}
@@ -75,7 +110,7 @@ def recount_curation(facts: Iterable[AuditedVerdict], view: AuditView, is_end_of
     for fact in counted:
         before = by_run.setdefault((fact.at.partition, fact.event.answer_id), [])
         outcome.findings += _about_itself(fact)
-        outcome.findings += _about_its_run(fact, before, view, is_end_of_run)
+        outcome.findings += _about_its_run(fact, before, view, runs)
         before.append(fact)
     outcome.findings += _about_judges(counted, list(by_run.values()))
     return outcome
@@ -96,14 +131,14 @@ def _about_itself(fact: AuditedVerdict) -> Iterator[AuditFinding]:
 
 
 def _about_its_run(
-    fact: AuditedVerdict, before: list[AuditedVerdict], view: AuditView, is_end_of_run: Source
+    fact: AuditedVerdict, before: list[AuditedVerdict], view: AuditView, runs: RunsOfLog
 ) -> Iterator[AuditFinding]:
     topic, partition, offset = fact.source
     if offset >= view.reach.begins.get((topic, partition), 0):
         if not view.exists(fact.source):
             yield AuditFinding("phantom", fact.at, f"it is about {fact.source}, where there is no record")
-        elif not is_end_of_run(fact):
-            yield AuditFinding("contradictory", fact.at, f"{fact.source} is not the end of run {fact.event.answer_id}")
+        elif (problem := runs.problem(fact)) is not None:
+            yield AuditFinding("contradictory", fact.at, problem)
     is_cut = view.reach.cut(fact.at.topic, fact.at.partition)
     superseded = fact.event.supersedes
     if superseded is not None and not is_cut and superseded not in {one.event.event_id for one in before}:
@@ -188,30 +223,29 @@ class CurationRecount(SubjectRecount):
 
     def __init__(self) -> None:
         self._verdicts: list[AuditedVerdict] = []
-        self._ends: dict[Coordinates, str] = {}
-        """The trajectory that ends there."""
+        self._runs: dict[str, AuditedRun] = {}
 
     def take(self, record: Record, event: CurationEvent | TrajectoryEvent) -> None:
-        """Take in a verdict, or the end of a trajectory."""
+        """Take in a verdict, or that a trajectory began or ended."""
         if isinstance(event, CurationEvent):
             judge = event.judge and replace(event.judge, answer="")
             plain = replace(event, rationale="", metadata={}, judge=judge)
             self._verdicts.append(AuditedVerdict(record.at, plain))
-        elif event.kind == "ended":
-            self._ends[record.at] = event.trajectory_id
+        else:
+            conversation, name = event.metadata.get(CONVERSATION, event.trajectory_id), event.trajectory_id
+            run = self._runs.get(name, AuditedRun(conversation, event.created_at, None))
+            end = record.at if event.kind == "ended" and run.end is None else run.end
+            self._runs[name] = AuditedRun(conversation, min(run.created_at, event.created_at), end)
 
     def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
         """Return what is wrong with verdicts; all of them count for the agreement of judges with people."""
         if not self._verdicts:
             return RecountOutcome()
         groups = {group.at: group.task_id for line in view.loop.policies.values() for group in line.groups}
-
-        def is_end_of_run(fact: AuditedVerdict) -> bool:
-            if fact.source in groups:
-                return groups[fact.source] == fact.event.task_id
-            return self._ends.get(fact.source) == fact.event.answer_id
-
-        outcome = recount_curation(self._verdicts, view, is_end_of_run)
+        of_conversation: dict[str, list[str]] = {}
+        for name, run in self._runs.items():
+            of_conversation.setdefault(run.conversation, []).append(name)
+        outcome = recount_curation(self._verdicts, view, RunsOfLog(groups, self._runs, of_conversation))
         if policy is not None:
             of_policy = {fact.at for fact in self._verdicts if fact.event.policy == policy}
             outcome.findings = [finding for finding in outcome.findings if finding.at in of_policy]

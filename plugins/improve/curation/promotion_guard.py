@@ -153,6 +153,7 @@ def event_of(
         agreement=verdict.agreement,
         supersedes=supersedes,
         cut=transcript.cut,
+        runs=() if finished.response is not None or finished.run_ids == (row.task_id,) else finished.run_ids,
         gates=run.gates,
     )
 

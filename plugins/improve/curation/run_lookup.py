@@ -1,13 +1,15 @@
 """Find a run in the log by its id, if the visitor may see it.
 
-    id ──► a statement: its task, and where every record about that task is ──► records ──► FinishedReader ──► EndedRun
+    id ──► a statement: its tasks, and where every record about them is ──► records ──► FinishedReader ──► EndedRun
 
-The reader gets a history with only these records, so the code that assembles a run exists once.
+The reader gets a history with only these records, so the code that assembles a run exists once. An id names a response,
+a conversation, or one run of a conversation, of which a person may judge the answer alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from plugins.improve.curation.ended_run import EndedRun, ended_run
 from schemas.events import Coordinates
@@ -20,9 +22,16 @@ from streams.tools.query.finished import LABELS, Finished, FinishedReader, Finis
 from streams.tools.query.views import literal
 from streams.tools.views.log_view import LogReader, LogSnapshot
 
+RUNS_SQL = """
+SELECT response_id AS run_id, task_id, NULL AS conversation, NULL AS place FROM responses UNION ALL
+SELECT trajectory_id, task_id, metadata['conversation'],
+    CASE WHEN kind = 'ended' THEN {'partition': _partition, 'offset': _offset} END FROM trajectories
+"""
+"""Every run, its task, its conversation, and where it ended."""
+
 
 class TaskRecords:
-    """The records about one task, as a history."""
+    """The records about some tasks, as a history."""
 
     def __init__(self, settings: Settings, records: Mapping[Coordinates, Record]) -> None:
         self._topics = topics(settings.topics)
@@ -45,7 +54,7 @@ class TaskRecords:
                 yield record
 
     def fetch(self, places: Iterable[Coordinates]) -> dict[Coordinates, Record]:
-        """Return the records at those of these coordinates that are about the task."""
+        """Return the records at those of these coordinates that are about the tasks."""
         return {place: self._records[place] for place in places if place in self._records}
 
 
@@ -67,23 +76,25 @@ def find_newest_run(log: LogReader, history: History, answer_id: str) -> EndedRu
 
 def find_finished(log: LogSnapshot, history: History, answer_id: str) -> Finished:
     """Return what the log has of a run. Raises as `find_run`."""
-    settings, own_id = log.view.settings, literal(answer_id)
+    settings, own_id, names = log.view.settings, literal(answer_id), topics(log.view.settings.topics)
     row = log.first(
-        f"SELECT task_id FROM responses WHERE response_id = {own_id} UNION ALL "  # noqa: S608 - a literal
-        f"SELECT task_id FROM trajectories WHERE trajectory_id = {own_id}"
+        f"SELECT list(DISTINCT task_id) AS tasks, any_value(conversation) AS conversation, any_value(place) AS place "  # noqa: S608
+        f"FROM ({RUNS_SQL}) WHERE {own_id} IN (run_id, conversation) HAVING count(*) > 0"
     )
     if row is None:
         raise NotFoundError(f"the log has no run {answer_id[:80]!r}; `streamward improve curate queue` lists some")
-    task_id, names = literal(row["task_id"]), topics(settings.topics)
     places = " UNION ALL ".join(
-        f"SELECT '{label}' AS label, _partition, _offset FROM {label} WHERE task_id = {task_id}"  # noqa: S608
+        f"SELECT '{label}' AS label, _partition, _offset FROM {label} "  # noqa: S608
+        f"WHERE task_id IN ({', '.join(map(literal, row['tasks']))})"
         for label in LABELS
     )
     records = history.fetch(
         Coordinates(names[place["label"]].name, place["_partition"], place["_offset"]) for place in log.rows(places)
     )
-    reader = FinishedReader(settings, TaskRecords(settings, records), FinishedSelection(unfit=True))
+    is_one_answer = row["conversation"] not in (None, answer_id) and row["place"] is not None
+    end = {Coordinates(names["trajectories"].name, *row["place"].values()): {answer_id: ()}} if is_one_answer else None
+    reader = FinishedReader(settings, TaskRecords(settings, records), FinishedSelection(unfit=True, ends=end))
     for finished in reader.round():
         if finished.answer_id == answer_id:
-            return finished
+            return replace(finished, task_id=row["conversation"]) if is_one_answer else finished
     raise NotFoundError(f"run {answer_id[:80]!r} has not ended, or its group is still open")

@@ -5,14 +5,14 @@
              ├──► tokens: {chains: prompt_ids, completion_ids, loss_mask}   as sampled, a line for each run
              └──► pair, with a rejected run: OpenAI's preference format, and the same in tokens
 
-An assistant's message has `weight` 0 where its tokens bear no loss: it was sent by the client, its form was forced, or
-a chain before this one has it. A pair has the conversation alone, without the chains of sub-agents; its tokens have
-them.
+An assistant's message has `weight` 0 where its tokens bear no loss: it was sent by the client, its form was forced, a
+chain before this one has it, or a person rejected that answer of a promoted conversation. A pair has the conversation
+alone, without the chains of sub-agents; its tokens have them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +36,7 @@ def conversations(run: JudgedRun) -> list[Line]:
     if run.is_doubtful:
         return []
     if run.finished.run is not None:
-        return [line for chain in run.finished.run.chains if (line := _of_chain(chain)) is not None]
+        return [line for chain in run.finished.run.chains if (line := _of_chain(chain, run.rejected)) is not None]
     response = run.finished.response
     if response is None or not run.prompt.messages or not response.text.strip():
         return []
@@ -47,7 +47,6 @@ def conversations(run: JudgedRun) -> list[Line]:
 def label(run: JudgedRun, chain: int) -> Line:
     """Return the label of a line of `conversations`: verdict, scores, versions, coordinates."""
     verdict, finished = run.verdict, run.finished
-    subjects = [finished.answer_id, *(step.turn.turn_id for step in (finished.run.steps if finished.run else ()))]
     return {
         "answer_id": finished.answer_id,
         "task_id": finished.task_id,
@@ -57,7 +56,7 @@ def label(run: JudgedRun, chain: int) -> Line:
         "scenario": verdict.scenario,
         "versions": list(run.versions),
         "reward": finished.reward,
-        "feedback": finished.opinion(*subjects),
+        "feedback": finished.mean_feedback,
         "labeller": verdict.labeller,
         "actor": verdict.actor,
         "rubric": verdict.rubric,
@@ -73,7 +72,7 @@ def tokens(run: JudgedRun) -> SampledExample | None:
     if finished.response is not None:
         answer, digests = _of_response(finished), {finished.response.tokenizer_digest}
     elif finished.run is not None:
-        chains = (_tokens_of_chain(chain) for chain in finished.run.chains)
+        chains = (_tokens_of_chain(chain, run.rejected) for chain in finished.run.chains)
         answer = TunedAnswer(tuple(chain for chain in chains if chain is not None))
         digests = {turn.tokenizer_digest for chain in finished.run.chains for turn in chain.turns}
     else:
@@ -122,19 +121,20 @@ def tokens_line(answer_ids: Sequence[str], sampled: SampledExample) -> Line:
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
-def _of_chain(chain: CallChain) -> Line | None:
+def _of_chain(chain: CallChain, rejected: Collection[str]) -> Line | None:
     messages: list[Line] = []
     learnt = False
     for number, turn in enumerate(chain.turns):
         messages += [_context(message) for message in turn.messages]
-        bears_loss = _bears_loss(chain, number) and bool(turn.reply.content.strip() or turn.reply.tool_calls)
+        bears_loss = _bears_loss(chain, number, rejected) and bool(turn.reply.content.strip() or turn.reply.tool_calls)
         messages.append(message_of(turn.reply) if bears_loss else _context(turn.reply))
         learnt = learnt or bears_loss
     return _line(messages, chain.turns[0].tools) if learnt else None
 
 
-def _bears_loss(chain: CallChain, number: int) -> bool:
-    return number >= chain.shared and chain.turns[number].constraint is None
+def _bears_loss(chain: CallChain, number: int, rejected: Collection[str]) -> bool:
+    turn = chain.turns[number]
+    return number >= chain.shared and turn.constraint is None and turn.trajectory_id not in rejected
 
 
 def _context(message: Message) -> Line:
@@ -183,10 +183,10 @@ def _of_response(finished: Finished) -> TunedAnswer:
     return answer_of(replace(group, prompt_token_ids=TokenIds()), member)
 
 
-def _tokens_of_chain(chain: CallChain) -> TunedChain | None:
+def _tokens_of_chain(chain: CallChain, rejected: Collection[str]) -> TunedChain | None:
     """Return the tokens of a chain; all before the first one with loss are context."""
     ids = b"".join(part.data for turn in chain.turns for part in (turn.prompt_token_ids, turn.completion_token_ids))
-    mask = b"".join(_mask(chain, number) for number in range(len(chain.turns)))
+    mask = b"".join(_mask(chain, number, rejected) for number in range(len(chain.turns)))
     first = mask.find(1)
     if first <= 0:
         return None
@@ -194,9 +194,9 @@ def _tokens_of_chain(chain: CallChain) -> TunedChain | None:
     return TunedChain(TokenIds(ids[:start]), TokenIds(ids[start:]), LossMask(mask[first:]))
 
 
-def _mask(chain: CallChain, number: int) -> bytes:
+def _mask(chain: CallChain, number: int, rejected: Collection[str]) -> bytes:
     turn = chain.turns[number]
-    loss = b"\1" if _bears_loss(chain, number) else b"\0"
+    loss = b"\1" if _bears_loss(chain, number, rejected) else b"\0"
     return bytes(len(turn.prompt_token_ids)) + loss * len(turn.completion_token_ids)
 
 

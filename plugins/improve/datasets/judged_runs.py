@@ -3,7 +3,8 @@
     curation ──► VerdictFold: the verdict that counts ──► the rule ──► promoted, rejected, left out by reason
     groups, trajectories, … ──► FinishedReader: the runs that end where a verdict says ──┘
 
-The order is that of `FinishedReader`: by the ends of runs in the log.
+The order is that of `FinishedReader`: by the ends of runs in the log. A conversation has the runs that its verdict is
+about, without later ones.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class JudgedRun(NamedTuple):
 
     placed: PlacedVerdict
     finished: Finished
+    rejected: frozenset[str] = frozenset()
+    """Of a conversation: the runs whose answers a person rejected."""
 
     @property
     def verdict(self) -> CurationEvent:
@@ -98,18 +101,21 @@ def read_runs(settings: Settings, history: RangedHistory, rule: DatasetRule) -> 
             runs.newest_ms = max(runs.newest_ms, record.timestamp_ms)
     by_run: dict[str, PlacedVerdict] = {}
     for placed in verdicts:
-        reason = rule.why_not(placed.event)
+        reason = rule.why_not(placed.event) or _is_in_conversation(placed.event, verdicts, rule)
         if reason in (None, "rejected"):
             by_run[placed.event.answer_id] = placed
         else:
             runs.left_out[str(reason)] += 1
-    ends = frozenset(_end(placed.event) for placed in by_run.values())
+    ends: dict[Coordinates, dict[str, tuple[str, ...]]] = {}
+    for placed in by_run.values():
+        ends.setdefault(_end(placed.event), {})[placed.event.answer_id] = placed.event.runs
     reader = FinishedReader(settings, history, FinishedSelection(policy=rule.policy, unfit=True, ends=ends))
     for finished in reader.round() if ends else ():
         placed_verdict = by_run.pop(finished.answer_id, None)
         if placed_verdict is None:
             continue  # a sibling in a group, without a verdict
-        run = JudgedRun(placed_verdict, finished)
+        rejected = (run_id for run_id in placed_verdict.event.runs if _is_rejected(run_id, verdicts))
+        run = JudgedRun(placed_verdict, finished, frozenset(rejected))
         if run.verdict.verdict == "promote":
             runs.promoted.append(run)
         else:
@@ -118,6 +124,19 @@ def read_runs(settings: Settings, history: RangedHistory, rule: DatasetRule) -> 
     for placed in by_run.values():
         runs.left_out["rejected" if placed.event.verdict == "reject" else "no longer in the log"] += 1
     return runs
+
+
+def _is_in_conversation(verdict: CurationEvent, verdicts: VerdictFold, rule: DatasetRule) -> str | None:
+    """Return why a promoted answer of a conversation is no row of its own; None if it is."""
+    whole = verdicts.effective(verdict.task_id)
+    if whole is None or whole.event is verdict or rule.why_not(whole.event) is not None:
+        return None
+    return "in its conversation" if verdict.answer_id in whole.event.runs else None
+
+
+def _is_rejected(run_id: str, verdicts: VerdictFold) -> bool:
+    placed = verdicts.effective(run_id)
+    return placed is not None and placed.event.verdict == "reject" and placed.event.task_id != placed.event.answer_id
 
 
 def _end(verdict: CurationEvent) -> Coordinates:

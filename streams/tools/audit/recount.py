@@ -53,6 +53,7 @@ from streams.tools.audit.facts import (
 )
 from streams.tools.audit.record_digests import mark_of
 from streams.tools.audit.records import event_and_key, fact_of
+from streams.tools.audit.recount_conversation import ConversationRecount
 from streams.tools.audit.recount_policy import recount_policy
 from streams.tools.audit.recount_task import JOIN, SCORER, recount_task
 from streams.tools.audit.recount_trajectory import TrajectoryRecount
@@ -61,7 +62,7 @@ from streams.tools.audit.report import CATEGORIES, Report
 from streams.tools.audit.subject import SubjectRecount
 from streams.tools.audit.view import AuditedTask, AuditView, LoopFacts, PolicyLedger
 
-RECOUNTS: tuple[type[SubjectRecount], ...] = (TrajectoryRecount,)
+RECOUNTS: tuple[type[SubjectRecount], ...] = (TrajectoryRecount, ConversationRecount)
 """Those of the core."""
 DECISIONS = "dlq"
 """The stage of records in dead-letters that decide about others; they have no payload."""

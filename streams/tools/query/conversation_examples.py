@@ -62,12 +62,11 @@ def _example(
     version: int,
     agent_id: str | None,
 ) -> Example:
-    subjects = [answer.answer_id, *(step.turn.turn_id for step in (answer.run.steps if answer.run is not None else ()))]
     return {
         "messages": [message_of(message, for_template=True) for message in messages],
         "tools": [tool_of(tool) for tool in tools],
         "reward": answer.reward,
-        "feedback": answer.opinion(*subjects),
+        "feedback": answer.mean_feedback,
         "task_id": answer.task_id,
         "purpose": answer.purpose,
         "scenario": None if answer.task is None else answer.task.scenario,

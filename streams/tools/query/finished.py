@@ -1,24 +1,25 @@
 """Finished answers: responses in groups, and runs of agents, each with everything that the log has about it.
 
     groups ────────────────────────────────► a task's responses, or the runs of agents that they are ─┐
-    trajectories ──► ended, and no task's ─► one run ─────────────────────────────────────────────────┴─► Finished
+    trajectories ──► ended, and no task's ─► one conversation (conversation_runs.py) ─────────────────┴─► Finished
     tasks, turns, rewards (feedback) ──────► found by their key
 
 A group, and the end of a run, are written after all records that they refer to. So the ends of their topics are taken
 first, and the other topics are read at least as far. Only the position of a record is kept until the group or the end
 is read; then its content is fetched, some hundred records at a time.
 
-With `unfit` selected, too, the result has every response of each group in the log, whatever its outcome.
+With `unfit` selected, too, the result has every response of each group in the log, whatever its outcome. A conversation
+comes again whenever a further run of it has ended, and as long as one of its runs is open it does not come.
 
-Not covered: a response to an open task, or one that came after its group.
+Not covered: a response to an open task, or one that came after its group. The positions of chats stay in memory.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -44,6 +45,7 @@ from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.stages.agents.trajectories.call_chains import SYSTEM_ROLES
 from streams.stages.agents.trajectories.fold import Trajectory, fold
+from streams.tools.query.conversation_runs import ConversationRuns, EndedRuns, join_runs, numbered_turns
 
 BY_KEY = ("trajectories", "tasks", "turns", "rewards")
 """Topics with the id of the task as key."""
@@ -66,8 +68,9 @@ class FinishedSelection:
     since_ms: int | None = None
     until_ms: int | None = None
     """Exclusive."""
-    ends: frozenset[Coordinates] | None = None
-    """Only answers of the groups, and runs with the ends, that are here."""
+    ends: Mapping[Coordinates, Mapping[str, Collection[str]]] | None = None
+    """Only answers of the groups, and runs with the ends, that are here: by end the answers, each with the runs that it
+    is of; without any, the one that ends there."""
 
 
 class FirstPrompt(NamedTuple):
@@ -84,7 +87,7 @@ class Finished:
     position: Coordinates
     """Of its group, or of the end of the run."""
     answer_id: str
-    """Of the response; of the trajectory where no task was submitted."""
+    """Of the response; of the conversation where no task was submitted."""
     task_id: str
     purpose: Purpose
     task: Task | None = None
@@ -99,7 +102,24 @@ class Finished:
     scores: dict[str, Reward] = field(default_factory=dict)
     """By scorer; empty if the selection leaves out what is unfit."""
     feedback: dict[str, list[Reward]] = field(default_factory=dict)
-    """By what it is about: the answer_id, or a turn."""
+    """By what it is about: the answer_id, a run of it, or a turn."""
+    runs: tuple[Finished, ...] = ()
+    """Of a conversation: each of its runs, in order."""
+
+    @property
+    def run_ids(self) -> tuple[str, ...]:
+        """The runs that it is, in order."""
+        return tuple(run.answer_id for run in self.runs) or (self.answer_id,)
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """Every call as it was recorded, for figures; those of a conversation are numbered on."""
+        return tuple(numbered_turns([run.run for run in self.runs or (self,) if run.run is not None]))
+
+    @property
+    def mean_feedback(self) -> float | None:
+        """The mean of the feedback on it, its runs and its calls; None: there is none."""
+        return self.opinion(*dict.fromkeys((self.answer_id, *self.run_ids)), *(turn.turn_id for turn in self.turns))
 
     @property
     def reward(self) -> float | None:
@@ -151,6 +171,7 @@ class FinishedReader:
         self._first: dict[TopicPartition, int] = {}
         self._places: defaultdict[bytes, list[Coordinates]] = defaultdict(list)
         """The positions of a task's records, by their key."""
+        self._chats = ConversationRuns()
 
     def ranges(self) -> list[dict[str, Any]]:
         """Return what was read, for a manifest."""
@@ -162,20 +183,20 @@ class FinishedReader:
     def round(self) -> Iterator[Finished]:
         """Yield what is finished now and was not when the last round began, each group and each end once."""
         ends = {label: self._end(label) for label in LABELS}  # in this order: causes are read at least as far
-        ended: list[Coordinates] = []
         starts = {label: self._begin(ends[label]) for label in LABELS}
         for label in (*BY_KEY, *(("responses",) if self._selection.unfit else ())):
             for record in self.history.read(starts[label], ends[label]):
-                self._remember(label, record, ended)
+                self._remember(label, record)
         for tp, start in sorted(starts["groups"].items()):  # each alone, so that the order is that of the log
             end = ends["groups"][tp]
             groups = filter(self._is_in_place, self.history.read({tp: start}, {tp: end}) if start < end else ())
             while chunk := list(islice(groups, CHUNK)):
                 yield from self._group_answers(chunk)
-        ended.sort()
+        ended = (
+            self._chats.newly_complete() if self._selection.ends is None else self._chats.runs_at(self._selection.ends)
+        )
         for begin in range(0, len(ended), CHUNK):
-            records = self.history.fetch(ended[begin : begin + CHUNK])
-            yield from self._run_answers([records[position] for position in ended[begin : begin + CHUNK]])
+            yield from self._conversations(ended[begin : begin + CHUNK])
 
     # --- reading further ----------------------------------------------------------------------------------------------
 
@@ -191,14 +212,14 @@ class FinishedReader:
         self._next |= ends
         return starts
 
-    def _remember(self, label: str, record: Record, ended: list[Coordinates]) -> None:
+    def _remember(self, label: str, record: Record) -> None:
         if record.key is None or (label == "rewards" and not self._takes_reward(record)):
             return
         self._places[record.key].append(record.at)
-        if label == "trajectories" and self._is_in_place(record):
+        if label == "trajectories":
             event = record.decode(TrajectoryEvent)
-            if not isinstance(event, Poison) and event.kind == "ended" and event.sampling_id is None:
-                ended.append(record.at)
+            if not isinstance(event, Poison) and event.sampling_id is None and self._is_selected(event):
+                self._chats.take(event, record.at, is_in_place=self._is_in_place(record))
 
     def _takes_reward(self, record: Record) -> bool:
         return self._selection.unfit or FEEDBACK.encode() in (record.payload or b"")
@@ -246,23 +267,18 @@ class FinishedReader:
             responses = [events.get(members.get((position, member.slot), position)) for member in group.responses]
             yield from _answers(position, group, about, responses)
 
-    def _run_answers(self, records: list[Record]) -> Iterator[Finished]:
-        ends: dict[Coordinates, TrajectoryEvent] = {}
-        for position, event in self._decode(records, TrajectoryEvent):
-            if self._is_selected(event):
-                ends[position] = event
-        places_by_end = {position: self._take_places(event.task_id) for position, event in ends.items()}
-        events = self._fetch(place for places in places_by_end.values() for place in places)
-        for position, event in ends.items():
-            about = [events.get(place) for place in places_by_end[position]]
-            if about:
-                yield Finished(
-                    position=position,
-                    answer_id=event.trajectory_id,
-                    task_id=event.task_id,
-                    purpose=event.purpose,
-                    **_of_answer(event.trajectory_id, about),
-                )
+    def _conversations(self, ended: list[EndedRuns]) -> Iterator[Finished]:
+        places = {run.task_id: self._places[run.task_id.encode()] for runs in ended for run in runs.runs}
+        events = self._fetch(place for of_task in places.values() for place in of_task)
+        for conversation in ended:
+            runs: list[Finished] = []
+            for run in conversation.runs:
+                fields = _of_answer(run.trajectory_id, [events.get(place) for place in places[run.task_id]])
+                if run.end is not None and fields["ended"] is not None:
+                    whole = {"answer_id": run.trajectory_id, "task_id": run.task_id, "purpose": fields["ended"].purpose}
+                    runs.append(Finished(position=run.end, **whole, **fields))
+            if runs:
+                yield _conversation(conversation.name, runs)
 
     def _take_places(self, task_id: str) -> list[Coordinates]:
         return self._places.pop(task_id.encode(), [])
@@ -300,6 +316,23 @@ def _answers(
             response=response,
             **_of_answer(answer_id, about),
         )
+
+
+def _conversation(name: str, runs: Sequence[Finished]) -> Finished:
+    """Return runs that follow each other as one."""
+    first, last = runs[0], runs[-1]
+    if [run.answer_id for run in runs] == [name]:
+        return first
+    trajectories = [run.run for run in runs if run.run is not None]
+    return replace(
+        last,
+        answer_id=name,
+        task_id=name,
+        run=join_runs(trajectories, last.ended) if trajectories else None,
+        began=first.began,
+        feedback={name: rewards for run in runs for name, rewards in run.feedback.items()},
+        runs=tuple(runs),
+    )
 
 
 def _of_answer(answer_id: str, events: list[Event | None]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""View `runs`: one row per chat, agent's run, and answer to a task.
+"""View `runs`: one row per conversation, agent's run, and answer to a task.
 
-    responses without an agent ──► one turn each ─┐
-    trajectories, turns, responses of agents ─────┴─► + tasks, groups, rewards, curation ──► runs
+    responses without an agent ──► one turn each ───────────────────┐
+    trajectories by conversation, turns, responses of agents ───────┴─► + tasks, groups, rewards, curation ──► runs
 
 It has a column for each field of `FinishedRun`, with the same values: streams/tools/runs/run_row.py and tool_use.py
 define them, and a property test compares the two. Open runs, and answers in open groups, are rows, too; their missing
@@ -16,35 +16,52 @@ from collections.abc import Collection
 from schemas.conventions import OUTSIDE_ENGINE
 from streams.kafka.topics import SHAPES
 from streams.settings.model import Settings
+from streams.tools.query.conversation_runs import RUN_TURNS
 from streams.tools.query.sql_view import SqlView
 from streams.topics.shape import OWN_RUN
 
 VERDICTS = "curation"
 """The topic of verdicts, if a loaded plugin has it."""
 ENDS = """
-begun AS (
-    FROM whole.trajectories WHERE $OF_TASKS AND kind = 'started'
-    QUALIFY row_number() OVER (PARTITION BY trajectory_id ORDER BY _partition, _offset) = 1
+steps AS (
+    SELECT *, coalesce(metadata['conversation'], trajectory_id) AS conversation FROM whole.trajectories WHERE $OF_TASKS
+    QUALIFY row_number() OVER (PARTITION BY trajectory_id, kind ORDER BY _partition, _offset) = 1
+), parts AS (
+    SELECT *, row_number() OVER (PARTITION BY conversation ORDER BY first_at, run_id) - 1 AS place,
+        bool_and(has_ended) OVER (PARTITION BY conversation) AS all_ended FROM (
+        SELECT conversation, trajectory_id AS run_id, min(created_at) AS first_at, bool_or(kind = 'ended') AS has_ended
+        FROM steps GROUP BY ALL)
+), begun AS (
+    SELECT s.* REPLACE (s.conversation AS trajectory_id, coalesce(metadata['conversation'], task_id) AS task_id)
+    FROM steps AS s JOIN parts AS p ON p.run_id = s.trajectory_id WHERE kind = 'started'
+    QUALIFY row_number() OVER (PARTITION BY s.conversation ORDER BY place) = 1
 ), ended AS (
-    FROM whole.trajectories WHERE $OF_TASKS AND kind = 'ended'
-    QUALIFY row_number() OVER (PARTITION BY trajectory_id ORDER BY _partition, _offset) = 1
+    SELECT s.* REPLACE (s.conversation AS trajectory_id)
+    FROM steps AS s JOIN parts AS p ON p.run_id = s.trajectory_id WHERE kind = 'ended' AND all_ended
+    QUALIFY row_number() OVER (PARTITION BY s.conversation ORDER BY place DESC) = 1
 )
 """
-"""How runs of agents began and ended."""
+"""How runs of agents began and ended, those of a conversation in order; from here on `trajectory_id` is the
+conversation's."""
 TOOLS = """
 once AS (
-    SELECT turn_id, trajectory_id, task_id, number, _partition, _offset, adapter_version, continuity, choice, error,
+    SELECT turn_id, coalesce(p.conversation, trajectory_id) AS trajectory_id, trajectory_id AS run_id, task_id,
+        coalesce(p.place, 0) * $RUN_TURNS + number AS number,
+        _partition, _offset, adapter_version, continuity, choice, error,
         malformed, started_at, created_at, observed, error IS NULL AND delivered AS is_answered,
         CASE WHEN error IS NULL AND delivered THEN reply.tool_calls ELSE [] END AS calls,
         len(reply.tool_calls) AS writes, metadata['thread'] AS thread,
         len(prompt_token_ids) AS prompt_tokens, len(completion_token_ids) AS sampled_tokens,
         TRY(from_json(metadata['failed_tools'], '["VARCHAR"]')) AS failed_calls,
-        list_filter(list_transform(messages, lambda m, i: CASE WHEN m.role = 'tool' AND observed IS NULL THEN {
+        CASE WHEN p.place > 0 AND parent_id IS NULL THEN list_max(list_transform(messages, lambda m, i:
+            CASE WHEN m.role = 'assistant' THEN i ELSE 0 END)) ELSE 0 END AS repeated,
+        list_filter(list_transform(messages, lambda m, i: CASE
+            WHEN m.role = 'tool' AND observed IS NULL AND i > repeated THEN {
             'call': coalesce(nullif(m.tool_call_id, ''), concat(number, '.', i - 1)), 'place': i,
             'is_error': CASE WHEN contains(m.content, '"isError"') AND json_valid(m.content)
                 THEN coalesce(CAST(json_extract(m.content, '$.isError') AS VARCHAR) = 'true', false) ELSE false END
         } END), lambda m: m IS NOT NULL) AS results
-    FROM whole.turns WHERE $OF_TASKS
+    FROM whole.turns LEFT JOIN parts AS p ON p.run_id = trajectory_id WHERE $OF_TASKS
     QUALIFY row_number() OVER (PARTITION BY turn_id ORDER BY _partition, _offset) = 1
 ), placed AS (
     SELECT *, lag(is_answered) OVER run AS answered_before, lag(writes) OVER run AS writes_before,
@@ -86,13 +103,19 @@ once AS (
         count(*) FILTER (continuity = 'rewrites') AS rewritten,
         count(*) FILTER (continuity IN ('forks', 'rewrites') AND choice = 0) AS rewrites,
         count(*) FILTER (error IS NOT NULL AND number < last_answer) AS recoveries,
-        CAST(max(epoch_ms(created_at)) - min(epoch_ms(started_at)) AS DOUBLE) AS latency_ms,
+        coalesce(arg_max(is_answered AND writes > 0, number) FILTER (continuity <> 'auxiliary'), false) AS waits,
         CAST(sum(prompt_tokens) AS BIGINT) AS prompt_tokens, CAST(sum(sampled_tokens) AS BIGINT) AS sampled_tokens,
         arg_min(thread, number) AS thread
     FROM placed GROUP BY trajectory_id
+), lasted AS (
+    SELECT trajectory_id, CAST(sum(ms) AS DOUBLE) AS latency_ms FROM (
+        SELECT trajectory_id, max(epoch_ms(created_at)) - min(epoch_ms(started_at)) AS ms FROM placed
+        GROUP BY trajectory_id, run_id) GROUP BY trajectory_id
+), joined AS (
+    SELECT conversation AS answer_id, list(run_id ORDER BY place) AS run_ids FROM parts GROUP BY conversation
 )
 """
-"""Sums over the turns of each run."""
+"""Sums over the turns of each run, and the runs of each conversation."""
 COURSES = """
 written AS (
     SELECT _partition, _offset, _timestamp, response_id, task_id, policy, agent_id, adapter_version, created_at,
@@ -117,7 +140,8 @@ written AS (
         GROUP BY _partition, response_id
     ) USING (_partition, _offset)
 ), agents AS (
-    SELECT trajectory_id AS answer_id FROM trajectories WHERE $OF_TASKS AND kind = 'started'
+    SELECT coalesce(metadata['conversation'], trajectory_id) AS answer_id FROM trajectories
+    WHERE $OF_TASKS AND kind = 'started'
     UNION SELECT response_id FROM responses WHERE $OF_TASKS AND $OF_AGENTS
 ), of_agents AS (
     SELECT answer_id, coalesce(r.task_id, b.task_id) AS task_id, coalesce(r.policy, b.policy) AS policy,
@@ -127,15 +151,17 @@ written AS (
             AS versions,
         coalesce(epoch_ms(b.created_at), r.began_ms) AS began_ms,
         epoch_ms(coalesce(e.created_at, r.created_at)) AS ended_ms,
-        coalesce(e.ending, CASE WHEN r.response_id IS NULL THEN NULL WHEN r.error IS NULL THEN 'completed' ELSE 'failed'
-            END) AS ending,
+        coalesce(CASE WHEN r.response_id IS NULL AND e.ending = 'completed' AND t.waits AND e.observed IS NULL
+            THEN 'waits_for_tool' ELSE e.ending END,
+            CASE WHEN r.response_id IS NULL THEN NULL WHEN r.error IS NULL THEN 'completed' ELSE 'failed' END
+        ) AS ending,
         coalesce(CASE WHEN e.ending = 'completed' THEN r.error END, e.reason, r.error, r.finish_reason) AS reason,
         coalesce(t.turns, r.steps, 0) AS turns,
         coalesce(t.failed_turns, 0) AS failed_turns, coalesce(t.malformed, 0) AS malformed,
         coalesce(c.tool_calls, 0) AS tool_calls, coalesce(o.failed_tools, 0) AS failed_tools,
         coalesce(c.retries, 0) + coalesce(t.rewritten, 0) AS retries, coalesce(t.rewrites, 0) AS rewrites,
         coalesce(o.recoveries, 0) + coalesce(t.recoveries, 0) AS recoveries, coalesce(c.escalations, 0) AS escalations,
-        coalesce(r.latency_ms, t.latency_ms, 0) AS latency_ms,
+        coalesce(r.latency_ms, l.latency_ms, 0) AS latency_ms,
         coalesce(t.prompt_tokens, r.prompt_tokens, 0) AS prompt_tokens,
         coalesce(t.sampled_tokens, r.completion_tokens, 0) AS sampled_tokens,
         CASE WHEN r.response_id IS NULL THEN e.success ELSE r.success END AS success,
@@ -144,6 +170,7 @@ written AS (
         coalesce(b._timestamp, r._timestamp) AS _timestamp
     FROM agents LEFT JOIN begun AS b ON b.trajectory_id = answer_id LEFT JOIN ended AS e ON e.trajectory_id = answer_id
     LEFT JOIN written AS r ON r.response_id = answer_id LEFT JOIN turned AS t ON t.trajectory_id = answer_id
+    LEFT JOIN lasted AS l ON l.trajectory_id = answer_id
     LEFT JOIN called AS c ON c.trajectory_id = answer_id LEFT JOIN outcomes AS o ON o.trajectory_id = answer_id
 )
 """
@@ -181,9 +208,11 @@ asked AS (
     WHERE $OF_TASKS AND starts_with(source, 'feedback/')
     QUALIFY row_number() OVER (PARTITION BY reward_id ORDER BY _partition, _offset) = 1
 ), rated AS (
-    SELECT o.task_id AS task_id, coalesce(t.trajectory_id, o.response_id) AS answer_id,
+    SELECT coalesce(c.conversation, o.task_id) AS task_id,
+        coalesce(t.trajectory_id, p.conversation, o.response_id) AS answer_id,
         list_avg(list(coalesce(o.value, 0) ORDER BY o._partition, o._offset)) AS feedback
-    FROM opinions AS o LEFT JOIN once AS t ON t.turn_id = o.response_id AND t.task_id = o.task_id GROUP BY ALL
+    FROM opinions AS o LEFT JOIN once AS t ON t.turn_id = o.response_id AND t.task_id = o.task_id
+    LEFT JOIN parts AS p ON p.run_id = o.response_id LEFT JOIN parts AS c ON c.run_id = o.task_id GROUP BY ALL
 ), judged AS ($JUDGED)
 """
 """The task of each run, and the scores, opinions and verdict of its answer. Sums are in a fixed order."""
@@ -192,7 +221,8 @@ SELECT a.answer_id, a.task_id, a.policy, a.agent_id,
     coalesce(q.t.scenario, CASE WHEN a.is_chat THEN 'chat' ELSE 'default' END) AS scenario,
     coalesce(q.t.tenant, CASE WHEN contains(a.agent_id, '.') THEN split_part(a.agent_id, '.', 1) END) AS tenant,
     coalesce(q.t.purpose, a.purpose, 'serve') AS purpose,
-    CASE WHEN q.task_id IS NULL THEN a.thread ELSE q.t.thread END AS thread, a.versions, a.began_ms, a.ended_ms,
+    CASE WHEN q.task_id IS NULL THEN a.thread ELSE q.t.thread END AS thread,
+    coalesce(p.run_ids, [a.answer_id]) AS run_ids, a.versions, a.began_ms, a.ended_ms,
     a.ending, a.reason, a.turns, a.failed_turns, a.malformed, a.tool_calls, a.failed_tools, a.retries, a.rewrites,
     a.recoveries, a.escalations, a.latency_ms, a.prompt_tokens, a.sampled_tokens, $COST AS cost_usd, g.reward,
     coalesce(s.scores, MAP {}) AS scores, f.feedback, a.success, j.verdict,
@@ -200,13 +230,13 @@ SELECT a.answer_id, a.task_id, a.policy, a.agent_id,
 FROM (FROM direct UNION ALL BY NAME FROM of_agents) AS a
 LEFT JOIN asked AS q USING (task_id) LEFT JOIN grouped AS g USING (task_id, answer_id)
 LEFT JOIN scored AS s USING (task_id, answer_id) LEFT JOIN rated AS f USING (task_id, answer_id)
-LEFT JOIN judged AS j USING (answer_id)
+LEFT JOIN judged AS j USING (answer_id) LEFT JOIN joined AS p USING (answer_id)
 """
 
 
 def runs_sql(settings: Settings, task_ids: Collection[str] | None = None) -> str:
     """Return the statement of the view, with the current prices and tool names. `task_ids`: read only these tasks; a
-    chat is its own task.
+    chat is its own task, and all tasks of a conversation and itself are among them if one is.
     """
     prompt, completion = settings.prices.prompt_usd, settings.prices.completion_usd
     cost = "CAST(NULL AS DOUBLE)"
@@ -240,6 +270,7 @@ def _fill(sql: str, settings: Settings, task_ids: Collection[str] | None) -> str
     of_tasks = "true" if task_ids is None else f"task_id IN ({_literals(task_ids) or 'NULL'})"
     return (
         sql.replace("$ESCALATION_TOOLS", names)
+        .replace("$RUN_TURNS", str(RUN_TURNS))
         .replace("$OUTSIDE", f"'{OUTSIDE_ENGINE}'")
         .replace("$OF_TASKS", of_tasks)
         .replace("$OF_AGENTS", "(agent_id IS NOT NULL OR response_id IN (SELECT trajectory_id FROM begun))")
@@ -253,7 +284,7 @@ def _literals(names: Collection[str]) -> str:
 RUNS = SqlView(
     "runs",
     "trajectories",
-    "one row per chat, agent's run and answer to a task: its figures, scores and verdict",
+    "one row per conversation, agent's run and answer to a task: its figures, scores and verdict",
     OWN_RUN,
     runs_sql,
     ("turns", "responses", "tasks", "groups", "rewards", *({VERDICTS} & SHAPES.keys())),

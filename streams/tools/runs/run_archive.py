@@ -31,7 +31,7 @@ from streams.tools.runs.run_row import FinishedRun
 COLUMNS = tuple(field.name for field in fields(FinishedRun))
 DATABASES = (".db", ".sqlite", ".sqlite3")
 """Endings of the names of files that are SQLite databases."""
-LISTS = ("versions", "scores")
+LISTS = ("run_ids", "versions", "scores")
 """Columns that are JSON text in a database."""
 TYPES = {
     **dict.fromkeys(("began_ms", "ended_ms", "turns", "failed_turns", "malformed", "tool_calls"), "INTEGER"),

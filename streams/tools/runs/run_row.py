@@ -2,9 +2,9 @@
 
     Finished (its task, answer, turns, scores, feedback) + rules, verdict ──► FinishedRun
 
-A run is a chat, an agent's run, or the answer to a task without an agent, which has one turn. View `runs` has a column
-for each field, with the same values (streams/tools/query/runs_view.py); it also has open runs, and answers in open
-groups.
+A run is a conversation, an agent's run, or the answer to a task without an agent, which has one turn. The runs of one
+thread, and a chat with the calls that continued it, are one conversation. View `runs` has a column for each field, with
+the same values (streams/tools/query/runs_view.py); it also has open runs, and answers in open groups.
 
 Read `Finished` with `unfit` selected; otherwise failed answers and scorers' reasons are missing.
 
@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from schemas.conventions import COST, OUTSIDE_ENGINE
-from schemas.events import Ending, JobPrices, Purpose, RunVerdict, Turn
+from schemas.events import JobPrices, Purpose, RowEnding, RunVerdict, TrajectoryEvent, Turn
 from streams.access.tenants.tenant_names import tenant_in
 from streams.settings.model import Settings
 from streams.tools.query.finished import Finished
-from streams.tools.runs.tool_use import tool_use
+from streams.tools.runs.tool_use import is_answered, tool_use
 
 CHAT = "chat"
 """The scenario of a run without a task."""
@@ -53,7 +53,7 @@ class FinishedRun:
     """One run. None: the log has no such figure."""
 
     answer_id: str
-    """The response; the trajectory where no task was submitted."""
+    """The response; the conversation where no task was submitted."""
     task_id: str
     policy: str
     agent_id: str | None
@@ -61,12 +61,14 @@ class FinishedRun:
     tenant: str | None
     purpose: Purpose
     thread: str | None
-    """The conversation that its task continues."""
+    """The thread that it is of."""
+    run_ids: tuple[str, ...]
+    """Of a conversation: its runs, in order. Of others: the answer_id."""
     versions: tuple[int, ...]
     """That answered, in order."""
     began_ms: int
     ended_ms: int | None
-    ending: Ending | None
+    ending: RowEnding | None
     """None: it is open. A row of `run_row` always has one."""
     reason: str | None
     """Why it ended."""
@@ -83,9 +85,9 @@ class FinishedRun:
     escalations: int
     """These six as streams/tools/runs/tool_use.py defines them."""
     latency_ms: float
-    """Of a response, as it was recorded; of a chat, from its first call to its last answer."""
+    """Of a response, as it was recorded; of a chat, from the first call to the last answer of each of its runs."""
     prompt_tokens: int
-    """Each token once, however many calls had it before them."""
+    """Each token of a run once, however many of its calls had it before them."""
     sampled_tokens: int
     cost_usd: float | None
     """Of its tokens by the prices in force, or those recorded with an outside model, and what its scores say that they
@@ -104,8 +106,7 @@ class FinishedRun:
 
 def run_row(finished: Finished, rules: FigureRules, verdict: RunVerdict | None = None) -> FinishedRun:
     """Return the row of a run; `verdict` is the one that counts."""
-    turns = [] if finished.run is None else [step.turn for step in finished.run.steps]
-    task, response, ended = finished.task, finished.response, finished.ended
+    turns, task, response, ended = finished.turns, finished.task, finished.response, finished.ended
     figures = _figures_of_turns(finished, turns) if turns else _figures_of_response(finished)
     tools = tool_use(turns, None if ended is None else ended.observed, rules.escalation_tools)
     source = response or ended or turns[0]
@@ -119,6 +120,7 @@ def run_row(finished: Finished, rules: FigureRules, verdict: RunVerdict | None =
         tenant=tenant_in(agent_id) if task is None or task.tenant is None else task.tenant,
         purpose=finished.purpose,
         thread=finished.thread,
+        run_ids=finished.run_ids,
         **_course(finished, turns),
         **figures,
         tool_calls=tools.tool_calls,
@@ -130,7 +132,7 @@ def run_row(finished: Finished, rules: FigureRules, verdict: RunVerdict | None =
         cost_usd=_cost_usd(finished, figures["prompt_tokens"], figures["sampled_tokens"], rules.prices),
         reward=finished.reward,
         scores={source: reward.value for source, reward in finished.scores.items() if reward.value is not None},
-        feedback=finished.opinion(finished.answer_id, *(turn.turn_id for turn in turns)),
+        feedback=finished.mean_feedback,
         verdict=verdict,
     )
 
@@ -151,19 +153,31 @@ def _course(finished: Finished, turns: Sequence[Turn]) -> dict[str, Any]:
         course["success"] = response.success
     if ended is not None:
         failed = response.error if response is not None and ended.ending == "completed" else None
-        course |= {"ended_ms": ended.created_at, "ending": ended.ending, "reason": failed or ended.reason}
+        waits = response is None and ended.ending == "completed" and _waits_for_tool(turns, ended)
+        ending = "waits_for_tool" if waits else ended.ending
+        course |= {"ended_ms": ended.created_at, "ending": ending, "reason": failed or ended.reason}
         course["success"] = ended.success if response is None else response.success
     return course
 
 
+def _waits_for_tool(turns: Sequence[Turn], ended: TrajectoryEvent) -> bool:
+    """Return whether the last answer calls a tool. The end has no result of it, except of an environment's tool."""
+    last = max((turn for turn in turns if turn.continuity != "auxiliary"), key=lambda turn: turn.number, default=None)
+    return last is not None and is_answered(last) and bool(last.reply.tool_calls) and ended.observed is None
+
+
 def _figures_of_turns(finished: Finished, turns: Sequence[Turn]) -> dict[str, Any]:
-    first, last = min(turn.started_at for turn in turns), max(turn.created_at for turn in turns)
+    times: dict[str, tuple[int, int]] = {}
+    for turn in turns:
+        first, last = times.get(turn.trajectory_id, (turn.started_at, turn.created_at))
+        times[turn.trajectory_id] = min(first, turn.started_at), max(last, turn.created_at)
+    latency_ms = float(sum(last - first for first, last in times.values()))
     return {
         "versions": tuple(sorted({turn.adapter_version for turn in turns})),
         "turns": len(turns),
         "failed_turns": sum(turn.error is not None for turn in turns),
         "malformed": sum(turn.malformed is not None for turn in turns),
-        "latency_ms": float(last - first) if finished.response is None else finished.response.latency_ms,
+        "latency_ms": latency_ms if finished.response is None else finished.response.latency_ms,
         "prompt_tokens": sum(len(turn.prompt_token_ids) for turn in turns),
         "sampled_tokens": sum(len(turn.completion_token_ids) for turn in turns),
     }

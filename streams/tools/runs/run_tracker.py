@@ -41,4 +41,4 @@ class RunTracker:
 def run_of(row: Mapping[str, Any]) -> FinishedRun:
     """Return a row of view `runs` as a FinishedRun."""
     fields = {name: row[name] for name in COLUMNS}
-    return FinishedRun(**fields | {"versions": tuple(fields["versions"])})
+    return FinishedRun(**fields | {name: tuple(fields[name]) for name in ("versions", "run_ids")})

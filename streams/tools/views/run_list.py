@@ -1,18 +1,19 @@
 """Runs: the list, and one run turn by turn.
 
-    filter ──► the newest answers and trajectories that pass ──► their rows of view `runs` ──► ListedRuns
+    filter ──► the newest answers and conversations that pass ──► their rows of view `runs` ──► ListedRuns
     trajectories, turns, rewards of one ──► WholeRun
 
-Only the filter's fields are read from the whole log; the figures are read for the runs of one page.
+Only the filter's fields are read from the whole log; the figures are read for the runs of one page. A conversation
+passes if one of its runs does, and its place is that of its newest run.
 
-Not covered: a record that was written again much later may put its run on two pages.
+A search for words reads every text of the log, since the DuckDB wheel comes without the full-text extension: 0.8 s for
+10,000 runs of four calls (tests/benchmarks/search_runs.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 from streams.errors import NotFoundError, SettingsError
 from streams.settings.model import Settings
@@ -27,14 +28,26 @@ UNJUDGED = "none"
 VERDICTS = ("promote", "reject", "needs_human", UNJUDGED)
 PURPOSES = ("train", "serve", "eval")
 ANSWERS_SQL = """
-SELECT response_id AS answer_id, task_id, policy, agent_id, adapter_version, metadata['purpose'] AS purpose,
-    false AS is_chat, _timestamp, _partition, _offset FROM responses
+SELECT response_id AS run_id, response_id AS answer_id, task_id, policy, agent_id, adapter_version,
+    metadata['purpose'] AS purpose, false AS is_chat, _timestamp, _partition, _offset FROM responses
     WHERE response_id NOT IN (SELECT trajectory_id FROM trajectories WHERE kind = 'started')
 UNION ALL
-SELECT trajectory_id, task_id, policy, agent_id, NULL, purpose, sampling_id IS NULL, _timestamp, _partition, _offset
+SELECT trajectory_id, coalesce(metadata['conversation'], trajectory_id), task_id, policy, agent_id, NULL, purpose,
+    sampling_id IS NULL, _timestamp, _partition, _offset
     FROM trajectories WHERE kind = 'started'
 """
-"""The first record of each run."""
+"""The first record of each run, with the conversation that it is of."""
+TEXTS_SQL = """
+SELECT trajectory_id AS run_id, lower(concat_ws(' ', list_aggregate(list_transform(messages, lambda m: m.content),
+    'string_agg', ' '), reply.content, list_aggregate(list_transform(reply.tool_calls, lambda c: c.arguments),
+    'string_agg', ' '))) AS said FROM turns
+UNION ALL
+SELECT response_id, lower(text) FROM responses
+UNION ALL
+SELECT response_id, lower(list_aggregate(list_transform(messages, lambda m: m.content), 'string_agg', ' '))
+    FROM tasks JOIN responses USING (task_id)
+"""
+"""Questions, answers and results of tools, by run."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +63,8 @@ class RunFilter:
     purpose: str = ""
     failed_tools: bool = False
     """Only runs in which a tool failed."""
+    text: str = ""
+    """Words that questions, answers or results of tools have, in any order and in upper or lower case."""
 
     def __post_init__(self) -> None:
         for name, value, words in (("verdict", self.verdict, VERDICTS), ("purpose", self.purpose, PURPOSES)):
@@ -64,11 +79,12 @@ class RunFilter:
         return {name: texts[name] for name, value in chosen.items() if value not in ("", None, False)}
 
     def answers_sql(self, settings: Settings) -> str:
-        """Return the statement of these runs, the newest first."""
+        """Return the statement of these runs, the newest first, with the tasks of each."""
         condition = " AND ".join(self._conditions(settings)) or "true"
         return (
-            f"SELECT answer_id, task_id FROM ({ANSWERS_SQL}) WHERE {condition} "  # noqa: S608 - literals
-            "ORDER BY _timestamp DESC, _partition, _offset DESC"
+            f"SELECT answer_id, list(DISTINCT task_id) AS task_ids FROM (SELECT *, {condition} AS is_chosen "  # noqa: S608
+            f"FROM ({ANSWERS_SQL})) GROUP BY answer_id HAVING bool_or(is_chosen) "
+            "ORDER BY max(row(_timestamp, -_partition, _offset)) DESC"
         )
 
     def _conditions(self, settings: Settings) -> Iterator[str]:
@@ -82,7 +98,7 @@ class RunFilter:
             yield f"(task_id IN ({tasks}){is_chat})"
         if self.version is not None:
             turns = f"SELECT trajectory_id FROM turns WHERE adapter_version = {self.version}"  # noqa: S608 - a number
-            yield f"(adapter_version = {self.version} OR answer_id IN ({turns}))"
+            yield f"coalesce(adapter_version = {self.version}, run_id IN ({turns}))"
         if self.verdict == UNJUDGED:
             yield f"answer_id NOT IN (SELECT answer_id FROM ({verdicts_sql()}))"  # noqa: S608
         elif self.verdict:
@@ -93,6 +109,9 @@ class RunFilter:
             yield f"coalesce(purpose = {literal(self.purpose)}, task_id IN ({tasks}))"
         if self.failed_tools:
             yield f"answer_id IN ({failed_tools_sql(settings)})"
+        if words := self.text.split():
+            has_all = " AND ".join(f"bool_or(contains(said, lower({literal(word)})))" for word in words)
+            yield f"run_id IN (SELECT run_id FROM ({TEXTS_SQL}) GROUP BY run_id HAVING {has_all})"  # noqa: S608
 
 
 @dataclass(frozen=True)
@@ -119,51 +138,56 @@ def list_runs(log: LogSnapshot, chosen: RunFilter, first: int, size: int = PAGE_
     """Return a page of runs, the newest first."""
     settings = log.view.settings
     page = log.page(chosen.answers_sql(settings), first, size)
-    rows = {row["answer_id"]: row for row in _rows(log, {row["task_id"] for row in page.rows})}
-    ids = dict.fromkeys(row["answer_id"] for row in page.rows)
+    rows = {row["answer_id"]: row for row in _rows(log, page.rows)}
+    ids = [row["answer_id"] for row in page.rows]
     return ListedRuns(chosen, replace(page, rows=[rows[name] for name in ids if name in rows]))
 
 
-def find_row(log: LogSnapshot, answer_id: str) -> Row | None:
-    """Return the row of a run; None if not found or not visible."""
-    own_id = literal(answer_id)
-    task = log.first(f"SELECT task_id FROM ({ANSWERS_SQL}) WHERE answer_id = {own_id}")  # noqa: S608 - a literal
-    rows = [] if task is None else _rows(log, {task["task_id"]})
-    return next((row for row in rows if row["answer_id"] == answer_id), None)
+def find_row(log: LogSnapshot, run_id: str) -> Row | None:
+    """Return the row of a run, or of the conversation that it is of; None if not found or not visible."""
+    named = f"SELECT answer_id FROM ({ANSWERS_SQL}) WHERE {literal(run_id)} IN (answer_id, run_id)"  # noqa: S608
+    of_it = f"SELECT answer_id, list(DISTINCT task_id) AS task_ids FROM ({ANSWERS_SQL}) WHERE answer_id IN ({named})"  # noqa: S608
+    answer = log.first(f"{of_it} GROUP BY answer_id")
+    rows = [] if answer is None else _rows(log, [answer])
+    return next((row for row in rows if answer is not None and row["answer_id"] == answer["answer_id"]), None)
 
 
 def whole_id(log: LogSnapshot, beginning: str) -> str | None:
-    """Return the full id of a run by its prefix or name; None unless exactly one matches."""
-    listed = f"SELECT DISTINCT answer_id FROM ({ANSWERS_SQL}) WHERE starts_with(answer_id, {literal(beginning)})"  # noqa: S608
-    names = [row["answer_id"] for row in log.rows(f"{listed} ORDER BY answer_id", limit=2)]
+    """Return the full id of a run or a conversation by its prefix or name; None unless exactly one matches."""
+    ids = f"SELECT DISTINCT unnest([answer_id, run_id]) AS name FROM ({ANSWERS_SQL})"  # noqa: S608
+    listed = f"SELECT name FROM ({ids}) WHERE starts_with(name, {literal(beginning)}) ORDER BY name"  # noqa: S608
+    names = [row["name"] for row in log.rows(listed, limit=2)]
     return names[0] if len(names) == 1 or beginning in names else None
 
 
-def _rows(log: LogSnapshot, task_ids: set[Any]) -> list[Row]:
+def _rows(log: LogSnapshot, answers: list[Row]) -> list[Row]:
+    """Return the rows of answers with their tasks; a conversation is the task of its verdicts, too."""
+    task_ids = {task_id for row in answers for task_id in (*row["task_ids"], row["answer_id"])}
     return log.rows(runs_sql(log.view.settings, task_ids)) if task_ids else []
 
 
-def turns_sql(trajectory_id: str) -> str:
-    """Return the statement of a run's model calls, in order."""
+def turns_sql(run_ids: Sequence[str]) -> str:
+    """Return the statement of the model calls of these runs, in order."""
+    names = ", ".join(map(literal, run_ids))
     return f"""
 SELECT * EXCLUDE (prompt_token_ids, completion_token_ids, logprobs),
     len(completion_token_ids) AS sampled_tokens, epoch_ms(created_at) - epoch_ms(started_at) AS took_ms
-FROM turns WHERE trajectory_id = {literal(trajectory_id)}
-QUALIFY row_number() OVER (PARTITION BY turn_id ORDER BY _offset) = 1 ORDER BY number, _offset
-"""  # noqa: S608 - a literal
+FROM turns WHERE trajectory_id IN ({names})
+QUALIFY row_number() OVER (PARTITION BY turn_id ORDER BY _offset) = 1
+ORDER BY list_position([{names}], trajectory_id), number, _offset
+"""  # noqa: S608 - literals
 
 
 def find_run(log: LogSnapshot, answer_id: str) -> WholeRun:
-    """Return one run. Raises NotFoundError."""
-    own_id = literal(answer_id)
+    """Return one run, or the conversation that it is of. Raises NotFoundError."""
     run = find_row(log, answer_id)
     if run is None:
         raise NotFoundError(f"the log has no run {answer_id[:80]!r}; /runs lists them")
-    turns, response = log.rows(turns_sql(answer_id)), None
+    turns, response, names = log.rows(turns_sql(run["run_ids"])), None, ", ".join(map(literal, run["run_ids"]))
     if not turns:
-        response = log.first(f"SELECT text, error, finish_reason, slot FROM responses WHERE response_id = {own_id}")  # noqa: S608
+        response = log.first(f"SELECT text, error, finish_reason, slot FROM responses WHERE response_id IN ({names})")  # noqa: S608
     rewards = log.rows(
-        f"SELECT * FROM rewards WHERE response_id = {own_id} OR response_id IN "  # noqa: S608
-        f"(SELECT turn_id FROM turns WHERE trajectory_id = {own_id}) ORDER BY _timestamp, _offset"
+        f"SELECT * FROM rewards WHERE response_id IN ({names}) OR response_id IN "  # noqa: S608
+        f"(SELECT turn_id FROM turns WHERE trajectory_id IN ({names})) ORDER BY _timestamp, _offset"
     )
-    return WholeRun(answer_id, run, response, turns, rewards)
+    return WholeRun(run["answer_id"], run, response, turns, rewards)

@@ -40,7 +40,7 @@ def made(settings: Settings) -> Settings:
     return settings
 
 
-def test_an_agent_is_written_once_for_each_thing_that_is_said_of_it(made: Settings) -> None:
+def test_an_agent_is_written_once_for_each_thing_that_is_mean_feedback(made: Settings) -> None:
     first = register(made, HELPER)
     assert register(made, HELPER) == first
     second = register(made, replace(HELPER, capabilities=("sums",)), key="k")

@@ -21,6 +21,7 @@ from streams.tools.audit.report import Report
 from tests.plugins.improve.runs import chat_turn, finished, judge_of
 from tests.support.factories import T0, group, trajectory
 from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends
+from tests.support.talks import TALK, talk
 
 RULE = Improve(min_runs=10, window=20, gates="max_turns=3")
 RULES = Settings(topics=SETTINGS.topics).model_copy(update={"improve": RULE})
@@ -195,3 +196,23 @@ def test_a_promotion_by_a_version_of_the_policy_that_it_judges_is_named(promotio
     assert promotion.judge is not None
     changed = replace(promotion, judge=replace(promotion.judge, policy="default", version=1))
     assert any("a version of default promotes a run of default" in what for what in agreed().wrong(changed))
+
+
+def on_conversation(runs: tuple[str, ...] = ("run0", "run1"), answer_id: str = TALK) -> list[str]:
+    """Return what the audit finds of a person's verdict on these runs of a conversation of two."""
+    log = Curated()
+    places = [log.write(event) for run in talk("one", "two") for event in run]
+    end = places[-1] if runs[-1] == "run1" else places[2]
+    row = replace(ended_run(finished(), RULES).row, answer_id=answer_id, task_id=TALK)
+    case = replace(ended_run(finished(), RULES), row=row, finished=replace(finished(), position=end))
+    verdict = GroundedVerdict(verdict="promote", labeller="person", rationale="so")
+    event = event_of(case, verdict, actor="ann", before=None, now_ms=T0)
+    return [what for what in log.wrong(replace(event, runs=runs)) if "conversation is not" not in what]
+
+
+def test_a_verdict_on_a_conversation_names_each_run_of_it_in_order_up_to_the_end_that_it_names() -> None:
+    assert on_conversation() == on_conversation(("run0",)) == on_conversation(("run1",), "run1") == []
+    assert on_conversation(("run1",)) == ["contradictory: it leaves out run run0 of its conversation"]
+    assert on_conversation(("run1", "run0")) == [
+        f"contradictory: its runs are not those of conversation {TALK} in order"
+    ]

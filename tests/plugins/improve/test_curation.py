@@ -144,6 +144,11 @@ def test_a_run_that_fails_a_gate_is_rejected_and_the_judge_is_not_asked(judge: J
     assert judge.requests == []
 
 
+def test_a_run_whose_last_call_of_a_tool_nobody_answered_passes_no_default_gate() -> None:
+    verdict = rule(settings_of(), finished(tool_turn(0)))
+    assert (verdict.verdict, verdict.rationale) == ("reject", "min_completed: 0, expected 1")
+
+
 def test_answers_that_grow_longer_are_stopped_by_their_gate() -> None:
     longer = finished(chat_turn(0, completion_token_ids=tuple(range(500)), logprobs=(-0.5,) * 500))
     verdict = rule(settings_of(gates="max_sampled_tokens=400"), longer)
@@ -193,7 +198,8 @@ def test_a_judge_that_is_a_version_of_the_policy_it_judges_is_named_and_promotes
 
 
 def test_a_run_whose_transcript_was_cut_is_promoted_by_no_machine(judge: JudgeServer) -> None:
-    hidden = finished(*(tool_turn(n, messages=(result("a" * 900),)) for n in range(20)), success=True)
+    called = (tool_turn(n, messages=(result("a" * 900),)) for n in range(20))
+    hidden = finished(*called, chat_turn(20, messages=(result("11"),)), success=True)
     verdict = rule(settings_of(judge, transcript_characters=2000), hidden, agreeing())
     assert verdict.verdict == "needs_human" and "the transcript was cut" in verdict.rationale
     by_gates = settings_of(transcript_characters=2000, gates="min_success=1", promote_by_gates="*")

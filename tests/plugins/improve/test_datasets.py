@@ -48,6 +48,7 @@ from streams.tools.query.splits import origin_of
 from tests.support.agent_calls import ADD, Recorded, assistant, system, user
 from tests.support.factories import PROGRAM, adapter_event, curation_event, response, task
 from tests.support.models.chat_tiny import chat_tokenizer
+from tests.support.talks import TALK, talk
 from tests.unit.test_finished import SETTINGS, Appended, answered, chat, end, opinion
 from trainer.examples import from_file
 
@@ -138,6 +139,52 @@ def test_a_promoted_run_is_a_conversation_with_its_tools_a_label_and_its_tokens_
     assert chain["prompt_ids"] == list(first.prompt_token_ids)
     assert chain["completion_ids"] == [*first.completion_token_ids, *last.prompt_token_ids, *last.completion_token_ids]
     assert chain["loss_mask"] == [1, 1, 0, 0, 0, 1, 1]
+
+
+def talked(*replies: str) -> tuple[Appended, list[str]]:
+    """Return a log with a conversation of a run for each reply, and the ids of its runs."""
+    runs = talk(*replies)
+    return Appended(*(event for run in runs for event in run)), [f"run{place}" for place in range(len(runs))]
+
+
+def weights(made: ComposedDataset) -> dict[str, int]:
+    """Return the weight of every answer in the rows."""
+    messages = [message for row in lines(made, "train.jsonl") for message in row["messages"]]
+    return {said["content"]: said.get("weight", 1) for said in messages if said["role"] == "assistant"}
+
+
+def test_a_promoted_conversation_is_one_row_with_the_runs_that_were_judged_however_it_goes_on() -> None:
+    log, ids = talked("one", "two")
+    verdict(log, TALK, runs=tuple(ids))
+    made = composed(log)
+    assert (made.event.counts["train"], weights(made)) == (1, {"one": 1, "two": 1})
+    (label,), (sampled,) = lines(made, "train.labels.jsonl"), lines(made, "train.tokens.jsonl")
+    assert label["answer_id"] == sampled["answer_id"] == TALK
+    assert sampled["chains"][0]["loss_mask"] == [1, 1, 0, 0, 1, 1]
+    log.write(*talk("one", "two", "three")[2])
+    assert composed(log).contents["train.jsonl"] == made.contents["train.jsonl"]
+
+
+def test_an_answer_that_a_person_rejected_bears_no_loss_in_its_conversation() -> None:
+    log, ids = talked("one", "two")
+    verdict(log, TALK, runs=tuple(ids))
+    verdict(log, "run1", "reject", task_id=TALK, runs=("run1",))
+    made = composed(log)
+    assert (weights(made), made.event.counts["left out: rejected"]) == ({"one": 1, "two": 0}, 1)
+
+
+@pytest.mark.parametrize(
+    ("whole", "rows", "reason"),
+    [("reject", {"one": 0, "two": 1}, "rejected"), ("promote", {"one": 1, "two": 1}, "in its conversation")],
+)
+def test_one_promoted_answer_is_a_row_unless_its_conversation_is(
+    whole: RunVerdict, rows: dict[str, int], reason: str
+) -> None:
+    log, ids = talked("one", "two")
+    verdict(log, TALK, whole, runs=tuple(ids))
+    verdict(log, "run1", task_id=TALK, runs=("run1",))
+    made = composed(log)
+    assert (weights(made), made.event.counts[f"left out: {reason}"]) == (rows, 1)
 
 
 def test_an_answer_to_a_task_is_a_row_with_the_tokens_of_its_response() -> None:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
+from itertools import count
+from pathlib import Path
 
 import pytest
 
+from plugins.improve.curation.promotion_guard import GroundedVerdict, event_of
+from plugins.improve.curation.run_lookup import find_run
 from plugins.improve.curation.verdicts import VerdictFold
 from schemas.events import CurationEvent, Event, derive_id
+from streams.settings.model import Archive, Settings, Topics
+from streams.tools.archive import history
 from streams.tools.query import runs_view
+from streams.tools.views.log_view import LogView
 from tests.support.appended import Appended
-from tests.support.factories import curation_event
-from tests.unit.test_runs_view import chat, rows_of_view
+from tests.support.factories import T0, curation_event
+from tests.support.log.archive_of import archived
+from tests.support.talks import TALK
+from tests.unit.test_run_files import by_label
+from tests.unit.test_runs_view import chat, failing_thread, rows_of_view
 
 
 def verdict(answer_id: str, labeller: str, made: str, number: int) -> Event:
@@ -61,3 +72,19 @@ def test_without_the_topic_of_verdicts_every_run_has_its_figures_and_no_verdict(
     whole = rows_of_view(log)
     monkeypatch.setattr(runs_view, "SHAPES", {})
     assert rows_of_view(log) == {name: row | {"verdict": None} for name, row in whole.items()}
+
+
+def test_an_id_names_a_conversation_or_the_answer_of_one_of_its_runs(tmp_path: Path) -> None:
+    one_partition = Topics(partitions=1, policy_partitions=1)
+    settings = Settings(archive=Archive(store=str(tmp_path / "archive")), topics=one_partition)
+    archived(settings, by_label(failing_thread()), count(T0))
+    ids = ("red.run0", "red.run1", "red.run2")
+    with closing(LogView(settings, "archive")) as view, view.snapshot() as log:
+        judged = {name: find_run(log, history.of(settings, "archive"), name) for name in (TALK, *ids)}
+    said = GroundedVerdict(verdict="promote", labeller="person", rationale="so")
+    events = {name: event_of(run, said, actor="ann", before=None, now_ms=T0) for name, run in judged.items()}
+    assert {name: (event.answer_id, event.task_id, event.runs) for name, event in events.items()} == {
+        TALK: (TALK, TALK, ids), **{name: (name, TALK, (name,)) for name in ids},
+    }  # fmt: skip
+    assert [run.row.turns for run in judged.values()] == [3, 1, 1, 1]
+    assert events[TALK].source_offset == events["red.run2"].source_offset > events["red.run1"].source_offset

@@ -63,7 +63,8 @@ def test_no_text_of_a_run_looks_like_another_line(text: str) -> None:
 def test_a_transcript_is_never_longer_than_it_may_be_and_says_what_was_cut(
     characters: int, turns: int, size: int, filler: str
 ) -> None:
-    run = finished(*(tool_turn(number, messages=(result(filler * size),)) for number in range(turns)))
+    called = (tool_turn(number, messages=(result(filler * size),)) for number in range(turns))
+    run = finished(*called, chat_turn(turns, messages=(result("11", turns - 1),)))
     bounded = transcript(run, characters)
     assert len(bounded.text) <= characters
     assert (bounded.text == transcript(run).text) == (not bounded.cut)

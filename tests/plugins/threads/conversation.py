@@ -15,6 +15,7 @@ from typing import Any
 from plugins.agents.registry.agent_log import read_memory
 from plugins.threads.log.compaction import REQUEST, RULE, as_read, cuts, digest_of, summary_source
 from plugins.threads.log.thread_state import RunState, ThreadState, fold, last_turns, refusal
+from schemas.conventions import CONVERSATION
 from schemas.events import (
     AccessEvent,
     CallDecision,
@@ -191,9 +192,11 @@ class Conversations:
         """Write the beginning of a run's trajectory, before its first turn."""
         if run.steps.turns:
             return
+        thread = run.thread_id.rpartition(".")[2]
+        of_thread = {CONVERSATION: derive_id(CONVERSATION, thread, run.agent_id, "default")}
         started = trajectory(
             "started", trajectory_id=run.run_id, task_id=run.run_id, agent_id=run.agent_id, purpose="serve",
-            sampling_id=None, slot=None, group_size=None,
+            sampling_id=None, slot=None, group_size=None, metadata={} if run.request.stateless else of_thread,
         )  # fmt: skip
         self.write(started)
 

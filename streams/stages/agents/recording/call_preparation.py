@@ -127,6 +127,7 @@ class CallPreparation:
         """Return a new trajectory for a call; it is remembered once its first turn is recorded."""
         name = call.trajectory_id or derive_id("trajectory", call.agent_id, self._nonce, next(self._begun))
         conversation = Conversation(name, name, call.agent_id, now, now)
+        conversation.continues = self._conversations.conversation_of(call, self._versions.policy)
         if call.trajectory_id is not None:
             self._conversations.by_id[name] = conversation  # another call that names it meanwhile is of the same
         return conversation

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from schemas.conventions import RatedAnswer
-from schemas.events import Message, Observed, Purpose, TrajectoryEvent, Turn
+from schemas.conventions import CONVERSATION, RatedAnswer
+from schemas.events import Message, Observed, Purpose, TrajectoryEvent, Turn, derive_id
 from streams.errors import CallError
 from streams.stages.agents.recording.calls import CallInProgress, ModelCall
 from streams.stages.agents.trajectories.call_chains import Chains, Digests, exchanges, opening
@@ -47,6 +47,8 @@ class Conversation:
     """Milliseconds since the epoch, as `last_at`."""
     last_at: int
     purpose: Purpose = "serve"
+    continues: str | None = None
+    """The conversation that it is a run of; None: it is one by itself."""
     sampling_id: str | None = None
     slot: int | None = None
     group_size: int | None = None
@@ -161,6 +163,7 @@ class Conversations:
         conversation.purpose, conversation.sampling_id, conversation.slot = event.purpose, event.sampling_id, event.slot
         conversation.group_size, conversation.adapter_version = event.group_size, event.adapter_version
         conversation.started = True
+        conversation.continues = event.metadata.get(CONVERSATION)
         conversation.ended = conversation.ended or event.kind == "ended"
         if event.sampling_id is not None:
             if event.kind == "started":
@@ -330,13 +333,28 @@ class Conversations:
                 conversation.chains.recognize(call.digests)
             return conversation
         self._recognize(call)
+        return self._find_end(call, has_ended=False) or self._find_rewritten(call)
+
+    def _find_end(self, call: ModelCall, *, has_ended: bool) -> Conversation | None:
+        """Return the trajectory with the newest turn that the history of a call begins with, of those that have ended,
+        or have not."""
         for _, digest in call.digests.longest_first():
             ends = self._ends.get((call.agent_id, call.digests.tools, digest), ())
-            open_ends = (end for end in ends if not end.conversation.ended)
-            newest = max(open_ends, key=HistoryEnd.age, default=None)  # by time: a restart reads in another order
+            fitting = (end for end in ends if end.conversation.ended == has_ended)
+            newest = max(fitting, key=HistoryEnd.age, default=None)  # by time: a restart reads in another order
             if newest is not None:
                 return newest.conversation
-        return self._find_rewritten(call)
+        return None
+
+    def conversation_of(self, call: ModelCall, policy: str) -> str | None:
+        """Return the conversation that a new trajectory of a call continues: that of its thread, or of the ended one
+        whose history it begins with; None: it begins one."""
+        if call.thread is not None:
+            return derive_id(CONVERSATION, call.thread, call.agent_id, policy)
+        earlier = None if call.trajectory_id is not None else self._find_end(call, has_ended=True)
+        if earlier is None or earlier.sampling_id is not None:
+            return None
+        return earlier.continues or earlier.trajectory_id
 
     def is_continued(self, call: ModelCall) -> bool:
         """Return whether the history of a call begins with a recorded one of its agent, and its answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from schemas.conventions import CONVERSATION
 from schemas.events import TrajectoryEvent, Turn, derive_id
 from streams.stages.agents.recording.conversations import Conversation
 from streams.stages.agents.recording.run_end import TrajectoryEnd
@@ -14,6 +15,7 @@ def start_of(conversation: Conversation, first: Turn) -> TrajectoryEvent:
         trajectory_id=conversation.trajectory_id,
         task_id=conversation.task_id,
         created_at=first.started_at,
+        metadata=_metadata(conversation),
         kind="started",
         agent_id=conversation.agent_id,
         policy=first.policy,
@@ -35,7 +37,7 @@ def end_of(conversation: Conversation, policy: str, end: TrajectoryEnd, now: int
         task_id=conversation.task_id,
         created_at=now,
         traceparent=None if began is None else began.traceparent,
-        metadata={} if began is None else began.metadata,
+        metadata=_metadata(conversation) if began is None else began.metadata,
         kind="ended",
         agent_id=conversation.agent_id,
         policy=policy,
@@ -65,3 +67,7 @@ def _text_of_program(conversation: Conversation, end: TrajectoryEnd) -> str | No
         return None
     text, answer = (end.output or "").strip(), conversation.chains.turns.get(end.answer or "")
     return None if answer is not None and answer.turn.reply.content.strip() == text else text or None
+
+
+def _metadata(conversation: Conversation) -> dict[str, str]:
+    return {} if conversation.continues is None else {CONVERSATION: conversation.continues}
