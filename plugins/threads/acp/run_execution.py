@@ -20,24 +20,25 @@ import hashlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
-from gateway.agents.named_prompts import PromptParameter, with_prompt
 from gateway.http import errors
-from plugins.agents.registry.agent_log import MOST_ITEMS, read_memory
+from plugins.agents.registry.agent_log import MOST_ITEMS, AgentMemory, read_memory
 from plugins.threads.acp.run_actions import ACTOR, AGAIN_S, CallPlaces, RunActions, step_event
 from plugins.threads.acp.run_frames import StreamPlace, end_id, frames
 from plugins.threads.acp.run_limits import RunLimits, RunOutcome
+from plugins.threads.acp.run_prompts import KnowsPrompts, with_prompt_and_items
 from plugins.threads.acp.thread_access import id_of
 from plugins.threads.log.compaction import as_read
 from plugins.threads.log.memory_log import MemoryLog
-from plugins.threads.log.memory_state import MemoryItem, namespace_of, with_items
+from plugins.threads.log.memory_state import MemoryItem, namespace_of
 from plugins.threads.log.thread_log import Appended, ThreadLog
 from plugins.threads.log.thread_state import RunState, ThreadState, last_turns
 from schemas import json_text
-from schemas.events import PROGRAM_RUN, Message, ThreadEvent, derive_id
+from schemas.events import PROGRAM_RUN, ThreadEvent, derive_id
 from streams.errors import CallError, EventError, LogError, NotFoundError
 from streams.kafka import times
 from streams.kafka.followed import FollowedOnDemand
@@ -51,17 +52,11 @@ TRIES = 120
 log = logging.getLogger("streamward.threads")
 
 
-class AnswersCall(Protocol):
+class AnswersCall(KnowsPrompts, Protocol):
     """The recorder of the agents' stage."""
 
     def answer(self, call: ModelCall) -> Any:
         """Answer, `Begun` first. Raises CallError."""
-
-    async def prompt_of(self, call: ModelCall) -> str | None:
-        """Return the prompt that a call's agent is registered with. Raises CallError."""
-
-    async def is_continued(self, call: ModelCall) -> bool:
-        """Return whether the history of a call begins with a recorded one and its answer."""
 
 
 CallOf = Callable[[RunState], Awaitable[ModelCall]]
@@ -277,7 +272,8 @@ class ThreadRuns:
         messages = () if run.checkpoint is None else run.checkpoint.messages()
         steps, parts = run.steps, [run.thread_id, run.run_id]
         whole = tuple(message.message for message in (*messages, *steps.messages))
-        text = await errors.apart(self._readable_messages, run, whole, feed)
+        memory = await errors.apart(read_memory, run.request.memory_config or "{}")
+        items = () if memory.namespace is None else await errors.apart(self._items, run, memory, feed)
         if steps.turns:
             parts.append(str(len(steps.turns)))
         call = ModelCall(
@@ -285,7 +281,7 @@ class ThreadRuns:
             trajectory_id=run.run_id,
             model=run.request.model or "",
             protocol="threads",
-            messages=text,
+            messages=last_turns(as_read(whole, run.compaction), memory.turns),
             tools=run.tools,
             sampling=run.sampling,
             request_digest=hashlib.sha256(json_text.one_line(parts).encode()).hexdigest(),
@@ -293,27 +289,14 @@ class ThreadRuns:
             failed_tools=steps.failed_tools,
             thread=None if run.request.stateless else id_of(run.thread_id),
         )
-        return await self._with_prompt(run, call)
+        return await with_prompt_and_items(run, call, items, self._recorder, self._steps)
 
-    async def _with_prompt(self, run: RunState, call: ModelCall) -> ModelCall:
-        """Return the call, after the prompt of its agent; all runs of a thread get one version. Raises CallError."""
-        name = await self._recorder.prompt_of(call)
-        if name is None:
-            return call
-        placed = replace(call, trajectory_id=run.thread_id)
-        prompted = await with_prompt(placed, PromptParameter(id=name), self._steps, self._recorder, None, None)
-        return replace(prompted, trajectory_id=run.run_id)
-
-    def _readable_messages(self, run: RunState, messages: tuple[Message, ...], feed: RunFeed) -> tuple[Message, ...]:
-        """Return what the model gets to read, as the agent's memory_config says."""
-        memory = read_memory(run.request.memory_config or "{}")
-        messages = last_turns(as_read(messages, run.compaction), memory.turns)
-        if memory.namespace is None:
-            return messages
+    def _items(self, run: RunState, memory: AgentMemory, feed: RunFeed) -> tuple[MemoryItem, ...]:
+        """Return the items of the store that a run gets, the same for all of its calls."""
         if feed.items is None:
-            namespace = namespace_of(run.tenant, memory.namespace)
-            feed.items = tuple(self._memory().read(lambda state: list(state.below(namespace))))
-        return with_items(messages, iter(feed.items), memory.items or MOST_ITEMS)
+            namespace, most = namespace_of(run.tenant, memory.namespace or ()), memory.items or MOST_ITEMS
+            feed.items = tuple(self._memory().read(lambda state: list(islice(state.below(namespace), most))))
+        return feed.items
 
     async def _write_end(self, run: RunState, outcome: RunOutcome) -> None:
         event = ThreadEvent(

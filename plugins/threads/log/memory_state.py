@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from plugins.agents.registry.agent_log import object_of
@@ -109,9 +108,9 @@ def _has(value: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
     return all(name in value and value[name] == field for name, field in fields.items())
 
 
-def with_items(messages: tuple[Message, ...], items: Iterator[MemoryItem], most: int) -> tuple[Message, ...]:
+def with_items(messages: tuple[Message, ...], items: Sequence[MemoryItem]) -> tuple[Message, ...]:
     """Return messages with what was remembered in the system's, as data."""
-    remembered = {f"{'/'.join(item.namespace)}/{item.key}": item.fields for item in islice(items, most)}
+    remembered = {f"{'/'.join(item.namespace)}/{item.key}": item.fields for item in items}
     if not remembered:
         return messages
     text = f"{REMEMBERED}\n{json_text.one_line(remembered)}"

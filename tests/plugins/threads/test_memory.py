@@ -48,11 +48,11 @@ def test_an_agent_reads_its_last_turns_and_the_system_message_before_them() -> N
     assert last_turns(messages[1:], 1) == (user("3"),)
 
 
-def test_what_was_remembered_is_given_as_data_and_only_as_much_as_the_agent_takes() -> None:
+def test_what_was_remembered_is_given_as_data_after_the_system_message() -> None:
     items = [MemoryItem(("people",), key, '{"likes": "sums"}', 0, 0) for key in ("ann", "bob")]
-    [first, question] = with_items((user("hi"),), iter(items), 1)
+    [first, question] = with_items((user("hi"),), items[:1])
     assert first == Message(role="system", content=f'{REMEMBERED}\n{{"people/ann": {{"likes": "sums"}}}}')
     assert question == user("hi")
-    with_system = with_items((Message(role="system", content="Add."), user("hi")), iter(items), 1)
+    with_system = with_items((Message(role="system", content="Add."), user("hi")), items[:1])
     assert with_system[0].content == f"Add.\n\n{first.content}"
-    assert with_items((user("hi"),), iter(()), 1) == (user("hi"),)
+    assert with_items((user("hi"),), ()) == (user("hi"),)

@@ -149,6 +149,21 @@ def test_a_thread_that_outgrows_its_bound_is_read_with_a_summary_of_its_beginnin
     assert len(client.send("GET", f"/threads/{thread}")["messages"]) == 6
 
 
+def test_an_agent_with_a_prompt_reads_the_items_of_the_store_after_it(server: tuple[Settings, Client]) -> None:
+    settings, client = server
+    memory = {"namespace": ["advice"], "items": 1}
+    agent = {"agent_id": "adviser", "model_id": "sums", "prompt": "notes@1", "memory_config": memory}
+    assert client.ask("POST", "/rl/agents", agent).status_code == 201
+    for key in ("ann", "ben"):
+        client.send("POST", "/store", {"namespace": ["advice"], "key": key, "value": {"likes": "sums"}})
+    run = client.run(client.thread(), agent_id="adviser")["run"]
+    assert run["status"] == "success"
+    [turn] = [turn for _, turn in read(settings, Turn) if turn.trajectory_id == run["run_id"]]
+    assert [message.role for message in turn.messages] == ["system", "user"]
+    assert turn.messages[0].content.startswith("Answer with the item to remember.\n\nThe JSON that follows")
+    assert '"advice/ann"' in turn.messages[0].content and "ben" not in turn.messages[0].content
+
+
 def test_a_rule_that_cannot_take_effect_is_refused_by_name(server: tuple[Settings, Client]) -> None:
     _, client = server
     for memory, says in (
