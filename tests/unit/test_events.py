@@ -279,7 +279,7 @@ def test_a_group_counts_what_an_outside_model_read_and_wrote() -> None:
         (thread_event("created", run_id="r", ending="success", turn_id="t"), "run_ended alone has one"),
         (thread_event("run_requested", model=None), "model is null; a run needs it"),
         (thread_event("changed", model="p"), "model is set; run_requested alone has one"),
-        (thread_event("run_ended", turn_id=None), "a run that succeeds alone has a turn"),
+        (thread_event("run_ended", turn_id=None), "an answer and what is done for it have a turn"),
         (thread_event("run_ended", error="no"), "a run that fails alone has one"),
         (thread_event("run_requested", stateless=True), "thread_id is t of stateless run r"),
         (thread_event("changed", labels="1"), "labels is 1; expected a JSON object"),
