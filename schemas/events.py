@@ -160,6 +160,7 @@ from schemas.thread_events import (
     CallDecision,
     CallWait,
     MemoryEvent,
+    ParentCall,
     PausedCall,
     RunCall,
     RunEnding,

@@ -30,8 +30,9 @@ ThreadKind = Literal[
 ]
 BusyStrategy = Literal["reject", "enqueue", "interrupt"]
 RunEnding = Literal["success", "error", "timeout", "interrupted", "max_turns", "max_tokens", "budget"]
-CallWait = Literal["results", "consent", "unfinished"]
-"""What a call waits for: the client's result, a person's consent, or a person who knows whether it was made."""
+CallWait = Literal["results", "consent", "unfinished", "child"]
+"""What a call waits for: the client's result, a person's consent, a person who knows whether it was made, or the run of
+an agent that itself waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,19 @@ class RunCall:
     idempotent: Annotated[bool, "whether its entry says that it may be made again"] = False
     duration_ms: Annotated[Int | None, "call_ended: how long it took; null: it was not made"] = None
     error: Annotated[str | None, "call_ended: why its result is none, in a word; null: it has one"] = None
+    child_run: Annotated[str | None, "the run that answers it; null: its tool is no agent, or it was refused"] = None
+    prompt_tokens: Annotated[Int | None, "call_ended, of an agent: read by its run and by those it called"] = None
+    completion_tokens: Annotated[Int | None, "call_ended, of an agent: sampled by the same"] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParentCall:
+    """The call of another run that a run answers."""
+
+    run_id: str
+    turn_id: Annotated[str, "the turn of its answer with the call"]
+    call_id: str
+    depth: Annotated[Int, "how many runs are above: 1 if that run answers no call itself"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,14 +147,15 @@ class ThreadEvent:
         "compacted: with the summary",
     ] = None
     error: Annotated[str | None, "run_ended: why there is no answer; compacted: why no summary"] = None
-    prompt_tokens: Annotated[Int | None, "run_answered: tokens that the model read"] = None
-    completion_tokens: Annotated[Int | None, "run_answered: tokens that were sampled"] = None
+    prompt_tokens: Annotated[Int | None, "run_answered, run_ended: tokens that the model read"] = None
+    completion_tokens: Annotated[Int | None, "run_answered, run_ended: tokens that were sampled"] = None
     call: Annotated[RunCall | None, "call_begun, call_ended: the call"] = None
     stands_for: Annotated[
         Int | None, "compacted: later runs read `messages` for so many of the state's first, its system message aside"
     ] = None
     digest: Annotated[str | None, "compacted: sha256 over the sha256 of each of these, as JSON"] = None
     rule: Annotated[str | None, "compacted: the rule and its version, and the prompt of the summary"] = None
+    parent: Annotated[ParentCall | None, "run_requested: the call that it answers; null: it is no child"] = None
     messages: Annotated[
         tuple[Message, ...],
         "created, changed, run_requested: new ones; run_answered, run_ended: the answer; call_ended, run_resumed: "
@@ -240,6 +255,8 @@ def _step_problems(event: ThreadEvent) -> Iterator[str]:
         yield from _object_problems("call.arguments", event.call.arguments)
     if (event.kind == "run_paused") != bool(event.waits):
         yield f"kind is {event.kind}, and {len(event.waits)} calls wait; run_paused alone has some"
+    if event.parent is not None and (event.kind != "run_requested" or event.parent.depth < 1):
+        yield f"kind is {event.kind}, and parent has depth {event.parent.depth}; run_requested alone has one, from 1"
     if event.decisions and event.kind != "run_resumed":
         yield f"kind is {event.kind}, and it has decisions; run_resumed alone may have some"
     if event.kind == "run_answered" and None in (event.prompt_tokens, event.completion_tokens):

@@ -78,8 +78,8 @@ def _offer_problems(event: ToolEvent) -> Iterator[str]:
         return
     if (kind == "own") != (tool_text.OWN_ID.fullmatch(event.tool_id) is not None):
         yield f"tool_id is {event.tool_id[:80]!r} and endpoint {event.endpoint}; mcp:SET is what /mcp/SET offers"
-    if kind in ("function", "http") and len(event.tools) != 1:
-        yield f"endpoint is {event.endpoint} and offers {len(event.tools)} tools; a function or a URL is one"
+    if kind in tool_text.SINGLE and len(event.tools) != 1:
+        yield f"endpoint is {event.endpoint} and offers {len(event.tools)} tools; a function, a URL or an agent is one"
     named = None if event.environment is None else f"environment:{event.environment.name}"
     if (kind == "environment") != (named is not None) or named not in (None, event.endpoint):
         yield f"endpoint is {event.endpoint} and environment {named}; expected the same of an environment, or null"

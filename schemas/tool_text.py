@@ -1,6 +1,6 @@
 """A registered tool: the endpoint of its calls, and the digest of its description.
 
-    module:function · https://host/path · mcp:SERVER · environment:NAME ──► endpoint_kind
+    module:function · https://host/path · mcp:SERVER · environment:NAME · agent:NAME ──► endpoint_kind
     name, description and JSON Schema of each tool it offers ──► offer_digest ──► pinned when a person accepts it
 
 The digest covers the texts that a model reads. A server that describes its tools differently has another digest,
@@ -17,8 +17,10 @@ from typing import Any, Literal, Protocol, get_args
 
 from schemas import json_text
 
-EndpointKind = Literal["function", "http", "mcp", "environment", "own"]
+EndpointKind = Literal["function", "http", "mcp", "environment", "agent", "own"]
 KINDS: tuple[EndpointKind, ...] = get_args(EndpointKind)
+SINGLE: tuple[EndpointKind, ...] = ("function", "http", "agent")
+"""Endpoints that are one tool each, which the entry describes."""
 TOOL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}(\.[A-Za-z0-9][A-Za-z0-9_-]{0,63})?")
 """An entry of the registry; before the dot is its tenant."""
 OWN_ID = re.compile(r"mcp:[a-z]{1,40}")
@@ -32,7 +34,8 @@ MOST_CHARACTERS = 100_000
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _URL = re.compile(r"https?://[^\s/?#@]+(?:/[^\s?#@]*)?")
 """URLs without user, query and fragment, which often contain secrets."""
-FORMS = "module:function, http(s)://host/path, mcp:SERVER or environment:NAME"
+_AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+FORMS = "module:function, http(s)://host/path, mcp:SERVER, environment:NAME or agent:NAME"
 
 
 class OfferedTool(Protocol):
@@ -74,6 +77,9 @@ def endpoint_kind(endpoint: str) -> EndpointKind:
         url = rest.startswith(("http://", "https://"))
         if rest and rest.isprintable() and (not url or _URL.fullmatch(rest)):
             return "mcp" if kind == "mcp" else "environment"
+    elif kind == "agent":
+        if _AGENT.fullmatch(rest):
+            return "agent"
     elif kind in ("http", "https"):
         if _URL.fullmatch(endpoint):
             return "http"

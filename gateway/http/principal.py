@@ -41,6 +41,11 @@ def request_of_user(name: str) -> Request:
     return Request({"type": "http", "headers": [], ACTOR: name})
 
 
+def request_of(principal: Principal | None) -> Request:
+    """Return a request of a principal, for what the server does on its behalf; None: the server asks for no keys."""
+    return Request({"type": "http", "headers": [], **({} if principal is None else {PRINCIPAL: principal})})
+
+
 def principal_of(request: HTTPConnection) -> Principal | None:
     """Return the principal of a request; None if the server asks for no keys."""
     principal: Principal | None = request.scope.get(PRINCIPAL)

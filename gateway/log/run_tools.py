@@ -26,6 +26,8 @@ class CallableTool(NamedTuple):
     """Whether a call may be made again if its result was lost."""
     needs_consent: bool
     """Whether a person is asked before each call."""
+    agent: str | None = None
+    """The agent that answers its calls, each by a run of its own; None: it is no agent, and `call` makes them."""
 
 
 class ToolReply(NamedTuple):

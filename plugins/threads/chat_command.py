@@ -77,7 +77,12 @@ def _call_text(name: str, arguments: dict[str, Any]) -> str:
 
 def _ask(wait: dict[str, Any], stdin: Any) -> str:
     """Return a person's answer to a call that waits; at the end of the input: no."""
-    question = {"results": "Its result", "consent": "Allow it", "unfinished": "It may have been made. Make it again"}
+    question = {
+        "results": "Its result",
+        "consent": "Allow it",
+        "unfinished": "It may have been made. Make it again",
+        "child": "Its run waits. Your answer to that run",
+    }
     click.echo(f"  {_call_text(wait['name'], wait['arguments'])}: {question[wait['waits_for']]}?", err=True)
     return stdin.readline().strip() or "no"
 

@@ -1,6 +1,7 @@
-"""View `run_calls`: one row per call of a tool that a run has a result of, and the list of them.
+"""Views of runs that act: `run_calls`, a row per result of a call, with its list, and `run_tree`, a row per run.
 
-threads: run_requested, call_begun, call_ended ──► run, agent, tool, arguments, result, error, duration, attempts
+threads: call_begun, call_ended ──► run_calls: run, agent, tool, arguments, result, error, duration, attempts
+threads: run_requested, run_ended ──► run_tree: run, the run and the call that it answers, depth, agent, ending
 """
 
 from __future__ import annotations
@@ -25,6 +26,22 @@ SELECT e.thread_id, e.run_id, r.agent_id, e.turn_id, e.call.call_id AS call_id, 
 FROM ended AS e LEFT JOIN requested AS r USING (run_id)
 LEFT JOIN begun AS b ON b.run_id = e.run_id AND b.turn_id = e.turn_id AND b.call_id = e.call.call_id
 """
+_TREE = """
+WITH requested AS (
+    FROM threads WHERE kind = 'run_requested'
+    QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY _partition, _offset) = 1
+), ended AS (
+    SELECT run_id, arg_min(coalesce(ending, 'cancelled'), created_at) AS ending, min(created_at) AS ended_at
+    FROM whole.threads WHERE kind IN ('run_ended', 'run_cancelled') GROUP BY run_id
+), called AS (
+    SELECT call.child_run AS run_id, any_value(call.tool_id) AS tool_id
+    FROM whole.threads WHERE kind = 'call_begun' AND call.child_run IS NOT NULL GROUP BY call.child_run
+)
+SELECT r.thread_id, r.run_id, r.parent.run_id AS parent_id, coalesce(r.parent.depth, 0) AS depth, r.agent_id,
+    r.parent.call_id AS call_id, c.tool_id, e.ending, r.created_at AS requested_at, e.ended_at, r._partition, r._offset,
+    r._timestamp
+FROM requested AS r LEFT JOIN ended AS e USING (run_id) LEFT JOIN called AS c USING (run_id)
+"""
 VIEWS = (
     SqlView(
         "run_calls",
@@ -32,6 +49,13 @@ VIEWS = (
         "one row per call of a tool by a run: its result, and how long it took",
         "(starts_with(thread_id, {prefix}) OR starts_with(agent_id, {prefix}))",
         _CALLS,
+    ),
+    SqlView(
+        "run_tree",
+        "threads",
+        "one row per run of a thread: the run and the call that it answers, its depth, and how it ended",
+        "(starts_with(thread_id, {prefix}) OR starts_with(agent_id, {prefix}))",
+        _TREE,
     ),
 )
 LISTS = (

@@ -35,7 +35,7 @@ class ThreadPart(ServerPart):
     ROOMS = (AcpAgents, AcpThreads, AcpRuns, AcpStore, A2aCards, A2aTasks)
 
     def __init__(self, base: ServerBase) -> None:
-        settings = self._settings = base.settings
+        settings = base.settings
         self._base, self._stack = base, ExitStack()
         self._memory = self._stack.enter_context(FollowedOnDemand(MemoryLog, settings))
         self._task_threads = self._stack.enter_context(FollowedOnDemand(TaskThreadLog, settings))
@@ -43,16 +43,16 @@ class ThreadPart(ServerPart):
         steps, by_program = LineSteps(base.log.states), self._programs.outcome
         runs = ThreadRuns(settings, base.recorder, self._memory.open, steps, by_program, self._call_places)
         self._runs = self._stack.enter_context(runs)
-        calls = MemoryCalls(settings, base.recorder, LineSteps(base.log.states))
+        calls = MemoryCalls(settings, base.recorder, steps)
         functions = RunFunctions(settings.of_plugin(Threads).references)
         self._run_memory = self._stack.enter_context(RunMemory(settings, runs, calls, functions, self._memory.open))
+        self._agents = KnownAgents(lambda: base.recorder.agents.open(), settings.policy.name, self._run_memory.fault)
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
     def rooms(self) -> list[object]:
-        runs, recorder, auth = self._runs, self._base.recorder, self._base.authentication
-        agents = KnownAgents(lambda: recorder.agents.open(), self._settings.policy.name, self._run_memory.fault)
+        runs, agents, auth = self._runs, self._agents, self._base.authentication
         views = ThreadViews(runs, self._read_task_threads)
         requested = RequestedRuns(runs, views, agents)
         return [
@@ -65,7 +65,7 @@ class ThreadPart(ServerPart):
         ]
 
     def _call_places(self) -> CallPlaces:
-        return CallPlaces(self._base.run_tools, self._base.authentication)
+        return CallPlaces(self._base.run_tools, self._base.authentication, self._agents)
 
     def _read_task_threads(self) -> TaskThreadLog:
         """Return every thread that a task names. Raises as `TaskThreadLog`, and CallError while tasks are read."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from schemas.events import ToolEvent
-from schemas.tool_text import endpoint_kind
+from schemas.tool_text import SINGLE, endpoint_kind
 from streams.tools.audit.facts import RecountOutcome
 from streams.tools.audit.recount_decisions import DecisionFact, DecisionRecount, DecisionRules
 
@@ -48,7 +48,7 @@ class ToolRules(DecisionRules):
         if event.kind == "changed":
             if event.digest == self._seen:
                 return "it changes nothing"
-            if self._kind in ("function", "http") and event.about.tools != 1:
+            if self._kind in SINGLE and event.about.tools != 1:
                 return f"it offers {event.about.tools} tools, and the endpoint of its entry is one {self._kind}"
         return None
 

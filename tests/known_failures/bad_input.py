@@ -9,6 +9,7 @@ from tests.known_failures.rows import AGENTS, CALLS, FOLD, LOG, OF_TEMPLATES, PA
 RECORDER, RUNS, PROCESSES = f"{LOG}recorder.py", f"{AGENTS}agent_runs.py", f"{AGENTS}agent_processes.py"
 REFUSED = f"{SERVED}::test_bad_input_gets_an_error_in_the_words_of_the_protocol_and_leaves_nothing_in_the_log"
 ACTING = "tests/plugins/threads/test_acting_runs.py"
+CHILDREN = "tests/plugins/threads/test_child_runs.py"
 AUDIT_THREADS = "tests/plugins/threads/test_audit_threads.py"
 """One call of each kind in every protocol, and then a good one, which is answered and is the only turn in the log."""
 
@@ -152,6 +153,16 @@ INPUTS = (
             f"{ACTING}::test_a_cancelled_run_stops_the_call_in_progress",
             f"{ACTING}::test_after_kill_9_in_mid_call_no_step_is_lost_and_none_is_made_twice",
             f"{AUDIT_THREADS}::test_a_step_that_is_dropped_or_made_twice_is_missed",
+        ),
+    ),
+    BadInput(
+        what="agents that call each other in a circle, or a server that is killed while one answers another",
+        answer="the call below `threads.max_depth` is refused, and its model reads why; after a kill the child is the "
+        "same run",
+        log="`call_ended` with `max_depth`; one `run_requested` for each call",
+        tests=(
+            f"{CHILDREN}::test_a_circle_of_agents_and_a_child_without_an_answer_end_by_name",
+            f"{CHILDREN}::test_after_kill_9_in_mid_child_it_is_the_same_run",
         ),
     ),
 )

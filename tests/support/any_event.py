@@ -260,7 +260,7 @@ def _whole_thread_event(event: ThreadEvent) -> ThreadEvent:
     """Make it that a run failed, or that a thread was changed."""
     absent: dict[str, Any] = {"if_busy": None, "model": None, "memory_config": None, "sampling": None, "turn_id": None}
     absent |= {"stateless": False, "labels": "{}", "values": None, "request": None}
-    absent |= {"call": None, "waits": (), "decisions": ()}
+    absent |= {"call": None, "parent": None, "waits": (), "decisions": ()}
     if event.error is None:
         return dataclasses.replace(event, **absent, kind="changed", run_id=None, ending=None)
     return dataclasses.replace(event, **absent, kind="run_ended", run_id=event.run_id or "r", ending="error")

@@ -118,7 +118,7 @@ def _status(run: RunState) -> dict[str, Any]:
         calls = required_calls(run)
         text = "; ".join(f"{call.name} waits for {call.waits_for}" for call in calls)
         message = _message(run, derive_id(end_id(run), "waits", run.steps.pauses), "ROLE_AGENT", text)
-        message["parts"].append({"data": {"calls": [call.model_dump() for call in calls]}})
+        message["parts"].append({"data": {"calls": [call.model_dump(exclude_unset=True) for call in calls]}})
         status["message"] = message
     return status
 

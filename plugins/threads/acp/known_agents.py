@@ -13,7 +13,7 @@ from starlette.requests import Request
 from gateway.http.principal import DEFAULT_AGENT, may_ask, principal_of, tenant_of
 from plugins.agents.registry.agent_log import AgentMemory, capability_problem, read_memory
 from schemas.conventions import TOOL_IDS
-from schemas.events import AgentEvent, Tool
+from schemas.events import RUN_TASK, AgentEvent, Tool, derive_id
 from streams.access.tenants.tenant_names import SEPARATOR, is_of, may_know, named
 from streams.errors import CallError, EventError
 from streams.stages.agents.registered_agents import AgentRegistry
@@ -41,6 +41,11 @@ class AvailableAgent:
     """Whether a program answers its runs, and not the model."""
     created_at: int | None = None
     """None: it is not registered."""
+
+    def metadata_of(self, run_id: str, tenant: str | None) -> dict[str, str]:
+        """Return the metadata of a request for a run of it: its tools, and the task of its program."""
+        tools = {TOOL_IDS: self.tool_ids} if self.tool_ids else {}
+        return tools | ({RUN_TASK: named(tenant, derive_id(run_id, "task"))} if self.has_program else {})
 
 
 class KnownAgents:

@@ -27,9 +27,7 @@ from plugins.threads.acp.thread_bodies import RunBody
 from plugins.threads.acp.thread_views import ThreadViews
 from plugins.threads.log.thread_state import RunState, ThreadState
 from schemas import json_text
-from schemas.conventions import TOOL_IDS
-from schemas.events import RUN_TASK, Sampling, ThreadEvent, derive_id
-from streams.access.tenants.tenant_names import named
+from schemas.events import Sampling, ThreadEvent
 from streams.errors import CallError
 
 
@@ -104,6 +102,15 @@ class RequestedRuns:
     async def _resume(
         self, request: Request, run: RunState, answered: ResumedCalls, event_id: str | None = None
     ) -> RunState:
+        """Record answers to a run; those to a call whose run waits are answers to that run."""
+        waiting = {step.call.id: step for step in run.steps.waiting if step.waits_for == "child"}
+        answered, values = answered.without(waiting)
+        for call_id, value in values.items():
+            name = run.child_id(waiting[call_id].call)
+            await self.resume(request, await self.find(request, name), value)
+            await self._runs.children.settle(run.run_id, name)
+        if values and not answered.decisions and not answered.results:
+            return await self.find(request, run.run_id)
         event = thread_event(request, run.thread_id, "run_resumed")
         event = replace(
             event,
@@ -152,12 +159,10 @@ def _run_request(request: Request, body: RunBody, agent: AvailableAgent, origin:
         seed=int(run_id[:8], 16) if chosen.seed is None else chosen.seed,
         stop=tuple(chosen.stop or ()),
     )
-    task_id = named(tenant_of(request), derive_id(run_id, "task"))
-    metadata = {TOOL_IDS: agent.tool_ids} if agent.tool_ids else {}
     return replace(
         thread_event(request, thread, "created"),
         kind="run_requested",
-        metadata=metadata | ({RUN_TASK: task_id} if agent.has_program else {}),
+        metadata=agent.metadata_of(run_id, tenant_of(request)),
         run_id=run_id,
         agent_id=agent.logged,
         labels=json_text.one_line(body.metadata or {}),

@@ -6,7 +6,7 @@ true, "yes" ─────────────► every call that waits for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from plugins.threads.log.run_steps import CallStep
@@ -24,6 +24,15 @@ class ResumedCalls(NamedTuple):
 
     decisions: tuple[CallDecision, ...] = ()
     results: tuple[Message, ...] = ()
+
+    def without(self, call_ids: Container[str]) -> tuple[ResumedCalls, dict[str, bool | str]]:
+        """Return the answers to other calls, and those to these calls by their ids."""
+        answers: dict[str, bool | str] = {one.call_id: one.allowed for one in self.decisions}
+        answers |= {one.tool_call_id or "": one.content for one in self.results}
+        decisions = tuple(one for one in self.decisions if one.call_id not in call_ids)
+        results = tuple(one for one in self.results if one.tool_call_id not in call_ids)
+        rest = {call_id: answer for call_id, answer in answers.items() if call_id in call_ids}
+        return ResumedCalls(decisions, results), rest
 
 
 def read_resumption(run: RunState, value: Any) -> ResumedCalls:

@@ -5,7 +5,7 @@
 
 After kill -9 the next server finds a call that was begun and has no end. It is made again if its entry is idempotent;
 otherwise it may have been made or not, and the run waits until a person says so. A call that is denied, or that
-fails, is a result that the model reads.
+fails, is a result that the model reads. An agent that is a tool answers by a run of its own (child_runs.py).
 
 Not covered: calls of one answer at the same time, and an environment that keeps its state from call to call.
 """
@@ -17,11 +17,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from gateway.http.authentication import Authentication
 from gateway.log.run_tools import CallableTool, CallRights, CallStop, RunTools, ToolReply, rights_of
+from plugins.threads.acp.known_agents import KnownAgents
 from plugins.threads.log.run_steps import CallStep
 from plugins.threads.log.thread_log import Appended
 from plugins.threads.log.thread_state import RunState
@@ -53,6 +55,8 @@ class CallPlaces(NamedTuple):
     tools: RunTools | None
     """None: no part has registered tools."""
     authentication: Authentication | None
+    agents: KnownAgents | None = None
+    """Those that may be tools; None: there are none."""
 
 
 class NextCall(NamedTuple):
@@ -88,9 +92,14 @@ def registered_tools(run: RunState) -> dict[str, str]:
 class RunActions:
     """Makes the calls of a server's runs. Of one event loop."""
 
-    def __init__(self, places: Callable[[], CallPlaces], record: Callable[[ThreadEvent], Awaitable[Appended]]) -> None:
-        """`record` returns once an event is in the log and its own fold has it."""
-        self._places, self._record = places, record
+    def __init__(
+        self,
+        places: Callable[[], CallPlaces],
+        record: Callable[[ThreadEvent], Awaitable[Appended]],
+        ask: Callable[[NextCall], Awaitable[None]],
+    ) -> None:
+        """`record` returns once an event is in the log and its own fold has it; `ask` lets an agent answer a call."""
+        self._places, self._record, self._ask = places, record, ask
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, "calls-tools")
         self._calls: dict[asyncio.Task[None], CallStop] = {}
         self._is_stopping = False
@@ -104,7 +113,7 @@ class RunActions:
                 waits.append(PausedCall(call_id=step.call.id, waits_for="results"))
                 continue
             if step.allowed is False:
-                await self._refuse(run, step, reference, ToolReply("a person refused this call", "refused"))
+                await self.refuse(run, step, reference, ToolReply("a person refused this call", "refused"))
                 return
             try:
                 rights, tool = await self._apart(self._find, run, reference)
@@ -113,14 +122,15 @@ class RunActions:
                 await asyncio.sleep(AGAIN_S)
                 return
             if isinstance(tool, ToolReply):
-                await self._refuse(run, step, reference, tool)
+                await self.refuse(run, step, reference, tool)
                 return
             if step.begun and step.allowed is None and not tool.idempotent:
                 waits.append(PausedCall(call_id=step.call.id, waits_for="unfinished"))
             elif tool.needs_consent and step.allowed is None and not step.begun:
                 waits.append(PausedCall(call_id=step.call.id, waits_for="consent"))
             else:
-                await self._make(NextCall(run, step, reference, tool, rights))
+                make = self._make if tool.agent is None else self._ask
+                await make(NextCall(run, step, reference, tool, rights))
                 return
         names = [f"{wait.call_id} {wait.waits_for}" for wait in waits]
         await self._record(step_event(run, "run_paused", run.steps.pauses, *names, waits=tuple(waits)))
@@ -182,19 +192,21 @@ class RunActions:
             reply = ToolReply("the call failed; the output of the server says why", "failed")
         if stop.is_stopped:
             return  # its run has ended
+        duration_ms = round((time.monotonic() - started) * 1000)
+        await self.end(call.run, call.step, call.about(duration_ms=duration_ms), reply)
+
+    async def refuse(self, run: RunState, step: CallStep, reference: str, reply: ToolReply) -> None:
+        """Record a call that is not made, with the reason as its result."""
+        tool_id = reference.partition("@")[0]
+        refused = RunCall(call_id=step.call.id, tool_id=tool_id, arguments=step.call.arguments)
+        await self.end(run, step, refused, reply)
+
+    async def end(self, run: RunState, step: CallStep, call: RunCall, reply: ToolReply) -> None:
+        """Record the result of a call."""
         if len(reply.text) > MOST_CHARACTERS:
             problem = f"the result has {len(reply.text)} characters; at most {MOST_CHARACTERS}"
             reply = ToolReply(problem, "too_large")
-        duration_ms = round((time.monotonic() - started) * 1000)
-        await self._end(call.run, call.step, call.about(duration_ms=duration_ms, error=reply.error), reply)
-
-    async def _refuse(self, run: RunState, step: CallStep, reference: str, reply: ToolReply) -> None:
-        """Record a call that is not made, with the reason as its result."""
-        tool_id = reference.partition("@")[0]
-        refused = RunCall(call_id=step.call.id, tool_id=tool_id, arguments=step.call.arguments, error=reply.error)
-        await self._end(run, step, refused, reply)
-
-    async def _end(self, run: RunState, step: CallStep, call: RunCall, reply: ToolReply) -> None:
+        call = replace(call, error=reply.error)
         message = Message(role="tool", content=reply.text, tool_call_id=step.call.id)
         await self._record(step_event(run, "call_ended", step.call.id, messages=(message,), call=call))
 

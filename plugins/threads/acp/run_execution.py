@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 from gateway.http import errors
 from plugins.agents.registry.agent_log import MOST_ITEMS, AgentMemory, read_memory
+from plugins.threads.acp.child_runs import ChildRuns
 from plugins.threads.acp.run_actions import ACTOR, AGAIN_S, CallPlaces, RunActions, step_event
 from plugins.threads.acp.run_frames import StreamPlace, end_id, frames
 from plugins.threads.acp.run_limits import RunLimits, RunOutcome
@@ -36,6 +37,7 @@ from plugins.threads.log.compaction import as_read
 from plugins.threads.log.memory_log import MemoryLog
 from plugins.threads.log.memory_state import MemoryItem, namespace_of
 from plugins.threads.log.thread_log import Appended, ThreadLog
+from plugins.threads.log.thread_settings import Threads
 from plugins.threads.log.thread_state import RunState, ThreadState, last_turns
 from schemas import json_text
 from schemas.events import PROGRAM_RUN, ThreadEvent, derive_id
@@ -99,7 +101,9 @@ class ThreadRuns:
         """
         self._programs = programs
         self._settings, self._recorder, self._memory, self._steps = settings, recorder, memory, steps
-        self._limits, self._actions = RunLimits(settings), RunActions(places, self._record)
+        self._limits, max_depth = RunLimits(settings), settings.of_plugin(Threads).max_depth
+        self._actions = RunActions(places, self.record, lambda call: self.children.answer(call))
+        self.children = ChildRuns(self, self._actions, lambda: places().agents, max_depth)
         self._threads = FollowedOnDemand(lambda settings: ThreadLog(settings, self._pass_on), settings)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -160,6 +164,8 @@ class ThreadRuns:
         """Update a thread: answer its run in progress, and no other."""
         for listener in self.listeners:
             listener(state)
+        if not self._stopping and (threads := self._threads.current) is not None:
+            self.children.take(threads, state)
         for run_id, feed in list(self._feeds.items()):
             if feed.thread_id == state.thread_id:
                 feed.tell()
@@ -209,7 +215,7 @@ class ThreadRuns:
         try:
             async with asyncio.timeout(self._limits.left_s(run)):
                 while run.status == "pending":
-                    if (limit := self._limits.limit_of(run)) is not None:
+                    if (limit := self._limits.limit_of(run, self.children.callers_of(run))) is not None:
                         return limit
                     if run.steps.open_calls:
                         await self._actions.act(run)
@@ -265,7 +271,7 @@ class ThreadRuns:
         fields = outcome._asdict()
         del fields["ending"], fields["error"], fields["program_run"]
         event = step_event(run, "run_answered", **fields)
-        await self._record(event)
+        await self.record(event)
 
     async def _call(self, run: RunState, feed: RunFeed) -> ModelCall:
         """Return the next call of the model that a run makes. Raises CallError."""
@@ -310,11 +316,13 @@ class ThreadRuns:
             turn_id=outcome.turn_id,
             error=outcome.error,
             metadata={} if outcome.program_run is None else {PROGRAM_RUN: outcome.program_run},
+            prompt_tokens=outcome.prompt_tokens or None,
+            completion_tokens=outcome.completion_tokens or None,
             messages=outcome.messages,
         )
-        await self._record(event)
+        await self.record(event)
 
-    async def _record(self, event: ThreadEvent) -> Appended:
+    async def record(self, event: ThreadEvent) -> Appended:
         """Write an event about a run; wait for the broker as long as it takes."""
         while True:
             try:
@@ -383,6 +391,7 @@ class ThreadRuns:
         """Leave the runs in progress to the next server, after the calls of tools that they make."""
         self.stop()
         await self._actions.close()
+        await self.children.close()
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()

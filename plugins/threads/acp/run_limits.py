@@ -5,6 +5,7 @@ RunState, settings of threads, prices ──► RunLimits ──► RunOutcome: 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from plugins.threads.log.thread_settings import Threads
@@ -43,10 +44,14 @@ class RunLimits:
                 "threads.budget_usd has no effect without prices; set prices.prompt_usd and prices.completion_usd"
             )
 
-    def limit_of(self, run: RunState) -> RunOutcome | None:
-        """Return how a run ends that has done as much as it may; None: it may continue."""
-        limits, steps = self._limits, run.steps
-        answers, sampled = len(steps.turns), steps.completion_tokens
+    def limit_of(self, run: RunState, callers: Sequence[RunState] = ()) -> RunOutcome | None:
+        """Return how a run ends that has done as much as it may; None: it may continue.
+
+        `callers`: the runs above it, whose tokens and costs it shares.
+        """
+        limits, answers = self._limits, len(run.steps.turns)
+        read = sum(each.steps.prompt_tokens for each in (run, *callers))
+        sampled = sum(each.steps.completion_tokens for each in (run, *callers))
         max_turns, name = limits.max_turns, "threads.max_turns"
         if (recursion_limit := run.order.get(RECURSION_LIMIT, max_turns)) < max_turns:
             max_turns, name = recursion_limit, "config.recursion_limit"
@@ -55,7 +60,7 @@ class RunLimits:
         if limits.max_tokens and sampled >= limits.max_tokens:
             text = f"{sampled} tokens were sampled; at most {limits.max_tokens} (threads.max_tokens)"
             return RunOutcome("max_tokens", error=text)
-        cost = (steps.prompt_tokens * self._prompt_usd + sampled * self._completion_usd) / 1e6
+        cost = (read * self._prompt_usd + sampled * self._completion_usd) / 1e6
         if limits.budget_usd and cost >= limits.budget_usd:
             text = f"its tokens cost {cost:g} USD; at most {limits.budget_usd:g} (threads.budget_usd)"
             return RunOutcome("budget", error=text)

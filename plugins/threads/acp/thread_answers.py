@@ -89,7 +89,11 @@ class RequiredCall(Answer):
     tool_call_id: str
     name: str
     arguments: dict[str, Any]
-    waits_for: CallWait = Field(description="results: of the client's tool; consent, unfinished: yes or no of a person")
+    waits_for: CallWait = Field(
+        description="results: of the client's tool; consent, unfinished: yes or no of a person; child: for what "
+        "the run run_id waits for"
+    )
+    run_id: str | None = Field(None, description="child: the run of the agent that is called, which waits")
 
 
 class ThreadRunAnswer(Answer):
@@ -245,6 +249,7 @@ def required_calls(run: RunState) -> list[RequiredCall]:
             name=step.call.name,
             arguments=object_of(step.call.arguments),
             waits_for=step.waits_for,
+            **({"run_id": run.child_id(step.call)} if step.waits_for == "child" else {}),
         )
         for step in run.waiting
         if step.waits_for is not None
@@ -253,7 +258,7 @@ def required_calls(run: RunState) -> list[RequiredCall]:
 
 def interrupts(run: RunState) -> list[dict[str, Any]]:
     """Return what a run waits for, as LangGraph has it."""
-    return [{"id": call.tool_call_id, "value": call.model_dump()} for call in required_calls(run)]
+    return [{"id": call.tool_call_id, "value": call.model_dump(exclude_unset=True)} for call in required_calls(run)]
 
 
 def item_answer(request: Request, item: MemoryItem) -> ItemAnswer:

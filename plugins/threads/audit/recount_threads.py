@@ -6,6 +6,7 @@
     run_ended, by a program ──► its task is in tasks, and a turn that it names has the same text
     call_begun, call_ended, … ──► RunCalls: each call of an answer has one result, and is made once
     run_requested ──► each run is on one thread; a turn of a run has a request
+    call_begun, call_ended, of an agent ──► ChildCount: its run is requested once, and its answer is the result
     compacted ──► the summary of its turn, of messages that the thread had; later runs were given it
     changed, by a task ──► the task is in tasks
     actor: a key ──► it names its own tenant's threads and agents
@@ -23,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from plugins.threads.audit.child_counts import ChildCount
 from plugins.threads.audit.thread_facts import (
     OF_MEMORY,
     KeyRights,
@@ -93,6 +95,12 @@ class ThreadRecount(KeyedRecount[ThreadFact]):
             {name: f"calls {name}" for name in ("answered", "failed", "by clients", "left", "open")},
             shown_with="calls by runs",
         ),
+        RecountSum(
+            "child runs",
+            ("child runs",),
+            {name: f"child runs {name}" for name in ("answered", "failed", "left")},
+            shown_with="child runs",
+        ),
     )
 
     def __init__(self) -> None:
@@ -114,7 +122,7 @@ class ThreadRecount(KeyedRecount[ThreadFact]):
 
     def report(self, view: AuditView, policy: str | None) -> RecountOutcome:
         """Return the findings about all threads; not by policy, since runs may be of several."""
-        whole, threads_of_runs = RecountOutcome(), dict[str, str]()
+        whole, threads_of_runs, children = RecountOutcome(), dict[str, str](), ChildCount()
         for story in self.keys.values() if policy is None else ():
             check = _ThreadCheck(story, self._turns, self._actors, view)
             check.read()
@@ -122,6 +130,8 @@ class ThreadRecount(KeyedRecount[ThreadFact]):
                 if (other := threads_of_runs.setdefault(run_id, story.key)) != story.key:
                     whole.find("contradictory", request.at, f"run {run_id} is on thread {other} already")
             whole.add(check.outcome)
+            children.take(story.events)
+        children.report(whole, is_whole=not view.is_cut("threads"))
         if policy is not None or view.is_cut("threads") or not view.reach.settled:
             return whole  # while servers work, a request may be newer than was read
         for (_, run_id), turns in self._turns.items():

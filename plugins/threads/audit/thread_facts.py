@@ -15,7 +15,17 @@ from typing import Any, NamedTuple
 from plugins.threads.audit.call_steps import StepFact, step_fact
 from schemas import json_text
 from schemas.conventions import TASK_PARTS, THREAD, THREAD_TASK
-from schemas.events import PROGRAM_RUN, RUN_TASK, AccessEvent, Coordinates, Message, ThreadEvent, Turn, derive_id
+from schemas.events import (
+    PROGRAM_RUN,
+    RUN_TASK,
+    AccessEvent,
+    Coordinates,
+    Message,
+    ParentCall,
+    ThreadEvent,
+    Turn,
+    derive_id,
+)
 from streams.kafka.record import Record
 from streams.tools.audit.record_digests import content_digest, digest
 
@@ -104,6 +114,19 @@ class ThreadFact(NamedTuple):
     """Of that task, what the thread then has."""
     summary: SummaryFact | None
     """compacted, unless that failed."""
+    child: ChildFact
+    """What it says of runs that answer calls of others."""
+
+
+class ChildFact(NamedTuple):
+    """What an event says of a run that answers a call of another."""
+
+    run_id: str = ""
+    """call_begun, call_ended: that run; empty: no run answers the call."""
+    parent: ParentCall | None = None
+    """run_requested: the call."""
+    text: int = 0
+    """A digest of the answer of a run of no thread, or of the result of a call that a run answers."""
 
 
 class SummaryFact(NamedTuple):
@@ -218,7 +241,15 @@ def thread_fact(record: Record, event: ThreadEvent) -> ThreadFact:
         task_id=task_id or "",
         task_parts=frozenset() if task_id is None else frozenset((task_id, part) for part in parts.split()),
         summary=_summary(event),
+        child=_child(event),
     )
+
+
+def _child(event: ThreadEvent) -> ChildFact:
+    child = "" if event.call is None else event.call.child_run or ""
+    is_single = event.kind == "run_ended" and event.thread_id == event.run_id
+    text = digest(event.messages[0].content) if event.messages and (child or is_single) else 0
+    return ChildFact(child, event.parent, text)
 
 
 def _summary(event: ThreadEvent) -> SummaryFact | None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from schemas.events import CallWait, Message, ThreadEvent, ToolCall, derive_id
+from schemas.events import CallWait, Message, RunCall, ThreadEvent, ToolCall, derive_id
 
 STEPS = ("run_answered", "call_begun", "call_ended", "run_paused", "run_resumed")
 """Kinds of events between the request for a run and its end."""
@@ -143,13 +143,12 @@ def take_step(steps: RunSteps, event: ThreadEvent) -> StepOutcome:
                 steps,
                 turns=(*steps.turns, event.turn_id or ""),
                 calls=tuple(CallStep(call=call) for call in event.messages[0].tool_calls),
-                prompt_tokens=steps.prompt_tokens + (event.prompt_tokens or 0),
-                completion_tokens=steps.completion_tokens + (event.completion_tokens or 0),
             )
+            steps = count_tokens(steps, event)
         case "call_begun":
             steps = _with_call(steps, event, begun=1)
         case "call_ended":
-            steps = _with_call(steps, event, ended=True)
+            steps = count_tokens(_with_call(steps, event, ended=True), event.call)
         case "run_paused":
             waits = {wait.call_id: wait.waits_for for wait in event.waits}
             calls = (replace(call, waits_for=waits.get(call.call.id, call.waits_for)) for call in steps.calls)
@@ -157,6 +156,12 @@ def take_step(steps: RunSteps, event: ThreadEvent) -> StepOutcome:
         case "run_resumed":
             steps = _resume(steps, event)
     return StepOutcome(steps, added)
+
+
+def count_tokens(steps: RunSteps, counted: ThreadEvent | RunCall | None) -> RunSteps:
+    """Return the steps with the tokens that an event, or the run of a child, counts."""
+    read, sampled = (0, 0) if counted is None else (counted.prompt_tokens or 0, counted.completion_tokens or 0)
+    return replace(steps, prompt_tokens=steps.prompt_tokens + read, completion_tokens=steps.completion_tokens + sampled)
 
 
 def _with_call(steps: RunSteps, event: ThreadEvent, *, begun: int = 0, ended: bool = False) -> RunSteps:

@@ -23,6 +23,8 @@ class Threads(Section):
         0.0, ge=0, description="cost of its tokens by prices.prompt_usd and prices.completion_usd, USD; 0: no limit"
     )
 
+    max_depth: int = Field(4, ge=0, description="runs above a run, where agents are tools of agents; 0: none calls one")
+
     @field_validator("functions")
     @classmethod
     def _are_references(cls, functions: str) -> str:

@@ -28,12 +28,13 @@ from plugins.threads.log.run_steps import (
     CallStep,
     RunSteps,
     ThreadMessage,
+    count_tokens,
     messages_of,
     step_refusal,
     take_step,
 )
 from schemas.conventions import TASK_PARTS, THREAD_TASK
-from schemas.events import RUN_TASK, Message, RunEnding, Sampling, ThreadEvent, Tool
+from schemas.events import RUN_TASK, Message, RunEnding, Sampling, ThreadEvent, Tool, ToolCall, derive_id
 from streams.access.tenants.tenant_names import tenant_in
 
 RunStatus = Literal["pending", "success", "error", "timeout", "interrupted"]
@@ -147,6 +148,10 @@ class RunState:
     def tools(self) -> tuple[Tool, ...]:
         """What the agent may call."""
         return self.request.tools
+
+    def child_id(self, call: ToolCall) -> str:
+        """Return the id of the run that answers a call of its newest answer, if the tool is an agent."""
+        return derive_id(self.run_id, "child", self.steps.turns[-1], call.id)
 
     @property
     def task_id(self) -> str:
@@ -381,7 +386,8 @@ def _step(state: ThreadState, event: ThreadEvent) -> ThreadState:
 def _end(state: ThreadState, event: ThreadEvent) -> ThreadState:
     run_id, answer = event.run_id or "", messages_of(event)
     outcome = {"ending": event.ending, "answer": answer, "turn_id": event.turn_id, "error": event.error}
-    state = _close_run(state, run_id, event, **outcome)
+    steps = count_tokens(state.runs[run_id].steps, event)
+    state = _close_run(state, run_id, event, steps=steps, **outcome)
     if answer:
         head = ThreadCheckpoint(event.event_id, event.created_at, state.head, answer, state.head.values, run_id=run_id)
         state = replace(state, head=head)

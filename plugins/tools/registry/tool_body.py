@@ -15,11 +15,13 @@ from plugins.environments.listed import LISTED
 from plugins.tools.registry.tool_log import EntryOrder
 from schemas.events import EpisodeStart, Tool
 from schemas.faults import OutsideObject, faults
-from schemas.tool_text import TOOL_ID, endpoint_kind
+from schemas.tool_text import SINGLE, TOOL_ID, endpoint_kind
 from streams.errors import EventError
 
 DESCRIBED = ("name", "description", "parameters")
-"""Fields that describe a function or a URL."""
+"""Fields that describe a function, a URL or an agent."""
+MESSAGE = {"type": "object", "properties": {"message": {"type": "string"}}, "required": ["message"]}
+"""JSON Schema of the arguments of an agent: what its run begins with."""
 OF_ENVIRONMENT = ("settings", "seed", "max_turns")
 """Fields of an environment."""
 
@@ -31,10 +33,14 @@ class ToolBody(OutsideObject):
     endpoint: str = Field(
         min_length=1,
         max_length=2000,
-        description="module:function, http(s)://host/path, mcp:SERVER or environment:NAME; as the settings list it",
+        description="module:function, http(s)://host/path, mcp:SERVER or environment:NAME, as the settings list it; or "
+        "agent:NAME, an agent of this server",
     )
     name: str | None = Field(
-        None, min_length=1, max_length=128, description="of a function's or a URL's calls; default: the entry's"
+        None,
+        min_length=1,
+        max_length=128,
+        description="of the calls of a function, a URL or an agent; default: the entry's",
     )
     description: str | None = Field(None, description="what the tool does; default: the first lines of a docstring")
     parameters: dict[str, Any] | None = Field(None, description="JSON Schema of the arguments; default: a signature's")
@@ -52,10 +58,12 @@ class ToolBody(OutsideObject):
         kind = endpoint_kind(self.endpoint)
         if kind == "own":
             raise ValueError(f"endpoint is {self.endpoint}, which our own server describes itself; name another")
-        for fields, kinds in ((DESCRIBED, ("function", "http")), (OF_ENVIRONMENT, ("environment",))):
+        for fields, kinds in ((DESCRIBED, SINGLE), (OF_ENVIRONMENT, ("environment",))):
             for name in fields:
                 if getattr(self, name) is not None and kind not in kinds:
                     raise ValueError(f"{name} has no effect on {self.endpoint[:200]}; leave it out")
+        if kind == "agent" and (self.parameters is not None or self.auth_required):
+            raise ValueError(f"parameters and auth_required have no effect on {self.endpoint[:200]}; leave them out")
         if kind == "environment" and self.tool_id in LISTED:
             raise ValueError(f"tool_id is {self.tool_id}, as a built-in environment is called; take another name")
         return self
@@ -72,13 +80,16 @@ class ToolBody(OutsideObject):
 
     @property
     def tool(self) -> Tool | None:
-        """The description of a function or a URL; None: the endpoint's own."""
-        if endpoint_kind(self.endpoint) not in ("function", "http"):
+        """The description of a function, a URL or an agent; None: the endpoint's own."""
+        kind, description, parameters = endpoint_kind(self.endpoint), self.description or "", self.parameters or {}
+        if kind not in SINGLE:
             return None
+        if kind == "agent":
+            description, parameters = description or f"Ask {self.endpoint.partition(':')[2]}.", MESSAGE
         return Tool(
             name=self.name or self.tool_id.rpartition(".")[2],
-            description=self.description or "",
-            parameters=json.dumps(self.parameters or {}),
+            description=description,
+            parameters=json.dumps(parameters),
         )
 
 

@@ -28,6 +28,9 @@ from schemas.tool_text import endpoint_kind, offer_digest
 from streams.errors import EventError
 from streams.settings.model import Settings
 
+AGENT = "agent:"
+"""Before the name of an agent, in an endpoint."""
+
 
 class ToolOutput(NamedTuple):
     """The answer to a call."""
@@ -57,11 +60,13 @@ class ToolCaller:
         self._pool.close()
 
     def describe(self, order: EntryOrder, tool: Tool | None = None) -> Offer:
-        """Return the tools of an endpoint; `tool`: name, description and schema of a function or a URL.
+        """Return the tools of an endpoint; `tool`: name, description and schema of a function, a URL or an agent.
 
         Raises EventError for an endpoint that there cannot be, EpisodeError for one that does not answer or is not
         listed.
         """
+        if order.endpoint.startswith(AGENT) and tool is not None:
+            return Offer(tools=(tool,), digest=offer_digest((tool,)))  # it may be registered later
         return self._open(order, tool)[1]
 
     def call(
@@ -78,6 +83,8 @@ class ToolCaller:
         entry = registered.entry
         if entry.added is None or entry.accepted is None or entry.kind == "own":
             raise EventError(f"tool {registered.tool_id} is our own server's; call it there")
+        if entry.kind == "agent":
+            raise EventError(f"tool {registered.tool_id} is an agent, which runs of other agents call; run it")
         order = EntryOrder(entry.tool_id, entry.endpoint, entry.added.auth_required, entry.environment)
         try:
             environment, offer = self._open(order, registered.tool, on_open)
@@ -127,7 +134,7 @@ def start_of(order: EntryOrder, tool: Tool | None = None) -> EpisodeStart:
         raise EventError(str(exc)) from exc
     if kind == "environment" and order.environment is not None:
         return order.environment
-    if kind in ("environment", "own"):
+    if kind in ("environment", "agent", "own"):
         raise EventError(f"endpoint is {order.endpoint}; expected one whose tools can be called")
     settings: dict[str, Any] = {"prompt": ""}
     if kind in ("function", "http") and tool is not None:

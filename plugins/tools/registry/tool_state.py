@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from schemas.events import Coordinates, EpisodeStart, Message, Tool, ToolEvent
 from schemas.faults import nearest_own
-from schemas.tool_text import EndpointKind, endpoint_kind
+from schemas.tool_text import SINGLE, EndpointKind, endpoint_kind
 from streams.errors import NotFoundError, RefusedError
 
 
@@ -73,7 +73,7 @@ class ToolState:
         if self.accepted is None or self.kind == "own":
             return {}
         tools = self.accepted.tools
-        if self.kind in ("function", "http"):
+        if self.kind in SINGLE:
             return {self.tool_id: tools[0]} if tools else {}
         return {f"{self.tool_id}.{tool.name}": tool for tool in tools}
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from gateway.log.run_tools import CallableTool, CallStop, ToolReply
 from plugins.environments.episodes.environment import EpisodeError
-from plugins.tools.registry.tool_caller import ToolCaller
+from plugins.tools.registry.tool_caller import AGENT, ToolCaller
 from plugins.tools.registry.tool_log import ToolLog
 from plugins.tools.registry.tool_state import RegisteredTool, find
 from schemas import json_text
@@ -32,7 +32,10 @@ class ToolsOfRuns:
             return tool
         added, accepted = tool.entry.added, tool.entry.accepted
         assert added is not None and accepted is not None  # noqa: S101 - an entry with tools has both
-        return CallableTool(tool.tool_id, accepted.digest, added.idempotent, added.needs_consent)
+        agent = tool.entry.endpoint.removeprefix(AGENT) if tool.entry.kind == "agent" else None
+        return CallableTool(
+            tool.tool_id, accepted.digest, added.idempotent or agent is not None, added.needs_consent, agent
+        )
 
     def call(self, reference: str, principal: Principal | None, arguments: str, stop: CallStop) -> ToolReply:
         """Return the result of a call. Raises LogError before it was made."""

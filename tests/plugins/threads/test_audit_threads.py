@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 
 from plugins.threads.log.compaction import digest_of
 from plugins.threads.log.thread_state import RunState
-from schemas.events import Event, Message, ThreadEvent, Turn, derive_id
+from schemas.events import Event, Message, ParentCall, ThreadEvent, Turn, derive_id
 from streams.kafka.record import partition_of
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
@@ -270,6 +270,53 @@ def test_calls_are_counted_by_how_they_ended() -> None:
     assert named(report) == "", "a run that waits for a person is not missed"
     text = "4 = 1 answered + 1 failed + 1 by clients + 0 left + 1 open"
     assert ("calls by runs", text, True) in report.equations()
+
+
+def calling(**changes: Any) -> Conversations:
+    """Return a run whose call an agent has answered by a run of its own; `changes` are those of that run's request."""
+    made = Conversations(list[Event](keys()))
+    made.create()
+    made.request(0)
+    made.call_tools("a")
+    parent = made.newest[run_name(0)]
+    child = parent.child_id(parent.steps.open_calls[0].call)
+    made.begin(child_run=child)
+    about = ParentCall(run_id=parent.run_id, turn_id=parent.steps.turns[-1], call_id="0 a", depth=1)
+    fields = {"actor": RED_KEY, "agent_id": "red.calc", "stateless": True, "parent": about, "messages": (user("?"),)}
+    made.write(thread_event("run_requested", child, child, **fields | changes))
+    made.answer(child, "11")
+    made.finish(child_run=child)
+    made.answer(reply="So 11.")
+    return made
+
+
+def test_a_run_that_answers_a_call_of_another_is_counted_and_follows_from_it() -> None:
+    made = calling()
+    report = recounted(*made.events)
+    assert named(report) == ""
+    assert ("child runs", "1 = 1 answered + 0 failed + 0 left", True) in report.equations()
+    child = next(event.run_id for event in made.events if isinstance(event, ThreadEvent) and event.parent)
+    about = calling().newest[child or ""].request.parent
+    assert about is not None
+    deep, other = replace(about, depth=3), replace(about, call_id="b")
+    assert wrong(calling(parent=deep).events) == [
+        ("contradictory", f"run {child} is 3 runs deep, and the run that it answers 0")
+    ]
+    assert ("contradictory", f"run {child} has not the id of the call that it answers") in wrong(
+        calling(parent=other).events
+    )
+    actor = f"run {child} acts for api, and the run that it answers for {RED_KEY}"
+    assert wrong(calling(actor="api").events) == [("contradictory", actor)]
+    forged = [
+        replace(event, messages=(replace(event.messages[0], content="12"),))
+        if isinstance(event, ThreadEvent) and event.kind == "call_ended"
+        else event
+        for event in made.events
+    ]
+    assert ("contradictory", f"its result is not the answer of run {child}") in wrong(forged)
+    never = [event for event in made.events if not (isinstance(event, ThreadEvent) and event.kind == "call_begun")]
+    phantom = f"run {child} answers call 0 a of run {run_name(0)}, which was never begun"
+    assert ("phantom", phantom) in wrong(never)
 
 
 # --- what no server writes --------------------------------------------------------------------------------------------
