@@ -47,6 +47,35 @@ class AliasAnswer(TypedDict):
     version: int
 
 
+class AnnotateBody(TypedDict):
+    """
+    Rows to label.
+    """
+
+    file: NotRequired[str | None]
+    rows: NotRequired[list[dict[str, Any]] | None]
+    map: NotRequired[dict[str, str]]
+    labeller: str
+    bound: NotRequired[float]
+    promoted_only: NotRequired[bool]
+
+
+class AnnotatedRowsAnswer(TypedDict):
+    """
+    A new file with the labels that count.
+    """
+
+    object: Literal["annotated_rows"]
+    file: str | None
+    counts: dict[str, int]
+    rubric: str
+    verdicts: dict[str, int]
+    labellers: dict[str, int]
+    not_asked: int
+    judges: list[dict[str, Any]]
+    counted: list[int]
+
+
 class CachedTokens(TypedDict):
     """
     Of the prompt.
@@ -220,6 +249,8 @@ class EntryBody(TypedDict):
     settings: NotRequired[dict[str, Any] | None]
     seed: NotRequired[int | None]
     max_turns: NotRequired[int | None]
+    idempotent: NotRequired[bool]
+    needs_consent: NotRequired[bool]
     reason: NotRequired[str]
 
 
@@ -868,6 +899,20 @@ class QueryBody(TypedDict):
     limit: NotRequired[int | None]
 
 
+class QueuedRow(TypedDict):
+    """
+    A row that waits for a person. What a machine said of it is not in it.
+    """
+
+    row_id: str
+    place: str
+    tenant: str | None
+    question: str
+    row: dict[str, Any]
+    verdict_id: str
+    created_at: str
+
+
 class QueuedRun(TypedDict):
     """
     A run that waits for a person. What the judge said of it is not in it.
@@ -901,6 +946,28 @@ class RecordedFeedback(TypedDict):
     value: float
     reason: str | None
     source: str
+    recorded_at: str
+
+
+class RecordedLabel(TypedDict):
+    """
+    A label of a row, as it is in the log.
+    """
+
+    row_id: str
+    place: str
+    tenant: str | None
+    question: str
+    row: dict[str, Any]
+    verdict_id: str
+    created_at: str
+    object: Literal["row_label"]
+    verdict: Literal["promote", "reject", "needs_human"]
+    labeller: Literal["scorer", "judge", "person", "order"]
+    actor: str
+    rationale: str
+    rubric: str
+    supersedes: str | None
     recorded_at: str
 
 
@@ -1086,6 +1153,16 @@ class RollbackBody(TypedDict):
     version: NotRequired[int | None]
     expected: int
     reason: str
+
+
+class RowQueue(TypedDict):
+    """
+    The rows that wait for a person; the first ones are a sample of all.
+    """
+
+    object: Literal["list"]
+    data: list[QueuedRow]
+    more: bool
 
 
 class RpcCall(TypedDict):
@@ -1592,9 +1669,11 @@ class ToolRow(TypedDict):
     name: str
     description: str
     parameters: dict[str, Any]
-    kind: Literal["function", "http", "mcp", "environment", "own"]
+    kind: Literal["function", "http", "mcp", "environment", "agent", "own"]
     endpoint: str
     auth_required: bool
+    idempotent: bool
+    needs_consent: bool
     trusted: bool
     digest: str
     newest_digest: str

@@ -56,21 +56,6 @@ class Operations(Sender):
         answer: models.HealthAnswer = self.send("GET", "/healthz")
         return answer
 
-    def begin_run(self, agent_id: str, trajectory_id: str, body: models.BeginBody) -> models.RunAnswer:
-        """Begin the run of an agent on a task."""
-        answer: models.RunAnswer = self.send("POST", f"/agents/{part(agent_id)}/trajectories/{part(trajectory_id)}/begin", json=body)
-        return answer
-
-    def end_run(self, agent_id: str, trajectory_id: str, body: models.EndBody) -> models.RunAnswer:
-        """End it, and record its response."""
-        answer: models.RunAnswer = self.send("POST", f"/agents/{part(agent_id)}/trajectories/{part(trajectory_id)}/end", json=body)
-        return answer
-
-    def register_agent(self, body: models.AgentConfig, *, idempotency_key: str | None = None) -> models.RegisteredAgent:
-        """Write what an agent is."""
-        answer: models.RegisteredAgent = self.send("POST", "/rl/agents", json=body, headers={"Idempotency-Key": idempotency_key})
-        return answer
-
     def submit_task(self, body: models.TaskBody) -> models.TaskAnswer:
         """Write a task. The same task again is the same; another one of its id is refused."""
         answer: models.TaskAnswer = self.send("POST", "/tasks", json=body)
@@ -161,6 +146,21 @@ class Operations(Sender):
         answer: models.PermissionsAnswer = self.send("GET", "/auth/permissions")
         return answer
 
+    def begin_run(self, agent_id: str, trajectory_id: str, body: models.BeginBody) -> models.RunAnswer:
+        """Begin the run of an agent on a task."""
+        answer: models.RunAnswer = self.send("POST", f"/agents/{part(agent_id)}/trajectories/{part(trajectory_id)}/begin", json=body)
+        return answer
+
+    def end_run(self, agent_id: str, trajectory_id: str, body: models.EndBody) -> models.RunAnswer:
+        """End it, and record its response."""
+        answer: models.RunAnswer = self.send("POST", f"/agents/{part(agent_id)}/trajectories/{part(trajectory_id)}/end", json=body)
+        return answer
+
+    def register_agent(self, body: models.AgentConfig, *, idempotency_key: str | None = None) -> models.RegisteredAgent:
+        """Write what an agent is."""
+        answer: models.RegisteredAgent = self.send("POST", "/rl/agents", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
     def create_training_job(self, body: models.TrainingOrderBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
         """Order a job that trains a policy by rewards, or tunes it on chosen answers or preferences."""
         answer: models.TrainingJob = self.send("POST", "/finetune/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
@@ -203,45 +203,6 @@ class Operations(Sender):
     def list_public_keys(self) -> models.JwksAnswer:
         """Return the keys that verify access tokens (RFC 7517)."""
         answer: models.JwksAnswer = self.send("GET", "/.well-known/jwks.json")
-        return answer
-
-    def list_tools(self) -> models.ToolRows:
-        """List tools by their ids."""
-        answer: models.ToolRows = self.send("GET", "/mcp/tools")
-        return answer
-
-    def add_tool(self, body: models.EntryBody) -> models.ToolRows:
-        """Add an entry, and trust the description that its endpoint has now. The same again changes nothing."""
-        answer: models.ToolRows = self.send("POST", "/mcp/tools", json=body)
-        return answer
-
-    def accept_tool(self, tool_id: str, body: models.AcceptBody) -> models.ToolRows:
-        """Trust the newest description of an entry."""
-        answer: models.ToolRows = self.send("POST", f"/mcp/tools/{part(tool_id)}/accept", json=body)
-        return answer
-
-    def remove_tool(self, tool_id: str) -> models.RemovedEntry:
-        """Remove an entry."""
-        answer: models.RemovedEntry = self.send("DELETE", f"/mcp/tools/{part(tool_id)}")
-        return answer
-
-    def invoke_tool(self, tool_id: str, body: models.InvokeBody) -> models.ToolResult:
-        """Call a tool. One that is described otherwise than accepted is refused."""
-        answer: models.ToolResult = self.send("POST", f"/mcp/tools/{part(tool_id)}/invoke", json=body)
-        return answer
-
-    def stream_tools(self, body: models.StreamBody) -> None:
-        """Call several tools at once. Each answer, or error, is an event with the id of its call."""
-        self.send("POST", "/mcp/stream", json=body)
-
-    def list_environments(self) -> models.KeptEnvironments:
-        """List the environments of the registry."""
-        answer: models.KeptEnvironments = self.send("GET", "/rl/environments")
-        return answer
-
-    def try_environment(self, body: models.EnvironmentBody) -> models.TriedEnvironment:
-        """Play an episode of an environment three times, say what it shows, and keep it if it gets a name."""
-        answer: models.TriedEnvironment = self.send("POST", "/rl/environments", json=body)
         return answer
 
     def create_template(self, body: models.TemplateBody) -> models.TemplateAnswer:
@@ -319,6 +280,45 @@ class Operations(Sender):
         answer: models.TrainingJob = self.send("POST", "/finetune/peft", json=body, headers={"Idempotency-Key": idempotency_key})
         return answer
 
+    def list_tools(self) -> models.ToolRows:
+        """List tools by their ids."""
+        answer: models.ToolRows = self.send("GET", "/mcp/tools")
+        return answer
+
+    def add_tool(self, body: models.EntryBody) -> models.ToolRows:
+        """Add an entry, and trust the description that its endpoint has now. The same again changes nothing."""
+        answer: models.ToolRows = self.send("POST", "/mcp/tools", json=body)
+        return answer
+
+    def accept_tool(self, tool_id: str, body: models.AcceptBody) -> models.ToolRows:
+        """Trust the newest description of an entry."""
+        answer: models.ToolRows = self.send("POST", f"/mcp/tools/{part(tool_id)}/accept", json=body)
+        return answer
+
+    def remove_tool(self, tool_id: str) -> models.RemovedEntry:
+        """Remove an entry."""
+        answer: models.RemovedEntry = self.send("DELETE", f"/mcp/tools/{part(tool_id)}")
+        return answer
+
+    def invoke_tool(self, tool_id: str, body: models.InvokeBody) -> models.ToolResult:
+        """Call a tool. One that is described otherwise than accepted is refused."""
+        answer: models.ToolResult = self.send("POST", f"/mcp/tools/{part(tool_id)}/invoke", json=body)
+        return answer
+
+    def stream_tools(self, body: models.StreamBody) -> None:
+        """Call several tools at once. Each answer, or error, is an event with the id of its call."""
+        self.send("POST", "/mcp/stream", json=body)
+
+    def list_environments(self) -> models.KeptEnvironments:
+        """List the environments of the registry."""
+        answer: models.KeptEnvironments = self.send("GET", "/rl/environments")
+        return answer
+
+    def try_environment(self, body: models.EnvironmentBody) -> models.TriedEnvironment:
+        """Play an episode of an environment three times, say what it shows, and keep it if it gets a name."""
+        answer: models.TriedEnvironment = self.send("POST", "/rl/environments", json=body)
+        return answer
+
     def start_selfplay(self, body: models.SelfPlayBody, *, idempotency_key: str | None = None) -> models.SelfPlayRunAnswer:
         """Ask a policy the questions of a catalogue."""
         answer: models.SelfPlayRunAnswer = self.send("POST", "/run", json=body, headers={"Idempotency-Key": idempotency_key})
@@ -332,6 +332,21 @@ class Operations(Sender):
     def judge_run(self, run_id: str, body: models.VerdictBody) -> models.RecordedVerdict:
         """Say whether a run is good enough to learn from."""
         answer: models.RecordedVerdict = self.send("POST", f"/runs/{part(run_id)}/verdict", json=body)
+        return answer
+
+    def annotate_rows(self, body: models.AnnotateBody) -> models.AnnotatedRowsAnswer:
+        """Label rows, and keep them as a file with the labels that count."""
+        answer: models.AnnotatedRowsAnswer = self.send("POST", "/data/annotate", json=body)
+        return answer
+
+    def list_row_queue(self, *, limit: int | None = None) -> models.RowQueue:
+        """List the rows that wait for a person."""
+        answer: models.RowQueue = self.send("GET", "/data/annotations/queue", params={"limit": limit})
+        return answer
+
+    def label_row(self, row_id: str, body: models.VerdictBody) -> models.RecordedLabel:
+        """Say whether a row is good enough to learn from."""
+        answer: models.RecordedLabel = self.send("POST", f"/data/annotations/{part(row_id)}", json=body)
         return answer
 
     def list_datasets(self, *, dataset: str | None = None) -> models.DatasetListAnswer:
@@ -406,21 +421,6 @@ class AsyncOperations(AsyncSender):
     async def get_health(self) -> models.HealthAnswer:
         """Say that the server answers."""
         answer: models.HealthAnswer = await self.send("GET", "/healthz")
-        return answer
-
-    async def begin_run(self, agent_id: str, trajectory_id: str, body: models.BeginBody) -> models.RunAnswer:
-        """Begin the run of an agent on a task."""
-        answer: models.RunAnswer = await self.send("POST", f"/agents/{part(agent_id)}/trajectories/{part(trajectory_id)}/begin", json=body)
-        return answer
-
-    async def end_run(self, agent_id: str, trajectory_id: str, body: models.EndBody) -> models.RunAnswer:
-        """End it, and record its response."""
-        answer: models.RunAnswer = await self.send("POST", f"/agents/{part(agent_id)}/trajectories/{part(trajectory_id)}/end", json=body)
-        return answer
-
-    async def register_agent(self, body: models.AgentConfig, *, idempotency_key: str | None = None) -> models.RegisteredAgent:
-        """Write what an agent is."""
-        answer: models.RegisteredAgent = await self.send("POST", "/rl/agents", json=body, headers={"Idempotency-Key": idempotency_key})
         return answer
 
     async def submit_task(self, body: models.TaskBody) -> models.TaskAnswer:
@@ -513,6 +513,21 @@ class AsyncOperations(AsyncSender):
         answer: models.PermissionsAnswer = await self.send("GET", "/auth/permissions")
         return answer
 
+    async def begin_run(self, agent_id: str, trajectory_id: str, body: models.BeginBody) -> models.RunAnswer:
+        """Begin the run of an agent on a task."""
+        answer: models.RunAnswer = await self.send("POST", f"/agents/{part(agent_id)}/trajectories/{part(trajectory_id)}/begin", json=body)
+        return answer
+
+    async def end_run(self, agent_id: str, trajectory_id: str, body: models.EndBody) -> models.RunAnswer:
+        """End it, and record its response."""
+        answer: models.RunAnswer = await self.send("POST", f"/agents/{part(agent_id)}/trajectories/{part(trajectory_id)}/end", json=body)
+        return answer
+
+    async def register_agent(self, body: models.AgentConfig, *, idempotency_key: str | None = None) -> models.RegisteredAgent:
+        """Write what an agent is."""
+        answer: models.RegisteredAgent = await self.send("POST", "/rl/agents", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
     async def create_training_job(self, body: models.TrainingOrderBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
         """Order a job that trains a policy by rewards, or tunes it on chosen answers or preferences."""
         answer: models.TrainingJob = await self.send("POST", "/finetune/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
@@ -555,45 +570,6 @@ class AsyncOperations(AsyncSender):
     async def list_public_keys(self) -> models.JwksAnswer:
         """Return the keys that verify access tokens (RFC 7517)."""
         answer: models.JwksAnswer = await self.send("GET", "/.well-known/jwks.json")
-        return answer
-
-    async def list_tools(self) -> models.ToolRows:
-        """List tools by their ids."""
-        answer: models.ToolRows = await self.send("GET", "/mcp/tools")
-        return answer
-
-    async def add_tool(self, body: models.EntryBody) -> models.ToolRows:
-        """Add an entry, and trust the description that its endpoint has now. The same again changes nothing."""
-        answer: models.ToolRows = await self.send("POST", "/mcp/tools", json=body)
-        return answer
-
-    async def accept_tool(self, tool_id: str, body: models.AcceptBody) -> models.ToolRows:
-        """Trust the newest description of an entry."""
-        answer: models.ToolRows = await self.send("POST", f"/mcp/tools/{part(tool_id)}/accept", json=body)
-        return answer
-
-    async def remove_tool(self, tool_id: str) -> models.RemovedEntry:
-        """Remove an entry."""
-        answer: models.RemovedEntry = await self.send("DELETE", f"/mcp/tools/{part(tool_id)}")
-        return answer
-
-    async def invoke_tool(self, tool_id: str, body: models.InvokeBody) -> models.ToolResult:
-        """Call a tool. One that is described otherwise than accepted is refused."""
-        answer: models.ToolResult = await self.send("POST", f"/mcp/tools/{part(tool_id)}/invoke", json=body)
-        return answer
-
-    async def stream_tools(self, body: models.StreamBody) -> None:
-        """Call several tools at once. Each answer, or error, is an event with the id of its call."""
-        await self.send("POST", "/mcp/stream", json=body)
-
-    async def list_environments(self) -> models.KeptEnvironments:
-        """List the environments of the registry."""
-        answer: models.KeptEnvironments = await self.send("GET", "/rl/environments")
-        return answer
-
-    async def try_environment(self, body: models.EnvironmentBody) -> models.TriedEnvironment:
-        """Play an episode of an environment three times, say what it shows, and keep it if it gets a name."""
-        answer: models.TriedEnvironment = await self.send("POST", "/rl/environments", json=body)
         return answer
 
     async def create_template(self, body: models.TemplateBody) -> models.TemplateAnswer:
@@ -671,6 +647,45 @@ class AsyncOperations(AsyncSender):
         answer: models.TrainingJob = await self.send("POST", "/finetune/peft", json=body, headers={"Idempotency-Key": idempotency_key})
         return answer
 
+    async def list_tools(self) -> models.ToolRows:
+        """List tools by their ids."""
+        answer: models.ToolRows = await self.send("GET", "/mcp/tools")
+        return answer
+
+    async def add_tool(self, body: models.EntryBody) -> models.ToolRows:
+        """Add an entry, and trust the description that its endpoint has now. The same again changes nothing."""
+        answer: models.ToolRows = await self.send("POST", "/mcp/tools", json=body)
+        return answer
+
+    async def accept_tool(self, tool_id: str, body: models.AcceptBody) -> models.ToolRows:
+        """Trust the newest description of an entry."""
+        answer: models.ToolRows = await self.send("POST", f"/mcp/tools/{part(tool_id)}/accept", json=body)
+        return answer
+
+    async def remove_tool(self, tool_id: str) -> models.RemovedEntry:
+        """Remove an entry."""
+        answer: models.RemovedEntry = await self.send("DELETE", f"/mcp/tools/{part(tool_id)}")
+        return answer
+
+    async def invoke_tool(self, tool_id: str, body: models.InvokeBody) -> models.ToolResult:
+        """Call a tool. One that is described otherwise than accepted is refused."""
+        answer: models.ToolResult = await self.send("POST", f"/mcp/tools/{part(tool_id)}/invoke", json=body)
+        return answer
+
+    async def stream_tools(self, body: models.StreamBody) -> None:
+        """Call several tools at once. Each answer, or error, is an event with the id of its call."""
+        await self.send("POST", "/mcp/stream", json=body)
+
+    async def list_environments(self) -> models.KeptEnvironments:
+        """List the environments of the registry."""
+        answer: models.KeptEnvironments = await self.send("GET", "/rl/environments")
+        return answer
+
+    async def try_environment(self, body: models.EnvironmentBody) -> models.TriedEnvironment:
+        """Play an episode of an environment three times, say what it shows, and keep it if it gets a name."""
+        answer: models.TriedEnvironment = await self.send("POST", "/rl/environments", json=body)
+        return answer
+
     async def start_selfplay(self, body: models.SelfPlayBody, *, idempotency_key: str | None = None) -> models.SelfPlayRunAnswer:
         """Ask a policy the questions of a catalogue."""
         answer: models.SelfPlayRunAnswer = await self.send("POST", "/run", json=body, headers={"Idempotency-Key": idempotency_key})
@@ -684,6 +699,21 @@ class AsyncOperations(AsyncSender):
     async def judge_run(self, run_id: str, body: models.VerdictBody) -> models.RecordedVerdict:
         """Say whether a run is good enough to learn from."""
         answer: models.RecordedVerdict = await self.send("POST", f"/runs/{part(run_id)}/verdict", json=body)
+        return answer
+
+    async def annotate_rows(self, body: models.AnnotateBody) -> models.AnnotatedRowsAnswer:
+        """Label rows, and keep them as a file with the labels that count."""
+        answer: models.AnnotatedRowsAnswer = await self.send("POST", "/data/annotate", json=body)
+        return answer
+
+    async def list_row_queue(self, *, limit: int | None = None) -> models.RowQueue:
+        """List the rows that wait for a person."""
+        answer: models.RowQueue = await self.send("GET", "/data/annotations/queue", params={"limit": limit})
+        return answer
+
+    async def label_row(self, row_id: str, body: models.VerdictBody) -> models.RecordedLabel:
+        """Say whether a row is good enough to learn from."""
+        answer: models.RecordedLabel = await self.send("POST", f"/data/annotations/{part(row_id)}", json=body)
         return answer
 
     async def list_datasets(self, *, dataset: str | None = None) -> models.DatasetListAnswer:

@@ -2,7 +2,7 @@
 
 import { type Client, formDataBodySerializer, type Options as Options2, type TDataShape } from './client';
 import { client } from './client.gen';
-import type { AcceptToolData, AcceptToolErrors, AcceptToolResponses, ActivateTemplateData, ActivateTemplateErrors, ActivateTemplateResponses, AddToolData, AddToolErrors, AddToolResponses, BeginRunData, BeginRunErrors, BeginRunResponses, CallJsonrpcData, CallJsonrpcErrors, CallJsonrpcResponses, CancelFineTuningJobData, CancelFineTuningJobErrors, CancelFineTuningJobResponses, CheckRowsData, CheckRowsErrors, CheckRowsResponses, CleanRowsData, CleanRowsErrors, CleanRowsResponses, CountTokensData, CountTokensErrors, CountTokensResponses, CreateChatCompletionData, CreateChatCompletionErrors, CreateChatCompletionResponses, CreateCompletionData, CreateCompletionErrors, CreateCompletionResponses, CreateFineTuningJobData, CreateFineTuningJobErrors, CreateFineTuningJobResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateResponseData, CreateResponseErrors, CreateResponseResponses, CreateTemplateData, CreateTemplateErrors, CreateTemplateResponses, CreateTrainingJobData, CreateTrainingJobErrors, CreateTrainingJobResponses, CreateTuningJobData, CreateTuningJobErrors, CreateTuningJobResponses, DeleteFileData, DeleteFileErrors, DeleteFileResponses, EndRunData, EndRunErrors, EndRunResponses, EvaluatePromptData, EvaluatePromptErrors, EvaluatePromptResponses, GenerateRowsData, GenerateRowsErrors, GenerateRowsResponses, GetFileContentData, GetFileContentErrors, GetFileContentResponses, GetFileData, GetFileErrors, GetFileResponses, GetFineTuningJobData, GetFineTuningJobErrors, GetFineTuningJobResponses, GetGroupData, GetGroupErrors, GetGroupResponses, GetHealthData, GetHealthResponses, GetModelData, GetModelErrors, GetModelResponses, GetPermissionsData, GetPermissionsErrors, GetPermissionsResponses, GetRunData, GetRunErrors, GetRunResponses, GetTrainingJobData, GetTrainingJobErrors, GetTrainingJobResponses, GetTrainingMetricsData, GetTrainingMetricsErrors, GetTrainingMetricsResponses, GiveFeedbackData, GiveFeedbackErrors, GiveFeedbackResponses, GiveRewardData, GiveRewardErrors, GiveRewardResponses, IngestRowsData, IngestRowsErrors, IngestRowsResponses, InvokeToolData, InvokeToolErrors, InvokeToolResponses, JudgeRunData, JudgeRunErrors, JudgeRunResponses, ListAdaptersData, ListAdaptersErrors, ListAdaptersResponses, ListCostsData, ListCostsErrors, ListCostsResponses, ListDatasetsData, ListDatasetsErrors, ListDatasetsResponses, ListEnvironmentsData, ListEnvironmentsErrors, ListEnvironmentsResponses, ListFilesData, ListFilesErrors, ListFilesResponses, ListFineTuningCheckpointsData, ListFineTuningCheckpointsErrors, ListFineTuningCheckpointsResponses, ListFineTuningEventsData, ListFineTuningEventsErrors, ListFineTuningEventsResponses, ListFineTuningJobsData, ListFineTuningJobsErrors, ListFineTuningJobsResponses, ListModelsData, ListModelsErrors, ListModelsResponses, ListPublicKeysData, ListPublicKeysResponses, ListReviewQueueData, ListReviewQueueErrors, ListReviewQueueResponses, ListRunsData, ListRunsErrors, ListRunsResponses, ListTemplatesData, ListTemplatesErrors, ListTemplatesResponses, ListToolsData, ListToolsErrors, ListToolsResponses, LogInData, LogInErrors, LogInResponses, LogOutData, LogOutErrors, LogOutResponses, OptimizePromptData, OptimizePromptErrors, OptimizePromptResponses, PauseFineTuningJobData, PauseFineTuningJobErrors, PauseFineTuningJobResponses, PromoteAdapterData, PromoteAdapterErrors, PromoteAdapterResponses, QueryLogData, QueryLogErrors, QueryLogResponses, RefreshTokensData, RefreshTokensErrors, RefreshTokensResponses, RegisterAgentData, RegisterAgentErrors, RegisterAgentResponses, RejectAdapterData, RejectAdapterErrors, RejectAdapterResponses, RemoveToolData, RemoveToolErrors, RemoveToolResponses, ResumeFineTuningJobData, ResumeFineTuningJobErrors, ResumeFineTuningJobResponses, RetireAdapterData, RetireAdapterErrors, RetireAdapterResponses, RollbackAdapterData, RollbackAdapterErrors, RollbackAdapterResponses, StartSelfplayData, StartSelfplayErrors, StartSelfplayResponses, StreamToolsData, StreamToolsErrors, StreamToolsResponses, SubmitTaskData, SubmitTaskErrors, SubmitTaskResponses, TryEnvironmentData, TryEnvironmentErrors, TryEnvironmentResponses, TryScorerData, TryScorerErrors, TryScorerResponses, UploadFileData, UploadFileErrors, UploadFileResponses, WithdrawTemplateData, WithdrawTemplateErrors, WithdrawTemplateResponses } from './types.gen';
+import type { AcceptToolData, AcceptToolErrors, AcceptToolResponses, ActivateTemplateData, ActivateTemplateErrors, ActivateTemplateResponses, AddToolData, AddToolErrors, AddToolResponses, AnnotateRowsData, AnnotateRowsErrors, AnnotateRowsResponses, BeginRunData, BeginRunErrors, BeginRunResponses, CallJsonrpcData, CallJsonrpcErrors, CallJsonrpcResponses, CancelFineTuningJobData, CancelFineTuningJobErrors, CancelFineTuningJobResponses, CheckRowsData, CheckRowsErrors, CheckRowsResponses, CleanRowsData, CleanRowsErrors, CleanRowsResponses, CountTokensData, CountTokensErrors, CountTokensResponses, CreateChatCompletionData, CreateChatCompletionErrors, CreateChatCompletionResponses, CreateCompletionData, CreateCompletionErrors, CreateCompletionResponses, CreateFineTuningJobData, CreateFineTuningJobErrors, CreateFineTuningJobResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateResponseData, CreateResponseErrors, CreateResponseResponses, CreateTemplateData, CreateTemplateErrors, CreateTemplateResponses, CreateTrainingJobData, CreateTrainingJobErrors, CreateTrainingJobResponses, CreateTuningJobData, CreateTuningJobErrors, CreateTuningJobResponses, DeleteFileData, DeleteFileErrors, DeleteFileResponses, EndRunData, EndRunErrors, EndRunResponses, EvaluatePromptData, EvaluatePromptErrors, EvaluatePromptResponses, GenerateRowsData, GenerateRowsErrors, GenerateRowsResponses, GetFileContentData, GetFileContentErrors, GetFileContentResponses, GetFileData, GetFileErrors, GetFileResponses, GetFineTuningJobData, GetFineTuningJobErrors, GetFineTuningJobResponses, GetGroupData, GetGroupErrors, GetGroupResponses, GetHealthData, GetHealthResponses, GetModelData, GetModelErrors, GetModelResponses, GetPermissionsData, GetPermissionsErrors, GetPermissionsResponses, GetRunData, GetRunErrors, GetRunResponses, GetTrainingJobData, GetTrainingJobErrors, GetTrainingJobResponses, GetTrainingMetricsData, GetTrainingMetricsErrors, GetTrainingMetricsResponses, GiveFeedbackData, GiveFeedbackErrors, GiveFeedbackResponses, GiveRewardData, GiveRewardErrors, GiveRewardResponses, IngestRowsData, IngestRowsErrors, IngestRowsResponses, InvokeToolData, InvokeToolErrors, InvokeToolResponses, JudgeRunData, JudgeRunErrors, JudgeRunResponses, LabelRowData, LabelRowErrors, LabelRowResponses, ListAdaptersData, ListAdaptersErrors, ListAdaptersResponses, ListCostsData, ListCostsErrors, ListCostsResponses, ListDatasetsData, ListDatasetsErrors, ListDatasetsResponses, ListEnvironmentsData, ListEnvironmentsErrors, ListEnvironmentsResponses, ListFilesData, ListFilesErrors, ListFilesResponses, ListFineTuningCheckpointsData, ListFineTuningCheckpointsErrors, ListFineTuningCheckpointsResponses, ListFineTuningEventsData, ListFineTuningEventsErrors, ListFineTuningEventsResponses, ListFineTuningJobsData, ListFineTuningJobsErrors, ListFineTuningJobsResponses, ListModelsData, ListModelsErrors, ListModelsResponses, ListPublicKeysData, ListPublicKeysResponses, ListReviewQueueData, ListReviewQueueErrors, ListReviewQueueResponses, ListRowQueueData, ListRowQueueErrors, ListRowQueueResponses, ListRunsData, ListRunsErrors, ListRunsResponses, ListTemplatesData, ListTemplatesErrors, ListTemplatesResponses, ListToolsData, ListToolsErrors, ListToolsResponses, LogInData, LogInErrors, LogInResponses, LogOutData, LogOutErrors, LogOutResponses, OptimizePromptData, OptimizePromptErrors, OptimizePromptResponses, PauseFineTuningJobData, PauseFineTuningJobErrors, PauseFineTuningJobResponses, PromoteAdapterData, PromoteAdapterErrors, PromoteAdapterResponses, QueryLogData, QueryLogErrors, QueryLogResponses, RefreshTokensData, RefreshTokensErrors, RefreshTokensResponses, RegisterAgentData, RegisterAgentErrors, RegisterAgentResponses, RejectAdapterData, RejectAdapterErrors, RejectAdapterResponses, RemoveToolData, RemoveToolErrors, RemoveToolResponses, ResumeFineTuningJobData, ResumeFineTuningJobErrors, ResumeFineTuningJobResponses, RetireAdapterData, RetireAdapterErrors, RetireAdapterResponses, RollbackAdapterData, RollbackAdapterErrors, RollbackAdapterResponses, StartSelfplayData, StartSelfplayErrors, StartSelfplayResponses, StreamToolsData, StreamToolsErrors, StreamToolsResponses, SubmitTaskData, SubmitTaskErrors, SubmitTaskResponses, TryEnvironmentData, TryEnvironmentErrors, TryEnvironmentResponses, TryScorerData, TryScorerErrors, TryScorerResponses, UploadFileData, UploadFileErrors, UploadFileResponses, WithdrawTemplateData, WithdrawTemplateErrors, WithdrawTemplateResponses } from './types.gen';
 
 export type Options<TData extends TDataShape = TDataShape, ThrowOnError extends boolean = boolean, TResponse = unknown> = Options2<TData, ThrowOnError, TResponse> & {
     /**
@@ -136,51 +136,6 @@ export const giveFeedback = <ThrowOnError extends boolean = false>(options: Opti
  * Say that the server answers.
  */
 export const getHealth = <ThrowOnError extends boolean = false>(options?: Options<GetHealthData, ThrowOnError>) => (options?.client ?? client).get<GetHealthResponses, unknown, ThrowOnError>({ url: '/healthz', ...options });
-
-/**
- * Begin run
- *
- * Begin the run of an agent on a task.
- */
-export const beginRun = <ThrowOnError extends boolean = false>(options: Options<BeginRunData, ThrowOnError>) => (options.client ?? client).post<BeginRunResponses, BeginRunErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/agents/{agent_id}/trajectories/{trajectory_id}/begin',
-    ...options,
-    headers: {
-        'Content-Type': 'application/json',
-        ...options.headers
-    }
-});
-
-/**
- * End run
- *
- * End it, and record its response.
- */
-export const endRun = <ThrowOnError extends boolean = false>(options: Options<EndRunData, ThrowOnError>) => (options.client ?? client).post<EndRunResponses, EndRunErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/agents/{agent_id}/trajectories/{trajectory_id}/end',
-    ...options,
-    headers: {
-        'Content-Type': 'application/json',
-        ...options.headers
-    }
-});
-
-/**
- * Register agent
- *
- * Write what an agent is.
- */
-export const registerAgent = <ThrowOnError extends boolean = false>(options: Options<RegisterAgentData, ThrowOnError>) => (options.client ?? client).post<RegisterAgentResponses, RegisterAgentErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/rl/agents',
-    ...options,
-    headers: {
-        'Content-Type': 'application/json',
-        ...options.headers
-    }
-});
 
 /**
  * Submit task
@@ -418,6 +373,51 @@ export const getPermissions = <ThrowOnError extends boolean = false>(options?: O
 });
 
 /**
+ * Begin run
+ *
+ * Begin the run of an agent on a task.
+ */
+export const beginRun = <ThrowOnError extends boolean = false>(options: Options<BeginRunData, ThrowOnError>) => (options.client ?? client).post<BeginRunResponses, BeginRunErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/agents/{agent_id}/trajectories/{trajectory_id}/begin',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * End run
+ *
+ * End it, and record its response.
+ */
+export const endRun = <ThrowOnError extends boolean = false>(options: Options<EndRunData, ThrowOnError>) => (options.client ?? client).post<EndRunResponses, EndRunErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/agents/{agent_id}/trajectories/{trajectory_id}/end',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Register agent
+ *
+ * Write what an agent is.
+ */
+export const registerAgent = <ThrowOnError extends boolean = false>(options: Options<RegisterAgentData, ThrowOnError>) => (options.client ?? client).post<RegisterAgentResponses, RegisterAgentErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/rl/agents',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
  * Create training job
  *
  * Order a job that trains a policy by rewards, or tunes it on chosen answers or preferences.
@@ -528,114 +528,6 @@ export const logOut = <ThrowOnError extends boolean = false>(options: Options<Lo
  * Return the keys that verify access tokens (RFC 7517).
  */
 export const listPublicKeys = <ThrowOnError extends boolean = false>(options?: Options<ListPublicKeysData, ThrowOnError>) => (options?.client ?? client).get<ListPublicKeysResponses, unknown, ThrowOnError>({ url: '/.well-known/jwks.json', ...options });
-
-/**
- * List tools
- *
- * List tools by their ids.
- */
-export const listTools = <ThrowOnError extends boolean = false>(options?: Options<ListToolsData, ThrowOnError>) => (options?.client ?? client).get<ListToolsResponses, ListToolsErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/mcp/tools',
-    ...options
-});
-
-/**
- * Add tool
- *
- * Add an entry, and trust the description that its endpoint has now. The same again changes nothing.
- */
-export const addTool = <ThrowOnError extends boolean = false>(options: Options<AddToolData, ThrowOnError>) => (options.client ?? client).post<AddToolResponses, AddToolErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/mcp/tools',
-    ...options,
-    headers: {
-        'Content-Type': 'application/json',
-        ...options.headers
-    }
-});
-
-/**
- * Accept tool
- *
- * Trust the newest description of an entry.
- */
-export const acceptTool = <ThrowOnError extends boolean = false>(options: Options<AcceptToolData, ThrowOnError>) => (options.client ?? client).post<AcceptToolResponses, AcceptToolErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/mcp/tools/{tool_id}/accept',
-    ...options,
-    headers: {
-        'Content-Type': 'application/json',
-        ...options.headers
-    }
-});
-
-/**
- * Remove tool
- *
- * Remove an entry.
- */
-export const removeTool = <ThrowOnError extends boolean = false>(options: Options<RemoveToolData, ThrowOnError>) => (options.client ?? client).delete<RemoveToolResponses, RemoveToolErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/mcp/tools/{tool_id}',
-    ...options
-});
-
-/**
- * Invoke tool
- *
- * Call a tool. One that is described otherwise than accepted is refused.
- */
-export const invokeTool = <ThrowOnError extends boolean = false>(options: Options<InvokeToolData, ThrowOnError>) => (options.client ?? client).post<InvokeToolResponses, InvokeToolErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/mcp/tools/{tool_id}/invoke',
-    ...options,
-    headers: {
-        'Content-Type': 'application/json',
-        ...options.headers
-    }
-});
-
-/**
- * Stream tools
- *
- * Call several tools at once. Each answer, or error, is an event with the id of its call.
- */
-export const streamTools = <ThrowOnError extends boolean = false>(options: Options<StreamToolsData, ThrowOnError>) => (options.client ?? client).post<StreamToolsResponses, StreamToolsErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/mcp/stream',
-    ...options,
-    headers: {
-        'Content-Type': 'application/json',
-        ...options.headers
-    }
-});
-
-/**
- * List environments
- *
- * List the environments of the registry.
- */
-export const listEnvironments = <ThrowOnError extends boolean = false>(options?: Options<ListEnvironmentsData, ThrowOnError>) => (options?.client ?? client).get<ListEnvironmentsResponses, ListEnvironmentsErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/rl/environments',
-    ...options
-});
-
-/**
- * Try environment
- *
- * Play an episode of an environment three times, say what it shows, and keep it if it gets a name.
- */
-export const tryEnvironment = <ThrowOnError extends boolean = false>(options: Options<TryEnvironmentData, ThrowOnError>) => (options.client ?? client).post<TryEnvironmentResponses, TryEnvironmentErrors, ThrowOnError>({
-    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
-    url: '/rl/environments',
-    ...options,
-    headers: {
-        'Content-Type': 'application/json',
-        ...options.headers
-    }
-});
 
 /**
  * List templates
@@ -827,6 +719,114 @@ export const createTuningJob = <ThrowOnError extends boolean = false>(options: O
 });
 
 /**
+ * List tools
+ *
+ * List tools by their ids.
+ */
+export const listTools = <ThrowOnError extends boolean = false>(options?: Options<ListToolsData, ThrowOnError>) => (options?.client ?? client).get<ListToolsResponses, ListToolsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/mcp/tools',
+    ...options
+});
+
+/**
+ * Add tool
+ *
+ * Add an entry, and trust the description that its endpoint has now. The same again changes nothing.
+ */
+export const addTool = <ThrowOnError extends boolean = false>(options: Options<AddToolData, ThrowOnError>) => (options.client ?? client).post<AddToolResponses, AddToolErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/mcp/tools',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Accept tool
+ *
+ * Trust the newest description of an entry.
+ */
+export const acceptTool = <ThrowOnError extends boolean = false>(options: Options<AcceptToolData, ThrowOnError>) => (options.client ?? client).post<AcceptToolResponses, AcceptToolErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/mcp/tools/{tool_id}/accept',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Remove tool
+ *
+ * Remove an entry.
+ */
+export const removeTool = <ThrowOnError extends boolean = false>(options: Options<RemoveToolData, ThrowOnError>) => (options.client ?? client).delete<RemoveToolResponses, RemoveToolErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/mcp/tools/{tool_id}',
+    ...options
+});
+
+/**
+ * Invoke tool
+ *
+ * Call a tool. One that is described otherwise than accepted is refused.
+ */
+export const invokeTool = <ThrowOnError extends boolean = false>(options: Options<InvokeToolData, ThrowOnError>) => (options.client ?? client).post<InvokeToolResponses, InvokeToolErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/mcp/tools/{tool_id}/invoke',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Stream tools
+ *
+ * Call several tools at once. Each answer, or error, is an event with the id of its call.
+ */
+export const streamTools = <ThrowOnError extends boolean = false>(options: Options<StreamToolsData, ThrowOnError>) => (options.client ?? client).post<StreamToolsResponses, StreamToolsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/mcp/stream',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * List environments
+ *
+ * List the environments of the registry.
+ */
+export const listEnvironments = <ThrowOnError extends boolean = false>(options?: Options<ListEnvironmentsData, ThrowOnError>) => (options?.client ?? client).get<ListEnvironmentsResponses, ListEnvironmentsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/rl/environments',
+    ...options
+});
+
+/**
+ * Try environment
+ *
+ * Play an episode of an environment three times, say what it shows, and keep it if it gets a name.
+ */
+export const tryEnvironment = <ThrowOnError extends boolean = false>(options: Options<TryEnvironmentData, ThrowOnError>) => (options.client ?? client).post<TryEnvironmentResponses, TryEnvironmentErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/rl/environments',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
  * Start selfplay
  *
  * Ask a policy the questions of a catalogue.
@@ -860,6 +860,47 @@ export const listReviewQueue = <ThrowOnError extends boolean = false>(options?: 
 export const judgeRun = <ThrowOnError extends boolean = false>(options: Options<JudgeRunData, ThrowOnError>) => (options.client ?? client).post<JudgeRunResponses, JudgeRunErrors, ThrowOnError>({
     security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
     url: '/runs/{run_id}/verdict',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Annotate rows
+ *
+ * Label rows, and keep them as a file with the labels that count.
+ */
+export const annotateRows = <ThrowOnError extends boolean = false>(options: Options<AnnotateRowsData, ThrowOnError>) => (options.client ?? client).post<AnnotateRowsResponses, AnnotateRowsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/data/annotate',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * List row queue
+ *
+ * List the rows that wait for a person.
+ */
+export const listRowQueue = <ThrowOnError extends boolean = false>(options?: Options<ListRowQueueData, ThrowOnError>) => (options?.client ?? client).get<ListRowQueueResponses, ListRowQueueErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/data/annotations/queue',
+    ...options
+});
+
+/**
+ * Label row
+ *
+ * Say whether a row is good enough to learn from.
+ */
+export const labelRow = <ThrowOnError extends boolean = false>(options: Options<LabelRowData, ThrowOnError>) => (options.client ?? client).post<LabelRowResponses, LabelRowErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/data/annotations/{row_id}',
     ...options,
     headers: {
         'Content-Type': 'application/json',

@@ -181,6 +181,75 @@ export type AliasAnswer = {
 };
 
 /**
+ * Rows to label.
+ */
+export type AnnotateBody = {
+    /**
+     * id of an uploaded file
+     */
+    file?: string | null;
+    /**
+     * instead of a file
+     */
+    rows?: Array<{
+        [key: string]: unknown;
+    }> | null;
+    /**
+     * FIELD: COLUMN that it is read from, as --map
+     */
+    map?: {
+        [key: string]: string;
+    };
+    /**
+     * `judge`, `people`, or a scorer: NAME or NAME=JSON
+     */
+    labeller: string;
+    /**
+     * least score of a scorer that promotes a row
+     */
+    bound?: number;
+    /**
+     * leave out the other rows
+     */
+    promoted_only?: boolean;
+};
+
+/**
+ * A new file with the labels that count.
+ */
+export type AnnotatedRowsAnswer = {
+    object: 'annotated_rows';
+    /**
+     * id of the new file; null: no row is left
+     */
+    file: string | null;
+    counts: {
+        [key: string]: number;
+    };
+    rubric: string;
+    verdicts: {
+        [key: string]: number;
+    };
+    labellers: {
+        [key: string]: number;
+    };
+    /**
+     * rows that the next request labels
+     */
+    not_asked: number;
+    /**
+     * agreement of each judge with people, and whether it counts
+     */
+    judges: Array<{
+        [key: string]: unknown;
+    }>;
+    /**
+     * by partition of annotations: labels before this offset
+     */
+    counted: Array<number>;
+};
+
+/**
  * A message of the model.
  */
 export type AssistantTurn = {
@@ -839,11 +908,11 @@ export type EntryBody = {
      */
     tool_id: string;
     /**
-     * module:function, http(s)://host/path, mcp:SERVER or environment:NAME; as the settings list it
+     * module:function, http(s)://host/path, mcp:SERVER or environment:NAME, as the settings list it; or agent:NAME, an agent of this server
      */
     endpoint: string;
     /**
-     * of a function's or a URL's calls; default: the entry's
+     * of the calls of a function, a URL or an agent; default: the entry's
      */
     name?: string | null;
     /**
@@ -874,6 +943,14 @@ export type EntryBody = {
      * most actions of an episode of an environment
      */
     max_turns?: number | null;
+    /**
+     * a run may make a call again whose result was lost
+     */
+    idempotent?: boolean;
+    /**
+     * a run asks a person before each call
+     */
+    needs_consent?: boolean;
     /**
      * why; it is recorded
      */
@@ -1986,6 +2063,24 @@ export type QueryBody = {
 };
 
 /**
+ * A row that waits for a person. What a machine said of it is not in it.
+ */
+export type QueuedRow = {
+    row_id: string;
+    place: string;
+    tenant: string | null;
+    question: string;
+    row: {
+        [key: string]: unknown;
+    };
+    /**
+     * of the newest label, for `expected`
+     */
+    verdict_id: string;
+    created_at: string;
+};
+
+/**
  * A run that waits for a person. What the judge said of it is not in it.
  */
 export type QueuedRun = {
@@ -2032,6 +2127,32 @@ export type RecordedFeedback = {
     /**
      * `topic[partition]@offset` of the reward
      */
+    recorded_at: string;
+};
+
+/**
+ * A label of a row, as it is in the log.
+ */
+export type RecordedLabel = {
+    row_id: string;
+    place: string;
+    tenant: string | null;
+    question: string;
+    row: {
+        [key: string]: unknown;
+    };
+    /**
+     * of the newest label, for `expected`
+     */
+    verdict_id: string;
+    created_at: string;
+    object: 'row_label';
+    verdict: 'promote' | 'reject' | 'needs_human';
+    labeller: 'scorer' | 'judge' | 'person' | 'order';
+    actor: string;
+    rationale: string;
+    rubric: string;
+    supersedes: string | null;
     recorded_at: string;
 };
 
@@ -2449,6 +2570,15 @@ export type RollbackBody = {
      * why; it is recorded
      */
     reason: string;
+};
+
+/**
+ * The rows that wait for a person; the first ones are a sample of all.
+ */
+export type RowQueue = {
+    object: 'list';
+    data: Array<QueuedRow>;
+    more: boolean;
 };
 
 /**
@@ -3192,9 +3322,11 @@ export type ToolRow = {
     parameters: {
         [key: string]: unknown;
     };
-    kind: 'function' | 'http' | 'mcp' | 'environment' | 'own';
+    kind: 'function' | 'http' | 'mcp' | 'environment' | 'agent' | 'own';
     endpoint: string;
     auth_required: boolean;
+    idempotent: boolean;
+    needs_consent: boolean;
     /**
      * false: its server describes it otherwise than was accepted
      */
@@ -3698,93 +3830,6 @@ export type GetHealthResponses = {
 };
 
 export type GetHealthResponse = GetHealthResponses[keyof GetHealthResponses];
-
-export type BeginRunData = {
-    body: BeginBody;
-    path: {
-        agent_id: string;
-        trajectory_id: string;
-    };
-    query?: never;
-    url: '/agents/{agent_id}/trajectories/{trajectory_id}/begin';
-};
-
-export type BeginRunErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: ErrorAnswer;
-};
-
-export type BeginRunError = BeginRunErrors[keyof BeginRunErrors];
-
-export type BeginRunResponses = {
-    /**
-     * Done
-     */
-    200: RunAnswer;
-};
-
-export type BeginRunResponse = BeginRunResponses[keyof BeginRunResponses];
-
-export type EndRunData = {
-    body: EndBody;
-    path: {
-        agent_id: string;
-        trajectory_id: string;
-    };
-    query?: never;
-    url: '/agents/{agent_id}/trajectories/{trajectory_id}/end';
-};
-
-export type EndRunErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: ErrorAnswer;
-};
-
-export type EndRunError = EndRunErrors[keyof EndRunErrors];
-
-export type EndRunResponses = {
-    /**
-     * Done
-     */
-    200: RunAnswer;
-};
-
-export type EndRunResponse = EndRunResponses[keyof EndRunResponses];
-
-export type RegisterAgentData = {
-    body: AgentConfig;
-    headers?: {
-        /**
-         * a request that is sent again with it has its effect once
-         */
-        'Idempotency-Key'?: string;
-    };
-    path?: never;
-    query?: never;
-    url: '/rl/agents';
-};
-
-export type RegisterAgentErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type RegisterAgentError = RegisterAgentErrors[keyof RegisterAgentErrors];
-
-export type RegisterAgentResponses = {
-    /**
-     * Done
-     */
-    201: RegisteredAgent;
-};
-
-export type RegisterAgentResponse = RegisterAgentResponses[keyof RegisterAgentResponses];
 
 export type SubmitTaskData = {
     body: TaskBody;
@@ -4308,6 +4353,93 @@ export type GetPermissionsResponses = {
 
 export type GetPermissionsResponse = GetPermissionsResponses[keyof GetPermissionsResponses];
 
+export type BeginRunData = {
+    body: BeginBody;
+    path: {
+        agent_id: string;
+        trajectory_id: string;
+    };
+    query?: never;
+    url: '/agents/{agent_id}/trajectories/{trajectory_id}/begin';
+};
+
+export type BeginRunErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type BeginRunError = BeginRunErrors[keyof BeginRunErrors];
+
+export type BeginRunResponses = {
+    /**
+     * Done
+     */
+    200: RunAnswer;
+};
+
+export type BeginRunResponse = BeginRunResponses[keyof BeginRunResponses];
+
+export type EndRunData = {
+    body: EndBody;
+    path: {
+        agent_id: string;
+        trajectory_id: string;
+    };
+    query?: never;
+    url: '/agents/{agent_id}/trajectories/{trajectory_id}/end';
+};
+
+export type EndRunErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: ErrorAnswer;
+};
+
+export type EndRunError = EndRunErrors[keyof EndRunErrors];
+
+export type EndRunResponses = {
+    /**
+     * Done
+     */
+    200: RunAnswer;
+};
+
+export type EndRunResponse = EndRunResponses[keyof EndRunResponses];
+
+export type RegisterAgentData = {
+    body: AgentConfig;
+    headers?: {
+        /**
+         * a request that is sent again with it has its effect once
+         */
+        'Idempotency-Key'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/rl/agents';
+};
+
+export type RegisterAgentErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type RegisterAgentError = RegisterAgentErrors[keyof RegisterAgentErrors];
+
+export type RegisterAgentResponses = {
+    /**
+     * Done
+     */
+    201: RegisteredAgent;
+};
+
+export type RegisterAgentResponse = RegisterAgentResponses[keyof RegisterAgentResponses];
+
 export type CreateTrainingJobData = {
     body: TrainingOrderBody;
     headers?: {
@@ -4542,210 +4674,6 @@ export type ListPublicKeysResponses = {
 };
 
 export type ListPublicKeysResponse = ListPublicKeysResponses[keyof ListPublicKeysResponses];
-
-export type ListToolsData = {
-    body?: never;
-    path?: never;
-    query?: never;
-    url: '/mcp/tools';
-};
-
-export type ListToolsErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type ListToolsError = ListToolsErrors[keyof ListToolsErrors];
-
-export type ListToolsResponses = {
-    /**
-     * Done
-     */
-    200: ToolRows;
-};
-
-export type ListToolsResponse = ListToolsResponses[keyof ListToolsResponses];
-
-export type AddToolData = {
-    body: EntryBody;
-    path?: never;
-    query?: never;
-    url: '/mcp/tools';
-};
-
-export type AddToolErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type AddToolError = AddToolErrors[keyof AddToolErrors];
-
-export type AddToolResponses = {
-    /**
-     * Done
-     */
-    201: ToolRows;
-};
-
-export type AddToolResponse = AddToolResponses[keyof AddToolResponses];
-
-export type AcceptToolData = {
-    body: AcceptBody;
-    path: {
-        tool_id: string;
-    };
-    query?: never;
-    url: '/mcp/tools/{tool_id}/accept';
-};
-
-export type AcceptToolErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type AcceptToolError = AcceptToolErrors[keyof AcceptToolErrors];
-
-export type AcceptToolResponses = {
-    /**
-     * Done
-     */
-    200: ToolRows;
-};
-
-export type AcceptToolResponse = AcceptToolResponses[keyof AcceptToolResponses];
-
-export type RemoveToolData = {
-    body?: never;
-    path: {
-        tool_id: string;
-    };
-    query?: never;
-    url: '/mcp/tools/{tool_id}';
-};
-
-export type RemoveToolErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type RemoveToolError = RemoveToolErrors[keyof RemoveToolErrors];
-
-export type RemoveToolResponses = {
-    /**
-     * Done
-     */
-    200: RemovedEntry;
-};
-
-export type RemoveToolResponse = RemoveToolResponses[keyof RemoveToolResponses];
-
-export type InvokeToolData = {
-    body: InvokeBody;
-    path: {
-        tool_id: string;
-    };
-    query?: never;
-    url: '/mcp/tools/{tool_id}/invoke';
-};
-
-export type InvokeToolErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type InvokeToolError = InvokeToolErrors[keyof InvokeToolErrors];
-
-export type InvokeToolResponses = {
-    /**
-     * Done
-     */
-    200: ToolResult;
-};
-
-export type InvokeToolResponse = InvokeToolResponses[keyof InvokeToolResponses];
-
-export type StreamToolsData = {
-    body: StreamBody;
-    path?: never;
-    query?: never;
-    url: '/mcp/stream';
-};
-
-export type StreamToolsErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type StreamToolsError = StreamToolsErrors[keyof StreamToolsErrors];
-
-export type StreamToolsResponses = {
-    /**
-     * Done
-     */
-    200: unknown;
-};
-
-export type ListEnvironmentsData = {
-    body?: never;
-    path?: never;
-    query?: never;
-    url: '/rl/environments';
-};
-
-export type ListEnvironmentsErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type ListEnvironmentsError = ListEnvironmentsErrors[keyof ListEnvironmentsErrors];
-
-export type ListEnvironmentsResponses = {
-    /**
-     * Done
-     */
-    200: KeptEnvironments;
-};
-
-export type ListEnvironmentsResponse = ListEnvironmentsResponses[keyof ListEnvironmentsResponses];
-
-export type TryEnvironmentData = {
-    body: EnvironmentBody;
-    path?: never;
-    query?: never;
-    url: '/rl/environments';
-};
-
-export type TryEnvironmentErrors = {
-    /**
-     * There is no answer after serve.answer_s
-     */
-    default: RestErrorAnswer;
-};
-
-export type TryEnvironmentError = TryEnvironmentErrors[keyof TryEnvironmentErrors];
-
-export type TryEnvironmentResponses = {
-    /**
-     * Done
-     */
-    200: TriedEnvironment;
-};
-
-export type TryEnvironmentResponse = TryEnvironmentResponses[keyof TryEnvironmentResponses];
 
 export type ListTemplatesData = {
     body?: never;
@@ -5203,6 +5131,210 @@ export type CreateTuningJobResponses = {
 
 export type CreateTuningJobResponse = CreateTuningJobResponses[keyof CreateTuningJobResponses];
 
+export type ListToolsData = {
+    body?: never;
+    path?: never;
+    query?: never;
+    url: '/mcp/tools';
+};
+
+export type ListToolsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type ListToolsError = ListToolsErrors[keyof ListToolsErrors];
+
+export type ListToolsResponses = {
+    /**
+     * Done
+     */
+    200: ToolRows;
+};
+
+export type ListToolsResponse = ListToolsResponses[keyof ListToolsResponses];
+
+export type AddToolData = {
+    body: EntryBody;
+    path?: never;
+    query?: never;
+    url: '/mcp/tools';
+};
+
+export type AddToolErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type AddToolError = AddToolErrors[keyof AddToolErrors];
+
+export type AddToolResponses = {
+    /**
+     * Done
+     */
+    201: ToolRows;
+};
+
+export type AddToolResponse = AddToolResponses[keyof AddToolResponses];
+
+export type AcceptToolData = {
+    body: AcceptBody;
+    path: {
+        tool_id: string;
+    };
+    query?: never;
+    url: '/mcp/tools/{tool_id}/accept';
+};
+
+export type AcceptToolErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type AcceptToolError = AcceptToolErrors[keyof AcceptToolErrors];
+
+export type AcceptToolResponses = {
+    /**
+     * Done
+     */
+    200: ToolRows;
+};
+
+export type AcceptToolResponse = AcceptToolResponses[keyof AcceptToolResponses];
+
+export type RemoveToolData = {
+    body?: never;
+    path: {
+        tool_id: string;
+    };
+    query?: never;
+    url: '/mcp/tools/{tool_id}';
+};
+
+export type RemoveToolErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type RemoveToolError = RemoveToolErrors[keyof RemoveToolErrors];
+
+export type RemoveToolResponses = {
+    /**
+     * Done
+     */
+    200: RemovedEntry;
+};
+
+export type RemoveToolResponse = RemoveToolResponses[keyof RemoveToolResponses];
+
+export type InvokeToolData = {
+    body: InvokeBody;
+    path: {
+        tool_id: string;
+    };
+    query?: never;
+    url: '/mcp/tools/{tool_id}/invoke';
+};
+
+export type InvokeToolErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type InvokeToolError = InvokeToolErrors[keyof InvokeToolErrors];
+
+export type InvokeToolResponses = {
+    /**
+     * Done
+     */
+    200: ToolResult;
+};
+
+export type InvokeToolResponse = InvokeToolResponses[keyof InvokeToolResponses];
+
+export type StreamToolsData = {
+    body: StreamBody;
+    path?: never;
+    query?: never;
+    url: '/mcp/stream';
+};
+
+export type StreamToolsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type StreamToolsError = StreamToolsErrors[keyof StreamToolsErrors];
+
+export type StreamToolsResponses = {
+    /**
+     * Done
+     */
+    200: unknown;
+};
+
+export type ListEnvironmentsData = {
+    body?: never;
+    path?: never;
+    query?: never;
+    url: '/rl/environments';
+};
+
+export type ListEnvironmentsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type ListEnvironmentsError = ListEnvironmentsErrors[keyof ListEnvironmentsErrors];
+
+export type ListEnvironmentsResponses = {
+    /**
+     * Done
+     */
+    200: KeptEnvironments;
+};
+
+export type ListEnvironmentsResponse = ListEnvironmentsResponses[keyof ListEnvironmentsResponses];
+
+export type TryEnvironmentData = {
+    body: EnvironmentBody;
+    path?: never;
+    query?: never;
+    url: '/rl/environments';
+};
+
+export type TryEnvironmentErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type TryEnvironmentError = TryEnvironmentErrors[keyof TryEnvironmentErrors];
+
+export type TryEnvironmentResponses = {
+    /**
+     * Done
+     */
+    200: TriedEnvironment;
+};
+
+export type TryEnvironmentResponse = TryEnvironmentResponses[keyof TryEnvironmentResponses];
+
 export type StartSelfplayData = {
     body: SelfPlayBody;
     headers?: {
@@ -5294,6 +5426,88 @@ export type JudgeRunResponses = {
 };
 
 export type JudgeRunResponse = JudgeRunResponses[keyof JudgeRunResponses];
+
+export type AnnotateRowsData = {
+    body: AnnotateBody;
+    path?: never;
+    query?: never;
+    url: '/data/annotate';
+};
+
+export type AnnotateRowsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type AnnotateRowsError = AnnotateRowsErrors[keyof AnnotateRowsErrors];
+
+export type AnnotateRowsResponses = {
+    /**
+     * Done
+     */
+    201: AnnotatedRowsAnswer;
+};
+
+export type AnnotateRowsResponse = AnnotateRowsResponses[keyof AnnotateRowsResponses];
+
+export type ListRowQueueData = {
+    body?: never;
+    path?: never;
+    query?: {
+        /**
+         * rows at most
+         */
+        limit?: number;
+    };
+    url: '/data/annotations/queue';
+};
+
+export type ListRowQueueErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type ListRowQueueError = ListRowQueueErrors[keyof ListRowQueueErrors];
+
+export type ListRowQueueResponses = {
+    /**
+     * Done
+     */
+    200: RowQueue;
+};
+
+export type ListRowQueueResponse = ListRowQueueResponses[keyof ListRowQueueResponses];
+
+export type LabelRowData = {
+    body: VerdictBody;
+    path: {
+        row_id: string;
+    };
+    query?: never;
+    url: '/data/annotations/{row_id}';
+};
+
+export type LabelRowErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type LabelRowError = LabelRowErrors[keyof LabelRowErrors];
+
+export type LabelRowResponses = {
+    /**
+     * Done
+     */
+    200: RecordedLabel;
+};
+
+export type LabelRowResponse = LabelRowResponses[keyof LabelRowResponses];
 
 export type ListDatasetsData = {
     body?: never;
