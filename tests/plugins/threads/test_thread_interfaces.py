@@ -107,7 +107,7 @@ def test_the_page_names_the_methods_of_langgraph_sdk_that_are_not_there_and_no_o
         name: {TABLE.find(method, f"/acp{path}") is None for method, path in calls} for name, calls in requests.items()
     }
     assert {name for name, of_method in missing.items() if len(of_method) != 1} == set()
-    assert set(re.findall(r"`([a-z_.]+)`", sentence)) == {name for name in missing if missing[name] == {True}}
+    assert set(re.findall(r"`client\.([a-z_.]+)`", sentence)) == {name for name in missing if missing[name] == {True}}
 
 
 A2A_TWINS = {
