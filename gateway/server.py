@@ -136,7 +136,8 @@ async def _serve(
         await asyncio.sleep(LOOK_S)
         rounds += 1
         if rounds % round(SWEEP_S / LOOK_S) == 0:
-            recorder.runs.end_idle()
+            if all(done.done() for done in resuming):  # before, nothing is known of what waits
+                recorder.runs.end_idle(lambda name: any(part.keeps_open(name) for part in server.base.parts))
             meter.heartbeat()
     answering.should_exit = True
     for part in server.base.parts:

@@ -106,6 +106,10 @@ class ServerPart:
         """Return where logins of browsers through an issuer may end, by name. `auth`: what logs them in."""
         return {}
 
+    def keeps_open(self, trajectory_id: str) -> bool:
+        """Return whether a trajectory is still open though no call is made: its run waits for a tool or a person."""
+        return False
+
     async def resume(self) -> None:
         """Continue what an earlier server left; it is called once, when the server listens."""
 

@@ -74,6 +74,9 @@ class ThreadPart(ServerPart):
             raise CallError("busy", "the tasks in the log are being read for their threads; try again")
         return threads
 
+    def keeps_open(self, trajectory_id: str) -> bool:
+        return self._runs.is_open(trajectory_id)
+
     async def resume(self) -> None:
         await self._runs.resume()
 

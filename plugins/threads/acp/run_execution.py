@@ -331,6 +331,13 @@ class ThreadRuns:
                 log.warning("%s of run %s is not recorded yet: %s", event.kind, event.run_id, exc)
                 await asyncio.sleep(AGAIN_S)
 
+    def is_open(self, run_id: str) -> bool:
+        """Return whether a run of the threads that were read has not ended."""
+        threads = self._threads.current
+        with contextlib.suppress(NotFoundError, LogError):
+            return threads is not None and threads.run(run_id).is_open
+        return False
+
     # --- reading ------------------------------------------------------------------------------------------------------
 
     async def wait(self, run_id: str) -> RunState:

@@ -79,7 +79,7 @@ class ThreadLog(FollowedTopic):
         try:
             self._write(event)
             with self._changed:
-                return Appended(self._states.get(event.thread_id), self._awaited[event.event_id])
+                return Appended(self._states.get(event.thread_id), self._awaited.get(event.event_id))
         finally:
             with self._changed:
                 self._awaited.pop(event.event_id, None)

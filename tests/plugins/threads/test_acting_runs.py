@@ -13,7 +13,7 @@ import pytest
 
 from gateway.http.authentication import Authentication
 from gateway.log.run_tools import CallStop, rights_of
-from schemas.events import ThreadEvent, Turn
+from schemas.events import ThreadEvent, TrajectoryEvent, Turn
 from streams.kafka import admin
 from tests.plugins.threads.thread_server import Client
 from tests.plugins.threads.tool_server import ToolServer, register_all, tool_call, with_tools
@@ -218,6 +218,26 @@ def test_a_call_that_is_stopped_before_it_opens_its_endpoint_ends_when_it_does()
     stop.stop()
     stop.arm(lambda: killed.append("late"))
     assert killed == ["late"]
+
+
+def test_a_run_that_waits_for_a_person_is_not_ended_as_one_that_was_abandoned(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    with with_tools(kafka_bootstrap, tmp_path, idle_s=0.5) as tools, audited(tools.settings):
+        client = client_of(tools)
+        register_all(client)
+        waiting = booked(client)["run_id"]
+        idle = client.run(client.thread(), "weather in Ulm?", agent_id="host")["run"]["run_id"]
+        until(lambda: idle in turns_of_ended(tools), "the trajectory of a run that has ended is ended")
+        assert waiting not in turns_of_ended(tools)
+        client.send("POST", f"/runs/{waiting}/resume", {"resume": "yes"})
+        until(lambda: waiting in turns_of_ended(tools), "the trajectory is ended after its run")
+        assert turns_of_ended(tools) == {idle: 2, waiting: 2}
+
+
+def turns_of_ended(server: ToolServer) -> dict[str, int | None]:
+    ended = (event for _, event in read(server.settings, TrajectoryEvent) if event.kind == "ended")
+    return {event.trajectory_id: event.turns for event in ended}
 
 
 # --- kill -9 ----------------------------------------------------------------------------------------------------------

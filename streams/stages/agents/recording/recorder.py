@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -239,7 +239,7 @@ class ServedRuns:
         for recorder in self._recorder.recorders:
             recorder.runs.finish()
 
-    def end_idle(self) -> None:
-        """End abandoned runs."""
+    def end_idle(self, keeps_open: Callable[[str], bool] = lambda _: False) -> None:
+        """End abandoned trajectories, but none that something `keeps_open`."""
         for recorder in self._recorder.recorders:
-            recorder.runs.end_idle()
+            recorder.runs.end_idle(keeps_open)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from schemas.events import AgentProgram, Observed, Purpose, Sampling, TrajectoryEvent, derive_id
@@ -142,11 +142,16 @@ class TaskRuns:
             if run.end is not None and not run.responded:
                 self._start_ending(run, TrajectoryEnd("completed", ""))  # the end in the log is the one that counts
 
-    def end_idle(self) -> None:
-        """End runs without a call for serve.idle_s, those of tasks after serve.longest_s; forget older ones."""
+    def end_idle(self, keeps_open: Callable[[str], bool] = lambda _: False) -> None:
+        """End runs without a call for serve.idle_s, those of tasks after serve.longest_s; forget older ones.
+
+        Leaves those that something `keeps_open`, by their names.
+        """
         now = times.now_ms()
         since, oldest = now - int(self._rule.idle_s * 1000), now - int(self._rule.longest_s * 1000)
         for run in self._conversations.idle(since, oldest):
+            if run.closed is None and keeps_open(run.trajectory_id):
+                continue
             old = run.begun_at < oldest
             reason = f"it began {self._rule.longest_s:g} s ago" if old else f"no call for {self._rule.idle_s:g} s"
             reason = run.closed or reason
