@@ -11,8 +11,7 @@ from streams.settings.model import Model, Settings
 
 @pytest.fixture
 def settings(settings: Settings, base: Base) -> Settings:
-    """Settings of this test's own topics, which exist, with the tiny model as base, and no limit for a month."""
-    jobs = settings.jobs.model_copy(update={"tenant_month_usd": 0.0})
-    tiny = settings.model_copy(update={"model": Model(base=base.model.config._name_or_path), "jobs": jobs})
+    """Settings of this test's own topics, which exist, with the tiny model as base."""
+    tiny = settings.model_copy(update={"model": Model(base=base.model.config._name_or_path)})
     admin.apply_topics(tiny)
     return tiny
