@@ -61,6 +61,7 @@ LINES = pa.schema(
         pa.field("question", pa.string()),
         pa.field("purpose", pa.string()),
         pa.field("parameters", pa.string()),
+        pa.field("variant_of", pa.string()),
         pa.field("line", pa.string()),
         pa.field("reason", pa.string()),
     ]
@@ -190,7 +191,8 @@ def count_lines(rows: Rows, counts: Counts) -> Iterator[tuple[str, ExampleOrigin
                 counts.left_out[row["reason"]] += 1
                 continue
             counts.examples += 1
-            yield row["line"], ExampleOrigin(tuple(row["keys"]), row["question"], row["purpose"], row["parameters"])
+            origin = ExampleOrigin(tuple(row["keys"]), *(row[name] for name in ExampleOrigin._fields[1:]))
+            yield row["line"], origin
 
 
 def ranges_of(settings: Settings) -> list[SourceRange]:

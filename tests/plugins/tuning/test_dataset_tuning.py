@@ -17,6 +17,7 @@ from plugins.improve.datasets.outside_tuning import OutsideOrder, check_tenant, 
 from plugins.improve.datasets.outside_version import AdoptionOrder, adopt
 from plugins.improve.datasets.provider_api import ProviderApi
 from plugins.jobs.log.job_log import JobLog
+from plugins.jobs.orders.job_settings import Jobs
 from plugins.tuning.api import tuning_request
 from plugins.tuning.job_tuner import TuningWorker
 from schemas.events import AdapterEvent, AnsweringAgent, DatasetEvent, OutsideModel, RunVerdict
@@ -163,7 +164,7 @@ def test_a_data_set_is_tuned_on_elsewhere_once_whenever_its_process_is_killed(
     settings = tiny.model_copy(
         update={
             "model": Model(base=base.model.config._name_or_path),
-            "jobs": tiny.jobs.model_copy(update={"tenant_month_usd": 0.0}),
+            "jobs": Jobs(tenant_month_usd=0.0),
         }
     )
     admin.apply_topics(settings)

@@ -15,6 +15,7 @@ import pytest
 from plugins.agents.registry.registration import register
 from plugins.jobs.fold.state import JobState
 from plugins.jobs.log.job_log import JobCommand, JobLog
+from plugins.jobs.orders.job_settings import Jobs
 from plugins.jobs.orders.request import JobOrder
 from plugins.tuning import job_tuner as tuner, tuning_metrics, tuning_reducer
 from plugins.tuning.api import tuning_request
@@ -206,17 +207,16 @@ def test_a_job_is_cancelled_between_two_steps_and_leaves_nothing(settings: Setti
     assert versions(settings) == [] and read_state(settings, "default").newest == 0
 
 
-def test_a_job_over_its_budget_ends_between_two_steps(
-    settings: Settings, base: Base, log: JobLog, tmp_path: Path
-) -> None:
+def test_a_job_over_its_budget_ends_between_two_steps(settings: Settings, base: Base, tmp_path: Path) -> None:
+    settings = settings.model_copy(update={"jobs": Jobs(tenant_month_usd=0.0)})
     (tmp_path / "a.jsonl").write_text(json.dumps(SFT) + "\n")
     step_usd = all_tokens(read_file(tmp_path / "a.jsonl", "sft", base).examples)
     file = lines_in_store(settings, SFT)
     order = ordered(settings, "sft", file, epochs=100, prices=PRICES, max_budget_usd=10_000.0)
     assert order.spec.max_budget_usd is not None
     poor = replace(order, spec=replace(order.spec, max_budget_usd=20.0))
-    job = log.start(poor, actor="ann")
-    with Worker(settings, log) as worker:
+    with JobLog(settings) as log, Worker(settings, log) as worker:
+        job = log.start(poor, actor="ann")
         done = worker.works_until(log, job, "failed", "completed")
     assert (done.status, done.code, versions(settings)) == ("failed", "BUDGET_EXCEEDED", [])
     assert done.cost_usd is not None and 20.0 <= done.cost_usd < 20.0 + step_usd
