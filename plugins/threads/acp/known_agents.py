@@ -14,7 +14,7 @@ from gateway.http.principal import DEFAULT_AGENT, may_ask, principal_of, tenant_
 from plugins.agents.registry.agent_log import AgentMemory, capability_problem, read_memory
 from schemas.conventions import TOOL_IDS
 from schemas.events import RUN_TASK, AgentEvent, Tool, derive_id
-from streams.access.tenants.tenant_names import SEPARATOR, is_of, may_know, named
+from streams.access.tenants.tenant_names import may_know, named, without_tenant
 from streams.errors import CallError, EventError
 from streams.stages.agents.registered_agents import AgentRegistry
 
@@ -99,12 +99,10 @@ class KnownAgents:
     def _agent_of(self, request: Request, event: AgentEvent) -> AvailableAgent | None:
         """Return an agent if the request may see it; None if it or its model belongs to another tenant."""
         tenant = tenant_of(request)
-        is_own = is_of(tenant, event.agent_id)
         if not may_know(tenant, event.agent_id) or not may_ask(request, event.model_id, self._policy):
             return None
-        agent_id = event.agent_id if tenant is None or not is_own else event.agent_id.removeprefix(tenant + SEPARATOR)
         return AvailableAgent(
-            agent_id=agent_id,
+            agent_id=without_tenant(tenant, event.agent_id),
             logged=named(tenant, event.agent_id),
             model=event.model_id,
             name=event.name,

@@ -21,7 +21,7 @@ from plugins.threads.log.memory_state import MemoryItem
 from plugins.threads.log.run_steps import ThreadMessage
 from plugins.threads.log.thread_state import RunState, ThreadCheckpoint, ThreadState
 from schemas.events import CallWait
-from streams.access.tenants.tenant_names import SEPARATOR
+from streams.access.tenants.tenant_names import without_tenant
 from streams.output import moment
 
 LANGCHAIN_TYPES = {"user": "human", "assistant": "ai"}
@@ -178,8 +178,7 @@ def agent_answer(agent: AvailableAgent) -> AgentAnswer:
 
 def agent_name(request: Request, logged: str) -> str:
     """Return an agent's name as the caller names it."""
-    tenant = tenant_of(request)
-    return logged if tenant is None else logged.removeprefix(tenant + SEPARATOR)
+    return without_tenant(tenant_of(request), logged)
 
 
 def thread_answer(request: Request, state: ThreadState) -> ThreadAnswer:

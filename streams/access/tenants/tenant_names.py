@@ -86,6 +86,15 @@ def named(tenant: str | None, name: str) -> str:
     return name if tenant is None or is_of(tenant, name) else f"{tenant}{SEPARATOR}{name}"
 
 
+def without_tenant(tenant: str | None, name: str) -> str:
+    """Return what a tenant itself calls something of this name in the log; what is not its own stays as it is.
+
+    >>> without_tenant("red", "red.calc"), without_tenant("red", "calc"), without_tenant(None, "red.calc")
+    ('calc', 'calc', 'red.calc')
+    """
+    return name if tenant is None else name.removeprefix(tenant + SEPARATOR)
+
+
 def is_of(tenant: str | None, name: str) -> bool:
     """Return whether something of this name is the tenant's; without a tenant everything is."""
     return tenant is None or name.startswith(tenant + SEPARATOR)
