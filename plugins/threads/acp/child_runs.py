@@ -22,14 +22,15 @@ from gateway.http import errors
 from gateway.http.principal import request_of
 from gateway.log.run_tools import ToolReply
 from plugins.agents.registry.agent_log import object_of
+from plugins.threads.acp.busy_retries import AGAIN_S
 from plugins.threads.acp.known_agents import AvailableAgent, KnownAgents
-from plugins.threads.acp.run_actions import ACTOR, AGAIN_S, NextCall, RunActions, step_event
+from plugins.threads.acp.run_actions import ACTOR, NextCall, RunActions, step_event
 from plugins.threads.log.thread_log import Appended, ThreadLog
 from plugins.threads.log.thread_state import RunState, ThreadState
 from schemas.events import CallDecision, Message, ParentCall, PausedCall, Sampling, ThreadEvent, derive_id
 from streams.access.roles import Principal
 from streams.access.tenants.tenant_names import tenant_in
-from streams.errors import CallError, NotFoundError
+from streams.errors import CallError
 from streams.kafka import times
 
 
@@ -68,7 +69,7 @@ class ChildRuns:
         """Answer a call by a run, and record it; or write that the call waits for that run."""
         name = call.run.child_id(call.step.call)
         threads = self._threads = await self._runs.open()
-        if _find(threads, name) is None:
+        if threads.find(name) is None:
             request = await errors.apart(self._request, call, name)
             if isinstance(request, ToolReply):
                 await self._actions.refuse(call.run, call.step, call.reference, request)
@@ -149,7 +150,7 @@ class ChildRuns:
         """Return the runs above a run, its parent first."""
         callers: list[RunState] = []
         while self._threads is not None and run.request.parent is not None:
-            parent = _find(self._threads, run.request.parent.run_id)
+            parent = self._threads.find(run.request.parent.run_id)
             if parent is None:
                 break
             callers.append(parent)
@@ -172,7 +173,7 @@ class ChildRuns:
                 self._take_child(threads, run, run.request.parent.run_id)
 
     def _take_child(self, threads: ThreadLog, run: RunState, parent_id: str) -> None:
-        parent = _find(threads, parent_id)
+        parent = threads.find(parent_id)
         thread_id = "" if parent is None else parent.thread_id
         if run.is_open:
             self._open.setdefault(thread_id, {})[run.run_id] = parent_id
@@ -217,7 +218,7 @@ class ChildRuns:
 
 def _next_step(threads: ThreadLog, parent_id: str, name: str) -> RunState | ThreadEvent | None:
     """Return a child that has to be cancelled, or the event that resumes its parent; None: nothing has to be done."""
-    parent, child = _find(threads, parent_id), _find(threads, name)
+    parent, child = threads.find(parent_id), threads.find(name)
     steps = parent.steps.open_calls if parent is not None and parent.is_open else ()
     step = next((step for step in steps if parent is not None and parent.child_id(step.call) == name), None)
     if parent is None or step is None:
@@ -232,13 +233,6 @@ def _next_step(threads: ThreadLog, parent_id: str, name: str) -> RunState | Thre
 def depth_of(run: RunState) -> int:
     """Return how many runs are above a run."""
     return 0 if run.request.parent is None else run.request.parent.depth
-
-
-def _find(threads: ThreadLog, run_id: str) -> RunState | None:
-    try:
-        return threads.run(run_id)
-    except NotFoundError:
-        return None
 
 
 def _reply(child: RunState) -> ToolReply:

@@ -13,13 +13,13 @@ Not covered: a cancelled program that makes no more calls works on until its own
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from gateway.http import errors
-from plugins.threads.acp.run_actions import ACTOR, AGAIN_S
+from plugins.threads.acp.busy_retries import AGAIN_S, until_possible
+from plugins.threads.acp.run_actions import ACTOR
 from plugins.threads.acp.run_execution import CallOf
 from plugins.threads.acp.run_limits import RunOutcome
 from plugins.threads.log.thread_state import RunState
@@ -43,8 +43,6 @@ LOOK_S = 0.1
 """How often it is checked whether a program's run has ended."""
 CLOCKS_MS = 60_000
 """How far the clocks of processes may differ: records are read from so long before the run."""
-
-log = logging.getLogger("streamward.threads")
 
 
 class RecordsRuns(Protocol):
@@ -111,17 +109,14 @@ class ProgramRuns:
 
         Raises CallError, EventError, EncodeError for a run that can be no task.
         """
-        while True:
-            try:
-                submitted = await errors.apart(self._find, run)
-                if submitted is None:
-                    submitted = await errors.apart(self._submit, _task(run, await call_of(run)))
-                return TaskOfRun(submitted.task, derive_id(run.task_id, run.agent_id, *submitted.at))
-            except CallError as exc:
-                if exc.kind != "busy":
-                    raise
-                log.warning("run %s: its task is not in the log yet: %s", run.run_id, exc)
-            await asyncio.sleep(AGAIN_S)
+
+        async def find_or_submit() -> SubmittedTask:
+            if (known := await errors.apart(self._find, run)) is not None:
+                return known
+            return await errors.apart(self._submit, _task(run, await call_of(run)))
+
+        found = await until_possible(find_or_submit, f"the task of run {run.run_id}")
+        return TaskOfRun(found.task, derive_id(run.task_id, run.agent_id, *found.at))
 
     def _find(self, run: RunState) -> SubmittedTask | None:
         return self._tasks().find(run.task_id)

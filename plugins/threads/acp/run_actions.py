@@ -23,20 +23,19 @@ from typing import Any, NamedTuple
 
 from gateway.http.authentication import Authentication
 from gateway.log.run_tools import CallableTool, CallRights, CallStop, RunTools, ToolReply, rights_of
+from plugins.threads.acp.busy_retries import AGAIN_S
 from plugins.threads.acp.known_agents import KnownAgents
 from plugins.threads.log.run_steps import CallStep
 from plugins.threads.log.thread_log import Appended
 from plugins.threads.log.thread_state import RunState
 from schemas.conventions import TOOL_IDS
 from schemas.events import Message, PausedCall, RunCall, ThreadEvent, derive_id
-from streams.access.tenants.tenant_names import SEPARATOR, tenant_in
+from streams.access.tenants.tenant_names import tenant_in, without_tenant
 from streams.errors import LogError
 from streams.kafka import times
 
 ACTOR = "serve"
 """The actor of the events that a server writes about runs."""
-AGAIN_S = 0.5
-"""Pause before the registry is asked again."""
 CALLS_AT_ONCE = 32
 """Of all runs of a server."""
 MOST_CHARACTERS = 100_000
@@ -153,8 +152,7 @@ class RunActions:
         places, agent = self._places(), run.agent_id
         if places.tools is None:
             return NO_KEYS, ToolReply(NO_TOOLS, "unavailable")
-        tenant = tenant_in(agent)
-        own_name = agent if tenant is None else agent.removeprefix(tenant + SEPARATOR)
+        own_name = without_tenant(tenant_in(agent), agent)
         rights = rights_of(places.authentication, run.request.actor, own_name)
         if rights.denied is not None:
             return rights, ToolReply(rights.denied, "denied")
@@ -187,7 +185,7 @@ class RunActions:
             reply = await self._apart(tools.call, call.reference, call.rights.principal, arguments, stop)
         except LogError as exc:
             reply = ToolReply(f"the registry of tools cannot be read: {exc}", "unavailable")
-        except Exception:  # whatever a tool does, its run goes on
+        except Exception:  # whatever a tool does, its run continues
             log.exception("call %s of run %s failed", call.step.call.id, call.run.run_id)
             reply = ToolReply("the call failed; the output of the server says why", "failed")
         if stop.is_stopped:

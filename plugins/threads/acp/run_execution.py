@@ -27,8 +27,9 @@ from typing import Any, Protocol
 
 from gateway.http import errors
 from plugins.agents.registry.agent_log import MOST_ITEMS, AgentMemory, read_memory
+from plugins.threads.acp.busy_retries import AGAIN_S, until_accepted
 from plugins.threads.acp.child_runs import ChildRuns
-from plugins.threads.acp.run_actions import ACTOR, AGAIN_S, CallPlaces, RunActions, step_event
+from plugins.threads.acp.run_actions import ACTOR, CallPlaces, RunActions, step_event
 from plugins.threads.acp.run_frames import StreamPlace, end_id, frames
 from plugins.threads.acp.run_limits import RunLimits, RunOutcome
 from plugins.threads.acp.run_prompts import KnowsPrompts, with_prompt_and_items
@@ -47,9 +48,6 @@ from streams.kafka.followed import FollowedOnDemand
 from streams.settings.model import Settings
 from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece
 from streams.stages.tasks.line_steps import LineSteps
-
-TRIES = 120
-"""How often a call that was not accepted is made, after AGAIN_S."""
 
 log = logging.getLogger("streamward.threads")
 
@@ -234,22 +232,16 @@ class ThreadRuns:
         limit_s = self._settings.serve.answer_s or None
         try:
             async with asyncio.timeout(limit_s) as limit:
-                for _ in range(TRIES):
-                    try:
-                        return await self._answer(await self._call(run, feed), feed)
-                    except CallError as exc:
-                        if exc.kind != "busy":
-                            return RunOutcome("error", error=exc.message)
-                        problem = exc.message
-                    await asyncio.sleep(AGAIN_S)
+                return await until_accepted(lambda: self._answer(run, feed))
+        except CallError as exc:
+            return RunOutcome("error", error=exc.message)
         except TimeoutError:
             if not limit.expired():
                 raise
             return RunOutcome("timeout", error=f"there is no answer after {limit_s:g} s (serve.answer_s)")
-        return RunOutcome("error", error=problem)
 
-    async def _answer(self, call: ModelCall, feed: RunFeed) -> RunOutcome:
-        done, read = None, 0
+    async def _answer(self, run: RunState, feed: RunFeed) -> RunOutcome:
+        call, done, read = await self._call(run, feed), None, 0
         feed.text = ""
         pieces: AsyncIterator[Piece]
         async with aclosing(self._recorder.answer(call)) as pieces:
@@ -278,8 +270,7 @@ class ThreadRuns:
         messages = () if run.checkpoint is None else run.checkpoint.messages()
         steps, parts = run.steps, [run.thread_id, run.run_id]
         whole = tuple(message.message for message in (*messages, *steps.messages))
-        memory = await errors.apart(read_memory, run.request.memory_config or "{}")
-        items = () if memory.namespace is None else await errors.apart(self._items, run, memory, feed)
+        memory, items = await errors.apart(self._memory_of, run, feed)
         if steps.turns:
             parts.append(str(len(steps.turns)))
         call = ModelCall(
@@ -297,12 +288,13 @@ class ThreadRuns:
         )
         return await with_prompt_and_items(run, call, items, self._recorder, self._steps)
 
-    def _items(self, run: RunState, memory: AgentMemory, feed: RunFeed) -> tuple[MemoryItem, ...]:
-        """Return the items of the store that a run gets, the same for all of its calls."""
-        if feed.items is None:
-            namespace, most = namespace_of(run.tenant, memory.namespace or ()), memory.items or MOST_ITEMS
+    def _memory_of(self, run: RunState, feed: RunFeed) -> tuple[AgentMemory, tuple[MemoryItem, ...]]:
+        """Return what an agent is to read of a thread, and the items of the store: the same for all calls of a run."""
+        memory = read_memory(run.request.memory_config or "{}")
+        if memory.namespace is not None and feed.items is None:
+            namespace, most = namespace_of(run.tenant, memory.namespace), memory.items or MOST_ITEMS
             feed.items = tuple(self._memory().read(lambda state: list(islice(state.below(namespace), most))))
-        return feed.items
+        return memory, feed.items or ()
 
     async def _write_end(self, run: RunState, outcome: RunOutcome) -> None:
         event = ThreadEvent(
@@ -334,8 +326,8 @@ class ThreadRuns:
     def is_open(self, run_id: str) -> bool:
         """Return whether a run of the threads that were read has not ended."""
         threads = self._threads.current
-        with contextlib.suppress(NotFoundError, LogError):
-            return threads is not None and threads.run(run_id).is_open
+        with contextlib.suppress(LogError):
+            return threads is not None and (run := threads.find(run_id)) is not None and run.is_open
         return False
 
     # --- reading ------------------------------------------------------------------------------------------------------

@@ -53,13 +53,16 @@ class ThreadLog(FollowedTopic):
             self._raise_error()
             return self._states.get(thread_id)
 
-    def run(self, run_id: str) -> RunState:
-        """Return a run. Raises NotFoundError, LogError."""
+    def find(self, run_id: str) -> RunState | None:
+        """Return a run; None if there is none. Raises LogError once the log cannot be read."""
         with self._changed:
             self._raise_error()
             state = self._states.get(self._thread_of.get(run_id, ""))
-        run = None if state is None else state.runs.get(run_id)
-        if run is None:
+        return None if state is None else state.runs.get(run_id)
+
+    def run(self, run_id: str) -> RunState:
+        """Return a run. Raises NotFoundError, LogError."""
+        if (run := self.find(run_id)) is None:
             raise NotFoundError(f"there is no run {run_id[:80]}")
         return run
 

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gateway.agents.named_prompts import KnowsAnswers, PromptParameter, with_prompt
 from gateway.agents.parameters import MAX_TOKENS
-from plugins.threads.acp.run_actions import AGAIN_S
-from plugins.threads.acp.run_execution import TRIES
+from plugins.threads.acp.busy_retries import until_accepted
 from plugins.threads.log.thread_state import RunState
 from schemas.events import Message, Sampling
 from streams.engines.rendering.answer_form import AnswerForm
@@ -65,17 +64,10 @@ class MemoryCalls:
         call = _call(run, trajectory_id, (Message(role="user", content=data),), form)
         try:
             async with asyncio.timeout(self._limit_s):
-                for attempt in range(TRIES):
-                    try:
-                        return await self._answer(call, prompt)
-                    except CallError as exc:
-                        if exc.kind != "busy" or attempt == TRIES - 1:
-                            raise
-                    await asyncio.sleep(AGAIN_S)
+                return await until_accepted(lambda: self._answer(call, prompt))
         except TimeoutError:
             problem = f"there is no answer after {self._limit_s:g} s (serve.answer_s)"
             raise CallError("internal", problem) from None
-        raise AssertionError("not reached")
 
     async def outgrow(self, run: RunState, messages: tuple[Message, ...], most: int) -> bool:
         """Return whether messages have more tokens than this, as the model of a run reads them. Raises CallError."""
