@@ -74,10 +74,10 @@ class CurationLog:
             raise RefusedError(f"{len(matches)} runs begin with {beginning!r}, e.g. {matches[0]}; give more of the id")
         return matches[0] if matches else beginning
 
-    def review_queue(self) -> list[PlacedVerdict]:
-        """Return the machine verdicts that wait for a person, the oldest first."""
+    def review_queue(self, tenant: str | None = None) -> list[PlacedVerdict]:
+        """Return the machine verdicts that wait for a person, the oldest first; None: those of every tenant."""
         with self._verdicts.now() as state:
-            return state.review_queue()
+            return [placed for placed in state.review_queue() if tenant in (None, placed.event.tenant)]
 
     def agreements(self) -> dict[JudgeIdentity, Agreement]:
         """Return the agreement of every judge with people."""

@@ -20,7 +20,8 @@ from plugins.improve.curation.verdicts import PlacedVerdict
 from plugins.improve.datasets import dataset_log
 from plugins.improve.datasets.dataset_log import DatasetLog
 from plugins.improve.datasets.dataset_view import newest_builds
-from plugins.improve.rooms.row_page import decision_in, row_page
+from plugins.improve.rooms.review_form import decision_in, shown_and_following
+from plugins.improve.rooms.row_page import row_page
 from plugins.improve.rooms.run_verdicts import JUDGE
 from streams.errors import NotFoundError
 from streams.tools.archive import history
@@ -63,15 +64,14 @@ class ReviewQueuePage:
 
     def _read(self, log: LogSnapshot, actor: str, wanted: str) -> ReviewPage:
         tenant = log.rights.tenant
-        queue = [placed for placed in self._log.review_queue() if tenant in (None, placed.event.tenant)]
-        place = next((n for n, placed in enumerate(queue) if placed.event.answer_id == wanted), 0)
+        queue = self._log.review_queue(tenant)
+        place, following = shown_and_following([placed.event.answer_id for placed in queue], wanted)
         decided, machine = self._log.newest_of(actor)
-        rest = queue[place + 1 :] or queue[:place]
         return ReviewPage(
             waiting=len(queue),
             run=curation_view.queued_run(queue[place]) if queue else None,
             transcript=_transcript(log, queue[place]) if queue else None,
-            following=rest[0].event.answer_id if rest else None,
+            following=following,
             decided=None if decided is None else curation_view.verdict(decided),
             machine=None if machine is None else curation_view.verdict(machine),
             datasets=newest_builds(self._datasets(log), None if tenant is None else (tenant,)),

@@ -24,10 +24,9 @@ from plugins.improve.annotation.annotate import JUDGE, AnnotationOrder, annotate
 from plugins.improve.annotation.annotation_log import AnnotationLog
 from plugins.improve.annotation.annotation_state import PlacedLabel
 from plugins.improve.annotation.labelled_row import recorded_fields
-from plugins.improve.curation.curation_log import PersonDecision
-from plugins.improve.rooms.run_verdicts import JUDGE as MAY_JUDGE, MOST_RUNS, VerdictBody
+from plugins.improve.rooms.run_verdicts import JUDGE as MAY_JUDGE, MOST_RUNS, VerdictBody, refusals
 from schemas.events import RowLabeller, RunVerdict
-from streams.errors import CallError, RefusedError, SettingsError
+from streams.errors import CallError, SettingsError
 from streams.output import moment
 from streams.scorers.verdict import ScoreError
 from streams.settings.model import Settings
@@ -187,13 +186,8 @@ class RowLabelRoutes:
     )
     def label_row(self, request: Request, row_id: str, body: VerdictBody) -> RecordedLabel:
         """Say whether a row is good enough to learn from."""
-        decision = PersonDecision(
-            verdict=body.verdict, actor=actor_of(request), reason=body.reason.strip(), expect=body.expected
-        )
-        try:
-            placed = self._labels.decide(row_id, tenant_of(request), decision)
-        except RefusedError as exc:
-            raise CallError("conflict", str(exc), "expected") from exc
+        with refusals():
+            placed = self._labels.decide(row_id, tenant_of(request), body.decision(request))
         return RecordedLabel.model_validate({"object": "row_label"} | recorded_label(placed))
 
 

@@ -15,14 +15,10 @@ from plugins.data.cleaning.steps import DataRow
 from plugins.improve.annotation.annotation_log import AnnotationLog
 from plugins.improve.annotation.annotation_state import PlacedLabel
 from plugins.improve.annotation.labelled_row import LabelledRow, recorded_fields
-from plugins.improve.curation.curation_log import PersonDecision
+from plugins.improve.rooms.review_form import decision_in, shown_and_following
 from plugins.improve.rooms.run_verdicts import JUDGE
-from schemas.events import RunVerdict
-from streams.errors import SettingsError
 from streams.tools.views.log_view import LogReader, LogView
 from streams.tools.views.view_section import PageForm, SentForm, ViewPage
-
-DECISIONS: dict[str, RunVerdict] = {"promote": "promote", "reject": "reject"}
 
 
 @dataclass(frozen=True)
@@ -48,11 +44,9 @@ class RowQueuePage:
     def read(self, log: LogReader, *, row: str) -> RowReview:
         """Return the page of a visitor: the row in the address, if it waits, else the first."""
         queue = self._log.queue(log.rights.tenant)
-        place = next((n for n, placed in enumerate(queue) if placed.event.row_id == row), 0)
-        rest = queue[place + 1 :] or queue[:place]
-        following = rest[0].event.row_id if rest else None
         if not queue:
             return RowReview(0, None, [], None)
+        place, following = shown_and_following([placed.event.row_id for placed in queue], row)
         lines = LabelledRow.of(DataRow("", recorded_fields(queue[place].event))).transcript.lines
         return RowReview(len(queue), queue[place], lines, following)
 
@@ -63,14 +57,6 @@ class RowQueuePage:
         if another label came first, LogError.
         """
         self._log.decide(form.word("row"), log.rights.tenant, decision_in(form, log.actor))
-
-
-def decision_in(form: SentForm, actor: str) -> PersonDecision:
-    """Return the decision in a form about a run or a row. Raises SettingsError."""
-    if (verdict := DECISIONS.get(form.word("verdict"))) is None:
-        raise SettingsError(f"verdict: expected one of {', '.join(DECISIONS)}, got {form.word('verdict')[:80]!r}")
-    reason, expected = form.reason("reason"), form.word("expected") or None
-    return PersonDecision(verdict=verdict, actor=actor, reason=reason, expect=expected)
 
 
 def row_page(view: LogView) -> ViewPage:

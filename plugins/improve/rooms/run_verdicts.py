@@ -8,6 +8,8 @@ It is what `streamward improve curate queue` and `decide` do. A tenant sees and 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -39,6 +41,21 @@ class VerdictBody(Body):
     expected: str | None = Field(
         None, max_length=200, description="`verdict_id` that counted when the run was shown; default: whichever does"
     )
+
+    def decision(self, request: Request) -> PersonDecision:
+        """Return the decision of the caller."""
+        return PersonDecision(
+            verdict=self.verdict, actor=actor_of(request), reason=self.reason.strip(), expect=self.expected
+        )
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Answer a decision that is refused, since another one came first, with a conflict."""
+    try:
+        yield
+    except RefusedError as exc:
+        raise CallError("conflict", str(exc), "expected") from exc
 
 
 class QueueQuery(PathQuery):
@@ -133,11 +150,10 @@ class VerdictRoutes:
     )
     def list_review_queue(self, request: Request, query: QueueQuery) -> ReviewQueue:
         """List the runs that wait for a person."""
-        tenant = tenant_of(request)
         rows = [
             QueuedRun.model_validate(curation_view.queued_run(placed))
-            for placed in self._verdicts.review_queue()
-            if tenant in (None, placed.event.tenant) and query.policy in (None, placed.event.policy)
+            for placed in self._verdicts.review_queue(tenant_of(request))
+            if query.policy in (None, placed.event.policy)
         ]
         return ReviewQueue(object="list", data=rows[: query.limit], more=len(rows) > query.limit)
 
@@ -168,11 +184,6 @@ class VerdictRoutes:
         from streams.tools.views.log_view import LogReader
 
         case = find_newest_run(LogReader(view, principal_of(request)), LogHistory(view.settings), run_id)
-        decision = PersonDecision(
-            verdict=body.verdict, actor=actor_of(request), reason=body.reason.strip(), expect=body.expected
-        )
-        try:
-            placed = self._verdicts.decide(case, decision)
-        except RefusedError as exc:
-            raise CallError("conflict", str(exc), "expected") from exc
+        with refusals():
+            placed = self._verdicts.decide(case, body.decision(request))
         return RecordedVerdict.model_validate({"object": "run_verdict"} | curation_view.verdict(placed))
