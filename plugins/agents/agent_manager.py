@@ -43,7 +43,7 @@ from streams.kafka.topics import topics
 from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.stages.agents.recording.run_end import TrajectoryEnd
-from streams.stages.agents.registered_agents import default_rewards
+from streams.stages.agents.registered_agents import AgentDefaults
 from streams.stages.agents.trajectories.chat_format import message_of
 from streams.stages.agents.trajectories.fold import LeftOutReason, fold, of_each
 from streams.stages.agents.trajectories.run_answer import OUTPUT_CHARACTERS
@@ -191,7 +191,7 @@ class AgentManager:
     @property
     def reward_sources(self) -> tuple[RewardSource, ...]:
         """The scorers that the agent is registered with, as the log has them now. Raises LogError."""
-        return default_rewards(self.settings)(self.agent_id)
+        return AgentDefaults(self.settings).rewards(self.agent_id)
 
     def deploy(
         self,

@@ -172,10 +172,10 @@ def _submit(call: AppContext, file: Path | None, reading: TaskFileOptions, agent
     """Submit the tasks of a file, if one is given, for this agent. Raises SettingsError if one names another agent."""
     if file is None:
         return
-    from streams.stages.agents.registered_agents import default_rewards
+    from streams.stages.agents.registered_agents import AgentDefaults
     from streams.stages.tasks.submit import submit
 
-    rewards_of_agent = default_rewards(call.settings)
+    rewards_of_agent = AgentDefaults(call.settings).rewards
     tasks = read_tasks(call.settings, file, reading, agent=agent_id, rewards_of_agent=rewards_of_agent).tasks
     for task in tasks:
         if task.agent != agent_id:

@@ -8,8 +8,8 @@ Without such a plugin no agent is registered: calls name a model, and tasks thei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, cached_property
 from typing import NamedTuple, Protocol, Self
 
 from schemas.events import AgentEvent, AgentType, RewardSource
@@ -98,13 +98,20 @@ def known_agents(settings: Settings) -> dict[str, KnownAgent]:
     }
 
 
-def default_rewards(settings: Settings) -> Callable[[str], tuple[RewardSource, ...]]:
-    """Return the function that gives an agent's reward sources; its first call reads the log, and raises as that."""
-    agents = cache(lambda: known_agents(settings))
-    return lambda agent_id: agents()[agent_id].reward_sources if agent_id in agents() else ()
+class AgentDefaults:
+    """What the tasks of registered agents have by default. The first question reads the log, and raises as that."""
 
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
 
-def default_prompts(settings: Settings) -> Callable[[str], str | None]:
-    """Return the function that gives an agent's prompt; its first call reads the log, and raises as that."""
-    agents = cache(lambda: known_agents(settings))
-    return lambda agent_id: agents()[agent_id].prompt if agent_id in agents() else None
+    @cached_property
+    def _agents(self) -> dict[str, KnownAgent]:
+        return known_agents(self._settings)
+
+    def rewards(self, agent_id: str) -> tuple[RewardSource, ...]:
+        """Return an agent's reward sources; none if it is not registered."""
+        return self._agents[agent_id].reward_sources if agent_id in self._agents else ()
+
+    def prompt(self, agent_id: str) -> str | None:
+        """Return an agent's prompt; None if it has none, or is not registered."""
+        return self._agents[agent_id].prompt if agent_id in self._agents else None
