@@ -130,11 +130,9 @@ class ThreadEvent:
     )
     labels: Annotated[str | None, "JSON object, what clients call metadata: created, changed, run_requested"] = None
     values: Annotated[str | None, "JSON object, the thread's context: created, changed"] = None
-    checkpoint: Annotated[
-        str | None, "changed: the event after whose state it goes on; compacted: that it is about"
-    ] = None
+    checkpoint: Annotated[str | None, "changed: the event after which it continues; compacted: that it is about"] = None
     stateless: Annotated[bool, "run_requested: of no thread"] = False
-    if_busy: Annotated[BusyStrategy | None, "run_requested: what becomes of it while another run goes on"] = None
+    if_busy: Annotated[BusyStrategy | None, "run_requested: what becomes of it while another run is in progress"] = None
     model: Annotated[str | None, "run_requested: POLICY, or POLICY@VERSION"] = None
     memory_config: Annotated[str | None, "run_requested: JSON object, of the agent: what the model gets to read"] = None
     sampling: Annotated[Sampling | None, "run_requested: how tokens are drawn"] = None
