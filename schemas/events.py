@@ -9,6 +9,7 @@
     CurationEvent, DatasetEvent, TriggerEvent     runs to learn from, data sets made of them, a cause to train again
     AnnotationEvent                               labels of rows of files
     MemoryEvent, ThreadEvent                      the memory of agents, and conversations with them
+    DocumentEvent                                 documents that are searched
     TrainingCall, TrainingResult, SampleEvent, QueueEvent   calls, results and samples of other trainers
     AccessEvent, RequestEvent                     principals with their roles, and their requests
 
@@ -61,6 +62,14 @@ from schemas.call_events import (
     result_problems,
 )
 from schemas.dead_letter_events import DeadLetter
+from schemas.document_events import (
+    DOCUMENT_ID,
+    INDEX_NAME,
+    DocumentEvent,
+    DocumentKind,
+    document_problems,
+    text_digest,
+)
 from schemas.event_types import (
     MAX_GROUP_SIZE,
     MAX_REWARD,
@@ -211,6 +220,7 @@ Event = (
     | ToolEvent
     | TrainingCall
     | TrainingResult
+    | DocumentEvent
 )
 EVENTS: tuple[type[Event], ...] = get_args(Event)
 _PROBLEMS: dict[type[Event], Callable[[Any], Iterator[str]]] = {
@@ -236,6 +246,7 @@ _PROBLEMS: dict[type[Event], Callable[[Any], Iterator[str]]] = {
     ToolEvent: tool_problems,
     TrainingCall: call_problems,
     TrainingResult: result_problems,
+    DocumentEvent: document_problems,
 }
 
 

@@ -21,6 +21,7 @@ from schemas.events import (
     CallLora,
     CurationEvent,
     DatasetEvent,
+    DocumentEvent,
     GroupResponse,
     JobEvent,
     JobPrices,
@@ -53,6 +54,7 @@ from schemas.events import (
     Turn,
     derive_id,
     prompt_digest,
+    text_digest,
 )
 from schemas.tokens import Logprobs, LossMask, Octets, TokenIds
 from schemas.tool_text import offer_digest
@@ -116,6 +118,11 @@ def _obeying(event: Any) -> Any:
             return _whole_prompt(event)
         case ToolEvent():
             return _whole_tool(event)
+        case DocumentEvent():
+            text = f"{event.reason}."
+            changes = {"document_id": "sea/tides", "sequence": abs(event.sequence) % 2**31, "kind": "added"}
+            changes |= {"text": text, "digest": text_digest(text), "media_type": "text/plain"}
+            return dataclasses.replace(event, **changes)
         case Task():
             sources = {source.name: source for source in (*event.reward_sources, RewardSource(name="exact"))}
             return dataclasses.replace(

@@ -31,6 +31,8 @@ from schemas.events import (
     CurationEvent,
     DatasetEvent,
     DeadLetter,
+    DocumentEvent,
+    DocumentKind,
     Event,
     ExperimentEvent,
     GroupControl,
@@ -73,6 +75,7 @@ from schemas.events import (
     Turn,
     derive_id,
     prompt_digest,
+    text_digest,
 )
 from schemas.serde import encode
 from schemas.tokens import Logprobs, LossMask, Octets, PerToken, TokenIds
@@ -550,6 +553,7 @@ def one_of_each() -> list[Event]:
         training_result(),
         sample_event(),
         queue_event(),
+        document_event(),
     ]
 
 
@@ -734,6 +738,23 @@ def tool_event(kind: ToolKind = "added", sequence: int = 0, **changes: Any) -> T
         whole["endpoint"] = "sums:add"
     changes = {name: value for name, value in changes.items() if name in whole or kind in ("added", "changed")}
     return ToolEvent(**whole | changes)
+
+
+def document_event(kind: DocumentKind = "added", sequence: int = 0, **changes: Any) -> DocumentEvent:
+    """Return an event of the document about tides."""
+    whole: dict[str, Any] = {
+        "event_id": derive_id("sea/tides", kind, sequence),
+        "document_id": "sea/tides",
+        "created_at": T0 + sequence,
+        "kind": kind,
+        "sequence": sequence,
+        "actor": "ann",
+        "reason": "asked for",
+    }
+    if kind != "removed":
+        whole |= {"text": "The moon makes the tides.", "media_type": "text/plain", "source": "tides.txt"}
+        whole["digest"] = text_digest(changes.get("text", whole["text"]))
+    return DocumentEvent(**whole | changes)
 
 
 ADDENDS = '{"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}, "required": ["a", "b"]}'
