@@ -47,7 +47,7 @@ the headers `x-request-id` and `x-streamward-trajectory` name its turn and its t
 Content is text: images, sound and files are refused. Several text parts of one message are joined by line breaks. The
 role `developer` is `system`, null is absent, and empty arguments of a call are `{}`; files of tasks and of examples are
 read so, too. Tool calls are streamed when they are complete; a call that does not parse stays text.
-An answer whose form is forced bears no loss ([agents](agents.md#answers-of-a-forced-form)).
+An answer whose form is forced bears no loss ([agents](serve.md#answers-of-a-forced-form)).
 Behind a conversation that ends with the model's own message comes another message: a client cannot begin an answer.
 
 `python -m tests.protocols` writes this page from the classes that requests are read into.

@@ -67,6 +67,6 @@ def _success(response: Response, scorer: str) -> float:
 def _missing(response: Response, scorer: str, fact: str) -> ScoreError:
     return ScoreError(
         f"{scorer}: response {response.response_id} does not say {fact}; it scores runs of agents in an environment "
-        "(`streamward agents run --environments`, or an agent that sends X-Streamward-Observed)",
+        "(the agent `environment`, or an agent that sends X-Streamward-Observed)",
         reason=NOT_RECORDED,
     )

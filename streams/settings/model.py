@@ -966,7 +966,7 @@ class Serve(Section):
         "enter the group; scoring.modules must not list them; any other score is feedback; empty: none",
     )
     key: SecretStr | None = Field(
-        None, description="key that `streamward agents run` and its programs send to a server that requires keys"
+        None, description="key that agents run here and their programs send to a server that requires keys"
     )
 
     @property

@@ -149,7 +149,7 @@ def test_what_the_conformance_suite_finds_is_what_the_page_says_and_each_failure
 
 
 def test_the_versions_of_the_clients_that_were_run_are_those_on_the_page() -> None:
-    folder, page = ROOT / "tests" / "strangers", (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+    folder, page = ROOT / "tests" / "strangers", (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
     lists = "\n".join(file.read_text(encoding="utf-8") for file in sorted(folder.glob("requirements.*")))
     pinned = dict(re.findall(r"^(@?[a-z0-9/-]+)(?:\[\w+\])?[=@]+(\d[\w.]*)$", lists, re.MULTILINE))
     go_module = (folder / "frameworks" / "openai_go" / "go.mod").read_text(encoding="utf-8")

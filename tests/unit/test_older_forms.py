@@ -97,7 +97,7 @@ def test_a_version_of_mcp_that_is_not_spoken_is_named_with_those_that_are(versio
 
 @pytest.mark.parametrize("client", ["Codex CLI", "Claude Code"])
 def test_the_row_of_a_client_with_a_long_prompt_has_the_scripted_context_that_takes_it(client: str) -> None:
-    (row,) = re.findall(rf"^\| {client} .*$", (DOCS / "agents.md").read_text(encoding="utf-8"), re.MULTILINE)
+    (row,) = re.findall(rf"^\| {client} .*$", (DOCS / "serve.md").read_text(encoding="utf-8"), re.MULTILINE)
     (size,), (setting,) = re.findall(r"about ([\d,]+) bytes", row), re.findall(r'`(\{"context_tokens".*?\})`', row)
     least = int(size.replace(",", ""))
     assert Script().context_tokens < least < Script(**json.loads(setting)).context_tokens

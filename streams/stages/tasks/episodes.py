@@ -20,7 +20,7 @@ from streams.plugins.installed import load_only
 from streams.settings.model import Settings
 
 ENVIRONMENT_AGENT = "environment"
-"""The agent that loops model and environment, as `streamward agents run --environments` calls itself."""
+"""The agent that loops model and environment."""
 HELD_OUT_TASKS = 35
 NOT_PLAYED = "no plugin that plays environments is loaded; add it to plugins.load"
 
